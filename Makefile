@@ -1,0 +1,80 @@
+# Every target makes what it needs: a virtual environment in .venv, and for the tests a Redis
+# server. Nothing has to be running.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test bench lint check format schema redis clean
+
+help:
+	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
+	@echo "make test    the tests"
+	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json"
+	@echo "make lint    style, types, import rules, the shipped schema"
+	@echo "make check   lint and test: all that CI runs"
+	@echo "make format  rewrite the sources in the house style"
+	@echo "make schema  write docs/sluice.schema.json anew"
+	@echo "make clean   remove .venv and caches"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# What the gateway runs with, and nothing else.
+$(VENV)/.runtime: pyproject.toml | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+# All that development needs; it holds the runtime too.
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+demo: $(VENV)/.runtime
+	@exec $(BIN)/python -m sluice demo $(ARGS)
+
+test: $(VENV)/.dev redis
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench $(NAME) $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(BIN)/python -m sluice schema | diff -u docs/sluice.schema.json - \
+		|| { echo "docs/sluice.schema.json is out of date: run make schema" >&2; exit 1; }
+
+check: lint test
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schema: $(VENV)/.runtime
+	$(BIN)/python -m sluice schema -o docs/sluice.schema.json
+
+# The suite starts its own server; here only the program is seen to.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing redis-server"; \
+		{ apt-get install -y -qq --no-install-recommends redis-server \
+			|| { apt-get update -qq \
+				&& apt-get install -y -qq --no-install-recommends redis-server; }; } \
+			>/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "redis-server is not on PATH and cannot be installed from here: tests that need it are" \
+		"skipped (install it with your package manager)" >&2
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Reproductions of the papers and measurements of the gateway; not in the wheel."""

@@ -1,0 +1,46 @@
+"""`python -m bench NAME`: one command reproduces one table."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from bench.report import Report, show
+
+BENCHES = {
+    "gateway-accuracy": "10,000 mixed requests against mocks: misroutes, rescues, ratios",
+    "gateway-output": "every client asks for 32,768 tokens: short share on real lengths",
+    "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
+}
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="One of: " + ", ".join(BENCHES))],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the traces.")] = None,
+) -> None:
+    """Run one benchmark; exit 1 if a row with a target does not hold."""
+    console = Console(stderr=as_json)
+    if name not in BENCHES:
+        console.print(f"[red]unknown bench '{name}'[/]; there are:")
+        for known, text in BENCHES.items():
+            console.print(f"  [bold]{known}[/]  {text}")
+        raise typer.Exit(2)
+    module = importlib.import_module("bench." + name.replace("-", "_"))
+    given = {"plot": plot, "data": data}
+    wanted = inspect.signature(module.run).parameters
+    report: Report = module.run(**{k: v for k, v in given.items() if k in wanted})
+    show(report, console)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    raise typer.Exit(0 if report.holds else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

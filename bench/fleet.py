@@ -1,0 +1,210 @@
+"""A fleet of real processes for benches and tests: mock engines and a gateway before them.
+
+with Fleet(short=2, long=1) as fleet:
+httpx.post(fleet.url + "/v1/chat/completions", ...)
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import yaml
+
+from sluice.children import Children, free_ports
+
+MODEL = "bench-model"
+ADMIN_KEY = "bench-admin-key"
+
+
+class Engine:
+    """One mock engine process."""
+
+    def __init__(self, pool: str, port: int, command: list[str]) -> None:
+        self.pool = pool
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.id = f"127.0.0.1:{port}"
+        self.command = command
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Its /metrics, series name with labels -> value."""
+        return read_metrics(self.url)
+
+    def running(self) -> int:
+        """Sequences running or waiting in the engine now."""
+        values = self.metrics()
+        return int(
+            sum(v for k, v in values.items() if k.startswith("vllm:num_requests_") and "{" in k)
+        )
+
+    def finished(self) -> int:
+        """Requests it answered successfully so far."""
+        values = self.metrics()
+        return int(sum(v for k, v in values.items() if k.startswith("vllm:request_success_total")))
+
+    def fail(self, spec: str) -> None:
+        """Change its fault at run time; "" for none."""
+        httpx.post(f"{self.url}/mock/fail", json={"spec": spec}, trust_env=False).raise_for_status()
+
+    def last(self, count: int = 1) -> list[dict[str, Any]]:
+        """The newest requests it received."""
+        answer = httpx.get(f"{self.url}/mock/last", params={"n": count}, trust_env=False)
+        found = answer.json()
+        requests: list[dict[str, Any]] = found["requests"] if isinstance(found, dict) else found
+        return requests
+
+
+class Fleet:
+    """Mock engines in pools and, unless `gateway=False`, a gateway."""
+
+    def __init__(
+        self,
+        *,
+        short: int = 2,
+        long: int = 1,
+        short_window: int = 8192,
+        long_window: int = 65536,
+        short_slots: int = 128,
+        long_slots: int = 64,
+        mock: Sequence[str] = ("--speed", "20"),
+        model: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`mock`: further arguments of every mock; `model`, `config`: merged into the file."""
+        self._children = Children()
+        self._stack = contextlib.ExitStack()
+        ports = free_ports(short + long + 1)
+        shapes = [("short", short_window, short_slots)] * short
+        shapes += [("long", long_window, long_slots)] * long
+        self.engines = [
+            Engine(pool, port, _mock(port, window, slots, mock))
+            for port, (pool, window, slots) in zip(ports, shapes, strict=False)
+        ]
+        self.port = ports[-1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        pools = {
+            name: {
+                "max_model_len": window,
+                "max_num_seqs": slots,
+                "workers": [e.url for e in self.engines if e.pool == name],
+            }
+            for name, window, slots in dict.fromkeys(shapes)
+        }
+        self._config: dict[str, Any] = {
+            "version": 1,
+            "server": {"host": "127.0.0.1", "port": self.port, "admin_key": ADMIN_KEY},
+            "health": {"interval_s": 0.25, "timeout_s": 1.0},
+            "models": [
+                {
+                    "name": MODEL,
+                    **({"boundary": {"b_short": short_window}} if long and short else {}),
+                    "pools": pools,
+                    **(model or {}),
+                }
+            ],
+            **(config or {}),
+        }
+        self.gateway: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._children)
+        try:
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            file = folder / "sluice.yaml"
+            file.write_text(yaml.safe_dump(self._config, sort_keys=False), encoding="utf-8")
+            for engine in self.engines:
+                self.start_engine(engine)
+            for engine in self.engines:
+                self._children.wait_for(f"{engine.url}/health")
+            self.gateway = self._children.start(
+                [
+                    *(sys.executable, "-m", "sluice", "serve", "-c", str(file)),
+                    "--log-level",
+                    "warning",
+                ],
+                quiet=True,
+            )
+            self._children.wait_for(f"{self.url}/ready")
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def pool(self, name: str) -> list[Engine]:
+        """The engines of a pool."""
+        return [e for e in self.engines if e.pool == name]
+
+    def start_engine(self, engine: Engine) -> None:
+        """Start (or start again) an engine's process."""
+        engine.process = self._children.start(engine.command, quiet=True)
+
+    def kill_engine(self, engine: Engine, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Kill an engine's process."""
+        if engine.process is not None:
+            self._children.forget(engine.process)
+            engine.process.send_signal(sig)
+            engine.process.wait(10.0)
+            engine.process = None
+
+    def forget_gateway(self) -> None:
+        """Stop minding a gateway that ended on purpose."""
+        if self.gateway is not None:
+            self._children.forget(self.gateway)
+            self.gateway = None
+
+    def metrics(self) -> dict[str, float]:
+        """The gateway's /metrics."""
+        return read_metrics(self.url)
+
+    def leases(self) -> int:
+        """Leases in force."""
+        return int(self.metrics()['sluice_leases{state="active"}'])
+
+    def decision(self, request_id: str) -> dict[str, Any]:
+        """The decision record of a request."""
+        answer = self.admin(f"/admin/decisions/{request_id}")
+        found: dict[str, Any] = answer.raise_for_status().json()
+        return found
+
+    def admin(self, path: str) -> httpx.Response:
+        """GET an admin path."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        return httpx.get(self.url + path, headers=headers, trust_env=False)
+
+    def wait_until_idle(self, limit_s: float = 10.0) -> float:
+        """Seconds until no engine has a sequence and the gateway no lease; raises TimeoutError."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < limit_s:
+            if not self.leases() and not any(e.running() for e in self.engines if e.process):
+                return time.monotonic() - begin
+            time.sleep(0.02)
+        raise TimeoutError("the fleet did not become idle")
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """A Prometheus page as series -> value."""
+    page = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+    values = {}
+    for line in page.splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            values[name] = float(value)
+    return values
+
+
+def _mock(port: int, window: int, slots: int, more: Sequence[str]) -> list[str]:
+    return [
+        *(sys.executable, "-m", "sluice", "mock", "--port", str(port), "--model", MODEL),
+        *("--max-model-len", str(window), "--max-num-seqs", str(slots), *more),
+    ]

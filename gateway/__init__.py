@@ -1,0 +1,1 @@
+"""Sluice's gateway: the request path from an OpenAI client to an LLM engine."""

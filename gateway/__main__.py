@@ -1,0 +1,23 @@
+"""`python -m gateway sluice.yaml`: the gateway without the rest of the command."""
+
+import logging
+import sys
+from pathlib import Path
+
+from gateway.app import run
+from gateway.settings import ConfigError, load
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the configuration file named first; exit status 2 for a bad one."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = load(Path(arguments[0] if arguments else "sluice.yaml"))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

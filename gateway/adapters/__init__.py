@@ -1,0 +1,1 @@
+"""What awaits the outside: engines, probes, stores, files."""

@@ -1,0 +1,1 @@
+"""Lease stores behind the one port."""

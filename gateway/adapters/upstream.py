@@ -1,0 +1,418 @@
+"""HTTP/1.1 to workers over pooled keep-alive connections: asyncio.Protocol + httptools.
+
+Rules:
+- One connection serves one exchange at a time. It returns to the pool the moment a whole
+  response that allows keep-alive has arrived; anything else closes it.
+- Cancelling or aborting an exchange closes its own connection and no other, so the engine
+  sees its client go and stops generating. A finished exchange has let go of its connection
+  and cannot touch it again.
+- A pooled connection that dies before a byte of the answer was stale (the engine closed it
+  while idle): the call is sent once more on a fresh one. A fresh connection that dies is the
+  worker's failure.
+- No timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
+- https workers take the same path through asyncio's TLS; certificates are always verified,
+  against the system's store or the worker's own `ca_file`.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from typing import cast
+
+import httptools
+
+from gateway.domain import PhaseTimeouts, WorkerAddress
+from gateway.errors import FailureKind, UpstreamFailure
+from gateway.ports import UpstreamCall, UpstreamResponse
+
+_SWEEP_S = 0.25
+_KEEP_IDLE_S = 4.0
+"""Engines on uvicorn close idle connections after 5 s; ours go first."""
+_IDLE_PER_WORKER = 256
+_BUFFER_BYTES = 256 * 1024
+"""Unread body bytes at which reading from the engine pauses."""
+_MAX_HEAD_BYTES = 64 * 1024
+
+_Key = tuple[str, str, int, str | None]
+"""scheme, host, port, ca_file."""
+
+
+class _Exchange:
+    """One request and its response (an UpstreamResponse once the head is here)."""
+
+    __slots__ = (
+        "_chunks",
+        "_failure",
+        "_loop",
+        "_paused",
+        "_size",
+        "_waiter",
+        "body_begun",
+        "connection",
+        "deadline_s",
+        "ended",
+        "got_bytes",
+        "head_bytes",
+        "head_done",
+        "headers",
+        "idle_s",
+        "status",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: PhaseTimeouts) -> None:
+        self.connection: _Connection | None = None
+        self.deadline_s = loop.time() + timeouts.first_byte_s
+        self.idle_s = timeouts.idle_s
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.status = 0
+        self.got_bytes = False
+        self.body_begun = False
+        self.head_bytes = 0
+        self.head_done = False
+        self.ended = False
+        self._loop = loop
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._paused = False
+        self._failure: UpstreamFailure | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def head(self) -> None:
+        """Wait for the response's head. Raises UpstreamFailure."""
+        while not self.head_done:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """See UpstreamResponse."""
+        while not self._chunks:
+            if self.ended:
+                return b""
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        chunks, self._chunks, self._size = self._chunks, [], 0
+        if self._paused and self.connection is not None:
+            self._paused = False
+            self.deadline_s = self._loop.time() + self.idle_s
+            self.connection.resume()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def abort(self) -> None:
+        """See UpstreamResponse."""
+        self.fail("reset", "aborted by the gateway")
+
+    def fail(self, kind: FailureKind, message: str) -> None:
+        """End an unfinished exchange with a failure and close its connection."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.exchange = None
+            connection.close()
+        if not self.ended and self._failure is None:
+            self._failure = UpstreamFailure(kind, message, head_received=self.head_done)
+        self.wake()
+
+    def add(self, body: bytes) -> None:
+        """Take body bytes; reading pauses when the reader is too far behind."""
+        if not self.body_begun:
+            self.body_begun = True
+            self.deadline_s = self._loop.time() + self.idle_s
+        self._chunks.append(body)
+        self._size += len(body)
+        if self._size > _BUFFER_BYTES and not self._paused and self.connection is not None:
+            self._paused = True
+            # The engine waits for us, not we for it: no idle deadline meanwhile.
+            self.deadline_s = float("inf")
+            self.connection.pause()
+
+    def finish(self) -> None:
+        """Note the whole response; the connection is the caller's to keep or close."""
+        self.ended = True
+        self.connection = None
+        self.wake()
+
+    def touch(self) -> None:
+        """Note that bytes came in: from the first of a body on, the idle deadline counts.
+
+        Engines send a stream's head at once, before their queue and prefill.
+        """
+        self.got_bytes = True
+        if self.body_begun:
+            self.deadline_s = self._loop.time() + self.idle_s
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class _Connection(asyncio.Protocol):
+    """One TCP connection; between exchanges it idles in its pool."""
+
+    __slots__ = (
+        "_close_delimited",
+        "_parser",
+        "_transport",
+        "exchange",
+        "idle_since_s",
+        "key",
+        "owner",
+    )
+
+    def __init__(self, owner: "HttpUpstream", key: _Key) -> None:
+        self.owner = owner
+        self.key = key
+        self.idle_since_s = 0.0
+        self.exchange: _Exchange | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._close_delimited = False
+
+    def send(self, exchange: _Exchange, request: bytes) -> None:
+        """Begin an exchange."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._close_delimited = False
+        self.exchange = exchange
+        exchange.connection = self
+        if self._transport is not None:
+            self._transport.write(request)
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        self.owner.forget(self)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.abort()
+
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.usable and self._transport is not None:
+            self._transport.resume_reading()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:  # bytes outside an exchange are not to be trusted
+            self.close()
+            return
+        exchange.touch()
+        if not exchange.head_done:
+            exchange.head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            exchange.fail("protocol", f"not an HTTP/1.1 response: {type(error).__name__}")
+            return
+        if not exchange.head_done and exchange.head_bytes > _MAX_HEAD_BYTES:
+            exchange.fail("protocol", "the response's head is too large")
+            return
+        exchange.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        exchange, self.exchange = self.exchange, None
+        self.owner.forget(self)
+        if exchange is None:
+            return
+        exchange.connection = None
+        if self._close_delimited and exc is None:
+            exchange.finish()
+        else:
+            exchange.fail("reset", "the engine closed the connection")
+
+    # -- httptools
+
+    def on_message_begin(self) -> None:
+        if self.exchange is None:  # more than one answer to one request: not to be trusted
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:  # an interim answer: the real head follows
+            exchange.headers.clear()
+            return
+        exchange.status = status
+        exchange.head_done = True
+        framed = any(n in (b"content-length", b"transfer-encoding") for n, _ in exchange.headers)
+        self._close_delimited = not framed and status not in (204, 304)
+
+    def on_body(self, body: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.add(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None or not exchange.head_done or self._close_delimited:
+            return
+        self.exchange = None
+        self.resume()
+        if self._parser.should_keep_alive():
+            self.owner.give_back(self)
+        else:
+            self.close()
+        exchange.finish()
+
+
+class HttpUpstream:
+    """Upstream for http:// and https:// workers (the port is `gateway.ports.Upstream`)."""
+
+    def __init__(self) -> None:
+        self._idle: dict[_Key, deque[_Connection]] = {}
+        self._busy: set[_Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._heads: dict[tuple[str, str | None, str], bytes] = {}
+        self._tls: dict[str | None, ssl.SSLContext] = {}
+        self._closed = False
+
+    async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
+        """See Upstream."""
+        loop = asyncio.get_running_loop()
+        if self._sweeper is None and not self._closed:
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep, loop)
+        request = self._render(worker, call)
+        key = (worker.scheme, worker.host, worker.port, worker.ca_file)
+        pooled = self._take(key)
+        if pooled is not None:
+            exchange = _Exchange(loop, call.timeouts)
+            try:
+                return await self._run(pooled, exchange, request)
+            except UpstreamFailure as failure:
+                if failure.kind != "reset" or exchange.got_bytes:
+                    raise
+        fresh = await self._connect(loop, key, call.timeouts.connect_s)
+        return await self._run(fresh, _Exchange(loop, call.timeouts), request)
+
+    async def close(self) -> None:
+        """See Upstream."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in [*self._busy, *(c for idle in self._idle.values() for c in idle)]:
+            if connection.exchange is not None:
+                connection.exchange.abort()
+            connection.close()
+        self._idle.clear()
+
+    def give_back(self, connection: "_Connection") -> None:
+        """Keep a connection whose exchange ended well (called by the connection)."""
+        self._busy.discard(connection)
+        idle = self._idle.setdefault(connection.key, deque())
+        if self._closed or len(idle) >= _IDLE_PER_WORKER or not connection.usable:
+            connection.close()
+            return
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        idle.append(connection)
+
+    def forget(self, connection: "_Connection") -> None:
+        """Drop a connection that closes (called by the connection)."""
+        self._busy.discard(connection)
+        idle = self._idle.get(connection.key)
+        if idle:
+            with contextlib.suppress(ValueError):
+                idle.remove(connection)
+
+    async def _run(
+        self, connection: _Connection, exchange: _Exchange, request: bytes
+    ) -> UpstreamResponse:
+        self._busy.add(connection)
+        connection.send(exchange, request)
+        try:
+            await exchange.head()
+        except BaseException:
+            exchange.abort()
+            raise
+        return exchange
+
+    def _take(self, key: _Key) -> _Connection | None:
+        idle = self._idle.get(key)
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(
+        self, loop: asyncio.AbstractEventLoop, key: _Key, connect_s: float
+    ) -> _Connection:
+        connection = _Connection(self, key)
+        try:
+            async with asyncio.timeout(connect_s):
+                await loop.create_connection(
+                    lambda: connection, key[1], key[2], ssl=self._tls_context(key)
+                )
+        except TimeoutError as error:
+            raise UpstreamFailure("connect", f"no connection in {connect_s:g} s") from error
+        except OSError as error:
+            raise UpstreamFailure("connect", error.strerror or type(error).__name__) from error
+        return connection
+
+    def _tls_context(self, key: _Key) -> ssl.SSLContext | None:
+        if key[0] != "https":
+            return None
+        context = self._tls.get(key[3])
+        if context is None:
+            context = self._tls[key[3]] = ssl.create_default_context(cafile=key[3])
+        return context
+
+    def _render(self, worker: WorkerAddress, call: UpstreamCall) -> bytes:
+        known = (worker.url, worker.api_key, call.path)
+        head = self._heads.get(known)
+        if head is None:
+            head = _request_line(worker, call)
+            if len(self._heads) < 4096:
+                self._heads[known] = head
+        lines = [head]
+        for name, value in call.headers:
+            lines += (name, b": ", value, b"\r\n")
+        lines += (b"content-length: ", b"%d" % len(call.body), b"\r\n\r\n", call.body)
+        return b"".join(lines)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        for connection in list(self._busy):
+            exchange = connection.exchange
+            if exchange is not None and exchange.deadline_s < now_s:
+                exchange.fail("timeout", "the engine went silent")
+        for idle in self._idle.values():
+            while idle and now_s - idle[0].idle_since_s > _KEEP_IDLE_S:
+                idle.popleft().close()
+        self._sweeper = None if self._closed else loop.call_later(_SWEEP_S, self._sweep, loop)
+
+
+def _request_line(worker: WorkerAddress, call: UpstreamCall) -> bytes:
+    host = f"[{worker.host}]" if ":" in worker.host else worker.host
+    lines = (
+        f"{call.method} {worker.path_prefix}{call.path} HTTP/1.1\r\nhost: {host}:{worker.port}\r\n"
+    )
+    if worker.api_key is not None:
+        lines += f"authorization: Bearer {worker.api_key}\r\n"
+    return lines.encode("latin-1")

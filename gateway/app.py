@@ -1,0 +1,319 @@
+"""The composition root: configuration -> objects -> a served application.
+
+The only module that reads settings and knows every adapter. `build` makes the objects of one
+process, `run` serves them until SIGTERM.
+"""
+
+import asyncio
+import gc
+import hashlib
+import importlib.metadata
+import logging
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+
+from gateway.adapters.probes import Prober
+from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.upstream import HttpUpstream
+from gateway.domain import PhaseTimeouts, Principal
+from gateway.pipeline import Pipeline
+from gateway.policy.budget import PROFILES, LengthEstimator
+from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.homes import ResponseHomes
+from gateway.policy.pools import PoolShape, Routing
+from gateway.policy.served import ServedModel
+from gateway.settings import Config, EntitlementConfig, ModelConfig, not_enforced
+from gateway.stages.authenticate import Keyring, authenticate
+from gateway.telemetry import Metrics
+from gateway.web.control import control_app
+from gateway.web.data_plane import DataPlane
+from gateway.web.metrics import MetricsPage
+from gateway.web.openapi import openapi_document
+from gateway.web.protocol import SWEEP_EVERY_S, GatewayProtocol
+from gateway.web.surface import Control
+
+_log = logging.getLogger("sluice")
+
+
+class Gateway:
+    """The objects of one process."""
+
+    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Build everything; no I/O but opening the request log. Raises OSError for the log."""
+        self.config = config
+        self.metrics = Metrics()
+        self.models = tuple(served_model(config, model) for model in config.models)
+        self.store = MemoryLeases({m.name: m for m in self.models}, clock)
+        self.upstream = HttpUpstream()
+        self.prober = Prober(
+            self.models, interval_s=config.health.interval_s, timeout_s=config.health.timeout_s
+        )
+        self.ring = DecisionRing(config.decisions_kept)
+        self.log: RequestLog | None = None
+        if config.request_log.path is not None:
+            self.log = RequestLog(config.request_log.path, self.metrics)
+            self.log.open()
+        keyring = Keyring(_principals(config.entitlements))
+        self.pipeline = Pipeline(
+            models=by_name(config, self.models),
+            keyring=keyring,
+            store=self.store,
+            upstream=self.upstream,
+            metrics=self.metrics,
+            records=Sinks(self.ring, *([self.log] if self.log else [])),
+            clock=clock,
+            log_prompts=config.request_log.prompts,
+        )
+        names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
+        admin_key = config.server.admin_key
+        control = control_app(
+            Control(
+                models=self.models,
+                names=names,
+                metrics=MetricsPage(self.metrics, self.models, lambda: self.store.active, clock),
+                find_decision=self.ring.find,
+                latest_decisions=self.ring.latest,
+                entitlements=tuple(_shown(e) for e in config.entitlements),
+                draining=lambda: self.data_plane.draining,
+                clock=clock,
+                admin_key_sha256=None
+                if admin_key is None
+                else hashlib.sha256(admin_key.get_secret_value().encode()).digest(),
+                authenticate=lambda headers: authenticate(keyring, headers, time.time()),
+                version=version(),
+                created_unix_s=int(time.time()),
+                openapi=lambda: openapi_document(version()),
+            )
+        )
+        self.data_plane = DataPlane(
+            self.pipeline,
+            cast("Any", control),
+            new_id=request_ids(),
+            max_body_bytes=config.server.max_body_bytes,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Gateway"]:
+        """Probe and log while the block runs; close everything after it."""
+        if self.log is not None:
+            self.log.start()
+        await self.prober.start()
+        try:
+            yield self
+        finally:
+            await self.prober.close()
+            await self.upstream.close()
+            if self.log is not None:
+                await self.log.close()
+
+
+def served_model(config: Config, model: ModelConfig) -> ServedModel:
+    """A model's configuration as the stages know it."""
+    boundaries = (*model.boundaries, None)
+    timeouts = config.timeouts_for(model)
+    health = config.health
+    return ServedModel(
+        name=model.name,
+        routing=Routing(
+            pools=tuple(
+                PoolShape(name=name, window_tokens=pool.max_model_len, boundary_tokens=boundary)
+                for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
+            ),
+            default_max_tokens=model.default_max_tokens,
+            observe=model.mode == "observe",
+        ),
+        estimator=LengthEstimator(
+            PROFILES[model.estimator],
+            output_mode="cap" if model.output_is_cap else None,
+            output_prior_tokens=model.output_prior_tokens,
+            media_tokens=model.media_tokens,
+        ),
+        pools=tuple(
+            PoolState(name, tuple(w.id for w in pool.workers), pool.max_num_seqs)
+            for name, pool in model.pools.items()
+        ),
+        workers=tuple(tuple(w.address() for w in p.workers) for p in model.pools.values()),
+        health=HealthRules(
+            eject_after=health.eject_after, eject_s=health.eject_s, max_eject_s=health.max_eject_s
+        ),
+        homes=ResponseHomes(),
+        spill_queue=model.spill_queue,
+        timeouts=PhaseTimeouts(
+            connect_s=timeouts.connect_s,
+            first_byte_s=timeouts.first_byte_s,
+            idle_s=timeouts.idle_s,
+        ),
+        max_attempts=config.retry.max_attempts,
+    )
+
+
+def by_name(config: Config, models: tuple[ServedModel, ...]) -> dict[str, ServedModel]:
+    """Names and aliases -> model."""
+    table = {}
+    for model, served in zip(config.models, models, strict=True):
+        for name in (model.name, *model.aliases):
+            table[name] = served
+    return table
+
+
+def request_ids() -> Callable[[], str]:
+    """A source of unique request ids: a random start per process, then a count."""
+    prefix = "req-" + secrets.token_hex(6)
+    count = 0
+
+    def new_id() -> str:
+        nonlocal count
+        count += 1
+        return f"{prefix}-{count:x}"
+
+    return new_id
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return importlib.metadata.version("sluice")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+def _principals(entitlements: tuple[EntitlementConfig, ...]) -> dict[bytes, Principal]:
+    table = {}
+    for entitlement in entitlements:
+        expires = entitlement.expires_at
+        principal = Principal(
+            entitlement=entitlement.name,
+            tenant=entitlement.tenant,
+            service_class=entitlement.service_class,
+            model=entitlement.model,
+            expires_unix_s=None if expires is None else expires.timestamp(),
+        )
+        for key in entitlement.api_keys:
+            table[bytes.fromhex(key.removeprefix("sha256:"))] = principal
+    return table
+
+
+def _shown(entitlement: EntitlementConfig) -> dict[str, Any]:
+    shown = entitlement.model_dump(mode="json", exclude={"api_keys"})
+    return {**shown, "live_keys": len(entitlement.api_keys), "enforced": False}
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but the first SIGTERM drains: /ready says 503 while running requests finish."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gateway: Gateway,
+        on_ready: Callable[[int], None] | None,
+    ) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._on_ready = on_ready
+        self._drain_until_s: float | None = None
+        self._next_sweep_s = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self.servers[0].sockets[0].getsockname()[1])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain_until_s is not None:
+            super().handle_exit(sig, frame)
+            return
+        drain_s = self._gateway.config.server.drain_timeout_s
+        self._gateway.data_plane.draining = True
+        self._drain_until_s = time.monotonic() + drain_s
+        _log.info("draining: %d requests running", self._gateway.data_plane.running)
+
+    async def on_tick(self, counter: int) -> bool:
+        now_s = time.monotonic()
+        if now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + SWEEP_EVERY_S
+            loop_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, GatewayProtocol):
+                    connection.sweep(loop_s)
+        if self._drain_until_s is not None:
+            idle = self._gateway.data_plane.running == 0
+            if idle or time.monotonic() > self._drain_until_s:
+                self.should_exit = True
+        return await super().on_tick(counter)
+
+
+async def serve(config: Config, *, on_ready: Callable[[int], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; `on_ready` is told the port once it listens."""
+    gateway = Gateway(config)
+    protocol = type(
+        "BoundGatewayProtocol",
+        (GatewayProtocol,),
+        {
+            "max_head_bytes": config.server.max_header_bytes,
+            "max_connections": config.server.max_connections,
+        },
+    )
+    server = _Server(
+        uvicorn.Config(
+            cast("Any", gateway.data_plane),
+            host=config.server.host,
+            port=config.server.port,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            proxy_headers=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            backlog=4096,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=2,
+        ),
+        gateway,
+        on_ready,
+    )
+    async with gateway.running():
+        _calm_gc()
+        await server.serve()
+
+
+def _calm_gc() -> None:
+    """Keep the collector away from requests: what is built now stays, and cycles are rare."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def run(config: Config, *, on_ready: Callable[[int], None] | None = None) -> int:
+    """Serve in this process; the exit status. Raises nothing for a signal: that is a clean end."""
+    if not config.entitlements:
+        _log.warning("no entitlements are configured: the gateway is open to any key or none")
+    for notice in not_enforced(config):
+        _log.info("%s", notice)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(config, on_ready=on_ready))
+    except KeyboardInterrupt:
+        return 0
+    except OSError as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop  # noqa: PLC0415 - not on Windows
+
+    return uvloop.new_event_loop

@@ -1,0 +1,378 @@
+"""The ten stages, in order. Every request walks them; nothing else decides about requests.
+
+ 1 authenticate   2 estimate   3 plan   4 admit   5 compress   6 adjust lease
+ 7 bind worker    8 queue      9 dispatch, forward             10 settle (always)
+
+Stages 7-9 repeat while an attempt fails before the client saw a byte: on another worker, in
+an alternate pool, or, after a context overflow, in the next larger window. The request keeps
+its one lease through all of it, and stage 10 settles it exactly once: on success, failure,
+disconnect or cancellation.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from gateway.domain import (
+    Attempt,
+    Binding,
+    BodyFacts,
+    Incoming,
+    Lease,
+    LengthEstimate,
+    Outcome,
+    Plan,
+    Principal,
+    Prompt,
+)
+from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.policy import fleet
+from gateway.policy.pools import larger_pools
+from gateway.policy.retry import Fault, hurts_health, next_step
+from gateway.policy.served import ServedModel
+from gateway.ports import ClientReply, Headers, LeaseStore, RecordSink, Upstream
+from gateway.stages import adjust as stage_adjust
+from gateway.stages import admit as stage_admit
+from gateway.stages import authenticate as stage_authenticate
+from gateway.stages import bind as stage_bind
+from gateway.stages import compress as stage_compress
+from gateway.stages import dispatch as stage_dispatch
+from gateway.stages import estimate as stage_estimate
+from gateway.stages import explain as stage_explain
+from gateway.stages import forward as stage_forward
+from gateway.stages import plan as stage_plan
+from gateway.stages import queue as stage_queue
+from gateway.stages import settle as stage_settle
+from gateway.telemetry import Metrics
+
+
+class Walk:
+    """What the stages have found so far about one request; the settle stage reads it.
+
+    Each field is one stage's frozen record, set once (lease and plan may be replaced by a
+    rescue or a spill); None where the request did not get that far.
+    """
+
+    __slots__ = (
+        "attempts",
+        "binding",
+        "dispatched",
+        "estimate",
+        "facts",
+        "lease",
+        "outcome",
+        "plan",
+        "planned",
+        "principal",
+        "prompt",
+        "queue_s",
+        "refusal",
+        "relay",
+        "rescued",
+        "sent_s",
+        "served",
+    )
+
+    def __init__(self) -> None:
+        self.principal: Principal | None = None
+        self.facts: BodyFacts | None = None
+        self.served: ServedModel | None = None
+        self.estimate: LengthEstimate | None = None
+        self.planned: Plan | None = None
+        self.plan: Plan | None = None
+        self.lease: Lease | None = None
+        self.prompt: Prompt | None = None
+        self.binding: Binding | None = None
+        self.relay: stage_forward.Relay | None = None
+        self.queue_s = 0.0
+        self.sent_s: float | None = None
+        self.attempts: list[Attempt] = []
+        self.dispatched = False
+        self.rescued = False
+        self.refusal: Refusal | None = None
+        self.outcome: Outcome | None = None
+
+
+class Pipeline:
+    """The request path. One instance serves every request of a process."""
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ServedModel],
+        keyring: stage_authenticate.Keyring,
+        store: LeaseStore,
+        upstream: Upstream,
+        metrics: Metrics,
+        records: RecordSink,
+        clock: Callable[[], float],
+        log_prompts: bool = False,
+    ) -> None:
+        """`models` by name and by alias; `clock` monotonic, in seconds."""
+        self._models = models
+        self._keyring = keyring
+        self._store = store
+        self._upstream = upstream
+        self._metrics = metrics
+        self._records = records
+        self._clock = clock
+        self._log_prompts = log_prompts
+
+    async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
+        """Answer one request. Raises only CancelledError, after settling."""
+        walk = Walk()
+        try:
+            await self._walk(incoming, reply, walk)
+        except Refusal as refusal:
+            walk.refusal = refusal
+            walk.outcome = Outcome(label="refused", status=refusal.status)
+            await self._refuse(incoming, reply, walk, refusal)
+        except asyncio.CancelledError:
+            walk.outcome = (
+                walk.relay.cut_short()
+                if walk.relay is not None
+                else Outcome(label="disconnected", status=499)
+            )
+            raise
+        finally:
+            self._settle(incoming, walk)
+
+    async def _walk(self, incoming: Incoming, reply: ClientReply, walk: Walk) -> None:
+        endpoint = incoming.endpoint
+        # 1 authenticate
+        walk.principal = principal = stage_authenticate.authenticate(
+            self._keyring, incoming.headers, incoming.received_unix_s
+        )
+        # 2 classify, estimate
+        walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.headers)
+        walk.served = served = stage_estimate.find_model(self._models, facts.model)
+        stage_authenticate.permit_model(principal, served.name)
+        walk.estimate = estimate = stage_estimate.estimate(served, endpoint, facts, principal)
+        # 3 plan
+        walk.planned = planned = stage_plan.plan(served, endpoint, estimate)
+        walk.plan = plan = stage_plan.applied(served, estimate, planned)
+        # 4 admit
+        walk.lease = await stage_admit.admit(
+            self._store, served, principal, incoming.lease_id, estimate, plan
+        )
+        # 5 compress, 6 adjust the lease
+        walk.prompt = prompt = stage_compress.compress(incoming.body)
+        walk.lease = stage_adjust.adjust(walk.lease)
+        # 7 bind, 8 queue, 9 dispatch and forward
+        walk.outcome = await self._serve_leased(incoming, reply, walk, served, facts, prompt)
+
+    async def _serve_leased(
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+        prompt: Prompt,
+    ) -> Outcome:
+        """Stages 7-9, repeated while attempts fail before the client saw a byte."""
+        tried: list[tuple[int, int]] = []
+        sent = 0
+        last: Fault | None = None
+        home = served.homes.find(facts.previous_response_id)
+        while True:
+            binding = await self._bind(walk, served, tried, last, home)
+            walk.queue_s += await stage_queue.queue()
+            found = await self._attempt(incoming, reply, walk, served, facts, prompt, binding)
+            if isinstance(found, Outcome):
+                if found.response_id is not None:
+                    served.homes.remember(found.response_id, binding.pool, binding.worker)
+                return found
+            last = found
+            tried.append((binding.pool, binding.worker))
+            sent += walk.relay is not None and walk.relay.sent
+            larger = larger_pools(served.routing, binding.pool)
+            step = next_step(
+                found,
+                sent=sent,
+                max_attempts=served.max_attempts,
+                repeatable=stage_dispatch.repeatable(facts),
+                larger_pool=bool(larger),
+            )
+            if step == "give_up" or len(tried) > _MAX_TRIED:
+                return await self._give_up(incoming, reply, walk, found)
+            if step == "rescue":
+                await self._rescue(walk, tuple(larger))
+            else:
+                self._metrics.retries.add(found.kind)
+
+    async def _bind(
+        self,
+        walk: Walk,
+        served: ServedModel,
+        tried: list[tuple[int, int]],
+        last: Fault | None,
+        home: tuple[int, int] | None,
+    ) -> Binding:
+        """Stage 7; a worker of another pool takes the lease along."""
+        lease, plan = _found(walk.lease), _found(walk.plan)
+        pools = (lease.pool, *(p for p in (plan.pool, *plan.alternates) if p != lease.pool))
+        now_s = self._clock()
+        try:
+            binding = stage_bind.bind(served, pools, tried, now_s, home)
+        except Unavailable:
+            if last is not None and last.kind in ("busy", "server_error") and last.body:
+                raise stage_explain.engine_refusal(last) from None
+            raise
+        if binding.pool != lease.pool:
+            walk.lease = await self._store.transfer(lease, binding.pool)
+        walk.binding = binding
+        return binding
+
+    async def _attempt(
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+        prompt: Prompt,
+        binding: Binding,
+    ) -> Outcome | Fault:
+        """Stage 9 on one worker, with its load and health kept right whatever happens."""
+        pool = served.pools[binding.pool]
+        worker = served.workers[binding.pool][binding.worker]
+        lease, estimate = _found(walk.lease), _found(walk.estimate)
+        call = stage_dispatch.upstream_call(served, incoming, facts, estimate, prompt, binding)
+        walk.relay = relay = stage_forward.Relay(
+            incoming.endpoint,
+            reply,
+            self._clock,
+            started_s=incoming.received_s,
+            strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, facts),
+        )
+        if walk.sent_s is None:
+            walk.sent_s = self._clock()
+        walk.dispatched = True
+        fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
+        result = "cancelled"
+        try:
+            found = await relay.run(self._upstream, worker, call, self._headers(incoming, walk))
+            result = found.label if isinstance(found, Outcome) else found.kind
+        finally:
+            fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
+            walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))
+        self._note_health(served, binding, found)
+        return found
+
+    def _note_health(self, served: ServedModel, binding: Binding, found: Outcome | Fault) -> None:
+        pool = served.pools[binding.pool]
+        if isinstance(found, Outcome):
+            broke = found.label == "upstream_error"
+        elif found.kind == "connect":
+            fleet.unreachable(pool, binding.worker)
+            return
+        else:
+            broke = hurts_health(found)
+        if not broke:
+            fleet.succeeded(pool, binding.worker)
+        elif fleet.failed(pool, binding.worker, served.health, self._clock()):
+            self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
+
+    async def _rescue(self, walk: Walk, larger: tuple[int, ...]) -> None:
+        """Overflow rescue: the original goes to the next larger window before a byte was sent."""
+        self._metrics.misroutes.add("overflow")
+        walk.rescued = True
+        pool = larger[0]
+        walk.lease = await self._store.transfer(_found(walk.lease), pool)
+        walk.plan = msgspec.structs.replace(_found(walk.plan), pool=pool, alternates=larger[1:])
+
+    async def _give_up(
+        self, incoming: Incoming, reply: ClientReply, walk: Walk, fault: Fault
+    ) -> Outcome:
+        """Tell the client what the last attempt came to."""
+        refusal: Refusal
+        if fault.kind == "overflow":  # the engine's own count: the request is too long
+            refusal = ContextLengthExceeded(
+                stage_explain.engine_message(fault.body),
+                param=stage_plan.overflow_param(incoming.endpoint),
+            )
+        else:
+            refusal = stage_explain.engine_refusal(fault)
+        walk.refusal = refusal
+        await reply.refuse(refusal, self._headers(incoming, walk))
+        label = "error" if fault.kind == "overflow" else "upstream_error"
+        return Outcome(label=label, status=refusal.status)
+
+    async def _refuse(
+        self, incoming: Incoming, reply: ClientReply, walk: Walk, refusal: Refusal
+    ) -> None:
+        if reply.started:
+            await reply.break_off(refusal)
+        else:
+            await reply.refuse(refusal, self._headers(incoming, walk))
+
+    def _headers(self, incoming: Incoming, walk: Walk) -> Headers:
+        return stage_explain.response_headers(
+            incoming.request_id,
+            walk.served,
+            walk.estimate,
+            walk.lease,
+            walk.binding,
+            walk.prompt,
+            walk.queue_s,
+        )
+
+    def _settle(self, incoming: Incoming, walk: Walk) -> None:
+        """Stage 10. Without an await, so no cancellation can come between."""
+        outcome = walk.outcome or Outcome(label="internal_error", status=500)
+        lease, served, estimate = walk.lease, walk.served, walk.estimate
+        charged = None
+        if lease is not None and estimate is not None and served is not None:
+            charged = stage_settle.settle(
+                self._store, served, lease, outcome, estimate, dispatched=walk.dispatched
+            )
+            if walk.facts and walk.principal and walk.prompt:
+                stage_settle.learn(
+                    served,
+                    incoming.endpoint,
+                    walk.principal,
+                    walk.facts,
+                    estimate,
+                    walk.prompt,
+                    outcome,
+                )
+        record = stage_explain.decision_record(
+            incoming,
+            outcome,
+            charged,
+            principal=walk.principal,
+            facts=walk.facts,
+            served=served,
+            estimate=estimate,
+            planned=walk.planned,
+            plan=walk.plan,
+            lease=lease,
+            prompt=walk.prompt,
+            binding=walk.binding,
+            attempts=tuple(walk.attempts),
+            refusal=walk.refusal,
+            rescued=walk.rescued,
+            queue_s=walk.queue_s,
+            sent_s=walk.sent_s,
+            now_s=self._clock(),
+            prompts=self._log_prompts,
+        )
+        stage_explain.count(self._metrics, record, estimate, served, lease)
+        self._records.append(record)
+
+
+_T = TypeVar("_T")
+
+
+def _found(record: _T | None) -> _T:
+    """A record that an earlier stage has set."""
+    if record is None:
+        raise RuntimeError("a stage ran before the one it stands on")
+    return record
+
+
+_MAX_TRIED = 64
+"""Attempts, refused connections included, after which a request gives up."""

@@ -1,0 +1,151 @@
+"""Reading a request body: one pass for its members, one for what is counted.
+
+`read_body` refuses what cannot be served and gives the facts that later stages decide on.
+The bytes are never changed here. Rules:
+- A body is one JSON object in UTF-8: no byte order mark, nothing after it, no unpaired
+  surrogates, no repeated top-level names, no nesting deeper than the interpreter's
+  recursion limit (about 1,000; msgspec counts it in C, so a hostile body costs microseconds).
+- Only BadRequest is raised, naming the field.
+"""
+
+import msgspec
+from msgspec import UNSET
+
+from gateway.domain import BodyFacts, Category, Endpoint, Measure
+from gateway.errors import BadRequest
+from gateway.policy import members, schema
+from gateway.policy.counting import MEDIA_TOKENS, Tally
+from gateway.policy.measures import READERS
+from gateway.policy.refusals import invalid, missing, undecodable
+
+MAX_MODEL_CHARS = 256
+MAX_TOKEN_LIMIT = 2**31
+MAX_CHOICES = 128
+STEERING_FIELDS = frozenset({"priority", "cache_salt", "data_parallel_rank", "kv_transfer_params"})
+_STEERING_PREFIXES = ("bootstrap_", "x-gateway-")
+
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+
+
+def read_body(
+    endpoint: Endpoint,
+    raw: bytes,
+    *,
+    category: Category | None = None,
+    media_tokens: int = MEDIA_TOKENS,
+) -> BodyFacts:
+    """Facts of a body sent to `endpoint`; raises BadRequest.
+
+    `category` is what the client's header named; the text is then not looked at.
+    `media_tokens` is the cost of a media part whose dimensions are not known.
+    """
+    decode, count = READERS[endpoint.name]
+    if not raw:
+        raise BadRequest("The request body is empty.", reason="empty_body")
+    try:
+        if not raw.isascii():
+            raw.decode()
+        names = members.names(raw)
+        unique = set(names)
+        if len(unique) < len(names):
+            raise _duplicate(names)
+        body = decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise undecodable(error) from None
+    model = body.model
+    if not model or len(model) > MAX_MODEL_CHARS or model.isspace():
+        raise _bad_model(model)
+    tally = Tally(media_tokens)
+    measure = count(body, tally, category)
+    steering = _steering(names, unique)
+    if isinstance(body, schema.Generating):
+        return _generating_facts(body, measure, steering)
+    return BodyFacts(model=model, measure=measure, steering_fields=steering)
+
+
+def _generating_facts(
+    body: schema.Generating, measure: Measure, steering: tuple[str, ...]
+) -> BodyFacts:
+    cap, field = None, None
+    for name, value in zip(
+        _LIMITS, (body.max_completion_tokens, body.max_output_tokens, body.max_tokens), strict=True
+    ):
+        if value is not None:
+            if not 1 <= value <= MAX_TOKEN_LIMIT:
+                raise _bad_limit(name, value)
+            if cap is None:
+                cap, field = value, name
+    options = body.stream_options
+    return BodyFacts(
+        model=body.model,
+        measure=measure,
+        stream=body.stream is True,
+        include_usage=options.include_usage if isinstance(options, schema.StreamOptions) else None,
+        has_stream_options=options is not UNSET,
+        cap_tokens=cap,
+        cap_field=field,
+        sequences_per_prompt=(
+            1 if body.n is None and body.best_of is None else _choices(body.n, body.best_of)
+        ),
+        steering_fields=steering,
+        previous_response_id=body.previous_response_id,
+    )
+
+
+def _steering(names: list[str], unique: set[str]) -> tuple[str, ...]:
+    joined = "\n" + "\n".join(names)
+    if (
+        unique.isdisjoint(STEERING_FIELDS)
+        and "\nbootstrap_" not in joined
+        and "\nx-gateway-" not in joined
+    ):
+        return ()
+    return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))
+
+
+def _choices(n: int | None, best_of: int | None) -> int:
+    for name, value in (("n", n), ("best_of", best_of)):
+        if value is not None and not 1 <= value <= MAX_CHOICES:
+            raise invalid(name, f"expected 1 to {MAX_CHOICES}, but got {_shown(value)}.")
+    return max(n or 1, best_of or 1)
+
+
+def _bad_limit(name: str, value: int) -> BadRequest:
+    if value < 1:
+        return BadRequest(
+            f"Invalid '{name}': integer below minimum value. "
+            f"Expected a value >= 1, but got {_shown(value)} instead.",
+            reason="invalid_value",
+            code="integer_below_min_value",
+            param=name,
+        )
+    return BadRequest(
+        f"Invalid '{name}': integer above maximum value. "
+        f"Expected a value <= {MAX_TOKEN_LIMIT}, but got {_shown(value)} instead.",
+        reason="invalid_value",
+        code="integer_above_max_value",
+        param=name,
+    )
+
+
+def _shown(value: int) -> str:
+    # Printing an integer of thousands of digits is slow or an error.
+    return str(value) if abs(value) < 2**63 else "a huge number"
+
+
+def _bad_model(model: str) -> BadRequest:
+    if len(model) > MAX_MODEL_CHARS:
+        return invalid("model", f"longer than {MAX_MODEL_CHARS} characters.")
+    return missing("model")
+
+
+def _duplicate(names: list[str]) -> BadRequest:
+    seen: set[str] = set()
+    # `add` returns None: the first name already seen is the one to report.
+    name = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    return BadRequest(
+        f"Duplicate key '{name[:64]}' in the request body.",
+        reason="duplicate_key",
+        code="duplicate_key",
+        param=name[:64],
+    )

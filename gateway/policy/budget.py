@@ -1,0 +1,329 @@
+"""Token budgets: what a request is expected to take, learned from what requests took.
+
+One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
+- L_in = ceil(bytes / c*) + template, c* = c - gamma sigma: overestimating is the safe side.
+- The template's fixed tokens and the ratio are fitted apart: prompts under
+  SMALL_PROMPT_TOKENS teach the template, longer ones the ratio (a template that no prompt is
+  shorter than is learned as part of it); media and token ids stay out of the ratio.
+- Three output figures: the client's cap, the expected q_out, and L_out = min(cap, q_out)
+  (or the cap itself under `output_estimate: cap`).
+- Reported usage is not believed blindly: impossible values are counted and ignored.
+"""
+
+from math import ceil
+from typing import Any, Final, Literal
+
+from gateway.domain import (
+    CATEGORIES,
+    ENDPOINTS,
+    BodyFacts,
+    Category,
+    Endpoint,
+    LengthEstimate,
+    Measure,
+    Observation,
+    Record,
+)
+from gateway.policy.counting import MEDIA_TOKENS
+from gateway.policy.quantile import MAX_TOKENS, PRIOR_TOKENS, OutputLengths
+from gateway.policy.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
+from gateway.policy.template import TwoTermFit
+
+SMALL_PROMPT_TOKENS: Final = 128
+MAX_TEMPLATE: Final = (512.0, 64.0)
+"""Upper clamps of t0 (tokens per prompt) and t1 (per message)."""
+MAX_MEDIA: Final = (16384.0, 64.0)
+"""Upper clamps of tokens per media part and of tokens per guessed token."""
+
+OutputMode = Literal["predicted", "cap"]
+TemplateKind = Literal["chat", "tools", "plain", "pair"]
+
+_UNSEEN_NOISE = 0.35
+_LEAST_NOISE = 0.02
+_PAIRED = frozenset({"rerank", "score"})
+
+
+class EstimatorProfile(Record, frozen=True, kw_only=True):
+    """How an estimator starts and learns."""
+
+    name: str
+    priors: dict[str, float]
+    """Bytes per token by category before anything was observed."""
+    gamma: float = 1.0
+    beta: float = 0.95
+    bias_corrected: bool = True
+    fit_template: bool = True
+    output_mode: OutputMode = "predicted"
+
+
+# Means over common vocabularies of 100,000 to 200,000 entries, on the careful side.
+DEFAULT: Final = EstimatorProfile(
+    name="default",
+    priors={
+        "prose": 4.0,
+        "code": 3.5,
+        "json": 3.9,
+        "cjk": 3.4,
+        "other-script": 4.8,
+        "mixed": 3.5,
+    },
+)
+PAPER: Final = EstimatorProfile(
+    name="paper",
+    priors=dict.fromkeys(CATEGORIES, 4.0),
+    bias_corrected=False,
+    fit_template=False,
+    output_mode="cap",
+)
+PROFILES: Final = {profile.name: profile for profile in (DEFAULT, PAPER)}
+
+
+def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
+    """Which fixed tokens an engine adds: they differ with tools, and for plain prompts."""
+    if measure.messages:
+        return "tools" if measure.tools else "chat"
+    return "pair" if endpoint in _PAIRED else "plain"
+
+
+class LengthEstimator:
+    """Estimates lengths for one model, and learns from served requests."""
+
+    __slots__ = (
+        "_fit_template",
+        "_media",
+        "_outputs",
+        "_ratios",
+        "_templates",
+        "ignored",
+        "observations",
+        "output_mode",
+        "profile",
+    )
+
+    def __init__(
+        self,
+        profile: EstimatorProfile = DEFAULT,
+        *,
+        output_mode: OutputMode | None = None,
+        output_prior_tokens: int = PRIOR_TOKENS,
+        media_tokens: int = MEDIA_TOKENS,
+    ) -> None:
+        """Start from the settings.
+
+        `output_mode` overrides the profile's (`output_estimate`); `output_prior_tokens` is
+        expected of an answer, `media_tokens` of a media part, until usage teaches better.
+        """
+        self.profile: Final = profile
+        self.output_mode: Final = output_mode or profile.output_mode
+        self.observations = 0
+        self.ignored: dict[str, int] = {}
+        """Parts of observations that taught nothing, by reason."""
+        self._fit_template: Final = profile.fit_template
+        self._ratios: Final = {
+            category: Ratio(
+                profile.priors[category],
+                beta=profile.beta,
+                gamma=profile.gamma,
+                corrected=profile.bias_corrected,
+            )
+            for category in CATEGORIES
+        }
+        self._templates: Final[dict[str, TwoTermFit]] = {
+            "chat": TwoTermFit((3.0, 4.0), (32.0, 4.0), MAX_TEMPLATE),
+            "tools": TwoTermFit((3.0, 4.0), (96.0, 4.0), MAX_TEMPLATE),
+            "plain": TwoTermFit((1.0, 0.0), (4.0, 0.0), MAX_TEMPLATE),
+            "pair": TwoTermFit((3.0, 0.0), (8.0, 0.0), MAX_TEMPLATE),
+        }
+        self._media: Final = TwoTermFit((0.0, media_tokens / MEDIA_TOKENS), (128.0, 0.5), MAX_MEDIA)
+        self._outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
+
+    def estimate(
+        self, endpoint: Endpoint, facts: BodyFacts, tenant: str, category: Category | None = None
+    ) -> LengthEstimate:
+        """The budget of one request; `category` overrides what the text looked like."""
+        measure = facts.measure
+        category = category or measure.category
+        ratio = self._ratios[category]
+        longest_bytes = measure.longest_text_bytes
+        exact = measure.longest_exact_tokens
+        template = 0
+        if self._fit_template and not exact:
+            fit = self._templates[template_kind(endpoint.name, measure)]
+            template = ceil(fit.a + fit.b * measure.messages)
+        longest = ceil(longest_bytes / ratio.conservative) + template + exact
+        if measure.media_parts:
+            media = ceil(self._media.value(measure.media_parts, measure.media_tokens))
+        else:
+            media = 0
+        prompts = measure.prompts
+        if prompts == 1:
+            longest += media
+            total = longest
+        else:
+            total = (
+                ceil(measure.text_bytes / ratio.conservative)
+                + template * prompts
+                + measure.exact_tokens
+                + media
+            )
+            longest += min(media, ceil(2 * media / prompts))
+        sequences = prompts * facts.sequences_per_prompt
+        cap = facts.cap_tokens
+        expected = output = 0
+        if endpoint.generates:
+            expected = self._outputs.expected(endpoint.name, category, tenant)
+            if cap is None:
+                output = expected
+            else:
+                output = cap if self.output_mode == "cap" or cap < expected else expected
+        return LengthEstimate(
+            category=category,
+            text_bytes=longest_bytes,
+            ratio=ratio.mean,
+            ratio_conservative=ratio.conservative,
+            template_tokens=template,
+            input_tokens=longest,
+            input_tokens_total=total,
+            input_tokens_lowest=ceil(longest_bytes / ratio.plausible) + exact,
+            cap_tokens=cap,
+            expected_output_tokens=expected,
+            output_tokens=output,
+            fit_tokens=longest + output,
+            cost_tokens=total + sequences * output,
+            sequences=sequences,
+        )
+
+    def learn(self, observation: Observation) -> None:
+        """Take what a served request reported; impossible reports are counted, not used."""
+        self.observations += 1
+        self._learn_input(observation)
+        self._learn_output(observation)
+
+    def _learn_input(self, observation: Observation) -> None:
+        measure = observation.measure
+        if not observation.learn_ratio:
+            self._ignore("prompt_changed")
+            return
+        tokens = self._reported(observation.prompt_tokens, "prompt_tokens")
+        if tokens is None or measure.exact_tokens:
+            return
+        if measure.media_parts:
+            self._learn_media(observation.endpoint, measure, tokens)
+            return
+        size = measure.text_bytes
+        if not size:
+            return
+        kind = template_kind(observation.endpoint, measure)
+        fixed = self._fixed_tokens(kind, measure)
+        if not self._possible(size, tokens, fixed, measure):
+            self._ignore("prompt_tokens_out_of_range")
+            return
+        # Apart, or an error of the one would pass for the other: from prompts of like lengths
+        # template and ratio would drift away together.
+        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
+            self._learn_template(kind, measure, tokens)
+        else:
+            text = tokens - fixed
+            self._ratios[measure.category].add(size / text, text / measure.prompts)
+
+    def _possible(self, size: int, tokens: int, fixed: float, measure: Measure) -> bool:
+        """Whether a count can be true: bytes per token within [0.5, 16].
+
+        Small prompts may be mostly template, of which there is an upper bound.
+        """
+        if size > HIGHEST_RATIO * tokens:
+            return False
+        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
+            room = MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages
+            return tokens <= size / LOWEST_RATIO + room
+        text = tokens - fixed
+        return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
+
+    def _learn_template(self, kind: TemplateKind, measure: Measure, tokens: int) -> None:
+        if not self._fit_template:
+            return
+        text = measure.text_bytes / self._ratios[measure.category].mean
+        self._templates[kind].add(
+            measure.prompts, measure.messages, tokens - text, self._noise(measure, text)
+        )
+
+    def _learn_media(self, endpoint: str, measure: Measure, tokens: int) -> None:
+        text = measure.text_bytes / self._ratios[measure.category].mean
+        fixed = self._fixed_tokens(template_kind(endpoint, measure), measure)
+        media = tokens - text - fixed
+        if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
+            self._ignore("prompt_tokens_out_of_range")
+            return
+        noise = self._noise(measure, text) + (0.1 * measure.media_tokens) ** 2
+        self._media.add(measure.media_parts, measure.media_tokens, media, noise)
+
+    def _fixed_tokens(self, kind: TemplateKind, measure: Measure) -> float:
+        if not self._fit_template:
+            return 0.0
+        return self._templates[kind].value(measure.prompts, measure.messages)
+
+    def _noise(self, measure: Measure, text_tokens: float) -> float:
+        """Variance of a count around bytes / c, in tokens squared."""
+        ratio = self._ratios[measure.category]
+        if ratio.observations:
+            relative = max(ratio.spread / ratio.mean, _LEAST_NOISE)
+        else:
+            relative = _UNSEEN_NOISE
+        return 1.0 + (relative * text_tokens) ** 2
+
+    def _learn_output(self, observation: Observation) -> None:
+        endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
+        if endpoint is None or not endpoint.generates:
+            return
+        tokens = self._reported(observation.completion_tokens, "completion_tokens")
+        if tokens is None:
+            return
+        each = ceil(tokens / max(observation.sequences, 1))
+        if each > MAX_TOKENS:
+            self._ignore("completion_tokens_out_of_range")
+            return
+        self._outputs.add(
+            observation.endpoint,
+            observation.measure.category,
+            observation.tenant,
+            each,
+            cut=observation.output_censored,
+        )
+
+    def _reported(self, value: object, field: str) -> int | None:
+        """A count as the engine sent it, when it is a positive integer."""
+        if value is None:
+            self._ignore(f"{field}_missing")
+        elif type(value) is not int:
+            self._ignore(f"{field}_not_an_integer")
+        elif value < 1:
+            self._ignore(f"{field}_not_positive")
+        else:
+            return value
+        return None
+
+    def _ignore(self, reason: str) -> None:
+        self.ignored[reason] = self.ignored.get(reason, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that was learned, for the admin endpoint and the metrics."""
+        return {
+            "profile": self.profile.name,
+            "output_mode": self.output_mode,
+            "observations": self.observations,
+            "ignored": dict(self.ignored),
+            "categories": {name: ratio.state() for name, ratio in self._ratios.items()},
+            "templates": {
+                kind: {"request_tokens": fit.a, "message_tokens": fit.b, "n": fit.observations}
+                for kind, fit in self._templates.items()
+            },
+            "media": {
+                "part_tokens": self._media.a,
+                "guess_scale": self._media.b,
+                "n": self._media.observations,
+            },
+            "expected_output_tokens": self._outputs.snapshot(),
+        }
+
+
+ENDPOINTS_BY_NAME: Final = {endpoint.name: endpoint for endpoint in ENDPOINTS.values()}

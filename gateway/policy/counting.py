@@ -1,0 +1,222 @@
+r"""What an engine tokenizes of a body: gathered as texts, token ids and media parts.
+
+Rules:
+- Only text the engine sees counts: message contents, names, calls' names and arguments,
+  tool definitions as compact JSON, prompts. Never white space of the body, unknown fields,
+  or data URLs.
+- Bytes are UTF-8 lengths of decoded text, so `\u` escapes count what they spell.
+- An unknown content part is refused: it could carry any number of tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from gateway.policy.media import image_tokens
+from gateway.policy.refusals import invalid, missing, undecodable
+from gateway.policy.schema import ABSENT, Content, Document, Function, Item, Message, Part, Side
+
+MEDIA_TOKENS = 768
+"""Configured cost of a media part whose size is not to be had cheaply."""
+
+_TEXT = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+_IMAGE = frozenset({"image_url", "input_image", "image"})
+_MEDIA = frozenset(
+    {
+        *("input_audio", "audio_url", "audio", "video_url", "input_video", "video"),
+        *("image_embeds", "image_pil", "audio_embeds", "file", "input_file", "document"),
+        *("container_upload",),
+    }
+)
+_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+# Their messages carry no calls, refusals or reasoning: those of `assistant` are looked into.
+_PLAIN_ROLES = frozenset({"user", "system", "developer", "tool"})
+_UNCOUNTED = frozenset({"redacted_thinking", "tool_reference"})
+
+
+def utf8_length(text: str) -> int:
+    """Bytes of `text` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def compact(raw: Raw, param: str) -> str:
+    r"""JSON without white space and with its strings' `\u` escapes decoded."""
+    try:
+        data = bytes(raw)
+        if b"\\u" in data:
+            return msgspec.json.encode(msgspec.json.decode(data)).decode()
+        return msgspec.json.format(data, indent=-1).decode()
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise undecodable(error, param) from None
+
+
+class Tally:
+    """Texts and media of one body, in the order met."""
+
+    __slots__ = ("_media_cost", "media_parts", "media_tokens", "messages", "texts", "tools")
+
+    def __init__(self, media_cost: int) -> None:
+        self.texts: list[str] = []
+        self.messages = 0
+        self.media_parts = 0
+        self.media_tokens = 0
+        self.tools = False
+        self._media_cost = media_cost
+
+    def whole(self) -> tuple[str, int]:
+        """All texts, a line each, and their bytes together without the line ends."""
+        texts = self.texts
+        if len(texts) == 1:
+            return texts[0], utf8_length(texts[0])
+        text = "\n".join(texts)
+        return text, utf8_length(text) - max(len(texts) - 1, 0)
+
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Chat or Anthropic messages; an empty list is refused."""
+        if not messages:
+            raise missing("messages")
+        self.messages += len(messages)
+        texts = self.texts
+        for index, message in enumerate(messages):
+            content = message.content
+            if type(content) is str:
+                texts.append(content)
+            elif content:
+                self._add_parts(content, f"messages[{index}].content")
+            if message.role not in _PLAIN_ROLES or message.name:
+                self._add_extras(message)
+
+    def add_items(self, items: str | Sequence[Item], param: str) -> None:
+        """Input of the responses endpoint: one text, or items, each a message."""
+        if type(items) is str:
+            self.messages += 1
+            self.texts.append(items)
+            return
+        if not items:
+            raise missing(param)
+        self.messages += len(items)
+        for index, item in enumerate(items):
+            if isinstance(item, Item):
+                self._add_item(item, f"{param}[{index}]")
+
+    def add_system(self, system: Content) -> None:
+        """Anthropic's system prompt: a message of the chat template when present."""
+        if system:
+            self.messages += 1
+            self._add_content(system, "system")
+
+    def add_tools(self, tools: Raw, param: str) -> None:
+        """Tool definitions, which templates render as JSON."""
+        first = bytes(memoryview(tools)[:1])
+        if first in (b"", b"n"):
+            return
+        if first != b"[":
+            raise invalid(param, "expected an array.")
+        text = compact(tools, param)
+        if text != "[]":
+            self.tools = True
+            self.texts.append(text)
+
+    def add_document(self, document: str | Document, param: str) -> int:
+        """A query or document of rerank and score; its bytes."""
+        if type(document) is str:
+            self.texts.append(document)
+            return utf8_length(document)
+        before = len(self.texts)
+        if isinstance(document, Document):
+            if document.text is None and document.content is None:
+                raise missing(f"{param}.text")
+            if document.text:
+                self.texts.append(document.text)
+            if document.content:
+                self._add_parts(document.content, f"{param}.content")
+        return sum(map(utf8_length, self.texts[before:]))
+
+    def add_side(self, side: Side, param: str) -> list[int]:
+        """One side of score: the bytes of each of its texts."""
+        if isinstance(side, list):
+            if not side:
+                raise missing(param)
+            return [self.add_document(d, f"{param}[{i}]") for i, d in enumerate(side)]
+        return [self.add_document(side, param)] if side is not None else []
+
+    def _add_content(self, content: Content | dict[str, Raw], where: str) -> None:
+        if type(content) is str:
+            self.texts.append(content)
+        elif isinstance(content, dict):
+            self.texts.append(msgspec.json.encode(content).decode())
+        elif isinstance(content, list):
+            self._add_parts(content, where)
+
+    def _add_item(self, item: Item, where: str) -> None:
+        self._add_content(item.content, f"{where}.content")
+        self._add_content(item.output, f"{where}.output")
+        if item.summary:
+            self._add_parts(item.summary, f"{where}.summary")
+        self.texts.extend(text for text in (item.name, item.arguments, item.input) if text)
+
+    def _add_function(self, function: Function) -> None:
+        if function.name:
+            self.texts.append(function.name)
+        arguments = function.arguments
+        if isinstance(arguments, dict):
+            self.texts.append(compact(Raw(msgspec.json.encode(arguments)), "arguments"))
+        elif arguments:
+            self.texts.append(arguments)
+
+    def _add_extras(self, message: Message) -> None:
+        self.texts += [
+            text for text in (message.name, message.refusal, message.reasoning_content) if text
+        ]
+        if message.function_call:
+            self._add_function(message.function_call)
+        for call in message.tool_calls or ():
+            self._add_call(call.function, call.custom)
+
+    def _add_call(self, function: Function | None, custom: Raw) -> None:
+        if function:
+            self._add_function(function)
+        elif custom is not ABSENT:
+            self.texts.append(compact(custom, "custom"))
+
+    def _add_parts(self, parts: Iterable[str | Part], where: str) -> None:
+        texts = self.texts
+        for index, part in enumerate(parts):
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            kind = part.type
+            if kind is None:
+                kind = "text" if part.text is not None else "image_url"
+                if kind == "image_url" and part.image_url is ABSENT:
+                    raise missing(f"{where}[{index}].type")
+            if kind in _TEXT:
+                if part.text is None:
+                    raise missing(f"{where}[{index}].text")
+                texts.append(part.text)
+            else:
+                self._add_other(kind, part, f"{where}[{index}]")
+
+    def _add_other(self, kind: str, part: Part, where: str) -> None:
+        if kind in _IMAGE:
+            source = part.source if part.image_url is ABSENT else part.image_url
+            self._add_media(image_tokens(source, self._media_cost))
+        elif kind in _MEDIA:
+            self._add_media(self._media_cost)
+        elif kind in _CALLS:
+            self.texts.append(part.name or "")
+            if part.input is not ABSENT:
+                self.texts.append(compact(part.input, f"{where}.input"))
+        elif kind.endswith("tool_result") or kind == "search_result":
+            self._add_content(part.content, f"{where}.content")
+        elif kind == "refusal":
+            self.texts.append(part.refusal or "")
+        elif kind == "thinking":
+            self.texts.append(part.thinking or "")
+        elif kind not in _UNCOUNTED:
+            raise invalid(f"{where}.type", f"'{kind[:64]}' is not a known content type.")
+
+    def _add_media(self, tokens: int) -> None:
+        self.media_parts += 1
+        self.media_tokens += tokens

@@ -1,0 +1,126 @@
+"""What the gateway knows of a pool's workers: struct of arrays, mutated by these functions only.
+
+Invariants: counters never fall below zero; what `start` adds is taken away by exactly one
+`finish`; health checks never touch load (a probe must not zero a worker's in-flight).
+Times are arguments, in seconds of any monotonic clock.
+"""
+
+import msgspec
+
+
+class HealthRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """When a worker leaves the rotation and how it returns."""
+
+    eject_after: int = 3
+    """Consecutive failed exchanges (reset, time-out, 5xx) before ejection."""
+    eject_s: float = 5.0
+    """First ejection; doubles with each further one up to `max_eject_s`."""
+    max_eject_s: float = 60.0
+
+
+class PoolState:
+    """Workers of one pool by index: load as this gateway sees it, and health."""
+
+    __slots__ = (
+        "active",
+        "cursor",
+        "draining",
+        "ejected_until_s",
+        "ejections",
+        "failures",
+        "inflight",
+        "name",
+        "slots_per_worker",
+        "tokens",
+        "up",
+        "workers",
+    )
+
+    def __init__(self, name: str, workers: tuple[str, ...], slots_per_worker: int) -> None:
+        n = len(workers)
+        self.name = name
+        self.workers = workers
+        self.slots_per_worker = slots_per_worker
+        self.active = [0] * n
+        """Sequences sent to each worker and not finished."""
+        self.tokens = [0] * n
+        """Reserved KV tokens (L_cost) of those sequences."""
+        self.up = [True] * n
+        """The last probe's verdict, or False since a refused connection."""
+        self.draining = [False] * n
+        self.failures = [0] * n
+        """Consecutive failures."""
+        self.ejections = [0] * n
+        self.ejected_until_s = [0.0] * n
+        self.inflight = 0
+        """Sequences holding a lease in this pool: queued and running."""
+        self.cursor = 0
+        """Rotates ties."""
+
+
+def available(pool: PoolState, now_s: float) -> list[int]:
+    """Workers to choose from: up and not ejected; if none, the ejected ones that are up.
+
+    Ejection is a preference: when all are ejected, a doubtful worker beats none. A worker
+    that refuses connections or that an operator drains is never chosen.
+    """
+    alive = [i for i, up in enumerate(pool.up) if up and not pool.draining[i]]
+    sound = [i for i in alive if pool.ejected_until_s[i] <= now_s]
+    return sound or alive
+
+
+def ready_slots(pool: PoolState, now_s: float) -> int:
+    """Concurrent sequences that the available workers can hold."""
+    return len(available(pool, now_s)) * pool.slots_per_worker
+
+
+def overloaded(pool: PoolState, spill_queue: int, now_s: float) -> bool:
+    """In-flight >= ready slots + spill_queue (pipeline.md, before token pools exist)."""
+    return pool.inflight >= ready_slots(pool, now_s) + spill_queue
+
+
+def start(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
+    """Count a request that is sent to a worker."""
+    pool.active[worker] += sequences
+    pool.tokens[worker] += tokens
+
+
+def finish(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
+    """Take away what `start` added."""
+    pool.active[worker] -= sequences
+    pool.tokens[worker] -= tokens
+
+
+def succeeded(pool: PoolState, worker: int) -> None:
+    """A served exchange clears the failure count and the ejection history."""
+    if pool.failures[worker] or pool.ejections[worker]:
+        pool.failures[worker] = 0
+        pool.ejections[worker] = 0
+        pool.ejected_until_s[worker] = 0.0
+
+
+def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bool:
+    """Note a failed exchange; True when this one ejects the worker."""
+    pool.failures[worker] += 1
+    if pool.failures[worker] < rules.eject_after:
+        return False
+    pool.failures[worker] = 0
+    wait_s = min(rules.eject_s * 2.0 ** pool.ejections[worker], rules.max_eject_s)
+    pool.ejections[worker] = min(pool.ejections[worker] + 1, 16)
+    pool.ejected_until_s[worker] = now_s + wait_s
+    return True
+
+
+def unreachable(pool: PoolState, worker: int) -> None:
+    """A refused connection: out of the rotation until a probe succeeds."""
+    pool.up[worker] = False
+
+
+def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
+    """Apply a probe's verdict; True when it changed. Load counters stay as they are."""
+    changed = pool.up[worker] != ok
+    pool.up[worker] = ok
+    if ok and changed:
+        pool.failures[worker] = 0
+        pool.ejected_until_s[worker] = 0.0
+    return changed

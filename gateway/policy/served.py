@@ -1,0 +1,30 @@
+"""One model as the gateway serves it: routing table, estimator, and the state of its pools."""
+
+import msgspec
+
+from gateway.domain import PhaseTimeouts, WorkerAddress
+from gateway.policy.budget import LengthEstimator
+from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.homes import ResponseHomes
+from gateway.policy.pools import Routing
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stages need to know of a model. The states inside are mutable."""
+
+    name: str
+    routing: Routing
+    estimator: LengthEstimator
+    pools: tuple[PoolState, ...]
+    workers: tuple[tuple[WorkerAddress, ...], ...]
+    """By pool, in the order of `pools[i].workers`."""
+    health: HealthRules
+    homes: ResponseHomes
+    spill_queue: int
+    timeouts: PhaseTimeouts = PhaseTimeouts()
+    max_attempts: int = 3
+
+    @property
+    def observe(self) -> bool:
+        """Decisions are computed and counted, not applied."""
+        return self.routing.observe

@@ -1,0 +1,121 @@
+"""Protocols for what awaits the outside. Ports exist for I/O only; decisions are functions.
+
+Each port has a shipped implementation in `gateway.adapters` and a fake in `tests/fakes.py`;
+one contract suite holds both.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from gateway.domain import Ask, Lease, PhaseTimeouts, Record, Usage, WorkerAddress
+from gateway.errors import Refusal
+
+
+class UpstreamCall(Record, frozen=True, kw_only=True):
+    """One HTTP request to an engine. `headers` are complete but for host, length and key."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    timeouts: PhaseTimeouts = PhaseTimeouts()
+
+
+class UpstreamResponse(Protocol):
+    """An answer that has begun. The reader must reach the end or call `abort`."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Response headers, names in lower case."""
+
+    async def read(self) -> bytes:
+        """All body bytes that arrived since the last read; b"" at the end.
+
+        Raises UpstreamFailure(head_received=True) when the connection breaks or idles out.
+        """
+
+    def abort(self) -> None:
+        """Close the connection, so that the engine stops generating. Idempotent."""
+
+
+class Upstream(Protocol):
+    """The one way to a worker's data plane."""
+
+    async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
+        """Send the call and return once the response's head has arrived.
+
+        Cancelling it closes the connection. Raises UpstreamFailure(head_received=False).
+        """
+
+    async def close(self) -> None:
+        """Close idle connections; running ones are aborted."""
+
+
+class Settlement(Record, frozen=True, kw_only=True):
+    """What is known when a request ends. `usage` None: charge the estimate, or refund."""
+
+    usage: Usage | None
+    dispatched: bool
+    """False when no engine saw it: a full refund."""
+
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientReply(Protocol):
+    """The answer to one client, in the dialect of its endpoint."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the head was sent: from then on errors can only be in-band."""
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the head of a streamed answer."""
+
+    async def write(self, data: bytes) -> None:
+        """Send part of a streamed answer; waits while the client is slow."""
+
+    async def finish(self) -> None:
+        """End a streamed answer."""
+
+    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+
+    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+        """Send a refusal in the endpoint's error shape."""
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """End a started stream with an in-band error event."""
+
+
+class LeaseStore(Protocol):
+    """Admission's atomic state: one lease per request, settled exactly once."""
+
+    async def admit(self, ask: Ask) -> Lease:
+        """Take a lease in `ask.pool` or, when that is overloaded, in an alternate.
+
+        Raises Refusal (429, 503, 400). A known lease id returns its earlier lease.
+        """
+
+    async def transfer(self, lease: Lease, pool: int) -> Lease:
+        """Move a lease to another pool atomically; the old one stays in force on refusal."""
+
+    def settle(self, lease: Lease, settlement: Settlement) -> None:
+        """Release the lease and post its usage; a lease that was settled before is a no-op.
+
+        Takes effect at once or soon, never waits and never raises: it runs while a
+        cancelled request unwinds.
+        """
+
+
+class RecordSink(Protocol):
+    """Where decision records go (request log and the look-up ring)."""
+
+    def append(self, record: msgspec.Struct) -> None:
+        """Take one record; never blocks, never raises; drops are counted."""

@@ -1,0 +1,201 @@
+"""The whole file: the server, its state, the models and who may use them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from gateway.settings.fleet import ModelConfig, TimeoutsConfig
+from gateway.settings.types import (
+    Amount,
+    Attempts,
+    Count,
+    Drain,
+    Flag,
+    Instant,
+    Label,
+    ModelName,
+    Natural,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    Text,
+    reject,
+    typed,
+)
+
+_LATER_STATES = frozenset({"sqlite", "redis", "rediss", "redis+sentinel", "redis+cluster"})
+_HASH_FIX = "make one with `sluice hash-key`, which prints `sha256:` and 64 hex digits"
+
+
+class ServerConfig(Section):
+    """Where the gateway listens, and its limits."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+    port: Port = 8080
+    """Port to listen on; 0 takes a free one."""
+    max_body_bytes: Count = 33_554_432
+    """Larger request bodies are refused with 413."""
+    max_header_bytes: Count = 65_536
+    """Larger request heads are refused with 431."""
+    max_connections: Count = 10_000
+    """Client connections served at once; more wait or are refused."""
+    admin_key: Secret | None = None
+    """Opens the admin routes; without it they are closed. Give it as ${NAME}."""
+    drain_timeout_s: Drain = 30.0
+    """How long streams may go on after SIGTERM."""
+
+
+def _state_url(url: str) -> str:
+    scheme = urlsplit(url).scheme if _is_url(url) else ""
+    if scheme in _LATER_STATES:
+        reject(f"{scheme}:// state comes with a later version", "use memory:// until then")
+    if url != "memory://":
+        reject("not a state URL", "use memory://")
+    return url
+
+
+def _is_url(url: str) -> bool:
+    try:
+        urlsplit(url)
+    except ValueError:
+        return False
+    return True
+
+
+class StateConfig(Section):
+    """Where admission's counters live."""
+
+    url: Annotated[Text, AfterValidator(_state_url)] = Field(default="memory://", repr=False)
+    """memory://: in this process. Shared state comes with a later version."""
+    fail_mode: Literal["local_share", "closed"] = "local_share"
+    """When shared state cannot be reached: this process's share of each limit, or 503."""
+
+
+class RequestLogConfig(Section):
+    """One JSON line a request."""
+
+    path: Path | None = None
+    """The file, appended to; absent: no log."""
+    prompts: Flag = False
+    """Record prompts and answers too. They are personal data: think twice."""
+
+
+class HealthConfig(Section):
+    """Probes and passive ejection of workers."""
+
+    interval_s: Seconds = 2.0
+    """Between two probes of a worker."""
+    timeout_s: Seconds = 2.0
+    """Of one probe."""
+    eject_after: Count = 3
+    """Failures in a row that take a worker out."""
+    eject_s: Seconds = 5.0
+    """How long it stays out at first; doubled each time."""
+    max_eject_s: Seconds = 60.0
+    """How long it stays out at most."""
+
+
+class RetryConfig(Section):
+    """Trying another worker, before the first byte and only when that is safe."""
+
+    max_attempts: Attempts = 3
+    """Workers tried for one request, the first included."""
+
+
+def _key_hash(value: str) -> str:
+    digits = value.removeprefix("sha256:").lower()
+    if len(digits) != 64 or digits == value or not set(digits) <= set("0123456789abcdef"):
+        reject("not the hash of a key", _HASH_FIX)
+    return f"sha256:{digits}"
+
+
+def _concurrency_kind(value: object) -> str:
+    return "by_pool" if isinstance(value, dict) else "total"
+
+
+KeyHash = Annotated[
+    str,
+    AfterValidator(_key_hash),
+    Field(json_schema_extra={"pattern": "^sha256:[0-9a-fA-F]{64}$"}),
+]
+Concurrency = Annotated[
+    Annotated[Natural, Tag("total")] | Annotated[Mapping[Label, Natural], Tag("by_pool")],
+    Discriminator(_concurrency_kind),
+]
+
+
+class EntitlementConfig(Section):
+    """A tenant's right to use a model, and the keys that carry it."""
+
+    name: Label
+    """Unique; shown in metrics and admin paths."""
+    tenant: Label
+    """Whose it is."""
+    model: ModelName
+    """The model's name (not an alias)."""
+    service_class: Literal["dedicated", "guaranteed", "elastic", "spot", "preemptible"] = "elastic"
+    """dedicated and guaranteed reserve their baseline; the others share what is left."""
+    slo_target_ms: Amount | None = None
+    """Time to first token that the tenant expects, in milliseconds."""
+    tokens_per_second: Amount | None = None
+    """Input and output tokens per second; absent: no limit."""
+    kv_cache_gib: Amount | None = None
+    """KV cache of requests in flight, in GiB."""
+    concurrency: Concurrency | None = None
+    """Baseline of sequences in flight: one number, or one per pool."""
+    max_concurrency: Count | None = None
+    """Limit of sequences in flight; at least the baseline."""
+    mode: Literal["enforce", "observe"] = "enforce"
+    """observe: refusals are computed, logged and counted, never applied."""
+    api_keys: Annotated[tuple[KeyHash, ...], Field(max_length=2)] = Field(default=(), repr=False)
+    """`sha256:` hashes of the keys; two may live at once, so that keys can be rotated."""
+    expires_at: Instant | None = None
+    """After this the keys answer 403; UTC unless an offset is given."""
+
+    @property
+    def baseline(self) -> int:
+        """Sequences of `concurrency` over all pools; 0 when absent."""
+        given = self.concurrency
+        if given is None:
+            return 0
+        return given if isinstance(given, int) else sum(given.values())
+
+    @property
+    def reserves(self) -> bool:
+        """Whether its baseline is set aside for it."""
+        return self.service_class in {"dedicated", "guaranteed"}
+
+
+class Config(Section):
+    """sluice.yaml: one file configures the gateway."""
+
+    version: Annotated[Literal[1], BeforeValidator(typed)]
+    """1: the version of this file's format."""
+    server: ServerConfig = ServerConfig()
+    """Where the gateway listens, and its limits."""
+    state: StateConfig = StateConfig()
+    """Where admission's counters live."""
+    request_log: RequestLogConfig = RequestLogConfig()
+    """One JSON line a request."""
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    """Per-phase limits towards the engines."""
+    health: HealthConfig = HealthConfig()
+    """Probes and passive ejection of workers."""
+    retry: RetryConfig = RetryConfig()
+    """Trying another worker."""
+    decisions_kept: Natural = 10_000
+    """Decisions that GET /admin/decisions/{request_id} can still explain."""
+    models: Annotated[tuple[ModelConfig, ...], Field(min_length=1, max_length=1000)]
+    """What is served."""
+    entitlements: tuple[EntitlementConfig, ...] = ()
+    """Who may use it; without any, the gateway is open to every key and to none."""
+
+    def timeouts_for(self, model: ModelConfig) -> TimeoutsConfig:
+        """The top level's time-outs with the model's own in their place."""
+        own = {k: v for k, v in model.timeouts.model_dump().items() if v is not None}
+        return self.timeouts.model_copy(update=own)

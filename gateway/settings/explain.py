@@ -1,0 +1,178 @@
+"""pydantic's findings -> problems in plain words, with place and fix.
+
+Values are quoted only where they cannot be secrets: numbers, and misspelt choices that stand
+in the file itself. Texts and values from the environment never are.
+"""
+
+import collections.abc
+import difflib
+import typing
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.settings.config import Config
+from gateway.settings.problems import KeyPath, shown
+from gateway.settings.scalars import EnvValue
+from gateway.settings.source import Document
+from gateway.settings.types import Section
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "path_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_HOW = {
+    "a whole number": "write digits, without quotes",
+    "a number": "write digits, without quotes",
+    "a finite number": "write a finite number",
+    "true or false": "write true or false, without quotes",
+    "text": "put it in quotes if it looks like a number or a flag",
+    "a list": "write [a, b], or one `- item` a line",
+    "a mapping": "write {key: value}, or one `key: value` a line",
+}
+
+
+def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> None:
+    """Add one problem for each finding; those caused by an unresolved reference are dropped."""
+    for detail in error.errors(include_url=False, include_context=True):
+        location = (*under, *detail["loc"])
+        path = document.resolve(location)
+        kind = detail["type"]
+        if path in document.unresolved or (kind == "too_short" and document.value(path)):
+            continue  # told already: a list is also called short when its items are all bad
+        if kind == "missing":
+            _missing(document, path, str(location[-1]))
+        elif kind == "extra_forbidden":
+            _unknown(document, path)
+        elif location[-1:] == ("[key]",):
+            document.add(
+                path,
+                "not a usable name",
+                "use letters, digits, `.`, `_` and `-`, at most 64",
+                key=True,
+            )
+        else:
+            message, fix = _wording(detail)
+            document.add(path, message, fix)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean` for a misspelt word, or everything that would do."""
+    choices = list(known)
+    close = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known here: {', '.join(choices)}"
+
+
+def _missing(document: Document, path: KeyPath, name: str) -> None:
+    section = _section(path)
+    description = ""
+    if section is not None and name in section.model_fields:
+        text = section.model_fields[name].description or ""
+        description = f" ({text.split('.')[0].split(';')[0].strip()})" if text else ""
+    document.add(path, f"required key `{name}` is missing", f"add `{name}:`{description}", key=True)
+
+
+def _unknown(document: Document, path: KeyPath) -> None:
+    name = str(path[-1])
+    section = _section(path[:-1])
+    known = section.model_fields if section is not None else {}
+    document.add(path, f"unknown key `{shown(name)}`", nearest(name, known), key=True)
+
+
+def _wording(detail: ErrorDetails) -> tuple[str, str]:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "sluice":
+        return str(context["message"]), str(context["fix"])
+    if kind in _WANTED:
+        wanted = _WANTED[kind]
+        return f"expected {wanted}, found {_kind(value)}", _HOW[wanted]
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        found = f", found {value}" if isinstance(value, int | float) else ""
+        return f"must be {words} {context[key]:g}{found}", f"give {words} {context[key]:g}"
+    if kind == "literal_error":
+        choices = [choice.strip(" '") for choice in str(context["expected"]).split(",")]
+        choices = [c.strip(" '") for choice in choices for c in choice.split(" or ")]
+        quotable = type(value) is str and len(value) <= 20
+        message = f"`{shown(value)}` is not a choice here" if quotable else "not a choice here"
+        if quotable:
+            return message, nearest(value, choices)
+        return message, f"known here: {', '.join(choices)}"
+    if kind in {"too_short", "string_too_short"}:
+        return "empty", "give some text" if isinstance(value, str) else "give at least one item"
+    if kind in {"too_long", "string_too_long"}:
+        return f"longer than {context['max_length']}", f"at most {context['max_length']} are taken"
+    if kind == "string_pattern_mismatch":
+        return "not a usable name", "use letters, digits, `.`, `_` and `-`, without blanks"
+    return "not a valid value", "see the schema that `sluice schema` prints"
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, EnvValue):
+        return "text from the environment"
+    for types, name in (
+        (bool, "true or false"),
+        (int, "a number"),
+        (float, "a fraction"),
+        (str, "text"),
+        (list, "a list"),
+        (dict, "a mapping"),
+    ):
+        if isinstance(value, types):
+            return name
+    return "something else"
+
+
+def _section(path: KeyPath) -> type[Section] | None:
+    """The section class whose keys stand at a path."""
+    section: type[Section] | None = Config
+    named = False  # the next step is a name chosen by the user, such as a pool's
+    for step in path:
+        if section is None:
+            return None
+        if named or isinstance(step, int):
+            named = False
+            continue
+        field = section.model_fields.get(step)
+        if field is None:
+            return None
+        named = any(arg is collections.abc.Mapping for arg in _parts(field.annotation))
+        section = next((a for a in _parts(field.annotation) if _is_section(a)), None)
+    return section
+
+
+def _parts(annotation: object) -> list[typing.Any]:
+    """An annotation, its origin and its arguments, at any depth."""
+    found = [annotation, typing.get_origin(annotation)]
+    for argument in typing.get_args(annotation):
+        found.extend(_parts(argument))
+    return found
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)

@@ -1,0 +1,88 @@
+"""A file or a text -> Config, or a ConfigError with every problem in it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from gateway.settings.checks import check_config, check_entitlements, check_models
+from gateway.settings.config import Config, EntitlementConfig
+from gateway.settings.explain import explain
+from gateway.settings.fleet import ModelConfig
+from gateway.settings.problems import ConfigError, Problem
+from gateway.settings.source import MAX_BYTES, Document, read
+from gateway.settings.types import Section
+
+_S = TypeVar("_S", bound=Section)
+
+
+def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
+    """Read a configuration file; `environ` is the process's environment unless given."""
+    name = str(path)
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
+        raise _unreadable(
+            name, 1, 1, f"cannot read the file: {reason}", "check the path"
+        ) from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        raise _unreadable(name, line, column, "not UTF-8", "save the file as UTF-8") from error
+    return parse(text, name, os.environ if environ is None else environ)
+
+
+def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
+    """Read a configuration from text. Raises ConfigError, and nothing else."""
+    document = read(text, filename, environ)
+    config: Config | None = None
+    try:
+        config = Config.model_validate(document.data)
+    except ValidationError as error:
+        explain(document, error)
+    else:
+        check_config(document, config)
+    models = _valid(document, "models", ModelConfig)
+    check_models(document, models)
+    check_entitlements(
+        document,
+        _valid(document, "entitlements", EntitlementConfig),
+        models,
+        _model_names(document),
+    )
+    if document.problems or config is None:
+        raise ConfigError(document.problems)
+    return config
+
+
+def _valid(document: Document, key: str, section: type[_S]) -> list[tuple[int, _S]]:
+    """The items of a list that are valid by themselves, with their indices."""
+    items = document.value((key,))
+    found = []
+    for index, item in enumerate(items if isinstance(items, list) else []):
+        try:
+            found.append((index, section.model_validate(item)))
+        except ValidationError:
+            continue
+    return found
+
+
+def _model_names(document: Document) -> set[str] | None:
+    """Names of all models, the invalid ones too; None when one cannot be read."""
+    models = document.value(("models",))
+    items = models if isinstance(models, list) else [None]
+    names = [item.get("name") if isinstance(item, dict) else None for item in items]
+    found = {str(name) for name in names if isinstance(name, str)}
+    return found if len(found) == len(set(map(repr, names))) else None
+
+
+def _unreadable(file: str, line: int, column: int, message: str, fix: str) -> ConfigError:
+    return ConfigError(
+        [Problem(file=file, line=line, column=column, path="", message=message, fix=fix)]
+    )

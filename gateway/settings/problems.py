@@ -1,0 +1,69 @@
+"""What is wrong with a configuration: every problem at once, each with its place and its fix.
+
+A problem never quotes a value that could be a secret: keys, numbers and misspelt choices
+are named, texts and whatever came from the environment are not.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.errors import SluiceError
+
+KeyPath = tuple[str | int, ...]
+"""Keys and indices from the root of the file to a value."""
+
+SHOWN = 100
+"""How many problems the text of a ConfigError lists; `problems` has all of them."""
+
+
+class Place(msgspec.Struct, frozen=True, gc=False, order=True):
+    """A position in the file, both counted from 1."""
+
+    line: int
+    column: int
+
+
+class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One thing to change: where (file, line, column, dotted path), what, and how."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    """`models[0].boundary.gamma`; empty for the file as a whole."""
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}"
+        path = f"{self.path}: " if self.path else ""
+        return f"{where}: {path}{self.message}; {self.fix}"
+
+
+class ConfigError(SluiceError):
+    """The configuration cannot be used; `problems` is sorted by place and never empty."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda p: (p.line, p.column, p.path)))
+        lines = [str(problem) for problem in self.problems[:SHOWN]]
+        if len(self.problems) > SHOWN:
+            lines.append(f"and {len(self.problems) - SHOWN} more")
+        super().__init__("\n".join(lines))
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`("models", 0, "name")` as `models[0].name`."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += f".{shown(step)}" if text else shown(step)
+    return text
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """A name fit for a terminal: control characters escaped, long ones cut."""
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

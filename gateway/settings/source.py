@@ -1,0 +1,278 @@
+"""YAML text -> plain data, with the place of every key and value.
+
+PyYAML composes the nodes (with marks) and nothing else of it is used: no constructors, no
+tags beyond YAML's own scalars. Bounded: `MAX_BYTES` of text, `MAX_DEPTH` levels and
+`MAX_NODES` values after aliases are expanded, so an alias bomb is an error and not an outage.
+A duplicate key or a bad reference is noted and reading goes on, so that all problems are
+reported at once; bad syntax ends it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from gateway.settings.problems import ConfigError, KeyPath, Place, Problem, dotted, shown
+from gateway.settings.scalars import BadReference, EnvValue, mask, number, plain, substitute
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 40
+MAX_NODES = 100_000
+
+_TAG = "tag:yaml.org,2002:"
+_SCALAR_TAGS = frozenset(
+    _TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")
+)
+_QUOTED = re.compile(r" ?'([^']*)'")
+_QUOTE_FIX = "check the indentation, and quote values that hold `: `, ` #` or start with a symbol"
+
+
+class Document:
+    """A parsed file: `data`, where everything stands, and the problems met on the way."""
+
+    def __init__(self, filename: str) -> None:
+        self.filename = filename
+        self.data: object = None
+        self.problems: list[Problem] = []
+        self.unresolved: set[KeyPath] = set()
+        """Values whose reference failed: reported already, None in `data`."""
+        self.values: dict[KeyPath, Place] = {}
+        self.keys: dict[KeyPath, Place] = {}
+
+    def add(self, path: KeyPath, message: str, fix: str, *, key: bool = False) -> None:
+        """Note a problem at a value, or at its key."""
+        place = self.key_place(path) if key else self.place(path)
+        self.add_at(place, message, fix, path=path)
+
+    def add_at(self, place: Place, message: str, fix: str, *, path: KeyPath = ()) -> None:
+        """Note a problem at a place."""
+        self.problems.append(
+            Problem(
+                file=self.filename,
+                line=place.line,
+                column=place.column,
+                path=dotted(path),
+                message=message,
+                fix=fix,
+            )
+        )
+
+    def place(self, path: KeyPath) -> Place:
+        """Where a value starts, or the nearest thing that holds it."""
+        while path and path not in self.values:
+            path = path[:-1]
+        return self.values.get(path, Place(1, 1))
+
+    def key_place(self, path: KeyPath) -> Place:
+        """Where a value's key stands; the value's own place for list items and the root."""
+        return self.keys.get(path) or self.place(path)
+
+    def resolve(self, location: tuple[str | int, ...]) -> KeyPath:
+        """The longest real path inside a validator's location (unions add steps of their own)."""
+        path: KeyPath = ()
+        for step in location:
+            if (*path, step) in self.values:
+                path = (*path, step)
+        return path
+
+    def value(self, path: KeyPath) -> Any:
+        """The plain data at a path; None when there is none."""
+        found: Any = self.data
+        for step in path:
+            try:
+                found = found[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return found
+
+
+def read(text: str, filename: str, environ: Mapping[str, str]) -> Document:
+    """Parse a file's text. Raises ConfigError when it is not YAML at all."""
+    document = Document(filename)
+    if len(text) > MAX_BYTES:
+        document.add((), f"the file is larger than {MAX_BYTES} bytes", "split the fleet in two")
+        raise ConfigError(document.problems)
+    masked, table = mask(text)
+    node = _compose(masked, document)
+    if node is None:
+        document.add((), "the file is empty", "start from docs/sluice.yaml")
+        raise ConfigError(document.problems)
+    document.data = _Reader(document, table, environ).value(node, (), ())
+    return document
+
+
+class _TooDeep(Exception):
+    """More than MAX_DEPTH levels."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader's composer with a bound on nesting."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _TooDeep
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _compose(text: str, document: Document) -> yaml.Node | None:
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_node()
+    except _TooDeep:
+        place, message = _mark(loader), f"nested deeper than {MAX_DEPTH} levels"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(mark.line + 1, mark.column + 1) if mark else _mark(loader)
+        message = f"not valid YAML: {_wording(error)}"
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        offset = getattr(error, "position", 0)
+        before = text[: offset if isinstance(offset, int) else 0]
+        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        message = "not valid YAML: a control character or an unpaired surrogate"
+    except (ValueError, OverflowError, IndexError, AttributeError, TypeError):
+        # PyYAML lets these out, e.g. for "\UFFFFFFFF" and for absurd version directives.
+        place, message = _mark(loader), "not valid YAML: an escape or a directive out of range"
+    document.add_at(place, message, _QUOTE_FIX)
+    raise ConfigError(document.problems)
+
+
+def _mark(loader: _Loader | None) -> Place:
+    if loader is None:
+        return Place(1, 1)
+    mark = loader.get_mark()
+    return Place(mark.line + 1, mark.column + 1)
+
+
+def _wording(error: yaml.MarkedYAMLError) -> str:
+    """The parser's own words without what it quotes: an alias's name may be a secret's start."""
+    problem = str(error.problem or error.context or "bad syntax")
+    if "\\t" in problem:
+        return "a tab where YAML wants spaces"
+    if problem.startswith("but "):
+        problem = f"{error.context}, {problem}"
+    harmless = _QUOTED.sub(
+        lambda quoted: quoted[0] if re.fullmatch(r"<[a-z ]+>|\W*", quoted[1]) else "",
+        problem.split("; ", maxsplit=1)[0],
+    )
+    return shown(harmless, 120)
+
+
+class _Reader:
+    """Nodes -> data. Keys are always text; the last step of a path is its key or index."""
+
+    def __init__(
+        self, document: Document, table: dict[int, str], environ: Mapping[str, str]
+    ) -> None:
+        self._document = document
+        self._table = table
+        self._environ = environ
+        self._nodes = 0
+
+    def value(self, node: yaml.Node, path: KeyPath, above: tuple[yaml.Node, ...]) -> object:
+        document = self._document
+        document.values[path] = _place(node)
+        self._bound(node, path, above)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [
+                self.value(item, (*path, i), (*above, node)) for i, item in enumerate(node.value)
+            ]
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path, above)
+        self._unsupported_tag(path)
+        return None
+
+    def _unsupported_tag(self, path: KeyPath) -> None:
+        self._document.add(path, "a YAML tag that this file may not use", "remove the `!tag`")
+        self._document.unresolved.add(path)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> object:
+        if node.tag not in _SCALAR_TAGS:
+            self._unsupported_tag(path)
+            return None
+        raw = str(node.value).translate(self._table)
+        try:
+            text = substitute(raw, self._environ)
+        except BadReference as error:
+            self._document.add(path, error.message, error.fix)
+            self._document.unresolved.add(path)
+            return None
+        if isinstance(text, EnvValue):
+            return None if not text and node.style is None else text
+        if node.tag == _TAG + "str":
+            return text if node.style else number(text)  # 1e3 is a number in YAML 1.2
+        return text if node.tag == _TAG + "timestamp" else plain(text)
+
+    def _mapping(
+        self, node: yaml.MappingNode, path: KeyPath, above: tuple[yaml.Node, ...]
+    ) -> dict[str, object]:
+        document = self._document
+        result: dict[str, object] = {}
+        for key_node, value_node, merged in self._pairs(node, path, above):
+            if not isinstance(key_node, yaml.ScalarNode):
+                document.add_at(
+                    _place(key_node),
+                    "a key must be a word",
+                    "quote it if it starts with `{` or `[`",
+                    path=path,
+                )
+                continue
+            key = str(key_node.value).translate(self._table)
+            inner = (*path, key)
+            if key not in result:
+                document.keys[inner] = _place(key_node)
+                result[key] = self.value(value_node, inner, (*above, node))
+            elif not merged:  # what is written out wins over what is merged
+                document.add_at(
+                    _place(key_node),
+                    f"duplicate key `{shown(key)}`, first on line {document.keys[inner].line}",
+                    "keep one of the two",
+                    path=path,
+                )
+        return result
+
+    def _pairs(
+        self, node: yaml.MappingNode, path: KeyPath, above: tuple[yaml.Node, ...]
+    ) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
+        """(key, value, merged?): the mapping's own first, then what `<<` merges into it."""
+        self._bound(node, path, above)
+        merges: list[yaml.Node] = []
+        for key, value in node.value:
+            if key.tag == _TAG + "merge":
+                merges.extend(value.value if isinstance(value, yaml.SequenceNode) else [value])
+            else:
+                yield key, value, False
+        for other in merges:
+            if isinstance(other, yaml.MappingNode):
+                for key, value, _ in self._pairs(other, path, (*above, node)):
+                    yield key, value, True
+            else:
+                self._document.add_at(
+                    _place(other), "`<<` merges mappings only", "name an anchored mapping",
+                    path=path,
+                )  # fmt: skip
+
+    def _bound(self, node: yaml.Node, path: KeyPath, above: tuple[yaml.Node, ...]) -> None:
+        self._nodes += 1
+        if self._nodes <= MAX_NODES and len(above) <= MAX_DEPTH and node not in above:
+            return
+        self._document.add_at(
+            _place(node),
+            "aliases that contain themselves, or expand without bound",
+            "write the values out",
+            path=path,
+        )
+        raise ConfigError(self._document.problems)
+
+
+def _place(node: yaml.Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)

@@ -1,0 +1,78 @@
+"""The kinds of value that a configuration holds: strict, bounded, described once.
+
+Strict: `"8"` in quotes is text and `true` is no number. The one exception is a value from the
+environment, which is text everywhere and becomes a number or a flag where one is expected.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_core import PydanticCustomError
+
+from gateway.settings.scalars import EnvValue, plain
+
+
+class Section(BaseModel):
+    """Base of every mapping in the file: immutable, and no unknown keys."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        validate_default=False,
+    )
+
+
+def reject(message: str, fix: str) -> NoReturn:
+    """Fail a field's validation with our own words. Neither may quote a secret."""
+    raise PydanticCustomError("sluice", "{message}", {"message": message, "fix": fix})
+
+
+def typed(value: object) -> object:
+    """A value from the environment as the number or flag it spells; others unchanged."""
+    if not isinstance(value, EnvValue):
+        return value
+    found = plain(str(value))
+    return value if isinstance(found, str) else found
+
+
+def _instant(value: object) -> object:
+    if value is None or isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+        else:
+            return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    reject("not a date and time", "write it as 2026-12-31T23:59:59Z")
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53), BeforeValidator(typed)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=1 << 53), BeforeValidator(typed)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535), BeforeValidator(typed)]
+Attempts = Annotated[int, Field(strict=True, ge=1, le=10), BeforeValidator(typed)]
+Seconds = Annotated[
+    float, Field(strict=True, gt=0, le=86400, allow_inf_nan=False), BeforeValidator(typed)
+]
+Drain = Annotated[
+    float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), BeforeValidator(typed)
+]
+Amount = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), BeforeValidator(typed)]
+Factor = Annotated[
+    float, Field(strict=True, ge=1, le=100, allow_inf_nan=False), BeforeValidator(typed)
+]
+Share = Annotated[
+    float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), BeforeValidator(typed)
+]
+Flag = Annotated[bool, Field(strict=True), BeforeValidator(typed)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+"""A model's name as clients send it; no blanks."""
+Label = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""A name that goes into headers, metrics and admin paths."""
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096)]
+Instant = Annotated[datetime, BeforeValidator(_instant, json_schema_input_type=str)]

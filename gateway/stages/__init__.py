@@ -1,0 +1,1 @@
+"""One verb a file: each joins a decision (policy) to a port."""

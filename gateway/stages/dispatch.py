@@ -1,0 +1,102 @@
+"""Stage 9, dispatch: the call that a worker receives, byte for byte the client's but for splices.
+
+What is edited: the model's name where the worker knows another, a defaulted output limit,
+`stream_options.include_usage` so that every stream is metered, and fields that steer an
+engine, which are removed. Of the headers only those listed here travel: client keys never do.
+"""
+
+import orjson
+
+from gateway.domain import (
+    Binding,
+    BodyFacts,
+    Endpoint,
+    Incoming,
+    LengthEstimate,
+    Prompt,
+    WorkerAddress,
+)
+from gateway.policy.pools import defaulted_cap
+from gateway.policy.served import ServedModel
+from gateway.policy.splice import splice, with_usage
+from gateway.policy.sse import streams_usage_chunk
+from gateway.ports import UpstreamCall
+
+_FORWARDED = frozenset(
+    {
+        b"accept",
+        b"anthropic-beta",
+        b"anthropic-version",
+        b"baggage",
+        b"content-type",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+    }
+)
+_CAP_FIELDS = {"responses": "max_output_tokens"}
+
+
+def upstream_call(
+    served: ServedModel,
+    incoming: Incoming,
+    facts: BodyFacts,
+    estimate: LengthEstimate,
+    prompt: Prompt,
+    binding: Binding,
+) -> UpstreamCall:
+    """The request that the bound worker receives."""
+    worker = served.workers[binding.pool][binding.worker]
+    default_cap = None
+    if incoming.endpoint.generates:
+        default_cap = defaulted_cap(served.routing, estimate, binding.pool)
+    headers = [(n, v) for n, v in incoming.headers if n in _FORWARDED]
+    headers.append((b"x-request-id", incoming.request_id.encode()))
+    return UpstreamCall(
+        method="POST",
+        path=incoming.endpoint.path,
+        headers=tuple(headers),
+        body=_edited(served, worker, incoming.endpoint, facts, default_cap, prompt.body),
+        timeouts=served.timeouts,
+    )
+
+
+def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> bool:
+    """Whether the gateway asks for the usage chunk that the client did not ask for.
+
+    Not in observe mode: there the engines receive what a bare relay would send.
+    """
+    return (
+        facts.stream
+        and not facts.include_usage
+        and streams_usage_chunk(endpoint)
+        and not served.observe
+    )
+
+
+def repeatable(facts: BodyFacts) -> bool:
+    """Whether sending the request to a second engine is safe: it continues nobody's state."""
+    return facts.previous_response_id is None
+
+
+def _edited(
+    served: ServedModel,
+    worker: WorkerAddress,
+    endpoint: Endpoint,
+    facts: BodyFacts,
+    default_cap: int | None,
+    body: bytes,
+) -> bytes:
+    name = worker.served_model or served.name
+    if name != facts.model or facts.steering_fields or default_cap is not None:
+        insert = {}
+        if default_cap is not None:
+            field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
+            insert[field] = b"%d" % default_cap
+        body = splice(
+            body,
+            replace={"model": orjson.dumps(name)} if name != facts.model else {},
+            insert=insert,
+            remove=facts.steering_fields,
+        )
+    return with_usage(body, facts) if injects_usage(served, endpoint, facts) else body

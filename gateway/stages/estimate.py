@@ -1,0 +1,46 @@
+"""Stage 2, classify and estimate: body -> facts -> the three output figures."""
+
+from collections.abc import Mapping, Sequence
+
+from gateway.domain import BodyFacts, Category, Endpoint, LengthEstimate, Principal
+from gateway.errors import NotFound
+from gateway.policy.body import read_body
+from gateway.policy.category import category_from_header
+from gateway.policy.served import ServedModel
+
+_CATEGORY_HEADER = b"x-sluice-category"
+
+
+def read(endpoint: Endpoint, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> BodyFacts:
+    """What the gateway reads of the body; a header may name its category.
+
+    Raises BadRequest with what to change.
+    """
+    category: Category | None = None
+    for name, value in headers:
+        if name == _CATEGORY_HEADER:
+            category = category_from_header(value.decode("latin-1"))
+    return read_body(endpoint, body, category=category)
+
+
+def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
+    """The model by name or alias; `*` catches every other name. Raises NotFound."""
+    served = models.get(name) or models.get("*")
+    if served is None:
+        raise NotFound(
+            f"The model '{name}' does not exist. GET /v1/models lists those that do.",
+            reason="model_not_found",
+            code="model_not_found",
+            param="model",
+        )
+    return served
+
+
+def estimate(
+    served: ServedModel,
+    endpoint: Endpoint,
+    facts: BodyFacts,
+    principal: Principal,
+) -> LengthEstimate:
+    """L_in, cap, q_out and what follows from them."""
+    return served.estimator.estimate(endpoint, facts, principal.tenant)

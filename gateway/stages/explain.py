@@ -1,0 +1,246 @@
+"""Explaining a request: response headers, the log record, the counters. Joined to stage 10.
+
+Nothing here holds prompt text, keys or header values, but for the prompt itself where the
+configuration asks for it.
+"""
+
+import msgspec
+
+from gateway.domain import (
+    DECISION_SCHEMA,
+    Attempt,
+    Binding,
+    BodyFacts,
+    DecisionRecord,
+    Incoming,
+    Lease,
+    LengthEstimate,
+    Outcome,
+    Plan,
+    Principal,
+    Prompt,
+    Usage,
+)
+from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
+from gateway.policy.pools import can_serve
+from gateway.policy.retry import Fault
+from gateway.policy.served import ServedModel
+from gateway.ports import Headers
+from gateway.telemetry import Metrics
+
+_MAX_MESSAGE = 500
+
+
+def response_headers(
+    request_id: str,
+    served: ServedModel | None,
+    estimate: LengthEstimate | None,
+    lease: Lease | None,
+    binding: Binding | None,
+    prompt: Prompt | None,
+    queue_s: float,
+) -> Headers:
+    """The x-sluice-* headers known so far."""
+    headers = [(b"x-request-id", request_id.encode())]
+    if estimate is not None:
+        headers.append((b"x-sluice-estimated-tokens", b"%d" % estimate.fit_tokens))
+    if served is not None and lease is not None and binding is not None:
+        pool = served.pools[binding.pool]
+        headers += (
+            (b"x-sluice-pool", pool.name.encode()),
+            (b"x-sluice-worker", pool.workers[binding.worker].encode()),
+            (b"x-sluice-spilled", b"true" if lease.spilled else b"false"),
+            (b"x-sluice-compressed", b"none" if prompt is None else prompt.compressed.encode()),
+            (b"x-sluice-queue-ms", b"%d" % int(queue_s * 1000)),
+        )
+    return headers
+
+
+def engine_refusal(fault: Fault) -> Refusal:
+    """What the client is told when the last attempt failed."""
+    said = engine_message(fault.body)
+    detail = f" It said: {said}" if said else ""
+    match fault.kind:
+        case "busy":
+            return Unavailable(
+                f"Every engine that could serve this request is busy.{detail}",
+                reason="engine_busy",
+                code="engine_busy",
+                retry_after_s=1.0,
+                should_retry=True,
+            )
+        case "connect":
+            return Unavailable(
+                "No engine that could serve this request accepts connections.",
+                reason="no_worker_ready",
+                code="no_worker_ready",
+                retry_after_s=2.0,
+            )
+        case "timeout":
+            return UpstreamTimeout(
+                "The engine did not answer in time.", reason="engine_timeout", code="engine_timeout"
+            )
+        case "server_error":
+            return UpstreamBroken(
+                f"The engine failed ({fault.message}).{detail}",
+                reason="engine_error",
+                code="engine_error",
+            )
+        case _:
+            return UpstreamBroken(
+                f"The engine's answer broke off before it began: {fault.message}.",
+                reason="engine_connection_broken",
+                code="engine_connection_broken",
+            )
+
+
+def engine_message(body: bytes) -> str:
+    """The sentence in an engine's error body of any shape, bounded; "" when there is none."""
+    body = body.removeprefix(b"data: ").strip()
+    try:
+        decoded = msgspec.json.decode(body) if body else None
+    except (msgspec.DecodeError, RecursionError):
+        return body[:_MAX_MESSAGE].decode("utf-8", "replace")
+    if isinstance(decoded, dict):
+        error = decoded.get("error", decoded)
+        if isinstance(error, dict):
+            error = error.get("message") or error.get("detail") or ""
+        return str(error)[:_MAX_MESSAGE]
+    return ""
+
+
+def decision_record(
+    incoming: Incoming,
+    outcome: Outcome,
+    charged: Usage | None,
+    *,
+    principal: Principal | None,
+    facts: BodyFacts | None,
+    served: ServedModel | None,
+    estimate: LengthEstimate | None,
+    planned: Plan | None,
+    plan: Plan | None,
+    lease: Lease | None,
+    prompt: Prompt | None,
+    binding: Binding | None,
+    attempts: tuple[Attempt, ...],
+    refusal: Refusal | None,
+    rescued: bool,
+    queue_s: float,
+    sent_s: float | None,
+    now_s: float,
+    prompts: bool,
+) -> DecisionRecord:
+    """One request, explained: all that the stages found, in one flat record."""
+    pools = () if served is None else served.pools
+    would = (
+        pools[planned.pool].name
+        if served and served.observe and planned and plan and planned.pool != plan.pool
+        else None
+    )
+    measure = None if facts is None else facts.measure
+    return DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=incoming.received_unix_s,
+        request_id=incoming.request_id,
+        endpoint=incoming.endpoint.name,
+        outcome=outcome.label,
+        status=outcome.status,
+        model=None if served is None else served.name,
+        asked_model=None if facts is None else facts.model,
+        tenant=None if principal is None else principal.tenant,
+        entitlement=None if principal is None else principal.entitlement,
+        stream=facts is not None and facts.stream,
+        reason=None if refusal is None else refusal.reason,
+        mode="observe" if served and served.observe else "enforce",
+        category=None if estimate is None else estimate.category,
+        rag=measure is not None and measure.rag,
+        text_bytes=None if measure is None else measure.text_bytes,
+        body_bytes=len(incoming.body),
+        messages=0 if measure is None else measure.messages,
+        media_parts=0 if measure is None else measure.media_parts,
+        bytes_per_token=None if estimate is None else estimate.ratio,
+        bytes_per_token_conservative=None if estimate is None else estimate.ratio_conservative,
+        estimated_input_tokens=None if estimate is None else estimate.input_tokens_total,
+        estimated_output_tokens=None if estimate is None else estimate.output_tokens,
+        estimated_total_tokens=None if estimate is None else estimate.fit_tokens,
+        cap_tokens=None if estimate is None else estimate.cap_tokens,
+        sequences=None if estimate is None else estimate.sequences,
+        planned_pool=None if planned is None else pools[planned.pool].name,
+        plan_reason=None if planned is None else planned.reason,
+        would_route=would,
+        pool=None if binding is None else pools[binding.pool].name,
+        worker=None if binding is None else pools[binding.pool].workers[binding.worker],
+        spilled=lease is not None and lease.spilled,
+        rescued=rescued,
+        compressed="none" if prompt is None else prompt.compressed,
+        score=None if binding is None else binding.score,
+        candidates=() if binding is None else binding.candidates,
+        attempts=attempts,
+        prompt_tokens=None if charged is None else charged.prompt_tokens,
+        completion_tokens=None if charged is None else charged.completion_tokens,
+        cached_tokens=None if charged is None else charged.cached_tokens,
+        usage_source=None if charged is None else charged.source,
+        finish_reason=outcome.finish_reason,
+        queue_ms=queue_s * 1000,
+        overhead_ms=None if sent_s is None else (sent_s - incoming.received_s - queue_s) * 1000,
+        ttft_s=outcome.ttft_s,
+        tpot_s=outcome.tpot_s,
+        duration_s=now_s - incoming.received_s,
+        prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
+    )
+
+
+def count(
+    metrics: Metrics,
+    record: DecisionRecord,
+    estimate: LengthEstimate | None,
+    served: ServedModel | None,
+    lease: Lease | None,
+) -> None:
+    """Count one finished request."""
+    model, pool = record.model or "", record.pool or ""
+    metrics.requests.add(model, pool, record.outcome)
+    if lease is not None:
+        metrics.admission.add(lease.entitlement, "admitted", "")
+    if record.overhead_ms is not None:
+        metrics.overhead.observe(record.overhead_ms / 1000, "to_dispatch")
+    if record.ttft_s is not None:
+        metrics.ttft.observe(record.ttft_s, model, pool)
+    if record.tpot_s is not None:
+        metrics.tpot.observe(record.tpot_s, model, pool)
+    if record.spilled:
+        metrics.spillovers.add(model, pool)
+    if record.would_route is not None:
+        metrics.would.add("route")
+    if record.plan_reason == "would_refuse":
+        metrics.would.add("deny")
+    if record.prompt_tokens is None or estimate is None or served is None:
+        return
+    entitlement = record.entitlement or ""
+    metrics.tokens.add(model, entitlement, "input", by=record.prompt_tokens)
+    metrics.tokens.add(model, entitlement, "output", by=record.completion_tokens or 0)
+    metrics.tokens.add(model, entitlement, "cached_input", by=record.cached_tokens or 0)
+    if record.usage_source != "engine" or not record.prompt_tokens:
+        return
+    metrics.estimate_error.observe(
+        estimate.input_tokens_total / record.prompt_tokens, estimate.category
+    )
+    _count_misroute(metrics, record, estimate, served)
+
+
+def _count_misroute(
+    metrics: Metrics, record: DecisionRecord, estimate: LengthEstimate, served: ServedModel
+) -> None:
+    """Sent past the first pool though the true lengths would have fitted it."""
+    shape = served.routing.pools[0]
+    if record.planned_pool in (None, shape.name) or shape.boundary_tokens is None:
+        return
+    true_total = (record.prompt_tokens or 0) + (record.completion_tokens or 0)
+    exact = msgspec.structs.replace(estimate, input_tokens=record.prompt_tokens or 0)
+    if (
+        estimate.sequences == 1
+        and true_total <= shape.boundary_tokens
+        and can_serve(exact, shape.window_tokens)
+    ):
+        metrics.misroutes.add("long_fitted_short")

@@ -1,0 +1,288 @@
+"""Stage 9, forward: one call to one worker, and its answer to the client.
+
+Rules:
+- No byte reaches the client before the engine's first body byte, so everything that fails
+  until then can be tried elsewhere (`Fault`). An answer that is not a stream is read whole
+  first, for the same reason.
+- Once a stream has started, a failure is an in-band error event, never a faked stop.
+- The response is always aborted or read to its end: an engine does not generate for nobody.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gateway.domain import RESPONSES, Endpoint, Outcome, Usage, WorkerAddress
+from gateway.errors import UpstreamBroken, UpstreamFailure, UpstreamTimeout
+from gateway.policy.overflow import in_band_status, is_busy, is_overflow, is_overflow_event
+from gateway.policy.retry import Fault
+from gateway.policy.sse import StreamMeter, usage_from
+from gateway.ports import ClientReply, Headers, Upstream, UpstreamCall, UpstreamResponse
+
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""An answer that is not a stream is held until it is whole; beyond this it is a fault."""
+_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+
+
+class _Answer(msgspec.Struct):
+    """The few members read of a whole answer; all others are skipped."""
+
+    usage: Any = None
+    choices: list[_Choice] | None = None
+    id: Any = None
+    stop_reason: Any = None
+    status: Any = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+class Relay:
+    """One attempt: `run` it, or ask `cut_short` what it came to when the client left."""
+
+    __slots__ = (
+        "_clock",
+        "_endpoint",
+        "_first_s",
+        "_last_s",
+        "_meter",
+        "_reply",
+        "_response_id",
+        "_started_s",
+        "sent",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        reply: ClientReply,
+        clock: Callable[[], float],
+        *,
+        started_s: float,
+        strip_usage: bool,
+    ) -> None:
+        """`started_s`: when the client's request came in, for TTFT."""
+        self._endpoint = endpoint
+        self._reply = reply
+        self._clock = clock
+        self._started_s = started_s
+        self._first_s: float | None = None
+        self._last_s: float | None = None
+        self._meter = StreamMeter(endpoint, strip_usage=strip_usage)
+        self._response_id: str | None = None
+        self.sent = False
+        """The request reached an engine (or may have)."""
+
+    async def run(
+        self, upstream: Upstream, worker: WorkerAddress, call: UpstreamCall, headers: Headers
+    ) -> Outcome | Fault:
+        """Forward the call; an Outcome when the client was answered, else a Fault."""
+        self.sent = True
+        try:
+            response = await upstream.open(worker, call)
+        except UpstreamFailure as failure:
+            self.sent = failure.kind != "connect"
+            return Fault(kind=failure.kind, message=str(failure))
+        try:
+            kind = _header(response.headers, b"content-type")
+            if response.status == 200 and kind.startswith(b"text/event-stream"):
+                return await self._stream(response, kind, headers)
+            return await self._whole(response, kind, headers)
+        finally:
+            response.abort()
+
+    def cut_short(self) -> Outcome:
+        """What was served when the client left: the tokens emitted so far."""
+        usage = self._meter.usage()
+        if usage is None and self._meter.events:
+            usage = Usage(
+                prompt_tokens=0, completion_tokens=max(0, self._meter.events - 1), source="counted"
+            )
+        return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
+
+    # -- streams
+
+    async def _stream(
+        self, response: UpstreamResponse, kind: bytes, headers: Headers
+    ) -> Outcome | Fault:
+        first = await self._first_events(response)
+        if isinstance(first, Fault):
+            return first
+        self._first_s = self._clock()
+        if self._endpoint is RESPONSES and (found := _RESPONSE_ID.search(first)):
+            self._response_id = found[1].decode("ascii", "replace")
+        await self._reply.start(
+            200, [(b"content-type", kind), (b"cache-control", b"no-cache"), *headers]
+        )
+        await self._reply.write(first)
+        meter = self._meter
+        try:
+            while data := await response.read():
+                if ready := meter.feed(data):
+                    await self._reply.write(ready)
+                elif meter.overlong:
+                    raise UpstreamFailure("protocol", "an event is too long", head_received=True)
+        except UpstreamFailure as failure:
+            return await self._break_off(failure)
+        self._last_s = self._clock()
+        if not meter.complete and not meter.failed_in_band:
+            return await self._break_off(
+                UpstreamFailure("reset", "the stream ended unfinished", head_received=True)
+            )
+        if closing := meter.closing():
+            await self._reply.write(closing)
+        await self._reply.finish()
+        outcome = self._outcome(completed=meter.complete and meter.finish_reason != "failed")
+        if meter.failed_in_band and in_band_status(first) < 500:
+            return msgspec.structs.replace(outcome, label="error")
+        return outcome
+
+    async def _first_events(self, response: UpstreamResponse) -> bytes | Fault:
+        """The first whole events, or the fault that came instead of them."""
+        while True:
+            try:
+                data = await response.read()
+            except UpstreamFailure as failure:
+                return Fault(kind=failure.kind, message=str(failure))
+            if not data:
+                return Fault(kind="empty", message="the engine sent an empty stream", status=200)
+            ready = self._meter.feed(data)
+            if ready:
+                break
+            if self._meter.overlong:
+                return Fault(kind="protocol", message="an event is too long")
+        if self._meter.failed_in_band and is_overflow_event(ready):
+            return Fault(kind="overflow", message="context overflow", status=400, body=ready)
+        if self._meter.failed_in_band and (status := in_band_status(ready)) >= 500:
+            message = f"its stream began with error {status}"
+            return Fault(kind="server_error", message=message, status=status, body=ready)
+        return ready  # with an error of the client's own, if any: that is the engine's answer
+
+    async def _break_off(self, failure: UpstreamFailure) -> Outcome:
+        self._last_s = self._clock()
+        slow = failure.kind == "timeout"
+        error = UpstreamTimeout if slow else UpstreamBroken
+        status = 504 if slow else 502
+        reason = "engine_silent" if slow else "engine_stream_broken"
+        await self._reply.break_off(
+            error(
+                f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
+                reason=reason,
+                code=reason,
+            )
+        )
+        return msgspec.structs.replace(
+            self._outcome(completed=False), label="upstream_error", status=status
+        )
+
+    # -- whole answers
+
+    async def _whole(
+        self, response: UpstreamResponse, kind: bytes, headers: Headers
+    ) -> Outcome | Fault:
+        try:
+            body = await _read_all(response)
+        except UpstreamFailure as failure:
+            return Fault(kind=failure.kind, message=str(failure))
+        status = response.status
+        if status >= 400 and (fault := _fault_of(status, kind, body)) is not None:
+            return fault
+        self._first_s = self._last_s = self._clock()
+        await self._reply.send(status, [(b"content-type", kind), *headers], body)
+        if status >= 400:
+            return Outcome(label="error", status=status, ttft_s=self._ttft_s())
+        usage, finish, answer_id = _read_answer(body)
+        return Outcome(
+            label="ok",
+            status=status,
+            usage=usage,
+            finish_reason=finish,
+            completed=True,
+            ttft_s=self._ttft_s(),
+            response_id=answer_id if self._endpoint is RESPONSES else None,
+        )
+
+    # -- figures
+
+    def _ttft_s(self) -> float | None:
+        return None if self._first_s is None else self._first_s - self._started_s
+
+    def _outcome(self, *, completed: bool) -> Outcome:
+        usage = self._meter.usage() or Usage(
+            prompt_tokens=0, completion_tokens=max(0, self._meter.events - 1), source="counted"
+        )
+        tpot_s = None
+        if self._first_s is not None and self._last_s is not None and usage.completion_tokens > 1:
+            tpot_s = (self._last_s - self._first_s) / (usage.completion_tokens - 1)
+        return Outcome(
+            label="ok" if completed else "upstream_error",
+            status=200,
+            usage=usage,
+            finish_reason=self._meter.finish_reason,
+            completed=completed,
+            ttft_s=self._ttft_s(),
+            tpot_s=tpot_s,
+            response_id=self._response_id,
+        )
+
+
+def _header(headers: Headers, wanted: bytes) -> bytes:
+    for name, value in headers:
+        if name == wanted:
+            return value
+    return b"application/json"
+
+
+async def _read_all(response: UpstreamResponse) -> bytes:
+    first = await response.read()
+    chunks = [first]
+    size = len(first)
+    while data := await response.read() if chunks[-1] else b"":
+        chunks.append(data)
+        size += len(data)
+        if size > MAX_ANSWER_BYTES:
+            raise UpstreamFailure("protocol", "the answer is too large", head_received=True)
+    return first if len(chunks) == 1 else b"".join(chunks)
+
+
+def _fault_of(status: int, kind: bytes, body: bytes) -> Fault | None:
+    """The fault behind an engine's error status; None when it is the client's own."""
+    if is_overflow(status, body):
+        return Fault(
+            kind="overflow", message="context overflow", status=status, content_type=kind, body=body
+        )
+    if is_busy(status, body):
+        return Fault(kind="busy", message="busy", status=503, content_type=kind, body=body)
+    if status >= 500 or status in (401, 403):  # a refused worker key is ours to answer for
+        return Fault(
+            kind="server_error",
+            message=f"status {status}",
+            status=status,
+            content_type=kind,
+            body=b"" if status < 500 else body,
+        )
+    return None
+
+
+def _read_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
+    """Usage, finish reason and id of a whole answer, each None when it has none."""
+    try:
+        answer = _decode_answer(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None, None, None
+    finish: Any = answer.stop_reason
+    if answer.choices:
+        finish = answer.choices[0].finish_reason
+    elif finish is None and answer.status in ("completed", "incomplete", "failed"):
+        finish = answer.status
+    return usage_from({"usage": answer.usage}), _text(finish), _text(answer.id)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,89 @@
+"""Stage 10, settle: usage -> lease released, estimator taught, tokens metered. Always runs.
+
+Only what the engine itself reported teaches the ratio; what the gateway counted is charged, and
+teaches at most the length of an answer. An answer that was cut (client left, stream broke,
+limit reached) is a lower bound of its length, never an observation of it.
+"""
+
+from gateway.domain import (
+    BodyFacts,
+    Endpoint,
+    Lease,
+    LengthEstimate,
+    Observation,
+    Outcome,
+    Principal,
+    Prompt,
+    Usage,
+)
+from gateway.policy.served import ServedModel
+from gateway.ports import LeaseStore, Settlement
+
+_CUT = frozenset({"length", "max_tokens", "incomplete"})
+
+
+def settle(
+    store: LeaseStore,
+    served: ServedModel,
+    lease: Lease,
+    outcome: Outcome,
+    estimate: LengthEstimate,
+    *,
+    dispatched: bool,
+) -> Usage | None:
+    """Release the lease; the usage it was charged (None for a full refund)."""
+    window_tokens = served.routing.pools[lease.pool].window_tokens
+    usage = charged(outcome, estimate, window_tokens) if dispatched else None
+    store.settle(lease, Settlement(usage=usage, dispatched=dispatched))
+    return usage
+
+
+def charged(outcome: Outcome, estimate: LengthEstimate, window_tokens: int) -> Usage | None:
+    """What the request used: the engine's report, else prompt as estimated + tokens emitted.
+
+    A report that no engine of this window could truthfully make is not believed. None, a
+    full refund, when the client got an error instead of an answer.
+    """
+    usage = outcome.usage
+    most_tokens = window_tokens * estimate.sequences
+    if usage is not None and usage.source == "engine" and _possible(usage, most_tokens):
+        return usage
+    if usage is None and outcome.label != "disconnected" and not outcome.completed:
+        return None
+    return Usage(
+        prompt_tokens=estimate.input_tokens_total,
+        completion_tokens=0 if usage is None else min(usage.completion_tokens, most_tokens),
+        source="counted",
+    )
+
+
+def _possible(usage: Usage, most_tokens: int) -> bool:
+    return 0 < usage.prompt_tokens <= most_tokens and usage.completion_tokens <= most_tokens
+
+
+def learn(
+    served: ServedModel,
+    endpoint: Endpoint,
+    principal: Principal,
+    facts: BodyFacts,
+    estimate: LengthEstimate,
+    prompt: Prompt,
+    outcome: Outcome,
+) -> None:
+    """Teach the estimator what this request turned out to be."""
+    usage = outcome.usage
+    reported = usage if usage is not None and usage.source == "engine" else None
+    if outcome.label in ("refused", "error") or (usage is None and not outcome.completed):
+        return
+    served.estimator.learn(
+        Observation(
+            endpoint=endpoint.name,
+            tenant=principal.tenant,
+            measure=facts.measure,
+            prompt_tokens=None if reported is None else reported.prompt_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+            sequences=estimate.sequences,
+            output_censored=not outcome.completed or outcome.finish_reason in _CUT,
+            learn_ratio=prompt.compressed == "none",
+        )
+    )

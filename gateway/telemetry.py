@@ -1,0 +1,114 @@
+"""Names of metrics and the plain numbers behind them; rendered only when scraped.
+
+Counting on the request path is a dict or list update: no locks (one event loop), no label
+objects. Series are bounded: a counter that a client could grow stops at `MAX_SERIES` and
+counts the rest under "other".
+"""
+
+from bisect import bisect_left
+
+MAX_SERIES = 2000
+
+SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+FAST_SECONDS = (
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0,
+)  # fmt: skip
+RATIOS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
+
+
+class Counter:
+    """A family of monotonic counts by label values."""
+
+    __slots__ = ("help", "labels", "name", "values")
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.help = text
+        self.labels = labels
+        self.values: dict[tuple[str, ...], float] = {}
+
+    def add(self, *labels: str, by: float = 1) -> None:
+        """Count; `labels` in the family's order."""
+        values = self.values
+        if labels not in values and len(values) >= MAX_SERIES:
+            labels = ("other",) * len(self.labels)
+        values[labels] = values.get(labels, 0) + by
+
+
+class Histogram:
+    """A family of cumulative histograms by label values."""
+
+    __slots__ = ("bounds", "help", "labels", "name", "series")
+
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+    ) -> None:
+        self.name = name
+        self.help = text
+        self.labels = labels
+        self.bounds = bounds
+        self.series: dict[tuple[str, ...], list[float]] = {}
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Add one value; `labels` in the family's order."""
+        row = self.series.get(labels)
+        if row is None:
+            if len(self.series) >= MAX_SERIES:
+                return
+            row = self.series[labels] = [0.0] * (len(self.bounds) + 2)
+        row[bisect_left(self.bounds, value)] += 1
+        row[-1] += value
+
+
+class Metrics:
+    """Every family the gateway counts (docs/operations.md says what they mean)."""
+
+    def __init__(self) -> None:
+        self.requests = Counter(
+            "sluice_requests", "Requests by how they ended.", ("model", "pool", "outcome")
+        )
+        self.overhead = Histogram(
+            "sluice_overhead_seconds", "Gateway time by stage.", ("stage",), FAST_SECONDS
+        )
+        self.ttft = Histogram(
+            "sluice_ttft_seconds",
+            "Arrival to first byte of the answer.",
+            ("model", "pool"),
+            SECONDS,
+        )
+        self.tpot = Histogram(
+            "sluice_tpot_seconds",
+            "Time per output token after the first.",
+            ("model", "pool"),
+            SECONDS,
+        )
+        self.estimate_error = Histogram(
+            "sluice_estimate_error_ratio",
+            "Estimated over reported prompt tokens.",
+            ("category",),
+            RATIOS,
+        )
+        self.misroutes = Counter(
+            "sluice_misroutes",
+            "overflow: an engine refused, rescued; long_fitted_short: sent long, fitted short.",
+            ("kind",),
+        )
+        self.spillovers = Counter(
+            "sluice_spillovers", "Requests admitted to an alternate pool.", ("model", "pool")
+        )
+        self.admission = Counter(
+            "sluice_admission", "Admission decisions.", ("entitlement", "decision", "reason")
+        )
+        self.would = Counter(
+            "sluice_would", "Decisions computed in observe mode, not applied.", ("what",)
+        )
+        self.tokens = Counter("sluice_tokens", "Tokens metered.", ("model", "entitlement", "kind"))
+        self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
+        self.ejections = Counter("sluice_ejections", "Workers ejected.", ("pool", "worker"))
+        self.log_dropped = Counter("sluice_request_log_dropped", "Records not written.")
+
+    def families(self) -> list[Counter | Histogram]:
+        """All families, for the renderer."""
+        return list(vars(self).values())

@@ -1,0 +1,129 @@
+"""Admin: pools, entitlements, decisions, draining. It has its own key; without one it is closed."""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Response
+
+from gateway.errors import Forbidden, NotFound, Unauthorized
+from gateway.policy import fleet
+from gateway.policy.served import ServedModel
+from gateway.web.problems import json_response
+from gateway.web.surface import Control
+
+
+def _guard(control: Control) -> Callable[[str], None]:
+    def check(authorization: Annotated[str, Header()] = "") -> None:
+        if control.admin_key_sha256 is None:
+            raise Forbidden(
+                "Admin is closed: set server.admin_key in the configuration.",
+                reason="admin_closed",
+                code="admin_closed",
+            )
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, control.admin_key_sha256):
+            raise Unauthorized(
+                "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
+                reason="invalid_admin_key",
+                code="invalid_api_key",
+            )
+
+    return check
+
+
+def admin_router(control: Control) -> APIRouter:
+    """The admin routes, each behind the admin key."""
+    app = APIRouter(dependencies=[Depends(_guard(control))])
+    _reading_routes(app, control)
+    _worker_routes(app, control)
+    return app
+
+
+def _reading_routes(app: APIRouter, control: Control) -> None:
+    @app.get("/admin/pools")
+    async def pools() -> Response:
+        """Pools and workers: load, health, what was learned."""
+        now_s = control.clock()
+        return json_response([_describe(served, now_s) for served in control.models])
+
+    @app.get("/admin/entitlements")
+    async def entitlements() -> Response:
+        """Entitlements as configured; limits are not enforced in this version."""
+        return json_response(list(control.entitlements))
+
+    @app.get("/admin/decisions")
+    async def decisions(limit: int = 50) -> Response:
+        """The newest decisions."""
+        found = control.latest_decisions(max(1, min(limit, 1000)))
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @app.get("/admin/decisions/{request_id}")
+    async def decision(request_id: str) -> Response:
+        """Why a request went where it went."""
+        found = control.find_decision(request_id)
+        if found is None:
+            raise NotFound(
+                f"No decision is kept for request id '{request_id}': it is unknown or too old.",
+                reason="decision_not_found",
+                code="decision_not_found",
+            )
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+def _worker_routes(app: APIRouter, control: Control) -> None:
+    @app.post("/admin/workers/{worker:path}/drain")
+    async def drain(worker: str, *, undo: bool = False) -> Response:
+        """Take a worker out of the rotation; running requests finish. `undo=true` returns it."""
+        hits = 0
+        for served in control.models:
+            for pool in served.pools:
+                for i, known in enumerate(pool.workers):
+                    if known == worker:
+                        pool.draining[i] = not undo
+                        hits += 1
+        if not hits:
+            raise NotFound(
+                f"No worker '{worker}'. GET /admin/pools lists them.",
+                reason="worker_not_found",
+                code="worker_not_found",
+            )
+        return json_response({"worker": worker, "draining": not undo, "pools": hits})
+
+
+def _describe(served: ServedModel, now_s: float) -> dict[str, Any]:
+    pools = []
+    for shape, pool in zip(served.routing.pools, served.pools, strict=True):
+        sound = set(fleet.available(pool, now_s))
+        workers = [
+            {
+                "id": worker,
+                "in_rotation": i in sound,
+                "up": pool.up[i],
+                "draining": pool.draining[i],
+                "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
+                "active_sequences": pool.active[i],
+                "reserved_tokens": pool.tokens[i],
+            }
+            for i, worker in enumerate(pool.workers)
+        ]
+        pools.append(
+            {
+                "name": pool.name,
+                "max_model_len": shape.window_tokens,
+                "b_short": shape.boundary_tokens,
+                "max_num_seqs": pool.slots_per_worker,
+                "inflight": pool.inflight,
+                "ready_slots": fleet.ready_slots(pool, now_s),
+                "workers": workers,
+            }
+        )
+    return {
+        "model": served.name,
+        "mode": "observe" if served.observe else "enforce",
+        "pools": pools,
+        "estimator": served.estimator.snapshot(),
+    }

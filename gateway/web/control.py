@@ -1,0 +1,125 @@
+"""The control plane in FastAPI: health, readiness, metrics, models, admin, OpenAPI.
+
+Admin has its own key; without one configured it is closed. Errors have the data plane's
+shape, so that clients read one format.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal
+from gateway.policy import fleet
+from gateway.web.admin import admin_router
+from gateway.web.metrics import CONTENT_TYPE
+from gateway.web.problems import error_body, error_headers, json_response
+from gateway.web.surface import Control
+
+
+def control_app(control: Control) -> FastAPI:
+    """The FastAPI application of everything that is not the data plane."""
+    app = FastAPI(title="Sluice", version=control.version, docs_url="/docs", redoc_url=None)
+    app.openapi = control.openapi  # type: ignore[method-assign]
+    _handle_errors(app)
+    _public_routes(app, control)
+    app.include_router(admin_router(control))
+    return app
+
+
+def _public_routes(app: FastAPI, control: Control) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process is alive."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """It can serve: not draining, and each model has a worker in the rotation."""
+        now_s = control.clock()
+        missing = [
+            served.name
+            for served in control.models
+            if not any(fleet.available(pool, now_s) for pool in served.pools)
+        ]
+        problem = "draining" if control.draining() else ""
+        if missing:
+            problem = problem or f"no ready engine for {', '.join(missing)}"
+        body = {"status": problem or "ready"}
+        return json_response(body, 503 if problem else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus."""
+        return Response(control.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """Models and aliases that this key may use."""
+        principal = control.authenticate(request.scope["headers"])
+        cards = [
+            _model_card(control, name, model)
+            for name, model in control.names.items()
+            if principal.model in (None, model)
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> Response:
+        """One model."""
+        principal = control.authenticate(request.scope["headers"])
+        found = control.names.get(name)
+        if found is None or principal.model not in (None, found):
+            raise NotFound(
+                f"The model '{name}' does not exist. GET /v1/models lists those that do.",
+                reason="model_not_found",
+                code="model_not_found",
+                param="model",
+            )
+        return json_response(_model_card(control, name, found))
+
+
+def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:
+    served = next(s for s in control.models if s.name == model)
+    return {
+        "id": name,
+        "object": "model",
+        "created": control.created_unix_s,
+        "owned_by": "sluice",
+        "root": model,
+        "max_model_len": served.routing.pools[-1].window_tokens,
+    }
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(Refusal)
+    async def refused(_request: Request, refusal: Refusal) -> Response:
+        headers = {n.decode(): v.decode() for n, v in error_headers(refusal)}
+        return Response(error_body(refusal), status_code=refusal.status, headers=headers)
+
+    @app.exception_handler(HTTPException)
+    async def routed(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404:
+            refusal: Refusal = NotFound(
+                f"Unknown path {request.url.path}.", reason="unknown_path", code="unknown_path"
+            )
+        elif error.status_code == 405:
+            refusal = MethodNotAllowed(
+                f"{request.method} is not allowed on {request.url.path}.",
+                reason="method_not_allowed",
+                code="method_not_allowed",
+            )
+        else:
+            refusal = BadRequest(str(error.detail), reason="bad_request")
+            refusal.status = error.status_code
+        response = await refused(request, refusal)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        refusal = BadRequest(f"{where}: {first['msg']}.", reason="bad_request", param=where)
+        return await refused(request, refusal)

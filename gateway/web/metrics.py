@@ -1,0 +1,103 @@
+"""Rendering /metrics: the plain numbers of telemetry plus gauges read at scrape time."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+
+from gateway.policy import fleet
+from gateway.policy.served import ServedModel
+from gateway.telemetry import Counter, Histogram, Metrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsPage:
+    """The /metrics page of one process."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        models: Iterable[ServedModel],
+        leases: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """`leases` gives the leases in force; `clock` is the fleet's."""
+        self._metrics = metrics
+        self._models = list(models)
+        self._leases = leases
+        self._clock = clock
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """The page, in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families (called by the registry)."""
+        for family in self._metrics.families():
+            yield _counter(family) if isinstance(family, Counter) else _histogram(family)
+        yield from self._gauges()
+
+    def _gauges(self) -> Iterator[Metric]:
+        inflight = GaugeMetricFamily(
+            "sluice_pool_inflight", "Sequences holding a lease.", labels=["model", "pool"]
+        )
+        up = GaugeMetricFamily(
+            "sluice_worker_up", "1 when in the rotation.", labels=["model", "pool", "worker"]
+        )
+        active = GaugeMetricFamily(
+            "sluice_worker_inflight", "Sequences at a worker.", labels=["model", "pool", "worker"]
+        )
+        ratio = GaugeMetricFamily(
+            "sluice_bytes_per_token", "Learned ratio.", labels=["model", "category"]
+        )
+        now_s = self._clock()
+        for served in self._models:
+            for pool in served.pools:
+                inflight.add_metric([served.name, pool.name], pool.inflight)
+                sound = set(fleet.available(pool, now_s))
+                for i, worker in enumerate(pool.workers):
+                    up.add_metric([served.name, pool.name, worker], 1 if i in sound else 0)
+                    active.add_metric([served.name, pool.name, worker], pool.active[i])
+            learned = served.estimator.snapshot()["categories"]
+            for category, state in learned.items():
+                ratio.add_metric([served.name, category], state["mean"])
+        ignored = CounterMetricFamily(
+            "sluice_usage_ignored",
+            "Parts of usage reports that taught nothing.",
+            labels=["model", "reason"],
+        )
+        for served in self._models:
+            for reason, times in served.estimator.ignored.items():
+                ignored.add_metric([served.name, reason], times)
+        leases = GaugeMetricFamily("sluice_leases", "Leases by state.", labels=["state"])
+        leases.add_metric(["active"], self._leases())
+        store = GaugeMetricFamily("sluice_store_up", "1 when the state store answers.", value=1)
+        yield from (inflight, up, active, ratio, ignored, leases, store)
+
+
+def _counter(family: Counter) -> Metric:
+    metric = CounterMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, value in list(family.values.items()):
+        metric.add_metric(labels, value)
+    return metric
+
+
+def _histogram(family: Histogram) -> Metric:
+    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, row in list(family.series.items()):
+        total = 0.0
+        buckets = []
+        for bound, value in zip(family.bounds, row, strict=False):
+            total += value
+            buckets.append((repr(bound), total))
+        buckets.append(("+Inf", total + row[len(family.bounds)]))
+        metric.add_metric(labels, buckets, sum_value=row[-1])
+    return metric

@@ -1,0 +1,287 @@
+"""The mock engine as a raw ASGI application: routes, authentication, faults before an answer.
+
+No framework: it runs beside what it measures, so a request must cost little.
+"""
+
+import base64
+import time
+from collections import deque
+from typing import Any
+from urllib.parse import parse_qs
+
+from simulator.mock_server import problems, transport
+from simulator.mock_server.config import MockConfig
+from simulator.mock_server.dialects import Dialect
+from simulator.mock_server.driver import Driver
+from simulator.mock_server.encoding import dumps
+from simulator.mock_server.endpoints import Endpoints, Handler, Headers
+from simulator.mock_server.faults import Active, FaultError, Faults, parse_faults
+from simulator.mock_server.generation import Exchange, run_stream, run_whole
+from simulator.mock_server.problems import ApiError, ContextOverflowError
+from simulator.mock_server.requests import Body, parse_json
+from simulator.mock_server.state import render_metrics
+from simulator.mock_server.transport import Receive, Scope, Send
+
+VERSION = "0.32.0+mock"
+_PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class Recorded:
+    """The last requests received, bounded in number and bytes."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self._entries = entries
+        self._size = size
+        self._held = 0
+        self._ring: deque[tuple[str, str, list[tuple[bytes, bytes]], bytes]] = deque()
+
+    def add(self, scope: Scope, body: bytes) -> None:
+        """Remember one; the oldest go."""
+        self._ring.append((scope["method"], scope["path"], scope["headers"], body))
+        self._held += len(body)
+        while len(self._ring) > self._entries or (self._held > self._size and len(self._ring) > 1):
+            self._held -= len(self._ring.popleft()[3])
+
+    def last(self, number: int) -> list[dict[str, Any]]:
+        """The last `number`, oldest first."""
+        return [
+            {
+                "method": method,
+                "path": path,
+                "headers": _headers(headers),
+                "body": body.decode("utf-8", "replace"),
+                "body_base64": base64.b64encode(body).decode(),
+            }
+            for method, path, headers, body in list(self._ring)[-number:]
+        ]
+
+
+class MockApp:
+    """One mock engine. Serve it with uvicorn (resets need its transport)."""
+
+    def __init__(self, config: MockConfig) -> None:
+        self.config = config
+        self.recorded = Recorded(config.recorded_requests, config.recorded_bytes)
+        self._endpoints = Endpoints(config)
+        self._handlers = self._endpoints.handlers
+        self._faults = config.faults
+        self._driver: Driver | None = None
+        self._created = int(time.time())
+        self._requests = 0
+        self._in_flight = 0
+        self._gets = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/ping": self._health,
+            "/version": self._version,
+            "/load": self._load,
+            "/metrics": self._metrics,
+            "/mock/last": self._last,
+        }
+        self._posts = {"/tokenize": self._tokenize, "/mock/fail": self._fail}
+
+    @property
+    def driver(self) -> Driver:
+        """The engine; made by the first request, as it needs the running event loop."""
+        if self._driver is None:
+            self._driver = Driver(self.config)
+            self._driver.slow_down(self._faults.slow_factor)
+        return self._driver
+
+    def set_faults(self, faults: Faults) -> None:
+        """Misbehave differently from now on."""
+        self._faults = faults
+        self.driver.slow_down(faults.slow_factor)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        self._requests += 1
+        active = self._faults.draw(self._requests)
+        if "refuse" in active and not path.startswith("/mock/"):
+            await _read(receive)  # unread bytes would make the close a reset
+            await transport.close(receive, send)
+            return
+        handler = self._handlers.get(path)
+        try:
+            self._authenticate(path, scope)
+            if handler is not None and method == "POST":
+                await self._generate(handler, active, scope, receive, send)
+            else:
+                await self._side(path, method, active, scope, receive, send)
+        except ApiError as error:
+            await self._refuse(send, path, error)
+        except RecursionError:
+            await self._refuse(send, path, problems.invalid("the body is nested too deep"))
+
+    def _authenticate(self, path: str, scope: Scope) -> None:
+        if self.config.api_key is None or not path.startswith("/v1"):
+            return
+        expected = f"Bearer {self.config.api_key}".encode()
+        if all(v != expected for k, v in scope["headers"] if k == b"authorization"):
+            raise ApiError(401, "Unauthorized")
+
+    @staticmethod
+    async def _refuse(send: Send, path: str, error: ApiError) -> None:
+        if error.status == 401:
+            await transport.answer(send, 401, b'{"error":"Unauthorized"}')
+            return
+        body = error.body(anthropic=path == "/v1/messages")
+        await transport.answer(send, error.status, dumps(body))
+
+    async def _generate(
+        self, handler: Handler, active: Active, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """An endpoint that runs on the engine."""
+        data = await _read(receive)
+        if data is None:
+            return
+        self.recorded.add(scope, data)
+        if "reset-before" in active:
+            await transport.reset(receive, send)
+            return
+        _raise_injected(active)
+        headers = _headers(scope["headers"])
+        body = parse_json(data, headers.get("content-type", ""))
+        renamed = active.by_name.get("model-name")
+        model_name = renamed.text if renamed is not None else self.config.model
+        self._in_flight += 1
+        try:
+            job, dialect = handler(body, headers, model_name)
+            exchange = Exchange(
+                driver=self.driver,
+                receive=receive,
+                send=send,
+                active=active,
+                rank=self._rank(headers),
+            )
+            if job.stream and isinstance(dialect, Dialect):
+                await run_stream(exchange, job, dialect)
+            else:
+                await run_whole(exchange, job, dialect)
+        except ContextOverflowError:
+            if body.get("stream") is not True or "empty-200" not in active:
+                raise
+            await transport.start(send, 200, transport.SSE_HEADERS)
+            await transport.write(send, b"", more=False)
+        finally:
+            self._in_flight -= 1
+
+    def _rank(self, headers: Headers) -> int:
+        """The rank that a header chooses, else the least loaded one."""
+        given = headers.get("x-data-parallel-rank")
+        if given is None:
+            return self.driver.pick_rank()
+        if not given.isdecimal() or int(given) >= self.config.dp_ranks:
+            raise ApiError(
+                400, f"data_parallel_rank {given} is out of range [0, {self.config.dp_ranks})."
+            )
+        return int(given)
+
+    async def _side(
+        self, path: str, method: str, active: Active, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Everything that does not run on the engine."""
+        get, post = self._gets.get(path), self._posts.get(path)
+        if get is not None and method == "GET":
+            status, body, kind = get(scope, active)
+        elif post is not None and method == "POST":
+            data = await _read(receive)
+            if data is None:
+                return
+            if not path.startswith("/mock/"):
+                self.recorded.add(scope, data)
+            status, body, kind = post(
+                parse_json(data, _headers(scope["headers"]).get("content-type", ""))
+            )
+        elif get is None and post is None and path not in self._handlers:
+            status, body, kind = 404, b'{"detail":"Not Found"}', transport.JSON_TYPE
+        else:
+            allowed = b"GET" if get is not None else b"POST"
+            detail = b'{"detail":"Method Not Allowed"}'
+            await transport.answer(send, 405, detail, headers=((b"allow", allowed),))
+            return
+        await transport.answer(send, status, body, kind)
+
+    # What GET answers: (status, body, content type)
+
+    def _models(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        if "models-500" in active:
+            raise problems.internal()
+        model = {
+            "id": self.config.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "vllm",
+            "root": self.config.model,
+            "parent": None,
+            "max_model_len": self.config.profile.max_model_len,
+            "permission": [],
+        }
+        return 200, dumps({"object": "list", "data": [model]}), transport.JSON_TYPE
+
+    def _health(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, b"", _PLAIN
+
+    def _version(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, dumps({"version": VERSION}), transport.JSON_TYPE
+
+    def _load(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, dumps({"server_load": self._in_flight}), transport.JSON_TYPE
+
+    def _metrics(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        if "no-metrics" in active:
+            return 404, b'{"detail":"Not Found"}', transport.JSON_TYPE
+        return 200, render_metrics(self.driver), _PLAIN
+
+    def _last(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        number = query.get("n", ["1"])[0]
+        if not number.isdecimal() or int(number) < 1:
+            raise ApiError(400, f"n must be a whole number above 0, not {number!r}")
+        return 200, dumps(self.recorded.last(int(number))), transport.JSON_TYPE
+
+    # What POST answers
+
+    def _tokenize(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, dumps(self._endpoints.tokenize(body)), transport.JSON_TYPE
+
+    def _fail(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        spec = body.get("spec")
+        if not isinstance(spec, str):
+            raise ApiError(400, "spec must be a string; an empty one ends all faults")
+        try:
+            self.set_faults(parse_faults(spec))
+        except FaultError as error:
+            raise ApiError(400, str(error)) from error
+        return 200, dumps({"spec": spec}), transport.JSON_TYPE
+
+
+def _raise_injected(active: Active) -> None:
+    if "500" in active:
+        raise problems.internal()
+    if "503" in active:
+        raise problems.unavailable()
+    if "busy" in active:
+        raise problems.busy()
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The request's body; None when the client left before its end."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        body: bytes = message["body"]
+        return body
+    chunks = bytearray()
+    while message["type"] == "http.request":
+        chunks += message["body"]
+        if not message.get("more_body"):
+            return bytes(chunks)
+        message = await receive()
+    return None
+
+
+def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}

@@ -1,0 +1,76 @@
+"""What a shape of answers must be able to write; `completions` and `events` hold the shapes."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as reported."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    def openai(self) -> dict[str, Any]:
+        """The usage object of chat and completions."""
+        return {
+            "prompt_tokens": self.prompt,
+            "total_tokens": self.prompt + self.completion,
+            "completion_tokens": self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+    def responses(self) -> dict[str, Any]:
+        """The usage object of /v1/responses."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt + self.completion,
+        }
+
+    def anthropic(self) -> dict[str, Any]:
+        """The usage object of /v1/messages."""
+        return {
+            "input_tokens": self.prompt,
+            "output_tokens": self.completion,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self.cached,
+        }
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A finished sequence: its text and why it ended."""
+
+    text: str
+    finish_reason: str
+
+
+class Dialect(ABC):
+    """How an endpoint writes streams and whole answers. Usage None: none is reported."""
+
+    usage_in_head = False
+    """Whether a stream's head reports the prompt's tokens."""
+
+    @abstractmethod
+    def head(self, choices: int, usage: Usage | None) -> bytes:
+        """What precedes the first token."""
+
+    @abstractmethod
+    def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:
+        """One token's chunk; `piece` is its text as JSON. Usage only where it rides on chunks."""
+
+    @abstractmethod
+    def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
+        """A sequence's last chunk."""
+
+    @abstractmethod
+    def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
+        """What follows the last chunk; `done` is whether the stream says that it ended."""
+
+    @abstractmethod
+    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+        """The answer in one piece."""

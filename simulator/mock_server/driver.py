@@ -1,0 +1,268 @@
+"""The engine model in real time.
+
+Rules:
+- Deadlines are absolute: an iteration begins where the one before ended, whatever the event
+  loop's lateness, so delays never add up. Only an idle engine starts at `now`.
+- Model time is real time x speed; changing the speed re-anchors the two, it never jumps.
+- Ranks step together: an iteration's tokens are out when the slowest rank's iteration ends.
+- A ticket that the client left is aborted at once, in whatever phase it is.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from simulator.engine import Emission, Engine, EngineRequest
+from simulator.mock_server.config import MockConfig
+from simulator.mock_server.metrics import Lag, RankMetrics
+
+Token = tuple[int, Emission, float]
+"""(choice, what the engine emitted, the real time it was due)."""
+
+
+# uvloop's own time() counts whole milliseconds only.
+now = time.monotonic
+
+
+class SequenceSpec(Protocol):
+    """What the driver reads of a sequence to run."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Its prompt, at least 1."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Where it stops, at least 1."""
+
+    @property
+    def block_hashes(self) -> tuple[int, ...]:
+        """Of its full prompt blocks."""
+
+
+class Clock:
+    """Model seconds as a function of real ones."""
+
+    def __init__(self, now_s: float, speed: float) -> None:
+        self._real_s = now_s
+        self._model_s = 0.0
+        self.speed = speed
+
+    def model_s(self, real_s: float) -> float:
+        """Model time at a real time."""
+        return self._model_s + (real_s - self._real_s) * self.speed
+
+    def real_s(self, model_s: float) -> float:
+        """Real time at a model time."""
+        return self._real_s + (model_s - self._model_s) / self.speed
+
+    def set_speed(self, now_s: float, speed: float) -> None:
+        """Go on from here at another speed."""
+        self._model_s, self._real_s, self.speed = self.model_s(now_s), now_s, speed
+
+
+class Rank:
+    """One engine and what was measured on it."""
+
+    __slots__ = ("engine", "metrics", "open")
+
+    def __init__(self, config: MockConfig) -> None:
+        self.engine = Engine(config.profile)
+        self.metrics = RankMetrics(config.profile.max_model_len)
+        self.open = False
+
+
+class Ticket:
+    """One HTTP request's sequences on their way through the engine.
+
+    A streaming ticket wakes its reader at each iteration, another only at the end.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "cached_tokens",
+        "done_tokens",
+        "due_s",
+        "first_s",
+        "gone",
+        "live",
+        "queue_s",
+        "rank",
+        "streams",
+        "tokens",
+        "waiter",
+        "watcher",
+    )
+
+    def __init__(self, rank: Rank, arrival_s: float, *, streams: bool) -> None:
+        self.rank = rank
+        self.arrival_s = arrival_s
+        self.streams = streams
+        self.live: dict[str, int] = {}
+        self.tokens: list[Token] = []
+        self.waiter: asyncio.Future[None] | None = None
+        self.gone = False
+        self.due_s = arrival_s
+        self.first_s: dict[int, float] = {}
+        self.queue_s: dict[int, float] = {}
+        self.cached_tokens: dict[int, int] = {}
+        self.done_tokens: dict[int, int] = {}
+        self.watcher: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Let the reader go on."""
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def read(self) -> list[Token]:
+        """The tokens since the last read; empty once the ticket is gone or all is read."""
+        while not self.tokens and self.live and not self.gone:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+    async def finish(self) -> bool:
+        """Wait for the last token; False when the client left first."""
+        while self.live and not self.gone:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        return not self.gone
+
+
+class Driver:
+    """Runs the ranks' engines against the monotonic clock."""
+
+    def __init__(self, config: MockConfig) -> None:
+        self.config = config
+        self.ranks = [Rank(config) for _ in range(config.dp_ranks)]
+        self.lag = Lag()
+        self.aborted_total = 0
+        self._loop = asyncio.get_running_loop()
+        self.slow_factor = 1.0
+        self._clock = Clock(now(), config.speed)
+        self._tickets: dict[str, Ticket] = {}
+        self._next_id = 0
+        self._stepping = False
+
+    def slow_down(self, factor: float) -> None:
+        """Run `factor` times slower than configured; 1 is the configured speed."""
+        self.slow_factor = factor
+        self._clock.set_speed(now(), self.config.speed / factor)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences queued, over all ranks."""
+        return sum(rank.engine.waiting for rank in self.ranks)
+
+    def pick_rank(self) -> int:
+        """The least loaded rank, a waiting sequence counting as four, as vLLM balances."""
+        loads = [rank.engine.waiting * 4 + rank.engine.running for rank in self.ranks]
+        return loads.index(min(loads))
+
+    def submit(
+        self, sequences: Sequence[SequenceSpec], *, rank: int, streams: bool, priority: int = 0
+    ) -> Ticket:
+        """Queue a request's sequences; they are choices 0, 1, ... of its ticket."""
+        now_s = now()
+        ticket = Ticket(self.ranks[rank], now_s, streams=streams)
+        model_s = self._clock.model_s(now_s)
+        for choice, spec in enumerate(sequences):
+            self._next_id += 1
+            sequence_id = str(self._next_id)
+            ticket.rank.engine.submit(
+                EngineRequest(
+                    id=sequence_id,
+                    prompt_tokens=spec.prompt_tokens,
+                    output_tokens=spec.output_tokens,
+                    block_hashes=spec.block_hashes,
+                    priority=priority,
+                ),
+                model_s,
+            )
+            ticket.live[sequence_id] = choice
+            self._tickets[sequence_id] = ticket
+        if not self._stepping:
+            self._stepping = True
+            # At the end of this turn of the loop: what came in together starts together.
+            self._loop.call_soon(self._start)
+        return ticket
+
+    def abort(self, ticket: Ticket) -> None:
+        """Drop what still runs of a ticket; harmless when it is complete."""
+        if ticket.gone or not ticket.live:
+            return
+        ticket.gone = True
+        for sequence_id in ticket.live:
+            if ticket.rank.engine.abort(sequence_id):
+                self.aborted_total += 1
+                ticket.rank.metrics.success["abort"] += 1
+            self._tickets.pop(sequence_id, None)
+        ticket.live.clear()
+        ticket.wake()
+
+    def _start(self) -> None:
+        self._step(self._clock.model_s(now()))
+
+    def _step(self, model_s: float) -> None:
+        """Begin the next iteration of every rank that has work, at a model time."""
+        end_s = 0.0
+        for rank in self.ranks:
+            iteration = rank.engine.begin(model_s)
+            rank.open = iteration is not None
+            if iteration is not None:
+                end_s = max(end_s, iteration.end_s)
+        if not any(rank.open for rank in self.ranks):
+            self._stepping = False
+            return
+        due_s = self._clock.real_s(end_s)
+        self._loop.call_later(max(0.0, due_s - now()), self._end, end_s, due_s)
+
+    def _end(self, end_s: float, due_s: float) -> None:
+        for rank in self.ranks:
+            if rank.open:
+                rank.open = False
+                for emission in rank.engine.finish():
+                    self._deliver(emission, due_s)
+        self._step(end_s)
+
+    def _deliver(self, emission: Emission, due_s: float) -> None:
+        ticket = self._tickets.get(emission.id)
+        if ticket is None:
+            return
+        choice = ticket.live[emission.id]
+        if emission.index == 1:
+            self._first(ticket, choice, emission, due_s)
+        if emission.finished:
+            del self._tickets[emission.id], ticket.live[emission.id]
+            ticket.due_s = due_s
+            ticket.done_tokens[choice] = emission.index
+            self._last(ticket, choice, due_s)
+        if ticket.streams:
+            ticket.tokens.append((choice, emission, due_s))
+            ticket.wake()
+        elif not ticket.live:
+            ticket.wake()
+
+    def _first(self, ticket: Ticket, choice: int, emission: Emission, due_s: float) -> None:
+        metrics = ticket.rank.metrics
+        queue_s = emission.queue_s / self._clock.speed
+        ticket.first_s[choice] = due_s
+        ticket.queue_s[choice] = queue_s
+        ticket.cached_tokens[choice] = emission.cached_tokens
+        ttft_s = due_s - ticket.arrival_s
+        metrics.ttft_s.observe(ttft_s)
+        metrics.queue_s.observe(queue_s)
+        metrics.prefill_s.observe(max(0.0, ttft_s - queue_s))
+
+    def _last(self, ticket: Ticket, choice: int, due_s: float) -> None:
+        metrics = ticket.rank.metrics
+        decode_s = due_s - ticket.first_s.get(choice, due_s)
+        tokens = ticket.done_tokens[choice]
+        metrics.e2e_s.observe(due_s - ticket.arrival_s)
+        metrics.decode_s.observe(decode_s)
+        metrics.generation_tokens.observe(tokens)
+        if tokens > 1:
+            metrics.tpot_s.observe(decode_s / (tokens - 1))

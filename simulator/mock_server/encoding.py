@@ -1,0 +1,13 @@
+"""JSON as the engines write it: UTF-8, and ASCII escapes where a lone surrogate forbids that."""
+
+import json
+
+import orjson
+
+
+def dumps(value: object) -> bytes:
+    """A value of plain JSON types as bytes."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()

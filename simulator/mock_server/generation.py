@@ -1,0 +1,219 @@
+"""Runs a job through the engine and writes what comes out, spoiled as the faults say."""
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from simulator.mock_server import answers, problems, transport
+from simulator.mock_server.dialects import Dialect, Part, Usage
+from simulator.mock_server.driver import Driver, Ticket, Token, now
+from simulator.mock_server.faults import Active
+from simulator.mock_server.requests import Job
+from simulator.mock_server.transport import Receive, Send
+
+_HUGE = 1_000_000_000
+_SETTLE_S = 0.02
+"""Time for what was written to reach the peer before a reset discards it."""
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One request on its way: where it runs and who listens."""
+
+    driver: Driver
+    receive: Receive
+    send: Send
+    active: Active
+    rank: int
+
+
+def submit(exchange: Exchange, job: Job, *, streams: bool) -> Ticket:
+    """Queue the job; 503 when the engine's queue is full."""
+    driver = exchange.driver
+    bound = driver.config.max_num_queued
+    if bound is not None and driver.waiting >= bound:
+        raise problems.busy()
+    ticket = driver.submit(job.choices, rank=exchange.rank, streams=streams, priority=job.priority)
+    metrics = ticket.rank.metrics
+    for choice in job.choices:
+        metrics.prompt_tokens.observe(choice.prompt_tokens)
+        if job.limit is not None:
+            metrics.max_tokens.observe(job.limit)
+    ticket.watcher = asyncio.create_task(_watch(exchange, ticket))
+    return ticket
+
+
+async def _watch(exchange: Exchange, ticket: Ticket) -> None:
+    """Abort the ticket when the client leaves. Ends by itself once the response is complete."""
+    while (await exchange.receive())["type"] != "http.disconnect":
+        pass
+    exchange.driver.abort(ticket)
+
+
+def _own_slow_factor(exchange: Exchange) -> float:
+    """How much this request is slowed by itself; 1 where the whole engine is slowed."""
+    slow = exchange.active.value("slow")
+    return 1.0 if slow is None or exchange.driver.slow_factor > 1 else slow
+
+
+async def wait_until_gone(ticket: Ticket) -> None:
+    """Send nothing more, until the client gives up."""
+    if ticket.watcher is not None:
+        await ticket.watcher
+
+
+def _usage(exchange: Exchange, job: Job, ticket: Ticket, completion_tokens: int) -> Usage | None:
+    """What is reported: the truth, unless a fault says otherwise."""
+    active = exchange.active
+    if "usage-none" in active:
+        return None
+    if "usage-zero" in active:
+        return Usage(0, 0, 0)
+    if "usage-huge" in active:
+        return Usage(_HUGE, _HUGE, 0)
+    cached = sum(
+        ticket.cached_tokens.get(choice, 0) for choice in range(0, len(job.choices), job.per_prompt)
+    )
+    return Usage(job.prompt_tokens, completion_tokens, cached)
+
+
+def _parts(job: Job) -> list[Part]:
+    return [
+        Part(answers.text(choice.seed, choice.output_tokens), choice.finish_reason)
+        for choice in job.choices
+    ]
+
+
+def _count_success(ticket: Ticket, job: Job) -> None:
+    for choice in job.choices:
+        ticket.rank.metrics.success[choice.finish_reason] += 1
+
+
+class Whole(Protocol):
+    """An answer in one piece."""
+
+    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+        """Its JSON."""
+
+
+async def run_whole(exchange: Exchange, job: Job, dialect: Whole) -> None:
+    """A non-streaming answer."""
+    ticket = submit(exchange, job, streams=False)
+    if not await ticket.finish():
+        return
+    slow = _own_slow_factor(exchange)
+    if slow > 1:
+        await asyncio.sleep((slow - 1) * (ticket.due_s - ticket.arrival_s))
+    _count_success(ticket, job)
+    completion = sum(ticket.done_tokens.values())
+    body = dialect.whole(_parts(job), _usage(exchange, job, ticket, completion))
+    send, active = exchange.send, exchange.active
+    stall = active.value("stall")
+    if stall == 0:
+        await wait_until_gone(ticket)
+        return
+    if stall is None and "reset-mid" not in active:
+        await transport.answer(send, 200, body)
+        exchange.driver.lag.observe(now() - ticket.due_s)
+        return
+    length = (b"content-length", b"%d" % len(body))
+    await transport.start(send, 200, [transport.JSON_TYPE, length])
+    await transport.write(send, body[: len(body) // 2])
+    if stall is not None:
+        await wait_until_gone(ticket)
+        return
+    await asyncio.sleep(_SETTLE_S)
+    await transport.reset(exchange.receive, send)
+
+
+class _Stream:
+    """One streaming answer: tokens in, bytes out."""
+
+    def __init__(self, exchange: Exchange, job: Job, ticket: Ticket, dialect: Dialect) -> None:
+        self._exchange = exchange
+        self._job = job
+        self._ticket = ticket
+        self._dialect = dialect
+        self._started = False
+        self._tokens = 0
+        self._chunks = 0
+        active = exchange.active
+        stops = [v for name in ("stall", "reset-mid") if (v := active.value(name)) is not None]
+        self._stop_after = min(stops) if stops else None
+        self._no_finish = "no-finish" in active
+        self._usage_every = "usage-every" in active
+        self._slow = _own_slow_factor(exchange)
+
+    async def run(self) -> None:
+        """Write until the last token, a fault, or the client's leaving."""
+        send, ticket = self._exchange.send, self._ticket
+        if self._stop_after == 0 and "stall" in self._exchange.active:
+            await wait_until_gone(ticket)
+            return
+        await transport.start(send, 200, transport.SSE_HEADERS)
+        observe = self._exchange.driver.lag.observe
+        while tokens := await ticket.read():
+            if self._slow > 1:
+                for token in tokens:
+                    delayed_s = (token[2] - ticket.arrival_s) * self._slow
+                    await asyncio.sleep(ticket.arrival_s + delayed_s - now())
+                    await transport.write(send, self._render([token]))
+            elif data := self._render(tokens):
+                await transport.write(send, data)
+                observe(now() - tokens[0][2])
+            if self._stop_after is not None and self._chunks >= self._stop_after:
+                await self._stop()
+                return
+        if not ticket.gone:
+            _count_success(ticket, self._job)
+            await transport.write(send, self._tail(), more=False)
+
+    async def _stop(self) -> None:
+        if "stall" in self._exchange.active:
+            await wait_until_gone(self._ticket)
+            return
+        await asyncio.sleep(_SETTLE_S)
+        await transport.reset(self._exchange.receive, self._exchange.send)
+
+    def _render(self, tokens: list[Token]) -> bytes:
+        out = []
+        if not self._started:
+            self._started = True
+            out.append(self._dialect.head(len(self._job.choices), self._usage_at(0, head=True)))
+        for choice, emission, _ in tokens:
+            self._tokens += 1
+            if self._stop_after is not None and self._chunks >= self._stop_after:
+                break
+            spec = self._job.choices[choice]
+            piece = answers.piece_json(spec.seed, emission.index)
+            if emission.finished and not self._no_finish:
+                usage = self._usage_at(self._tokens, last=True)
+                out.append(self._dialect.last(choice, piece, spec.finish_reason, usage))
+            elif piece == answers.EMPTY_JSON:
+                continue
+            else:
+                out.append(self._dialect.token(choice, piece, self._usage_at(self._tokens)))
+            self._chunks += 1
+        return b"".join(out)
+
+    def _usage_at(self, tokens: int, *, head: bool = False, last: bool = False) -> Usage | None:
+        """Usage that rides on a chunk, where it is asked for or forced."""
+        wanted = self._job.continuous_usage and self._job.include_usage
+        forced = last and self._usage_every and not self._ticket.live
+        always = head and self._dialect.usage_in_head
+        if not (wanted or forced or always):
+            return None
+        return _usage(self._exchange, self._job, self._ticket, tokens)
+
+    def _tail(self) -> bytes:
+        if self._no_finish:
+            return b""
+        usage = _usage(self._exchange, self._job, self._ticket, self._tokens)
+        done = "no-done" not in self._exchange.active
+        return self._dialect.tail(_parts(self._job), usage, done=done)
+
+
+async def run_stream(exchange: Exchange, job: Job, dialect: Dialect) -> None:
+    """A streaming answer."""
+    ticket = submit(exchange, job, streams=True)
+    await _Stream(exchange, job, ticket, dialect).run()

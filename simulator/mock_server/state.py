@@ -1,0 +1,117 @@
+"""The engine's state as Prometheus text under vLLM's names, plus `mock_*` of our own."""
+
+from collections.abc import Callable
+
+from simulator.engine import Engine
+from simulator.mock_server.driver import Driver
+from simulator.mock_server.metrics import Exposition
+
+_GAUGES: tuple[tuple[str, str, str, Callable[[Engine], float]], ...] = (
+    (
+        "vllm:num_requests_running",
+        "gauge",
+        "Number of requests in model execution batches.",
+        lambda e: e.running,
+    ),
+    (
+        "vllm:num_requests_waiting",
+        "gauge",
+        "Number of requests waiting to be processed.",
+        lambda e: e.waiting,
+    ),
+    (
+        "vllm:kv_cache_usage_perc",
+        "gauge",
+        "KV-cache usage. 1 means 100 percent usage.",
+        lambda e: e.kv_usage,
+    ),
+    (
+        "vllm:prefix_cache_queries_total",
+        "counter",
+        "Prefix cache queries, in tokens.",
+        lambda e: e.prefix_queries_total,
+    ),
+    (
+        "vllm:prefix_cache_hits_total",
+        "counter",
+        "Prefix cache hits, in tokens.",
+        lambda e: e.prefix_hits_total,
+    ),
+    (
+        "vllm:num_preemptions_total",
+        "counter",
+        "Cumulative number of preemptions.",
+        lambda e: e.preemptions_total,
+    ),
+    (
+        "vllm:prompt_tokens_total",
+        "counter",
+        "Number of prefill tokens processed.",
+        lambda e: e.prompt_tokens_total,
+    ),
+    (
+        "vllm:generation_tokens_total",
+        "counter",
+        "Number of generation tokens processed.",
+        lambda e: e.generation_tokens_total,
+    ),
+)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def render_metrics(driver: Driver) -> bytes:
+    """All metrics, each rank under its own `engine` label."""
+    model = _escape(driver.config.model)
+    labels = [f'engine="{i}",model_name="{model}"' for i in range(len(driver.ranks))]
+    ranks = list(zip(labels, driver.ranks, strict=True))
+    text = Exposition()
+    for name, kind, help_text, value in _GAUGES:
+        text.add(name, kind, help_text, [(label, value(r.engine)) for label, r in ranks])
+    text.add(
+        "vllm:request_success_total",
+        "counter",
+        "Count of processed requests.",
+        [
+            (f'{label},finished_reason="{reason}"', number)
+            for label, rank in ranks
+            for reason, number in rank.metrics.success.items()
+        ],
+    )
+    profile = driver.config.profile
+    caching = profile.prefix_cache_tokens != 0
+    blocks = (
+        f'block_size="{profile.block_tokens}",enable_prefix_caching="{caching}",'
+        f'num_gpu_blocks="{profile.kv_blocks}"'
+    )
+    text.add(
+        "vllm:cache_config_info",
+        "gauge",
+        "Information of the LLMEngine CacheConfig.",
+        [(f'{blocks},engine="{index}"', 1.0) for index in range(len(ranks))],
+    )
+    by_rank = [rank.metrics.histograms for rank in driver.ranks]
+    for same in zip(*by_rank, strict=True):
+        text.add_histogram(list(zip(labels, same, strict=True)))
+    _add_own(text, driver, f'model_name="{model}"')
+    return text.render()
+
+
+def _add_own(text: Exposition, driver: Driver, label: str) -> None:
+    text.add_histogram([(label, driver.lag.histogram)])
+    p50, p99 = driver.lag.quantiles()
+    for quantile, value in (("p50", p50), ("p99", p99)):
+        text.add(
+            f"mock_lag_{quantile}_seconds",
+            "gauge",
+            f"The {quantile} of mock_lag_seconds over the last 4,096 writes.",
+            [(label, value)],
+        )
+    text.add(
+        "mock_aborted_total",
+        "counter",
+        "Sequences dropped because the client left.",
+        [(label, driver.aborted_total)],
+    )

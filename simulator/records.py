@@ -1,0 +1,43 @@
+"""What goes into an engine and what comes out of it."""
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One sequence to serve."""
+
+    id: str
+    prompt_tokens: int
+    """>= 1 and below the profile's max_model_len."""
+    output_tokens: int
+    """>= 1: where the sequence stops by itself, if the window does not cut it first."""
+    block_hashes: tuple[int, ...] = ()
+    """Hash of each full prompt block, chained: equal hashes mean equal prefixes."""
+    priority: int = 0
+    """The lower the sooner, where the profile schedules by priority."""
+
+
+class Emission(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One output token, at the end of the iteration that made it."""
+
+    id: str
+    index: int
+    """1 for the first output token of the request."""
+    finished: bool
+    reason: Literal["stop", "length"] | None
+    """None while not finished; `length` when max_model_len cut the output."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache at the last admission."""
+    queue_s: float = 0.0
+    """From submission to the start of the first iteration that served the request."""
+
+
+class Iteration(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One step of the engine, as scheduled."""
+
+    start_s: float
+    end_s: float
+    prefill_tokens: int
+    decode_sequences: int

@@ -1,0 +1,1 @@
+"""The sluice command: one file a verb."""

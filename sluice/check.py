@@ -1,0 +1,111 @@
+"""`sluice check`: whether a configuration is good, and what it comes to."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gateway.settings import Config, EntitlementConfig, ModelConfig, not_enforced, remarks
+from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
+
+
+def check(
+    config: ConfigOption = DEFAULT,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Check a configuration file and show what it describes. Exit code 2 when it is bad."""
+    loaded = load_or_exit(config, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "file": str(config), **summary(loaded)}, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(_pools(loaded))
+    if loaded.entitlements:
+        console.print(_entitlements(loaded))
+    for line in [*remarks(loaded), *not_enforced(loaded)]:
+        typer.echo(f"note: {line}")
+    typer.echo(f"{config}: ok")
+
+
+def summary(config: Config) -> dict[str, Any]:
+    """What the file describes, without secrets."""
+    return {
+        "listen": f"{config.server.host}:{config.server.port}",
+        "state": config.state.url,
+        "models": [_model(model) for model in config.models],
+        "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
+        "not_enforced": not_enforced(config),
+        "remarks": remarks(config),
+    }
+
+
+def _model(model: ModelConfig) -> dict[str, Any]:
+    boundaries = (*model.boundaries, None)
+    return {
+        "name": model.name,
+        "aliases": list(model.aliases),
+        "mode": model.mode,
+        "pools": [
+            {
+                "name": name,
+                "max_model_len": pool.max_model_len,
+                "max_num_seqs": pool.max_num_seqs,
+                "slots": pool.slots,
+                "boundary": boundary,
+                "workers": [worker.id for worker in pool.workers],
+            }
+            for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
+        ],
+    }
+
+
+def _entitlement(entitlement: EntitlementConfig) -> dict[str, Any]:
+    expires = entitlement.expires_at
+    return {
+        "name": entitlement.name,
+        "tenant": entitlement.tenant,
+        "model": entitlement.model,
+        "service_class": entitlement.service_class,
+        "mode": entitlement.mode,
+        "api_keys": len(entitlement.api_keys),
+        "expires_at": expires.isoformat() if expires else None,
+    }
+
+
+def _pools(config: Config) -> Table:
+    table = _table("model", "pool", "window", "b_short", "slots", "workers")
+    for model in map(_model, config.models):
+        names = ", ".join([model["name"], *model["aliases"]])
+        for pool in model["pools"]:
+            boundary = "" if pool["boundary"] is None else str(pool["boundary"])
+            workers = "\n".join(pool["workers"])
+            table.add_row(
+                escape(names),
+                escape(pool["name"]),
+                str(pool["max_model_len"]),
+                boundary,
+                str(pool["slots"]),
+                escape(workers),
+            )
+            names = ""
+    return table
+
+
+def _entitlements(config: Config) -> Table:
+    table = _table("entitlement", "tenant", "model", "class", "keys", "expires")
+    for row in map(_entitlement, config.entitlements):
+        cells = (row["name"], row["tenant"], row["model"], row["service_class"])
+        expires = row["expires_at"] or "never"
+        table.add_row(*map(escape, cells), str(row["api_keys"]), expires)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column in {"window", "b_short", "slots", "keys"}
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    return table

@@ -1,0 +1,107 @@
+"""Child processes of demo, benches and tests: started together, ready together, ended together."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import httpx
+
+_START_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildDied(Exception):
+    """A child ended, or did not become ready, while it was needed."""
+
+
+class Children:
+    """Child processes that all end when the block does, or when this process dies."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_all()
+
+    def start(
+        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, quiet: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start one child; it gets SIGTERM when this process dies, however it dies (Linux).
+
+        `quiet` drops its stdout; stderr is always shared.
+        """
+        child = subprocess.Popen(  # noqa: S603 - our own commands
+            list(command),
+            env=None if env is None else {**os.environ, **env},
+            stdout=subprocess.DEVNULL if quiet else None,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+        )
+        self._running.append(child)
+        return child
+
+    def forget(self, child: subprocess.Popen[bytes]) -> None:
+        """Stop minding a child that is about to be killed on purpose."""
+        self._running.remove(child)
+
+    def wait_for(self, url: str) -> None:
+        """Wait until `url` answers 200; raises ChildDied when a child dies first."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            self._check()
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(url, timeout=1.0, trust_env=False).status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise ChildDied(f"{url} did not answer within {_START_S:g} s")
+
+    def watch(self, duration_s: float | None) -> None:
+        """Wait for Ctrl-C, SIGTERM, the end of `duration_s`, or a child's death."""
+        deadline = None if duration_s is None else time.monotonic() + duration_s
+        while deadline is None or time.monotonic() < deadline:
+            self._check()
+            time.sleep(0.2)
+
+    def _check(self) -> None:
+        for child in self._running:
+            status = child.poll()
+            if status is not None:
+                raise ChildDied(f"{' '.join(_args(child))} ended with status {status}")
+
+    def _end_all(self) -> None:
+        """Newest first and one by one: a gateway lets go of its engines before they end."""
+        for child in reversed(self._running):
+            child.terminate()
+            try:
+                child.wait(5.0)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _args(child: subprocess.Popen[bytes]) -> list[str]:
+    return [str(part) for part in child.args] if isinstance(child.args, list) else [""]
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this child when its parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nothing listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]

@@ -1,0 +1,53 @@
+"""The `sluice` command: registers the verbs, one file each.
+
+Exit codes: 0 ok, 1 failed, 2 bad input or configuration. Typer's pretty tracebacks stay off:
+they would print local variables, and those hold keys.
+"""
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="sluice",
+    help="An OpenAI-compatible gateway for fleets of LLM engines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"sluice {importlib.metadata.version('sluice')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """An OpenAI-compatible gateway for fleets of LLM engines."""
+
+
+def register() -> None:
+    """Add every verb; each imports what it runs when it runs."""
+    from sluice.check import check
+    from sluice.demo import demo
+    from sluice.hash_key import hash_key
+    from sluice.mock import mock
+    from sluice.schema import schema
+    from sluice.serve import serve
+
+    for verb in (demo, serve, check, schema, mock, hash_key):
+        app.command(name=verb.__name__.replace("_", "-"))(verb)
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m sluice`."""
+    register()
+    app()

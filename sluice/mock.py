@@ -1,0 +1,151 @@
+"""`sluice mock`: one mock engine on a port."""
+
+import asyncio
+import socket
+from math import ceil
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+import uvicorn
+
+from simulator.engine import PROFILES, EngineProfile
+from simulator.mock_server import FaultError, Faults, MockApp, MockConfig, parse_faults
+from simulator.mock_server.config import OverflowWording
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, once it does; ends as an engine that is stopped, not drained."""
+
+    def __init__(self, config: uvicorn.Config, model: str) -> None:
+        super().__init__(config)
+        self._model = model
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                host, port = listener.getsockname()[:2]
+                typer.echo(f"MOCK READY http://{host}:{port} {self._model}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, drop all connections, and let their tasks end."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0.02)
+
+
+def make_server(config: MockConfig, *, host: str, port: int) -> uvicorn.Server:
+    """A server for one mock engine; SIGTERM drops its streams and ends it at once."""
+    options = uvicorn.Config(
+        MockApp(config),
+        host=host,
+        port=port,
+        loop="auto",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        backlog=4096,
+        timeout_keep_alive=75,
+    )
+    return _Server(options, config.model)
+
+
+def _profile(
+    name: str,
+    *,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    prefix_cache_tokens: int | None,
+    scheduling: Literal["fcfs", "priority"] | None,
+) -> EngineProfile:
+    """A named profile with the flags laid over it; ValueError when they contradict it."""
+    base = PROFILES.get(name)
+    if base is None:
+        raise ValueError(f"--profile {name} is unknown; there are {', '.join(sorted(PROFILES))}")
+    window = max_model_len or base.max_model_len
+    sequences = max_num_seqs or base.max_num_seqs
+    return msgspec.structs.replace(
+        base,
+        max_model_len=window,
+        max_num_seqs=sequences,
+        # One sequence of full length must fit, and one token of every sequence.
+        kv_blocks=max(base.kv_blocks, ceil(window / base.block_tokens)),
+        max_num_batched_tokens=max(base.max_num_batched_tokens, sequences),
+        prefix_cache_tokens=(
+            base.prefix_cache_tokens if prefix_cache_tokens is None else prefix_cache_tokens
+        ),
+        scheduling=scheduling or base.scheduling,
+    )
+
+
+def _faults(spec: str) -> Faults:
+    try:
+        return parse_faults(spec)
+    except FaultError as error:
+        raise typer.BadParameter(str(error), param_hint="--fail") from error
+
+
+def mock(
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")],
+    model: Annotated[str, typer.Option(help="The model's name.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="The window, tokens. [default: the profile's]")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Slots. [default: the profile's]")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="So many times real speed.")] = 1.0,
+    profile: Annotated[str, typer.Option(help="The engine's constants.")] = "llama-3-70b-a100",
+    prefix_cache_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens kept for reuse; 0: no prefix cache.")
+    ] = None,
+    dp_ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks in lockstep.")] = 1,
+    fail: Annotated[str, typer.Option(help="Faults, as stall:3@0.1,usage-zero.")] = "",
+    max_num_queued: Annotated[
+        int | None, typer.Option(min=1, help="503 busy once so many sequences wait.")
+    ] = None,
+    scheduling: Annotated[
+        Literal["fcfs", "priority"] | None, typer.Option(help="Order of the queue.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Bearer token to ask for.")] = None,
+    mean_output_tokens: Annotated[
+        float, typer.Option(min=1, help="Mean natural length of an answer, tokens.")
+    ] = 200.0,
+    overflow_wording: Annotated[
+        OverflowWording, typer.Option(help="Context overflow as said by v1, v2, v3, v4 or sglang.")
+    ] = "v3",
+) -> None:
+    """Run the engine model in real time behind vLLM's HTTP surface."""
+    try:
+        engine = _profile(
+            profile,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            prefix_cache_tokens=prefix_cache_tokens,
+            scheduling=scheduling,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    config = MockConfig(
+        model=model,
+        profile=engine,
+        speed=speed,
+        dp_ranks=dp_ranks,
+        max_num_queued=max_num_queued,
+        api_key=api_key,
+        mean_output_tokens=mean_output_tokens,
+        overflow_wording=overflow_wording,
+        faults=_faults(fail),
+    )
+    make_server(config, host=host, port=port).run()
+
+
+if __name__ == "__main__":
+    typer.run(mock)

@@ -1,0 +1,43 @@
+"""`sluice serve`: run the gateway in this process."""
+
+import logging
+from typing import Annotated, Literal
+
+import typer
+
+from gateway.settings import Config
+from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def serve(
+    config: ConfigOption = DEFAULT,
+    host: Annotated[str | None, typer.Option(help="Address; the file's when absent.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; the file's when absent.")
+    ] = None,
+    log_level: Annotated[Level, typer.Option(help="What is logged to stderr.")] = "info",
+) -> None:
+    """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
+    loaded = listening_on(load_or_exit(config), host, port)
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for chatty in ("httpx", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    from gateway.app import run
+
+    log = logging.getLogger("sluice")
+    address = loaded.server.host
+    address = f"[{address}]" if ":" in address else address
+    raise typer.Exit(
+        run(loaded, on_ready=lambda bound: log.info("serving on http://%s:%d", address, bound))
+    )
+
+
+def listening_on(config: Config, host: str | None, port: int | None) -> Config:
+    """The configuration with the address replaced where one is given."""
+    given = {"host": host, "port": port}
+    update = {name: value for name, value in given.items() if value is not None}
+    return config.model_copy(update={"server": config.server.model_copy(update=update)})

@@ -1,0 +1,256 @@
+"""Builders of the records and engine answers that tests need; each states only what matters."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.domain import (
+    CHAT,
+    Ask,
+    DecisionRecord,
+    Endpoint,
+    Incoming,
+    LengthEstimate,
+    PhaseTimeouts,
+    WorkerAddress,
+)
+from gateway.policy.budget import LengthEstimator
+from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.homes import ResponseHomes
+from gateway.policy.pools import PoolShape, Routing
+from gateway.policy.served import ServedModel
+
+SHORT, LONG = 0, 1
+
+
+def length_estimate(
+    input_tokens: int = 200,
+    *,
+    cap: int | None = None,
+    output: int | None = None,
+    lowest: int | None = None,
+    sequences: int = 1,
+) -> LengthEstimate:
+    """An estimate of one prompt; `output` is L_out (default: the cap, else 100)."""
+    out = output if output is not None else 100 if cap is None else cap
+    return LengthEstimate(
+        category="prose",
+        text_bytes=input_tokens * 4,
+        ratio=4.4,
+        ratio_conservative=4.0,
+        template_tokens=0,
+        input_tokens=input_tokens,
+        input_tokens_total=input_tokens,
+        input_tokens_lowest=input_tokens // 2 if lowest is None else lowest,
+        cap_tokens=cap,
+        expected_output_tokens=out,
+        output_tokens=out,
+        fit_tokens=input_tokens + out,
+        cost_tokens=input_tokens + out * sequences,
+        sequences=sequences,
+    )
+
+
+def routing(
+    *pools: tuple[str, int, int | None],
+    default_max_tokens: int | None = None,
+    observe: bool = False,
+) -> Routing:
+    """A routing table of (name, window, boundary)."""
+    return Routing(
+        pools=tuple(
+            PoolShape(name=name, window_tokens=window, boundary_tokens=boundary)
+            for name, window, boundary in pools
+        ),
+        default_max_tokens=default_max_tokens,
+        observe=observe,
+    )
+
+
+def short_and_long(*, default_max_tokens: int | None = None, observe: bool = False) -> Routing:
+    """The usual fleet: 8,192 tokens and 65,536."""
+    return routing(
+        ("short", 8192, 8192),
+        ("long", 65536, None),
+        default_max_tokens=default_max_tokens,
+        observe=observe,
+    )
+
+
+def address(
+    worker: str = "w0", *, host: str = "127.0.0.1", port: int = 9, **more: Any
+) -> WorkerAddress:
+    """A worker's address."""
+    return WorkerAddress(id=worker, scheme=more.pop("scheme", "http"), host=host, port=port, **more)
+
+
+def served_model(
+    *,
+    name: str = "m",
+    table: Routing | None = None,
+    workers: Sequence[int] = (2, 2),
+    slots: int = 8,
+    spill_queue: int = 4,
+    max_attempts: int = 3,
+    eject_after: int = 3,
+) -> ServedModel:
+    """A model whose pools have `workers[i]` workers, named `<pool>-<n>`."""
+    table = table or short_and_long()
+    ids = [
+        [f"{shape.name}-{n}" for n in range(count)]
+        for shape, count in zip(table.pools, workers, strict=True)
+    ]
+    return ServedModel(
+        name=name,
+        routing=table,
+        estimator=LengthEstimator(),
+        pools=tuple(
+            PoolState(shape.name, tuple(known), slots)
+            for shape, known in zip(table.pools, ids, strict=True)
+        ),
+        workers=tuple(tuple(address(w) for w in known) for known in ids),
+        health=HealthRules(eject_after=eject_after),
+        homes=ResponseHomes(),
+        spill_queue=spill_queue,
+        timeouts=PhaseTimeouts(),
+        max_attempts=max_attempts,
+    )
+
+
+def ask(
+    lease_id: str = "l1",
+    *,
+    model: str = "m",
+    pool: int = SHORT,
+    alternates: tuple[int, ...] = (),
+    sequences: int = 1,
+    cost_tokens: int = 100,
+) -> Ask:
+    """A question to admission."""
+    return Ask(
+        lease_id=lease_id,
+        model=model,
+        entitlement="open",
+        pool=pool,
+        alternates=alternates,
+        cost_tokens=cost_tokens,
+        sequences=sequences,
+    )
+
+
+def decision(request_id: str = "r1", **more: Any) -> DecisionRecord:
+    """A decision record."""
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "time_unix_s": 1.0,
+        "endpoint": "chat",
+        "outcome": "ok",
+        "status": 200,
+        **more,
+    }
+    return DecisionRecord(request_id=request_id, **fields)
+
+
+def chat_body(text: str = "hello", **more: Any) -> bytes:
+    """A chat request."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+    return json.dumps(body).encode()
+
+
+def incoming(
+    body: bytes | None = None,
+    *,
+    endpoint: Endpoint = CHAT,
+    request_id: str = "r1",
+    lease_id: str | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Incoming:
+    """A request as the data plane hands it on, received at 100 s."""
+    return Incoming(
+        request_id=request_id,
+        lease_id=lease_id or f"lease of {request_id}",
+        endpoint=endpoint,
+        headers=[(b"content-type", b"application/json"), *headers],
+        body=chat_body() if body is None else body,
+        received_s=100.0,
+        received_unix_s=1_000.0,
+    )
+
+
+# -- what engines say
+
+
+def event(data: Any, *, name: str | None = None, end: bytes = b"\n\n") -> bytes:
+    """One server-sent event; compact JSON as engines send it."""
+    line = end[: len(end) // 2]
+    head = b"" if name is None else b"event: " + name.encode() + line
+    return head + b"data: " + json.dumps(data, separators=(",", ":")).encode() + end
+
+
+def chunk(
+    content: str = "", *, finish: str | None = None, end: bytes = b"\n\n", **more: Any
+) -> bytes:
+    """One chunk of a chat stream, as bytes."""
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
+    return event({"id": "c1", "model": "m", "choices": [choice], **more}, end=end)
+
+
+def usage_object(prompt: int, completion: int, cached: int = 0) -> dict[str, Any]:
+    """OpenAI's usage."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def usage_chunk(
+    prompt: int = 10, completion: int = 3, cached: int = 0, *, end: bytes = b"\n\n"
+) -> bytes:
+    """The extra chunk of include_usage: empty choices."""
+    usage = usage_object(prompt, completion, cached)
+    return event({"id": "c1", "model": "m", "choices": [], "usage": usage}, end=end)
+
+
+def answer_body(text: str = "hi", *, prompt: int = 10, completion: int = 3, **more: Any) -> bytes:
+    """A whole chat answer."""
+    choice = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
+    return json.dumps(
+        {"id": "c1", "choices": [choice], "usage": usage_object(prompt, completion), **more}
+    ).encode()
+
+
+def error_answer(message: str, *, code: int = 400) -> bytes:
+    """A vLLM error body: its code is an int."""
+    return json.dumps(
+        {"error": {"message": message, "type": "BadRequestError", "param": None, "code": code}}
+    ).encode()
+
+
+OVERFLOWS = (
+    (
+        "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens "
+        "(5000 in the messages, 4000 in the completion). Please reduce the length of the messages "
+        "or completion."
+    ),
+    (
+        "You passed 8193 input tokens and requested 100 output tokens. However, the model's "
+        "context length is only 8192 tokens, resulting in a maximum input length of 8092 tokens."
+    ),
+    (
+        "This model's maximum context length is 8192 tokens. However, you requested 100 output "
+        "tokens and your prompt contains 8193 input tokens, for a total of 8293 tokens."
+    ),
+    (
+        "This model's maximum context length is 8192 tokens. However, you requested 100 output "
+        "tokens and your prompt contains at least 8193 input tokens, for a total of at least "
+        "8293 tokens."
+    ),
+    (
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at "
+        "least 2049 input tokens. Please reduce the length of the input prompt."
+    ),
+    "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+)
+"""How engines word a context overflow."""

@@ -1,0 +1,269 @@
+"""The lease store's contract: one suite for every store.
+
+Invariants: a pool's in-flight is the sum of its leases' sequences and never negative; admit,
+transfer and settle are idempotent by lease id; nothing is left when all are settled.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import Lease, Usage
+from gateway.policy.served import ServedModel
+from gateway.ports import LeaseStore, Settlement
+from tests.builders import LONG, SHORT, ask, routing, served_model
+from tests.fakes import FakeClock, FakeStore
+
+USED = Settlement(usage=Usage(prompt_tokens=1, completion_tokens=1), dispatched=True)
+REFUND = Settlement(usage=None, dispatched=False)
+
+
+class Opened(Protocol):
+    """A store under test, and how to look inside."""
+
+    @property
+    def store(self) -> LeaseStore:
+        """The port."""
+
+    def inflight(self, pool: int) -> int:
+        """Sequences that hold a lease in the pool."""
+
+    def active(self) -> int:
+        """Leases in force."""
+
+
+class OpenedMemory:
+    def __init__(self, served: ServedModel) -> None:
+        self.served = served
+        self.store = MemoryLeases({"m": served}, FakeClock())
+
+    def inflight(self, pool: int) -> int:
+        return self.served.pools[pool].inflight
+
+    def active(self) -> int:
+        return self.store.active
+
+
+class OpenedFake:
+    def __init__(self, served: ServedModel) -> None:
+        self.store = FakeStore()
+
+    def inflight(self, pool: int) -> int:
+        return self.store.inflight(pool)
+
+    def active(self) -> int:
+        return self.store.active
+
+
+STORES: dict[str, Callable[[ServedModel], Opened]] = {"memory": OpenedMemory, "fake": OpenedFake}
+ENFORCING = {k: v for k, v in STORES.items() if k != "fake"}
+"""Stores that decide on spillover themselves."""
+
+
+def small_fleet() -> ServedModel:
+    """Two pools of one worker with two slots; one may wait."""
+    return served_model(workers=(1, 1), slots=2, spill_queue=1)
+
+
+@pytest.fixture(params=STORES)
+def opened(request: pytest.FixtureRequest) -> Opened:
+    return STORES[request.param](small_fleet())
+
+
+@pytest.fixture(params=ENFORCING)
+def enforcing(request: pytest.FixtureRequest) -> Opened:
+    return ENFORCING[request.param](small_fleet())
+
+
+async def test_a_lease_repeats_what_was_asked(opened: Opened) -> None:
+    lease = await opened.store.admit(ask("a", pool=LONG, sequences=3, cost_tokens=77))
+    assert (lease.id, lease.model, lease.entitlement) == ("a", "m", "open")
+    assert (lease.pool, lease.sequences, lease.cost_tokens, lease.spilled) == (LONG, 3, 77, False)
+
+
+async def test_admitting_twice_gives_the_same_lease_and_counts_once(opened: Opened) -> None:
+    first = await opened.store.admit(ask("a", sequences=2))
+    assert await opened.store.admit(ask("a", pool=LONG, sequences=5)) == first
+    assert (opened.inflight(SHORT), opened.inflight(LONG)) == (2, 0)
+
+
+async def test_settling_releases_the_place(opened: Opened) -> None:
+    opened.store.settle(await opened.store.admit(ask("a", sequences=2)), USED)
+    assert (opened.active(), opened.inflight(SHORT)) == (0, 0)
+
+
+async def test_settling_twice_releases_once(opened: Opened) -> None:
+    lease = await opened.store.admit(ask("a"))
+    await opened.store.admit(ask("b"))
+    opened.store.settle(lease, USED)
+    opened.store.settle(lease, REFUND)
+    assert (opened.active(), opened.inflight(SHORT)) == (1, 1)
+
+
+async def test_a_transfer_moves_the_place(opened: Opened) -> None:
+    lease = await opened.store.admit(ask("a", sequences=2))
+    moved = await opened.store.transfer(lease, LONG)
+    assert (moved.pool, moved.spilled) == (LONG, False)
+    assert (opened.inflight(SHORT), opened.inflight(LONG)) == (0, 2)
+
+
+async def test_transferring_twice_moves_once(opened: Opened) -> None:
+    lease = await opened.store.admit(ask("a"))
+    await opened.store.transfer(lease, LONG)
+    await opened.store.transfer(lease, LONG)
+    assert (opened.inflight(SHORT), opened.inflight(LONG)) == (0, 1)
+
+
+async def test_the_lease_as_it_was_before_a_transfer_settles_it_all_the_same(
+    opened: Opened,
+) -> None:
+    """A request that is cancelled within the transfer holds the old record."""
+    lease = await opened.store.admit(ask("a"))
+    await opened.store.transfer(lease, LONG)
+    opened.store.settle(lease, USED)
+    assert (opened.active(), opened.inflight(SHORT), opened.inflight(LONG)) == (0, 0, 0)
+
+
+async def test_a_settled_lease_cannot_be_moved(opened: Opened) -> None:
+    lease = await opened.store.admit(ask("a"))
+    opened.store.settle(lease, USED)
+    await opened.store.transfer(lease, LONG)
+    assert (opened.active(), opened.inflight(LONG)) == (0, 0)
+
+
+async def test_an_id_may_come_again_once_it_is_settled(opened: Opened) -> None:
+    opened.store.settle(await opened.store.admit(ask("a")), USED)
+    assert (await opened.store.admit(ask("a", pool=LONG))).pool == LONG
+
+
+async def test_a_pool_with_room_does_not_spill(enforcing: Opened) -> None:
+    leases = [await enforcing.store.admit(ask(f"{n}", alternates=(LONG,))) for n in range(3)]
+    assert [(lease.pool, lease.spilled) for lease in leases] == [(SHORT, False)] * 3
+
+
+async def test_an_overloaded_pool_spills_to_the_alternate(enforcing: Opened) -> None:
+    for n in range(3):
+        await enforcing.store.admit(ask(f"{n}"))
+    lease = await enforcing.store.admit(ask("x", alternates=(LONG,)))
+    assert (lease.pool, lease.spilled) == (LONG, True)
+
+
+async def test_without_an_alternate_it_stays(enforcing: Opened) -> None:
+    leases = [await enforcing.store.admit(ask(f"{n}")) for n in range(5)]
+    assert [lease.pool for lease in leases] == [SHORT] * 5
+
+
+async def test_when_all_are_overloaded_it_stays(enforcing: Opened) -> None:
+    for n in range(3):
+        await enforcing.store.admit(ask(f"s{n}"))
+        await enforcing.store.admit(ask(f"l{n}", pool=LONG))
+    lease = await enforcing.store.admit(ask("x", alternates=(LONG,)))
+    assert (lease.pool, lease.spilled) == (SHORT, False)
+
+
+async def test_the_first_alternate_with_room_takes_it() -> None:
+    table = routing(("s", 4096, 2048), ("m", 8192, 4096), ("l", 65536, None))
+    for opener in ENFORCING.values():
+        opened = opener(served_model(table=table, workers=(1, 1, 1), slots=1, spill_queue=0))
+        await opened.store.admit(ask("s", pool=0))
+        await opened.store.admit(ask("m", pool=1))
+        assert (await opened.store.admit(ask("x", pool=0, alternates=(1, 2)))).pool == 2
+
+
+async def test_settling_makes_room_again(enforcing: Opened) -> None:
+    leases = [await enforcing.store.admit(ask(f"{n}")) for n in range(3)]
+    enforcing.store.settle(leases[0], USED)
+    assert not (await enforcing.store.admit(ask("x", alternates=(LONG,)))).spilled
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Any order of admit, transfer and settle, repeated ones too, against a plain model."""
+
+    opener: Callable[[ServedModel], Opened]
+    leases: Bundle[Lease] = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.opened = type(self).opener(small_fleet())
+        self.held: dict[str, Lease] = {}
+
+    def run(self, call: Coroutine[Any, Any, Lease]) -> Lease:
+        return self.loop.run_until_complete(call)
+
+    @rule(
+        target=leases,
+        name=st.sampled_from("abcdef"),
+        pool=st.sampled_from([SHORT, LONG]),
+        alternates=st.sampled_from([(), (SHORT,), (LONG,)]),
+        sequences=st.integers(1, 4),
+    )
+    def admit(self, name: str, pool: int, alternates: tuple[int, ...], sequences: int) -> Lease:
+        lease = self.run(
+            self.opened.store.admit(
+                ask(name, pool=pool, alternates=alternates, sequences=sequences)
+            )
+        )
+        if name in self.held:
+            assert lease == self.held[name]
+        else:
+            assert lease.pool in (pool, *alternates)
+            assert lease.spilled == (lease.pool != pool)
+        self.held[name] = lease
+        return lease
+
+    @rule(target=leases, lease=leases, pool=st.sampled_from([SHORT, LONG]))
+    def transfer(self, lease: Lease, pool: int) -> Lease:
+        held = self.held.get(lease.id)
+        moved = self.run(self.opened.store.transfer(lease, pool))
+        if held is not None and held.pool != pool:
+            assert moved.pool == pool
+            assert moved.sequences == held.sequences
+            self.held[lease.id] = moved
+        return moved
+
+    @rule(lease=leases, settlement=st.sampled_from([USED, REFUND]))
+    def settle(self, lease: Lease, settlement: Settlement) -> None:
+        self.opened.store.settle(lease, settlement)
+        self.held.pop(lease.id, None)
+
+    @rule(lease=consumes(leases))
+    def settle_three_times(self, lease: Lease) -> None:
+        for _ in range(3):
+            self.settle(lease, USED)
+
+    @invariant()
+    def inflight_is_the_sum_of_the_leases(self) -> None:
+        for pool in (SHORT, LONG):
+            expected = sum(lease.sequences for lease in self.held.values() if lease.pool == pool)
+            assert self.opened.inflight(pool) == expected
+        assert self.opened.active() == len(self.held)
+
+    def teardown(self) -> None:
+        for lease in list(self.held.values()):
+            self.settle(lease, REFUND)
+        left = (self.opened.inflight(SHORT), self.opened.inflight(LONG), self.opened.active())
+        self.loop.close()
+        assert left == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_any_history_keeps_the_invariants(name: str) -> None:
+    class Machine(LeaseMachine):
+        opener = staticmethod(STORES[name])
+
+    limits = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(Machine, settings=limits)

@@ -1,0 +1,261 @@
+"""Fakes of the ports: scripted engines, a recording client, a ledger, a clock, a sink."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
+from gateway.errors import Refusal, UpstreamFailure
+from gateway.ports import Headers, Settlement, UpstreamCall, UpstreamResponse
+
+HANG: Literal["hang"] = "hang"
+"""In a script: from here on the engine says nothing."""
+
+JSON_HEADERS = ((b"content-type", b"application/json"),)
+SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+
+Step = bytes | UpstreamFailure | Literal["hang"]
+
+
+class FakeClock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+
+class ListSink:
+    """RecordSink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[DecisionRecord] = []
+
+    def append(self, record: msgspec.Struct) -> None:
+        """See RecordSink."""
+        assert isinstance(record, DecisionRecord)
+        self.records.append(record)
+
+
+@dataclass
+class Answer:
+    """A scripted answer: a head, then steps (bytes, a failure, or HANG)."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    steps: Sequence[Step]
+
+
+def stream(*steps: Step) -> Answer:
+    """A 200 event stream that arrives in these pieces."""
+    return Answer(200, SSE_HEADERS, steps)
+
+
+def whole(status: int, *steps: Step) -> Answer:
+    """A JSON answer."""
+    return Answer(status, JSON_HEADERS, steps)
+
+
+def failure(kind: Literal["connect", "reset", "timeout", "protocol"]) -> UpstreamFailure:
+    """An exchange that fails before a head."""
+    return UpstreamFailure(kind, f"scripted {kind}")
+
+
+def broken(kind: Literal["reset", "timeout"] = "reset") -> UpstreamFailure:
+    """An exchange that fails in the body."""
+    return UpstreamFailure(kind, f"scripted {kind}", head_received=True)
+
+
+Script = Answer | UpstreamFailure | Literal["hang"]
+
+
+class FakeResponse:
+    """UpstreamResponse that plays an Answer."""
+
+    def __init__(self, answer: Answer, upstream: "FakeUpstream") -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self.aborted = False
+        self.ended = False
+        self._steps = list(answer.steps)
+        self._upstream = upstream
+
+    async def read(self) -> bytes:
+        """See UpstreamResponse."""
+        if not self._steps:
+            self.ended = True
+            return b""
+        step = self._steps.pop(0)
+        if isinstance(step, bytes):
+            return step
+        if isinstance(step, UpstreamFailure):
+            raise step
+        return await self._upstream.hang()
+
+    def abort(self) -> None:
+        """See UpstreamResponse."""
+        self.aborted = True
+
+
+@dataclass
+class FakeUpstream:
+    """Upstream that plays its script in order, whichever worker is called.
+
+    `script` entries: an Answer, an UpstreamFailure to raise from `open`, or HANG. After the
+    last one, the last is repeated.
+    """
+
+    script: list[Script]
+    calls: list[tuple[WorkerAddress, UpstreamCall]] = field(default_factory=list)
+    responses: list[FakeResponse] = field(default_factory=list)
+    hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the exchange came to a HANG."""
+    cancelled: int = 0
+
+    async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
+        """See Upstream."""
+        entry = self.script[min(len(self.calls), len(self.script) - 1)]
+        self.calls.append((worker, call))
+        if isinstance(entry, UpstreamFailure):
+            raise entry
+        if isinstance(entry, Answer):
+            response = FakeResponse(entry, self)
+            self.responses.append(response)
+            return response
+        await self.hang()
+        raise AssertionError("unreachable")
+
+    async def hang(self) -> bytes:
+        """Say nothing until cancelled."""
+        self.hanging.set()
+        silence: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        try:
+            return await silence
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def close(self) -> None:
+        """See Upstream."""
+
+    @property
+    def called(self) -> list[str]:
+        """Workers in the order they were called."""
+        return [worker.id for worker, _ in self.calls]
+
+
+class FakeReply:
+    """ClientReply that records; `on_write` may hang or raise, as a slow or gone client does."""
+
+    def __init__(self, on_write: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.started = False
+        self.status: int | None = None
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.finished = False
+        self.refusal: Refusal | None = None
+        self.broken_off: Refusal | None = None
+        self._on_write = on_write
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """See ClientReply."""
+        assert not self.started, "a head is sent once"
+        self.started = True
+        self.status, self.headers = status, dict(headers)
+
+    async def write(self, data: bytes) -> None:
+        """See ClientReply."""
+        assert self.started, "a body follows a head"
+        assert not self.finished, "a body ends once"
+        self.body += data
+        if self._on_write is not None:
+            await self._on_write()
+
+    async def finish(self) -> None:
+        """See ClientReply."""
+        assert self.started, "a body follows a head"
+        assert not self.finished, "a body ends once"
+        self.finished = True
+
+    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """See ClientReply."""
+        await self.start(status, headers)
+        await self.write(body)
+        await self.finish()
+
+    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+        """See ClientReply."""
+        self.refusal = refusal
+        await self.send(refusal.status, headers, b"")
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """See ClientReply."""
+        self.broken_off = refusal
+        await self.finish()
+
+
+class FakeStore:
+    """LeaseStore that counts: in-flight is the sum of the leases in force.
+
+    It admits where it is told (`spill_to`) or refuses (`refuse_with`), and remembers every
+    settlement, repeated ones too.
+    """
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.settlements: list[tuple[Lease, Settlement]] = []
+        self.transfers: list[tuple[int, int]] = []
+        self.spill_to: int | None = None
+        self.refuse_with: Refusal | None = None
+
+    @property
+    def active(self) -> int:
+        """Leases in force."""
+        return len(self.leases)
+
+    def inflight(self, pool: int) -> int:
+        """Sequences that hold a lease in a pool."""
+        return sum(lease.sequences for lease in self.leases.values() if lease.pool == pool)
+
+    async def admit(self, ask: Ask) -> Lease:
+        """See LeaseStore."""
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        if ask.lease_id in self.leases:
+            return self.leases[ask.lease_id]
+        pool = ask.pool if self.spill_to is None else self.spill_to
+        lease = Lease(
+            id=ask.lease_id,
+            model=ask.model,
+            entitlement=ask.entitlement,
+            pool=pool,
+            spilled=pool != ask.pool,
+            cost_tokens=ask.cost_tokens,
+            sequences=ask.sequences,
+        )
+        self.leases[ask.lease_id] = lease
+        return lease
+
+    async def transfer(self, lease: Lease, pool: int) -> Lease:
+        """See LeaseStore."""
+        held = self.leases.get(lease.id)
+        if held is None or held.pool == pool:
+            return lease
+        self.transfers.append((held.pool, pool))
+        moved = msgspec.structs.replace(held, pool=pool)
+        self.leases[lease.id] = moved
+        return moved
+
+    def settle(self, lease: Lease, settlement: Settlement) -> None:
+        """See LeaseStore."""
+        self.settlements.append((lease, settlement))
+        self.leases.pop(lease.id, None)

@@ -1,0 +1,153 @@
+"""Twenty kinds of bad input: each gets its 4xx in OpenAI's shape, and no engine sees it."""
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.fleet import MODEL, Fleet
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet(short=1, long=1) as fleet:
+        yield fleet
+
+
+def chat(**changes: Any) -> bytes:
+    body = {"model": MODEL, "messages": USER, "max_tokens": 4, **changes}
+    return json.dumps(body).encode()
+
+
+CASES: dict[str, tuple[bytes, int, str | None, str | None]] = {
+    # name: body, status, code, param
+    "empty body": (b"", 400, None, None),
+    "not JSON": (b"hello", 400, None, None),
+    "not an object": (b"[1, 2]", 400, None, None),
+    "cut JSON": (chat()[:-3], 400, None, None),
+    "trailing garbage": (chat() + b"{}", 400, None, None),
+    "bad UTF-8": (chat().replace(b"hi", b"\xff\xfe"), 400, None, None),
+    "lone surrogate": (chat().replace(b'"hi"', b'"\\ud83d"'), 400, None, None),
+    "100,000 deep": (
+        chat()[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        400,
+        None,
+        None,
+    ),
+    "duplicate key": (chat()[:-1] + b', "model": "other"}', 400, None, "model"),
+    "duplicate key, escaped": (chat()[:-1] + b', "mod\\u0065l": "other"}', 400, None, "model"),
+    "no model": (json.dumps({"messages": USER}).encode(), 400, None, "model"),
+    "model is a number": (chat(model=7), 400, None, "model"),
+    "unknown model": (chat(model="no-such-model"), 404, "model_not_found", "model"),
+    "no messages": (json.dumps({"model": MODEL}).encode(), 400, None, "messages"),
+    "empty messages": (chat(messages=[]), 400, None, "messages"),
+    "messages is a string": (chat(messages="hi"), 400, None, "messages"),
+    "content is a number": (
+        chat(messages=[{"role": "user", "content": 5}]),
+        400,
+        None,
+        "messages[0].content",
+    ),
+    "negative max_tokens": (chat(max_tokens=-1), 400, None, "max_tokens"),
+    "max_tokens is a string": (chat(max_tokens="many"), 400, None, "max_tokens"),
+    "max_tokens is a float": (chat(max_tokens=1.5), 400, None, "max_tokens"),
+    "n is zero": (chat(n=0), 400, None, "n"),
+    "stream is a string": (chat(stream="yes"), 400, None, "stream"),
+    "stream_options is a list": (chat(stream=True, stream_options=[]), 400, None, None),
+    "too long for every window": (
+        chat(messages=[{"role": "user", "content": "word " * 500_000}]),
+        400,
+        "context_length_exceeded",
+        "messages",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_bodies_are_refused_with_what_to_change(fleet: Fleet, case: str) -> None:
+    body, status, code, param = CASES[case]
+    before = [len(e.last(500)) for e in fleet.engines]
+    answer = httpx.post(
+        fleet.url + CHAT, content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) > 10
+    assert error["type"] == "invalid_request_error"
+    if code is not None:
+        assert error["code"] == code
+    if param is not None:
+        assert error["param"] == param
+    assert answer.headers["x-sluice-reason"]
+    assert answer.headers["x-request-id"]
+    assert [len(e.last(500)) for e in fleet.engines] == before, "an engine saw it"
+
+
+def test_an_oversized_body_is_413(fleet: Fleet) -> None:
+    answer = httpx.post(
+        fleet.url + CHAT,
+        content=chat(padding="x" * 34_000_000),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+def test_a_compressed_body_is_415(fleet: Fleet) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = httpx.post(fleet.url + CHAT, content=chat(), headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+
+
+def test_a_form_body_is_415(fleet: Fleet) -> None:
+    answer = httpx.post(fleet.url + CHAT, data={"model": MODEL})
+    assert answer.status_code == 415
+
+
+def test_the_wrong_method_is_405(fleet: Fleet) -> None:
+    answer = httpx.get(fleet.url + CHAT)
+    assert answer.status_code == 405
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_an_unknown_path_is_404_in_the_same_shape(fleet: Fleet) -> None:
+    answer = httpx.post(fleet.url + "/v1/nothing", json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unknown_path"
+
+
+def test_oversized_headers_are_431(fleet: Fleet) -> None:
+    answer = httpx.post(fleet.url + CHAT, content=chat(), headers={"x-padding": "x" * 100_000})
+    assert answer.status_code == 431
+    assert answer.json()["error"]["code"] == "headers_too_large"
+
+
+def test_what_is_not_http_gets_a_400_and_a_close(fleet: Fleet) -> None:
+    with socket.create_connection(("127.0.0.1", fleet.port), timeout=5) as sock:
+        sock.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+        answer = b""
+        while part := sock.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_thai_that_fits_is_not_refused_at_cold_start() -> None:
+    sentence = "ปัญญาประดิษฐ์กำลังเปลี่ยนแปลงวิธีที่เราทำงานและใช้ชีวิตในทุกวัน "
+    with Fleet(short=0, long=1, long_window=8192) as fleet:
+        # 40 KB of Thai: over 8,192 tokens at 4 bytes a token, under it by the engine's count.
+        text = sentence * (40_000 // len(sentence.encode()))
+        answer = httpx.post(
+            fleet.url + CHAT,
+            json={"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4},
+        )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] < 8188

@@ -1,0 +1,100 @@
+"""Starting and stopping: draining on SIGTERM, the request log, the demo."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from bench.fleet import MODEL, Fleet
+
+CHAT = "/v1/chat/completions"
+
+
+def body(**more: object) -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **more}
+
+
+def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    with Fleet(
+        short=1, long=1, mock=("--speed", "2"), config={"request_log": {"path": str(log)}}
+    ) as f:
+        assert f.gateway is not None
+        with (
+            httpx.Client(timeout=30) as client,
+            client.stream(
+                "POST",
+                f.url + CHAT,
+                json=body(max_tokens=150, mock_output_tokens=150, stream=True),
+            ) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            f.gateway.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 2
+            while httpx.get(f.url + "/ready").status_code != 503:
+                assert time.monotonic() < deadline, "/ready still answers 200 while draining"
+            refused = httpx.post(f.url + CHAT, json=body())
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+            assert refused.headers["x-should-retry"] == "true"
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert f.gateway.wait(10) == 0
+        f.forget_gateway()
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    done = [r for r in records if r["outcome"] == "ok"]
+    assert len(done) == 1
+    assert done[0]["completion_tokens"] == 150
+    assert done[0]["schema"] == 1
+
+
+def test_the_demo_gets_ready_serves_and_takes_its_children_along() -> None:
+    command = [sys.executable, "-m", "sluice", "demo", "--port", "0", "--no-traffic"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as demo:
+        children = _check_demo(demo)
+    deadline = time.monotonic() + 5
+    while any(_alive(pid) for pid in children):
+        assert time.monotonic() < deadline, "a child outlived the demo"
+        time.sleep(0.05)
+
+
+def _check_demo(demo: subprocess.Popen[str]) -> list[int]:
+    try:
+        assert demo.stdout is not None
+        line = demo.stdout.readline()
+        assert line.startswith("SLUICE READY http://127.0.0.1:")
+        url = line.split()[-1]
+        answer = httpx.post(
+            url + CHAT,
+            json={**body(max_tokens=4), "model": "demo-model"},
+            headers={"authorization": "Bearer sk-demo-elastic"},
+        )
+        assert answer.status_code == 200
+        assert answer.headers["x-sluice-pool"] == "short"
+        children = _children(demo.pid)
+        assert len(children) == 4
+        return children
+    finally:
+        demo.send_signal(signal.SIGINT)
+        demo.wait(20)
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

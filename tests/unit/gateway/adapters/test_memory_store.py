@@ -1,0 +1,36 @@
+"""What only the embedded ledger does; its contract is in tests/contract/test_lease_store.py."""
+
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import Usage
+from gateway.policy import fleet
+from gateway.ports import Settlement
+from tests.builders import LONG, SHORT, ask, served_model
+from tests.fakes import FakeClock
+
+
+async def test_settled_and_refunded_leases_are_counted_apart() -> None:
+    store = MemoryLeases({"m": served_model()}, FakeClock())
+    usage = Usage(prompt_tokens=1, completion_tokens=1)
+    store.settle(await store.admit(ask("a")), Settlement(usage=usage, dispatched=True))
+    store.settle(await store.admit(ask("b")), Settlement(usage=None, dispatched=False))
+    assert (store.settled_total, store.refunded_total, store.active) == (1, 1, 0)
+
+
+async def test_workers_that_are_ejected_leave_the_pool_overloaded_until_they_return() -> None:
+    clock = FakeClock()
+    served = served_model(workers=(2, 1), slots=2, spill_queue=0)
+    store = MemoryLeases({"m": served}, clock)
+    for _ in range(served.health.eject_after):
+        fleet.failed(served.pools[SHORT], 0, served.health, clock())
+    for n in range(2):
+        await store.admit(ask(f"{n}"))
+    assert (await store.admit(ask("x", alternates=(LONG,)))).pool == LONG
+    clock.advance(5.0)
+    assert (await store.admit(ask("y", alternates=(LONG,)))).pool == SHORT
+
+
+async def test_models_are_counted_apart() -> None:
+    one, two = served_model(name="one"), served_model(name="two")
+    store = MemoryLeases({"one": one, "two": two}, FakeClock())
+    await store.admit(ask("a", model="one"))
+    assert (one.pools[SHORT].inflight, two.pools[SHORT].inflight) == (1, 0)

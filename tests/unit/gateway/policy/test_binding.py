@@ -1,0 +1,76 @@
+"""The least loaded worker: (kv + queued_kv)/sum + (active + queued)/sum, ties in turn."""
+
+import pytest
+
+from gateway.domain import Binding
+from gateway.policy import fleet
+from gateway.policy.binding import CANDIDATES_KEPT, bind_least_loaded
+from gateway.policy.fleet import PoolState
+
+
+def pool(workers: int = 3) -> PoolState:
+    return PoolState("p", tuple(f"w{i}" for i in range(workers)), 8)
+
+
+def bound(state: PoolState, *, exclude: tuple[int, ...] = ()) -> Binding:
+    binding = bind_least_loaded(1, state, 0.0, exclude)
+    assert binding is not None
+    return binding
+
+
+def test_an_idle_pool_scores_zero() -> None:
+    binding = bound(pool())
+    assert (binding.pool, binding.score) == (1, 0.0)
+
+
+def test_the_score_is_the_share_of_kv_plus_the_share_of_sequences() -> None:
+    state = pool(2)
+    fleet.start(state, 0, 1, 900)
+    fleet.start(state, 1, 3, 100)
+    binding = bound(state)
+    assert dict(binding.candidates) == pytest.approx({"w0": 0.9 + 0.25, "w1": 0.1 + 0.75})
+    assert binding.worker == 1
+    assert binding.score == pytest.approx(0.85)
+
+
+def test_many_short_sequences_can_weigh_more_than_one_long_one() -> None:
+    state = pool(2)
+    fleet.start(state, 0, 1, 600)
+    fleet.start(state, 1, 9, 400)
+    assert bound(state).worker == 0
+
+
+def test_ties_go_round_the_workers_in_order() -> None:
+    state = pool(3)
+    assert [bound(state).worker for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_ties_go_round_only_among_the_best() -> None:
+    state = pool(3)
+    fleet.start(state, 1, 1, 10)
+    assert {bound(state).worker for _ in range(6)} == {0, 2}
+
+
+def test_workers_already_tried_are_not_chosen() -> None:
+    assert {bound(pool(3), exclude=(0, 2)).worker for _ in range(4)} == {1}
+
+
+def test_nobody_left_is_none() -> None:
+    assert bind_least_loaded(0, pool(2), 0.0, (0, 1)) is None
+
+
+def test_a_pool_that_is_down_is_none() -> None:
+    state = pool(1)
+    fleet.unreachable(state, 0)
+    assert bind_least_loaded(0, state, 0.0) is None
+
+
+def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:
+    state = pool(2)
+    fleet.start(state, 0, 5, 5000)
+    state.ejected_until_s[1] = 10.0
+    assert bound(state).worker == 0
+
+
+def test_a_decision_explains_a_bounded_number_of_candidates() -> None:
+    assert len(bound(pool(40)).candidates) == CANDIDATES_KEPT

@@ -1,0 +1,152 @@
+"""Worker load and health: overload, ejection, doubling, and probes that never touch load."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy import fleet
+from gateway.policy.fleet import HealthRules, PoolState
+
+RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)
+
+
+def pool(workers: int = 2, slots: int = 4) -> PoolState:
+    return PoolState("p", tuple(f"w{i}" for i in range(workers)), slots)
+
+
+def eject(state: PoolState, worker: int, now_s: float) -> bool:
+    return [fleet.failed(state, worker, RULES, now_s) for _ in range(RULES.eject_after)][-1]
+
+
+def test_overloaded_exactly_from_ready_slots_plus_spill_queue() -> None:
+    state = pool(workers=2, slots=4)
+    state.inflight = 10
+    assert not fleet.overloaded(state, spill_queue=3, now_s=0.0)
+    assert fleet.overloaded(state, spill_queue=2, now_s=0.0)
+
+
+def test_a_worker_that_is_down_takes_its_slots_along() -> None:
+    state = pool(workers=2, slots=4)
+    fleet.unreachable(state, 0)
+    assert fleet.ready_slots(state, 0.0) == 4
+
+
+def test_a_pool_without_ready_workers_is_overloaded_at_rest() -> None:
+    state = pool(workers=1)
+    fleet.unreachable(state, 0)
+    assert fleet.overloaded(state, spill_queue=0, now_s=0.0)
+
+
+def test_two_failures_do_not_eject() -> None:
+    state = pool()
+    assert not fleet.failed(state, 0, RULES, 0.0)
+    assert not fleet.failed(state, 0, RULES, 0.0)
+    assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_the_third_failure_in_a_row_ejects_for_five_seconds() -> None:
+    state = pool()
+    assert eject(state, 0, 10.0)
+    assert fleet.available(state, 14.9) == [1]
+    assert fleet.available(state, 15.0) == [0, 1]
+
+
+def test_a_success_between_failures_starts_the_count_again() -> None:
+    state = pool()
+    for _ in range(4):
+        fleet.failed(state, 0, RULES, 0.0)
+        fleet.failed(state, 0, RULES, 0.0)
+        fleet.succeeded(state, 0)
+    assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_each_further_ejection_doubles_up_to_the_longest() -> None:
+    state = pool()
+    waits = []
+    for _ in range(6):
+        eject(state, 0, 100.0)
+        waits.append(state.ejected_until_s[0] - 100.0)
+    assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+
+
+def test_a_success_clears_the_ejection_history() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    eject(state, 0, 20.0)
+    fleet.succeeded(state, 0)
+    assert fleet.available(state, 20.0) == [0, 1]
+    eject(state, 0, 100.0)
+    assert state.ejected_until_s[0] == 105.0
+
+
+def test_many_ejections_do_not_overflow_the_wait() -> None:
+    state = pool()
+    for _ in range(5000):
+        eject(state, 0, 0.0)
+    assert state.ejected_until_s[0] == 60.0
+
+
+def test_when_all_are_ejected_a_doubtful_worker_beats_none() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    eject(state, 1, 0.0)
+    assert fleet.available(state, 1.0) == [0, 1]
+
+
+def test_a_worker_that_refuses_connections_is_never_chosen() -> None:
+    state = pool(workers=1)
+    fleet.unreachable(state, 0)
+    assert fleet.available(state, 1e9) == []
+
+
+def test_a_draining_worker_is_never_chosen() -> None:
+    state = pool()
+    state.draining[0] = True
+    assert fleet.available(state, 0.0) == [1]
+    state.draining[1] = True
+    assert fleet.available(state, 0.0) == []
+
+
+def test_an_ejected_worker_that_is_not_draining_beats_a_draining_one() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    state.draining[1] = True
+    assert fleet.available(state, 0.0) == [0]
+
+
+def test_a_successful_probe_returns_a_refusing_worker_and_ends_its_ejection() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    fleet.unreachable(state, 0)
+    assert fleet.probed(state, 0, ok=True)
+    assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_a_good_probe_of_a_worker_that_is_up_does_not_end_its_ejection() -> None:
+    """/health may answer while generation fails."""
+    state = pool()
+    eject(state, 0, 0.0)
+    assert not fleet.probed(state, 0, ok=True)
+    assert fleet.available(state, 1.0) == [1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.booleans())), st.integers(0, 9), st.integers(0, 99))
+def test_probes_never_touch_load(verdicts: list[tuple[int, bool]], active: int, kv: int) -> None:
+    state = pool()
+    fleet.start(state, 0, active, kv)
+    state.inflight = active
+    for worker, ok in verdicts:
+        fleet.probed(state, worker, ok=ok)
+    assert (state.active, state.tokens, state.inflight) == ([active, 0], [kv, 0], active)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8), st.integers(0, 10_000))))
+def test_finish_takes_away_exactly_what_start_added(work: list[tuple[int, int, int]]) -> None:
+    state = pool(workers=3)
+    for one in work:
+        fleet.start(state, *one)
+    assert sum(state.active) == sum(s for _, s, _ in work)
+    for one in reversed(work):
+        fleet.finish(state, *one)
+        assert min(state.active) >= 0
+        assert min(state.tokens) >= 0
+    assert (state.active, state.tokens) == ([0, 0, 0], [0, 0, 0])

@@ -1,0 +1,909 @@
+"""The ten stages over fakes: one lease settled once, retries before the first byte, rescue."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    DecisionRecord,
+    Incoming,
+    Principal,
+    Usage,
+)
+from gateway.errors import RateLimited
+from gateway.pipeline import Pipeline
+from gateway.policy import fleet
+from gateway.policy.served import ServedModel
+from gateway.policy.sse import DONE
+from gateway.ports import LeaseStore
+from gateway.stages.authenticate import Keyring
+from gateway.telemetry import Metrics
+from tests.builders import (
+    LONG,
+    OVERFLOWS,
+    SHORT,
+    answer_body,
+    chat_body,
+    chunk,
+    error_answer,
+    event,
+    incoming,
+    routing,
+    served_model,
+    short_and_long,
+    usage_chunk,
+)
+from tests.fakes import (
+    HANG,
+    Answer,
+    FakeClock,
+    FakeReply,
+    FakeStore,
+    FakeUpstream,
+    ListSink,
+    Script,
+    broken,
+    failure,
+    stream,
+    whole,
+)
+
+OK = whole(200, answer_body())
+STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
+E500 = whole(500, error_answer("CUDA error", code=500))
+BUSY = whole(503, error_answer("The server is busy, try again later", code=503))
+OVERFLOW = whole(400, error_answer(OVERFLOWS[0]))
+LONG_TEXT = "many words in a row " * 5000  # 100,000 bytes: about 25,000 tokens
+
+
+class Bench:
+    """A pipeline over fakes. `serve` runs one request through it."""
+
+    def __init__(
+        self,
+        *script: Script,
+        served: ServedModel | None = None,
+        store: LeaseStore | None = None,
+        keyring: Keyring | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        self.served = served or served_model()
+        self.upstream = FakeUpstream(list(script))
+        self.ledger = FakeStore()
+        self.clock = FakeClock()
+        self.metrics = Metrics()
+        self.sink = ListSink()
+        self.reply = FakeReply()
+        self.pipeline = Pipeline(
+            models={"m": self.served, "alias": self.served},
+            keyring=keyring or Keyring({}),
+            store=store or self.ledger,
+            upstream=self.upstream,
+            metrics=self.metrics,
+            records=self.sink,
+            clock=self.clock,
+            log_prompts=log_prompts,
+        )
+
+    async def serve(self, request: Incoming | None = None, reply: FakeReply | None = None) -> None:
+        await self.pipeline.serve(request or incoming(), reply or self.reply)
+
+    async def cancel_when_hanging(self, request: Incoming | None = None) -> None:
+        """Serve until an engine says nothing, then leave as a client does."""
+        task = asyncio.create_task(self.serve(request))
+        await self.upstream.hanging.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    @property
+    def record(self) -> DecisionRecord:
+        assert len(self.sink.records) == 1, "one decision record a request"
+        return self.sink.records[0]
+
+    @property
+    def sent(self) -> Any:
+        """The body that the last engine received."""
+        return orjson.loads(self.upstream.calls[-1][1].body)
+
+    def assert_nothing_leaks(self) -> None:
+        assert self.ledger.active == 0
+        assert len(self.ledger.settlements) == 1
+        for pool in self.served.pools:
+            assert set(pool.active) == {0}
+            assert set(pool.tokens) == {0}
+
+
+def streaming(**more: Any) -> Incoming:
+    return incoming(chat_body(stream=True, **more))
+
+
+# -- success
+
+
+async def test_an_answer_passes_byte_for_byte() -> None:
+    bench = Bench(OK)
+    await bench.serve()
+    assert (bench.reply.status, bench.reply.body) == (200, answer_body())
+
+
+async def test_a_request_that_needs_no_edit_reaches_the_engine_byte_for_byte() -> None:
+    body = b'{ "model":"m" , "unknown":[1.0e0], "messages":[{"role":"user","content":"\\u00e9"}] }'
+    bench = Bench(OK)
+    await bench.serve(incoming(body))
+    assert bench.upstream.calls[0][1].body == body
+
+
+async def test_a_stream_passes_in_pieces_and_ends() -> None:
+    bench = Bench(STREAM)
+    await bench.serve(streaming())
+    assert bench.reply.body == chunk("a") + chunk("b") + chunk(finish="stop") + DONE
+    assert bench.reply.finished
+    assert bench.reply.headers[b"content-type"].startswith(b"text/event-stream")
+
+
+async def test_a_short_prompt_goes_to_the_short_pool_and_a_long_one_to_the_long() -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(request_id="1"))
+    await bench.serve(incoming(chat_body(LONG_TEXT), request_id="2"), FakeReply())
+    assert [worker.split("-")[0] for worker in bench.upstream.called] == ["short", "long"]
+
+
+async def test_an_alias_is_spelled_as_the_engine_knows_the_model() -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(orjson.dumps({**orjson.loads(chat_body()), "model": "alias"})))
+    assert bench.sent["model"] == "m"
+
+
+async def test_client_keys_are_never_forwarded() -> None:
+    bench = Bench(OK)
+    secret = b"Bearer sk-secret"
+    await bench.serve(
+        incoming(headers=[(b"authorization", secret), (b"x-api-key", secret), (b"cookie", secret)])
+    )
+    names = {name for name, _ in bench.upstream.calls[0][1].headers}
+    assert names == {b"content-type", b"x-request-id"}
+
+
+async def test_fields_that_steer_an_engine_are_removed() -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(chat_body(priority=-5, cache_salt="x", temperature=0)))
+    assert set(bench.sent) == {"model", "messages", "temperature"}
+
+
+async def test_a_defaulted_limit_is_sent_when_the_client_set_none() -> None:
+    bench = Bench(OK, served=served_model(table=short_and_long(default_max_tokens=256)))
+    await bench.serve()
+    assert bench.sent["max_tokens"] == 256
+
+
+async def test_response_headers_say_where_it_went() -> None:
+    bench = Bench(OK)
+    await bench.serve()
+    headers = bench.reply.headers
+    assert headers[b"x-request-id"] == b"r1"
+    assert headers[b"x-sluice-pool"] == b"short"
+    assert headers[b"x-sluice-worker"] == b"short-0"
+    assert headers[b"x-sluice-spilled"] == b"false"
+    assert headers[b"x-sluice-compressed"] == b"none"
+    assert headers[b"x-sluice-queue-ms"] == b"0"
+    assert int(headers[b"x-sluice-estimated-tokens"]) > 0
+
+
+async def test_the_decision_record_explains_the_request() -> None:
+    bench = Bench(STREAM)
+    await bench.serve(streaming(max_tokens=50))
+    r = bench.record
+    assert (r.request_id, r.endpoint, r.outcome, r.status) == ("r1", "chat", "ok", 200)
+    assert (r.model, r.asked_model, r.tenant, r.stream) == ("m", "m", "open", True)
+    assert (r.planned_pool, r.plan_reason, r.pool) == ("short", "within_boundary", "short")
+    assert (r.worker, r.spilled, r.rescued, r.mode) == ("short-0", False, False, "enforce")
+    assert (r.cap_tokens, r.estimated_output_tokens, r.messages) == (50, 50, 1)
+    assert (r.prompt_tokens, r.completion_tokens, r.usage_source) == (10, 3, "engine")
+    assert (r.finish_reason, r.text_bytes, r.reason) == ("stop", len("hello"), None)
+    assert [(a.pool, a.worker, a.result) for a in r.attempts] == [("short", "short-0", "ok")]
+    assert dict(r.candidates) == {"short-0": 0.0, "short-1": 0.0}
+    assert r.prompt is None
+
+
+async def test_prompts_are_recorded_only_when_asked_for() -> None:
+    bench = Bench(OK, log_prompts=True)
+    await bench.serve()
+    assert bench.record.prompt == chat_body().decode()
+
+
+async def test_times_come_from_the_clock() -> None:
+    bench = Bench(STREAM)
+    bench.clock.advance(0.25)
+
+    async def tick() -> None:
+        bench.clock.advance(1.0)
+
+    await bench.serve(streaming(), FakeReply(on_write=tick))
+    assert bench.record.overhead_ms == pytest.approx(250)
+    assert bench.record.ttft_s == pytest.approx(0.25)
+    # Four pieces were written (a, b, finish, [DONE]), all after the first token: 3 tokens.
+    assert bench.record.tpot_s == pytest.approx(4.0 / 2)
+
+
+async def test_tokens_are_metered_once_by_model_and_entitlement() -> None:
+    bench = Bench(OK)
+    await bench.serve()
+    assert bench.metrics.tokens.values == {
+        ("m", "open", "input"): 10,
+        ("m", "open", "output"): 3,
+        ("m", "open", "cached_input"): 0,
+    }
+    assert bench.metrics.requests.values == {("m", "short", "ok"): 1}
+
+
+async def test_what_the_engine_reported_teaches_the_estimator() -> None:
+    bench = Bench(whole(200, answer_body(prompt=300, completion=7)))
+    await bench.serve(incoming(chat_body("word " * 250)))
+    assert bench.served.estimator.observations == 1
+    assert bench.served.estimator.ignored == {}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (EMBEDDINGS, {"model": "m", "input": "x"}),
+        (COMPLETIONS, {"model": "m", "prompt": "x"}),
+        (MESSAGES, {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}),
+        (RESPONSES, {"model": "m", "input": "x"}),
+    ],
+)
+async def test_each_endpoint_goes_to_its_own_path(endpoint: Any, body: Any) -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(orjson.dumps(body), endpoint=endpoint))
+    assert bench.upstream.calls[0][1].path == endpoint.path
+    assert bench.record.outcome == "ok"
+
+
+# -- usage on streams
+
+
+async def test_usage_is_asked_for_and_its_chunk_stripped_when_the_client_did_not_ask() -> None:
+    bench = Bench(STREAM)
+    await bench.serve(streaming())
+    assert bench.sent["stream_options"] == {"include_usage": True}
+    assert b"usage" not in bench.reply.body
+    assert bench.record.prompt_tokens == 10
+
+
+async def test_the_usage_chunk_stays_when_the_client_asked_for_it() -> None:
+    bench = Bench(STREAM)
+    body = chat_body(stream=True, stream_options={"include_usage": True})
+    await bench.serve(incoming(body))
+    assert bench.upstream.calls[0][1].body == body
+    assert usage_chunk(10, 3) in bench.reply.body
+
+
+async def test_in_observe_mode_the_engine_receives_what_a_bare_relay_would_send() -> None:
+    bench = Bench(STREAM, served=served_model(table=short_and_long(observe=True)))
+    body = chat_body(stream=True)
+    await bench.serve(incoming(body))
+    assert bench.upstream.calls[0][1].body == body
+    assert usage_chunk(10, 3) in bench.reply.body, "nothing was injected: nothing is stripped"
+
+
+async def test_an_engine_that_sends_no_usage_is_metered_by_estimate_and_events() -> None:
+    bench = Bench(stream(chunk("a"), chunk("b"), chunk(finish="stop"), DONE))
+    await bench.serve(streaming())
+    assert bench.record.usage_source == "counted"
+    assert bench.record.prompt_tokens == bench.record.estimated_input_tokens
+    assert bench.record.completion_tokens == 3
+
+
+async def test_a_finished_stream_without_done_gets_it() -> None:
+    bench = Bench(stream(chunk("a", finish="stop")))
+    await bench.serve(streaming())
+    assert bench.reply.body == chunk("a", finish="stop") + DONE
+    assert bench.record.outcome == "ok"
+
+
+# -- observe
+
+
+async def test_in_observe_mode_the_boundary_is_counted_and_not_applied() -> None:
+    table = routing(("short", 8192, 4096), ("long", 65536, None), observe=True)
+    bench = Bench(OK, served=served_model(table=table))
+    fleet_long = bench.served.pools[SHORT]
+    fleet_long.inflight = 5  # a bare relay takes the less loaded pool
+    await bench.serve()
+    assert bench.upstream.called == ["long-0"]
+    assert bench.record.would_route == "short"
+    assert (bench.record.planned_pool, bench.record.pool) == ("short", "long")
+    assert bench.record.mode == "observe"
+    assert bench.metrics.would.values == {("route",): 1}
+
+
+async def test_where_observe_and_the_boundary_agree_nothing_would_have_changed() -> None:
+    bench = Bench(OK, served=served_model(table=short_and_long(observe=True)))
+    bench.served.pools[LONG].inflight = 5
+    await bench.serve()
+    assert bench.record.would_route is None
+    assert bench.metrics.would.values == {}
+
+
+# -- who may ask
+
+
+def keys(**principal: Any) -> Keyring:
+    digest = hashlib.sha256(b"sk-1").digest()
+    return Keyring({digest: Principal(entitlement="gold", tenant="t", **principal)})
+
+
+KEY = [(b"authorization", b"Bearer sk-1")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ([], "missing_api_key"),
+        ([(b"authorization", b"Bearer ")], "missing_api_key"),
+        ([(b"authorization", b"Bearer sk-2")], "invalid_api_key"),
+        ([(b"x-api-key", b"sk-2")], "invalid_api_key"),
+    ],
+)
+async def test_no_key_or_an_unknown_one_is_401(headers: Any, reason: str) -> None:
+    bench = Bench(OK, keyring=keys())
+    await bench.serve(incoming(headers=headers))
+    assert (bench.reply.status, bench.record.reason) == (401, reason)
+    assert bench.upstream.calls == []
+    assert bench.ledger.settlements == []
+
+
+@pytest.mark.parametrize("name", [b"x-api-key", b"api-key"])
+async def test_a_key_may_come_in_other_headers(name: bytes) -> None:
+    bench = Bench(OK, keyring=keys())
+    await bench.serve(incoming(headers=[(name, b"sk-1")]))
+    assert (bench.reply.status, bench.record.entitlement) == (200, "gold")
+
+
+async def test_an_expired_entitlement_is_403_from_its_moment_on() -> None:
+    bench = Bench(OK, keyring=keys(expires_unix_s=1000.0))
+    await bench.serve(incoming(headers=KEY))
+    assert (bench.reply.status, bench.record.reason) == (403, "entitlement_expired")
+
+
+async def test_a_key_for_another_model_is_403() -> None:
+    bench = Bench(OK, keyring=keys(model="other"))
+    await bench.serve(incoming(headers=KEY))
+    assert (bench.reply.status, bench.record.reason) == (403, "model_not_entitled")
+    assert bench.upstream.calls == []
+
+
+async def test_an_unknown_model_is_404() -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(b'{"model":"gpt-9","messages":[{"role":"user","content":"x"}]}'))
+    assert bench.reply.status == 404
+    refusal = bench.reply.refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.param) == ("model_not_found", "model")
+
+
+async def test_a_body_that_is_not_json_is_400_and_reaches_no_engine() -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(b"not json"))
+    assert (bench.reply.status, bench.record.outcome) == (400, "refused")
+    assert bench.upstream.calls == []
+
+
+async def test_what_cannot_fit_is_400_without_an_engine() -> None:
+    bench = Bench(OK)
+    await bench.serve(incoming(chat_body("x" * 900_000)))
+    assert (bench.reply.status, bench.record.reason) == (400, "context_length_exceeded")
+    assert bench.upstream.calls == []
+
+
+async def test_what_admission_refuses_reaches_no_engine_and_settles_nothing() -> None:
+    bench = Bench(OK)
+    bench.ledger.refuse_with = RateLimited("full", reason="concurrency")
+    await bench.serve()
+    assert (bench.reply.status, bench.record.reason) == (429, "concurrency")
+    assert bench.ledger.settlements == []
+    assert bench.metrics.requests.values == {("m", "", "refused"): 1}
+
+
+# -- one lease, settled once
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ([OK], 200),
+        ([STREAM], 200),
+        ([whole(400, error_answer("bad temperature"))], 400),
+        ([whole(404, error_answer("no such adapter", code=404))], 404),
+        ([E500, OK], 200),
+        ([E500, E500, E500], 502),
+        ([BUSY, BUSY, BUSY], 503),
+        ([failure("timeout")], 504),
+        ([failure("reset")], 502),
+        ([failure("protocol")], 502),
+        ([failure("connect")], 503),
+        ([whole(200, b"{", broken())], 502),
+        ([OVERFLOW, OK], 200),
+        ([OVERFLOW, OVERFLOW], 400),
+        ([stream(chunk("a"), broken())], 200),
+        ([stream(chunk("a"))], 200),
+        ([stream()], 502),
+    ],
+)
+async def test_however_it_ends_the_lease_is_settled_once_and_no_load_stays(
+    script: list[Script], status: int
+) -> None:
+    bench = Bench(*script)
+    await bench.serve(streaming())
+    assert bench.reply.status == status
+    assert bench.reply.finished
+    bench.assert_nothing_leaks()
+    assert bench.record.status in (status, 502)
+    assert all(response.aborted for response in bench.upstream.responses)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param([HANG], id="during open"),
+        pytest.param([stream(HANG)], id="before the first byte"),
+        pytest.param([stream(chunk("a"), chunk("b"), HANG)], id="during the stream"),
+        pytest.param([whole(200, b'{"id":', HANG)], id="during the whole read"),
+        pytest.param([E500, HANG], id="during a second attempt"),
+        pytest.param([OVERFLOW, HANG], id="during a rescue"),
+    ],
+)
+async def test_a_client_that_leaves_cancels_the_engine_and_settles_the_lease_once(
+    script: list[Script],
+) -> None:
+    bench = Bench(*script)
+    await bench.cancel_when_hanging(streaming())
+    bench.assert_nothing_leaks()
+    assert bench.upstream.cancelled == 1
+    assert all(response.aborted for response in bench.upstream.responses)
+    assert (bench.record.outcome, bench.record.status) == ("disconnected", 499)
+    assert bench.record.attempts[-1].result == "cancelled"
+
+
+async def test_a_client_that_leaves_a_stream_is_charged_what_was_emitted() -> None:
+    bench = Bench(stream(chunk(""), chunk("a"), chunk("b"), HANG))
+    await bench.cancel_when_hanging(streaming())
+    _, settlement = bench.ledger.settlements[0]
+    assert settlement.usage == Usage(
+        prompt_tokens=bench.record.estimated_input_tokens or 0,
+        completion_tokens=2,
+        source="counted",
+    )
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_settles_too() -> None:
+    bench = Bench(STREAM)
+
+    async def gone() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await bench.serve(streaming(), FakeReply(on_write=gone))
+    bench.assert_nothing_leaks()
+    assert bench.record.outcome == "disconnected"
+
+
+async def test_a_bug_is_settled_and_logged_as_an_internal_error() -> None:
+    bench = Bench(OK)
+
+    async def bug() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await bench.serve(reply=FakeReply(on_write=bug))
+    bench.assert_nothing_leaks()
+    assert (bench.record.outcome, bench.record.status) == ("internal_error", 500)
+
+
+@pytest.mark.parametrize("prompt", [10**9, 2**70])
+async def test_usage_that_no_engine_of_the_window_could_report_is_not_charged(prompt: int) -> None:
+    bench = Bench(whole(200, answer_body(prompt=prompt)))
+    await bench.serve()
+    assert bench.reply.body == answer_body(prompt=prompt), "the client gets what the engine said"
+    assert bench.record.usage_source == "counted"
+    assert bench.record.prompt_tokens == bench.record.estimated_input_tokens
+
+
+async def test_a_request_that_no_engine_served_is_not_charged() -> None:
+    bench = Bench(E500)
+    await bench.serve()
+    assert bench.ledger.settlements[0][1].usage is None
+
+
+async def test_a_refusal_is_never_charged() -> None:
+    bench = Bench(failure("connect"))
+    await bench.serve()
+    assert bench.ledger.settlements[0][1].usage is None
+
+
+async def test_an_engines_own_400_is_relayed_and_not_charged() -> None:
+    said = error_answer("temperature must be non-negative, got -1.0.")
+    bench = Bench(whole(400, said))
+    await bench.serve()
+    assert (bench.reply.status, bench.reply.body) == (400, said)
+    assert bench.record.outcome == "error"
+    assert bench.ledger.settlements[0][1].usage is None
+    assert len(bench.upstream.calls) == 1
+
+
+# -- retries
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(failure("connect"), id="connect"),
+        pytest.param(failure("reset"), id="reset"),
+        pytest.param(failure("timeout"), id="timeout"),
+        pytest.param(failure("protocol"), id="protocol"),
+        pytest.param(E500, id="500"),
+        pytest.param(BUSY, id="busy"),
+        pytest.param(whole(401, error_answer("bad worker key")), id="worker key refused"),
+        pytest.param(stream(broken()), id="stream reset before its first byte"),
+        pytest.param(stream(b"data: {", broken()), id="stream reset within its first event"),
+        pytest.param(stream(event({"error": {"message": "OOM"}})), id="stream begins with error"),
+        pytest.param(whole(200, b'{"id":', broken()), id="whole answer reset"),
+    ],
+)
+async def test_what_fails_before_the_first_byte_is_served_by_another_worker(first: Script) -> None:
+    bench = Bench(first, STREAM)
+    await bench.serve(streaming())
+    assert bench.upstream.called == ["short-0", "short-1"]
+    assert (bench.reply.status, bench.record.outcome) == (200, "ok")
+    assert bench.reply.headers[b"x-sluice-worker"] == b"short-1"
+    assert sum(bench.metrics.retries.values.values()) == 1
+    bench.assert_nothing_leaks()
+
+
+async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed() -> None:
+    bench = Bench(E500, E500, OK)
+    await bench.serve()
+    assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "short", "long"]
+    assert bench.ledger.transfers == [(SHORT, LONG)]
+    assert bench.record.pool == "long"
+    assert not bench.record.spilled, "spilled is what admission did"
+
+
+async def test_attempts_end_at_the_configured_number() -> None:
+    bench = Bench(E500, served=served_model(workers=(5, 5), max_attempts=2))
+    await bench.serve()
+    assert len(bench.upstream.calls) == 2
+    assert (bench.reply.status, bench.record.reason) == (502, "engine_error")
+
+
+async def test_the_engines_words_are_told_when_all_attempts_failed() -> None:
+    bench = Bench(E500)
+    await bench.serve()
+    assert bench.reply.refusal is not None
+    assert "CUDA error" in bench.reply.refusal.message
+
+
+async def test_the_only_worker_is_tried_again() -> None:
+    bench = Bench(E500, OK, served=served_model(table=routing(("all", 8192, None)), workers=(1,)))
+    await bench.serve()
+    assert bench.upstream.called == ["all-0", "all-0"]
+    assert bench.reply.status == 200
+
+
+async def test_nothing_is_retried_after_the_first_byte() -> None:
+    bench = Bench(stream(chunk("a"), broken()), OK)
+    await bench.serve(streaming())
+    assert len(bench.upstream.calls) == 1
+
+
+async def test_what_continues_a_stored_response_is_not_sent_twice() -> None:
+    body = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
+    bench = Bench(E500, OK)
+    await bench.serve(incoming(body, endpoint=RESPONSES))
+    assert (len(bench.upstream.calls), bench.reply.status) == (1, 502)
+
+
+async def test_a_response_that_continues_another_goes_to_its_worker() -> None:
+    stored = whole(200, b'{"id":"resp_1","object":"response","status":"completed","output":[]}')
+    bench = Bench(stored)
+    first = orjson.dumps({"model": "m", "input": "x"})
+    then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
+    await bench.serve(incoming(first, endpoint=RESPONSES, request_id="a"), FakeReply())
+    for n in range(3):
+        await bench.serve(incoming(then, endpoint=RESPONSES, request_id=f"b{n}"), FakeReply())
+    assert bench.upstream.called == ["short-0"] * 4
+
+
+async def test_a_streamed_response_is_remembered_too() -> None:
+    created = event({"type": "response.created", "response": {"id": "resp_7"}})
+    done = event({"type": "response.completed", "response": {"id": "resp_7"}})
+    bench = Bench(stream(created, done))
+    await bench.serve(incoming(b'{"model":"m","input":"x","stream":true}', endpoint=RESPONSES))
+    assert bench.served.homes.find("resp_7") == (SHORT, 0)
+
+
+# -- health
+
+
+async def test_a_refused_connection_takes_the_worker_out_of_the_rotation() -> None:
+    bench = Bench(failure("connect"), OK)
+    await bench.serve()
+    assert bench.served.pools[SHORT].up == [False, True]
+    await bench.serve(incoming(request_id="r2"), FakeReply())
+    assert bench.upstream.called == ["short-0", "short-1", "short-1"]
+
+
+async def test_when_nobody_accepts_connections_it_is_503_after_each_was_asked_once() -> None:
+    bench = Bench(failure("connect"))
+    await bench.serve()
+    assert sorted(bench.upstream.called) == ["long-0", "long-1", "short-0", "short-1"]
+    assert (bench.reply.status, bench.record.reason) == (503, "no_worker_ready")
+
+
+async def test_failures_in_a_row_eject_a_worker() -> None:
+    bench = Bench(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
+    await bench.serve()
+    assert fleet.available(bench.served.pools[LONG], bench.clock()) == [0]
+    assert bench.served.pools[SHORT].ejected_until_s[0] > bench.clock()
+    assert bench.metrics.ejections.values == {("short", "short-0"): 1}
+
+
+@pytest.mark.parametrize("answer", [BUSY, OVERFLOW, whole(400, error_answer("bad"))])
+async def test_a_live_engine_that_says_no_is_not_ejected(answer: Answer) -> None:
+    bench = Bench(answer, answer, answer, answer, served=served_model(eject_after=1))
+    await bench.serve()
+    assert bench.metrics.ejections.values == {}
+
+
+async def test_a_stream_that_breaks_counts_against_its_worker() -> None:
+    bench = Bench(stream(chunk("a"), broken()), served=served_model(eject_after=1))
+    await bench.serve(streaming())
+    assert bench.metrics.ejections.values == {("short", "short-0"): 1}
+
+
+async def test_a_client_that_leaves_does_not_count_against_the_worker() -> None:
+    bench = Bench(HANG, served=served_model(eject_after=1))
+    await bench.cancel_when_hanging()
+    assert bench.served.pools[SHORT].failures == [0, 0]
+    assert bench.metrics.ejections.values == {}
+
+
+# -- rescue
+
+
+@pytest.mark.parametrize("wording", OVERFLOWS)
+async def test_each_wording_of_an_overflow_is_rescued_by_the_larger_pool(wording: str) -> None:
+    bench = Bench(whole(400, error_answer(wording)), OK)
+    await bench.serve()
+    assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
+    assert (bench.reply.status, bench.record.rescued, bench.record.pool) == (200, True, "long")
+    assert bench.upstream.calls[0][1].body == bench.upstream.calls[1][1].body
+    assert bench.ledger.transfers == [(SHORT, LONG)]
+    assert not bench.record.spilled
+    assert bench.metrics.misroutes.values[("overflow",)] == 1
+    bench.assert_nothing_leaks()
+
+
+async def test_an_empty_stream_is_rescued() -> None:
+    bench = Bench(stream(), STREAM)
+    await bench.serve(streaming())
+    assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
+    assert bench.record.rescued
+
+
+@pytest.mark.parametrize("wording", OVERFLOWS)
+async def test_an_overflow_as_the_first_event_of_a_stream_is_rescued(wording: str) -> None:
+    error = event({"error": {"message": wording, "type": "BadRequestError", "code": 400}})
+    bench = Bench(stream(error, DONE), STREAM)
+    await bench.serve(streaming())
+    assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
+    assert bench.record.outcome == "ok"
+    assert b"error" not in bench.reply.body
+
+
+async def test_an_answer_that_quotes_an_overflow_is_not_rescued() -> None:
+    """Also not when it holds the word "error" as a string of its own."""
+    said = chunk("error") + chunk(OVERFLOWS[0]) + chunk(finish="stop")
+    bench = Bench(stream(said, DONE))
+    await bench.serve(streaming())
+    assert (bench.reply.body, len(bench.upstream.calls)) == (said + DONE, 1)
+
+
+async def test_an_answer_that_spells_an_error_event_passes() -> None:
+    said = chunk("event: error\n") + chunk(finish="stop")
+    bench = Bench(stream(said, DONE))
+    await bench.serve(streaming())
+    assert (bench.reply.body, len(bench.upstream.calls)) == (said + DONE, 1)
+
+
+async def test_instructions_that_quote_an_overflow_are_not_one() -> None:
+    """A response.created event has an error member (null) and repeats the instructions."""
+    response = {"id": "resp_1", "error": None, "instructions": OVERFLOWS[0]}
+    said = event({"type": "response.created", "response": response})
+    end = event({"type": "response.completed", "response": {"id": "resp_1"}})
+    bench = Bench(stream(said, end))
+    body = orjson.dumps({"model": "m", "input": "x", "stream": True})
+    await bench.serve(incoming(body, endpoint=RESPONSES))
+    assert (bench.reply.body, len(bench.upstream.calls)) == (said + end, 1)
+
+
+async def test_a_rescue_passes_through_each_larger_window() -> None:
+    table = routing(("s", 4096, 4096), ("m", 8192, 8192), ("l", 65536, None))
+    bench = Bench(OVERFLOW, OVERFLOW, OK, served=served_model(table=table, workers=(1, 1, 1)))
+    await bench.serve()
+    assert bench.upstream.called == ["s-0", "m-0", "l-0"]
+
+
+async def test_a_rescued_request_never_falls_back_to_a_smaller_window() -> None:
+    bench = Bench(OVERFLOW, E500, E500, OK, served=served_model(max_attempts=4))
+    await bench.serve()
+    assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long", "long", "long"]
+
+
+async def test_an_overflow_of_the_largest_window_is_the_clients_400() -> None:
+    bench = Bench(OVERFLOW)
+    await bench.serve(incoming(chat_body(LONG_TEXT)))
+    refusal = bench.reply.refusal
+    assert refusal is not None
+    assert (refusal.status, refusal.code) == (400, "context_length_exceeded")
+    assert refusal.message == OVERFLOWS[0]
+
+
+# -- broken streams
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ([stream(chunk("a"), broken("reset"))], "engine_stream_broken"),
+        ([stream(chunk("a"), broken("timeout"))], "engine_silent"),
+        ([stream(chunk("a"))], "engine_stream_broken"),
+        ([stream(chunk("a"), DONE)], "engine_stream_broken"),
+        ([stream(chunk("a"), b"data: {")], "engine_stream_broken"),
+    ],
+)
+async def test_a_stream_that_breaks_gets_an_error_event_and_no_faked_stop(
+    script: list[Script], code: str
+) -> None:
+    bench = Bench(*script)
+    await bench.serve(streaming())
+    assert bench.reply.broken_off is not None
+    assert bench.reply.broken_off.code == code
+    assert b'"stop"' not in bench.reply.body
+    assert bench.reply.body.startswith(chunk("a"))
+    assert bench.record.outcome == "upstream_error"
+    bench.assert_nothing_leaks()
+
+
+async def test_no_done_is_sent_when_a_stream_breaks() -> None:
+    bench = Bench(stream(chunk("a"), broken()))
+    await bench.serve(streaming())
+    assert DONE not in bench.reply.body
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_an_engines_own_error_event_is_relayed_once_and_is_an_error(cut: bool) -> None:
+    error = event({"error": {"message": "EngineDeadError", "code": 500}})
+    pieces = [error, DONE] if cut else [error + DONE]
+    bench = Bench(stream(chunk("a"), *pieces))
+    await bench.serve(streaming())
+    assert bench.reply.body == chunk("a") + error + DONE
+    assert bench.reply.broken_off is None
+    assert bench.record.outcome == "upstream_error"
+
+
+# -- spill
+
+
+async def test_an_overloaded_pool_spills_in_the_same_call() -> None:
+    served = served_model(workers=(1, 1), slots=2, spill_queue=1)
+    clock = FakeClock()
+    store = MemoryLeases({"m": served}, clock)
+    bench = Bench(OK, served=served, store=store)
+    served.pools[SHORT].inflight = 3  # 2 slots + 1 waiting
+    await bench.serve()
+    assert bench.upstream.called == ["long-0"]
+    assert (bench.record.planned_pool, bench.record.pool) == ("short", "long")
+    assert bench.record.spilled
+    assert bench.reply.headers[b"x-sluice-spilled"] == b"true"
+    assert bench.metrics.spillovers.values == {("m", "long"): 1}
+    assert (served.pools[SHORT].inflight, served.pools[LONG].inflight) == (3, 0)
+
+
+async def test_one_below_the_limit_does_not_spill() -> None:
+    served = served_model(workers=(1, 1), slots=2, spill_queue=1)
+    bench = Bench(OK, served=served, store=MemoryLeases({"m": served}, FakeClock()))
+    served.pools[SHORT].inflight = 2
+    await bench.serve()
+    assert bench.upstream.called == ["short-0"]
+    assert not bench.record.spilled
+
+
+async def test_a_cancelled_request_gives_its_place_back() -> None:
+    served = served_model()
+    store = MemoryLeases({"m": served}, FakeClock())
+    bench = Bench(HANG, served=served, store=store)
+    task = asyncio.create_task(bench.serve())
+    await bench.upstream.hanging.wait()
+    assert (served.pools[SHORT].inflight, store.active) == (1, 1)
+    assert served.pools[SHORT].active == [1, 0]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (served.pools[SHORT].inflight, store.active) == (0, 0)
+    assert served.pools[SHORT].active == [0, 0]
+
+
+async def test_two_running_requests_with_the_same_id_do_not_share_a_lease() -> None:
+    """A client chooses x-request-id; one that repeats it must get no other request's pool."""
+    served = served_model()
+    store = MemoryLeases({"m": served}, FakeClock())
+    bench = Bench(HANG, OK, served=served, store=store)
+    first = asyncio.create_task(bench.serve(incoming(request_id="same", lease_id="1")))
+    await bench.upstream.hanging.wait()
+    try:
+        again = incoming(chat_body(LONG_TEXT), request_id="same", lease_id="2")
+        await bench.serve(again, FakeReply())
+        assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
+        assert store.active == 1
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_concurrent_requests_go_to_different_workers() -> None:
+    bench = Bench(HANG)
+    tasks = [
+        asyncio.create_task(bench.serve(incoming(request_id=f"r{n}"), FakeReply()))
+        for n in range(4)
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert bench.served.pools[SHORT].active == [2, 2]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert bench.served.pools[SHORT].active == [0, 0]
+
+
+async def test_n_sequences_weigh_n_while_they_run() -> None:
+    bench = Bench(HANG)
+    task = asyncio.create_task(bench.serve(incoming(chat_body(n=3))))
+    await bench.upstream.hanging.wait()
+    assert bench.ledger.inflight(SHORT) == 3
+    assert bench.served.pools[SHORT].active == [3, 0]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    bench.assert_nothing_leaks()
+
+
+@pytest.mark.parametrize(
+    ("script", "long_inflight", "words", "expected"),
+    [
+        pytest.param([OK], 99, 1_400, None, id="spilled to a smaller window"),
+        pytest.param([OVERFLOW, OK], 0, 1_600, 4096, id="rescued by a larger window"),
+    ],
+)
+async def test_a_defaulted_limit_fits_the_pool_that_serves(
+    script: list[Script], long_inflight: int, words: int, expected: int | None
+) -> None:
+    boundary = 2048 if expected is None else 8192
+    table = routing(("short", 8192, boundary), ("long", 65536, None), default_max_tokens=4096)
+    served = served_model(table=table)
+    served.pools[LONG].inflight = long_inflight
+    store = MemoryLeases({"m": served}, FakeClock())
+    bench = Bench(*script, served=served, store=store)
+    await bench.serve(incoming(chat_body("some words " * words)))
+    prompt = bench.record.estimated_input_tokens or 0
+    served_window = 8192 if bench.record.pool == "short" else 65536
+    assert prompt + bench.sent["max_tokens"] <= served_window
+    assert expected in (None, bench.sent["max_tokens"])

@@ -1,0 +1,656 @@
+"""One YAML file -> Config, or every problem at once with place and fix."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gateway.settings import (
+    Config,
+    ConfigError,
+    load,
+    not_enforced,
+    parse,
+    remarks,
+    schema,
+)
+from gateway.settings.scalars import EnvValue, substitute
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs/sluice.yaml"
+ENVIRON = {"SLUICE_ADMIN_KEY": "sk-admin-secret", "LONG_KEY": "sk-long-secret"}
+HASH_A = "sha256:" + "a" * 64
+HASH_B = "sha256:" + "b" * 64
+
+# The contract's own example, with real hashes and without the CA file.
+CONTRACT = f"""\
+version: 1
+server: {{host: 0.0.0.0, port: 8080, max_body_bytes: 33554432, admin_key: ${{SLUICE_ADMIN_KEY}}, drain_timeout_s: 30}}
+state: {{url: "memory://", fail_mode: local_share}}             # sqlite:///sluice.db, redis://host:6379/0
+request_log: {{path: requests.jsonl, prompts: false}}
+models:
+  - name: llama-3-70b
+    aliases: [gpt-4o-mini]            # ["*"] catches every other name
+    kv_bytes_per_token: 327680
+    mode: enforce                                             # or observe
+    output_estimate: predicted                                # or cap (the paper's)
+    boundary: {{b_short: 8192, gamma: 1.5}}
+    compression: {{enabled: true, max_cut: 0.5}}
+    scheduling: {{policy: quartz, profile: default}}
+    pools:                                                    # ordered by window; any names, one to N
+      short: {{max_model_len: 8192, max_num_seqs: 128, workers: ["http://10.0.0.1:8000"]}}
+      long:  {{max_model_len: 65536, max_num_seqs: 16, workers: [{{url: "https://10.0.0.9:8000", api_key: ${{LONG_KEY}}, model: served-name}}]}}
+entitlements:
+  - {{name: prod-chat, tenant: acme, model: llama-3-70b, service_class: guaranteed, slo_target_ms: 500,
+     tokens_per_second: 5000, kv_cache_gib: 40, concurrency: 32, max_concurrency: 32, mode: enforce, api_keys: ["{HASH_A}", "{HASH_B}"]}}
+"""  # noqa: E501 - as it is written there
+
+BASE = f"""\
+version: 1
+server:
+  port: 8080
+  admin_key: ${{SLUICE_ADMIN_KEY}}
+models:
+  - name: m
+    aliases: [a]
+    kv_bytes_per_token: 1048576
+    boundary:
+      b_short: 4096
+      gamma: 1.5
+    pools:
+      short:
+        max_model_len: 8192
+        max_num_seqs: 4
+        workers: ["http://10.0.0.1:8000"]
+      long:
+        max_model_len: 65536
+        max_num_seqs: 2
+        workers:
+          - url: https://10.0.0.9:8000
+            api_key: ${{LONG_KEY}}
+entitlements:
+  - name: e
+    tenant: t
+    model: m
+    service_class: guaranteed
+    concurrency: 2
+    api_keys: ["{HASH_A}"]
+"""
+
+
+def read(text: str, environ: dict[str, str] | None = None) -> Config:
+    return parse(text, "sluice.yaml", ENVIRON if environ is None else environ)
+
+
+def problems(text: str, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(text, environ)
+    return str(caught.value).splitlines()
+
+
+def error_of(text: str, environ: dict[str, str]) -> ConfigError | None:
+    try:
+        read(text, environ)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def edited(old: str, new: str) -> str:
+    assert BASE.count(old) == 1, old
+    return BASE.replace(old, new)
+
+
+def test_the_contracts_example_loads() -> None:
+    config = read(CONTRACT)
+    (model,) = config.models
+    assert config.server.admin_key is not None
+    assert config.server.admin_key.get_secret_value() == "sk-admin-secret"
+    assert list(model.pools) == ["short", "long"]
+    assert model.boundaries == (8192,)
+    address = model.pools["long"].workers[0].address()
+    assert (address.id, address.scheme, address.host, address.port) == (
+        "10.0.0.9:8000",
+        "https",
+        "10.0.0.9",
+        8000,
+    )
+    assert (address.api_key, address.served_model) == ("sk-long-secret", "served-name")
+    assert config.entitlements[0].api_keys == (HASH_A, HASH_B)
+
+
+def test_the_shipped_example_loads() -> None:
+    config = load(EXAMPLE, ENVIRON)
+    assert config.timeouts_for(config.models[0]).first_byte_s == 900
+    assert config.timeouts_for(config.models[0]).idle_s == 120
+
+
+def test_defaults() -> None:
+    config = read(
+        "version: 1\nmodels: [{name: m, pools: "
+        "{all: {max_model_len: 1, max_num_seqs: 1, workers: [http://h]}}}]",
+        {},
+    )
+    assert config.server.drain_timeout_s == 30
+    assert (config.server.max_header_bytes, config.server.max_connections) == (65536, 10000)
+    timeouts = config.timeouts_for(config.models[0])
+    assert (timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s) == (2, 600, 120)
+    assert config.retry.max_attempts == 3
+    assert config.decisions_kept == 10_000
+    model = config.models[0]
+    assert (model.media_tokens, model.output_prior_tokens, model.estimator) == (
+        768,
+        1024,
+        "default",
+    )
+    assert model.boundaries == ()
+    assert model.pools["all"].workers[0].id == "h:80"
+
+
+def test_pools_are_ordered_by_window_whatever_the_file_says() -> None:
+    text = """\
+version: 1
+models:
+  - name: m
+    boundary: {b_short: [10, 20]}
+    pools:
+      big: {max_model_len: 300, max_num_seqs: 1, workers: ["http://c:1"]}
+      small: {max_model_len: 100, max_num_seqs: 1, workers: ["http://a:1"]}
+      middle: {max_model_len: 200, max_num_seqs: 1, workers: ["http://b:1"]}
+"""
+    (model,) = read(text).models
+    assert list(model.pools) == ["small", "middle", "big"]
+    assert model.boundaries == (10, 20)
+    (default,) = read(text.replace("    boundary: {b_short: [10, 20]}\n", "")).models
+    assert default.boundaries == (100, 200)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://h", "h:80"),
+        ("https://h/", "h:443"),
+        ("http://h:1/engine-1/", "h:1/engine-1"),
+        ("http://[::1]:8000", "[::1]:8000"),
+        ("HTTP://Host:9", "host:9"),
+    ],
+)
+def test_worker_ids(url: str, expected: str) -> None:
+    config = read(edited('["http://10.0.0.1:8000"]', f'["{url}"]'))
+    assert config.models[0].pools["short"].workers[0].id == expected
+
+
+def test_anchors_and_merge_keys() -> None:
+    text = """\
+version: 1
+models:
+  - name: a
+    pools: &pools
+      all: &pool {max_model_len: 10, max_num_seqs: 1, workers: ["http://h:1"]}
+  - name: b
+    pools: {all: {<<: *pool, max_num_seqs: 7}}
+  - {name: c, pools: *pools}
+"""
+    models = read(text).models
+    assert models[1].pools["all"].max_num_seqs == 7
+    assert models[1].pools["all"].max_model_len == 10
+    assert models[2].pools == models[0].pools
+
+
+# --- references to the environment
+
+
+def test_a_reference_becomes_what_its_field_expects() -> None:
+    text = edited("port: 8080", "port: ${PORT:-9090}")
+    assert read(text).server.port == 9090
+    config = read(text, {**ENVIRON, "PORT": "7070", "SLUICE_ADMIN_KEY": "12345"})
+    assert config.server.port == 7070
+    assert config.server.admin_key is not None
+    assert config.server.admin_key.get_secret_value() == "12345"
+
+
+def test_a_reference_adds_no_structure() -> None:
+    config = read(BASE, {**ENVIRON, "SLUICE_ADMIN_KEY": "x, port: 1}\nport: 2 ${LONG_KEY} #"})
+    assert config.server.port == 8080
+    assert config.server.admin_key is not None
+    assert config.server.admin_key.get_secret_value() == "x, port: 1}\nport: 2 ${LONG_KEY} #"
+
+
+def test_references_inside_flow_collections_and_urls() -> None:
+    text = edited('["http://10.0.0.1:8000"]', "[{url: http://${HOST:-a.b}:${PORT:-1}}]")
+    assert read(text).models[0].pools["short"].workers[0].id == "a.b:1"
+
+
+def test_empty_default_means_absent_and_double_dollar_is_literal() -> None:
+    config = read(edited("${SLUICE_ADMIN_KEY}", "${NONE:-}"))
+    assert config.server.admin_key is None
+    literal = read(edited("${SLUICE_ADMIN_KEY}", "'$${X}'"))
+    assert literal.server.admin_key is not None
+    assert literal.server.admin_key.get_secret_value() == "${X}"
+
+
+@given(st.text(), st.dictionaries(st.sampled_from(["A", "B"]), st.text(min_size=1)))
+def test_substitution_looks_once(text: str, environ: dict[str, str]) -> None:
+    assume("$${" not in text and not text.endswith("$"))  # these are escapes themselves
+    escaped = text.replace("${", "$${") + "${A:-d}"
+    expected = text + environ.get("A", "d")
+    found = substitute(escaped, environ)
+    assert isinstance(found, EnvValue)
+    assert found == expected
+
+
+# --- bad configurations: (name, text, line, words that the one line must have)
+
+LONG_URL = "url: https://10.0.0.9:8000"
+SHORT_WORKERS = 'workers: ["http://10.0.0.1:8000"]'
+KEYS = f'api_keys: ["{HASH_A}"]'
+
+BAD: list[tuple[str, str, int, list[str]]] = [
+    (
+        "misspelt key",
+        edited("b_short: 4096", "b_shrot: 4096"),
+        10,
+        ["models[0].boundary.b_shrot", "unknown key `b_shrot`", "did you mean `b_short`?"],
+    ),
+    (
+        "unknown key",
+        edited("  port: 8080", "  zzz: 1"),
+        3,
+        ["server.zzz", "unknown key `zzz`", "known here: host, port"],
+    ),
+    (
+        "unknown key in a pool",
+        edited("max_num_seqs: 4", "max_num_seq: 4\n        max_num_seqs: 4"),
+        15,
+        ["models[0].pools.short.max_num_seq", "did you mean `max_num_seqs`?"],
+    ),
+    (
+        "unknown key in a worker",
+        edited("api_key: ${LONG_KEY}", "apikey: x"),
+        22,
+        ["workers[0].apikey", "did you mean `api_key`?"],
+    ),
+    ("unknown top key", BASE + "entitlement: []\n", 30, ["did you mean `entitlements`?"]),
+    ("text for a number", edited("port: 8080", "port: eighty"), 3, ["a whole number, found text"]),
+    ("quoted number", edited("port: 8080", 'port: "8080"'), 3, ["write digits, without quotes"]),
+    ("flag for a number", edited("port: 8080", "port: true"), 3, ["found true or false"]),
+    ("number for text", edited("name: m", "name: 7"), 6, ["expected text", "put it in quotes"]),
+    ("fraction", edited("max_num_seqs: 4", "max_num_seqs: 1.5"), 15, ["a whole number"]),
+    ("octal", edited("max_num_seqs: 4", "max_num_seqs: 017"), 15, ["a whole number"]),
+    ("zero", edited("max_num_seqs: 4", "max_num_seqs: 0"), 15, ["at least 1, found 0"]),
+    ("port", edited("port: 8080", "port: 70000"), 3, ["at most 65535"]),
+    ("gamma", edited("gamma: 1.5", "gamma: 0.9"), 11, ["gamma", "at least 1"]),
+    ("nan", edited("gamma: 1.5", "gamma: .nan"), 11, ["number"]),
+    ("list for a mapping", edited("  port: 8080", "  - 1").replace("  admin_key: ${SLUICE_ADMIN_KEY}\n", ""), 3, ["server", "expected a mapping, found a list"]),  # noqa: E501
+    ("mapping for a list", edited("[a]", "{a: 1}"), 7, ["expected a list, found a mapping"]),
+    ("choice", edited("    aliases: [a]", "    mode: enfroce"), 7, ["`enfroce`", "`enforce`?"]),
+    ("class", edited("guaranteed", "gold"), 27, ["not a choice", "dedicated, guaranteed"]),
+    ("no version", BASE.replace("version: 1\n", ""), 1, ["`version` is missing", "add `version:`"]),
+    ("version 2", edited("version: 1", "version: 2"), 1, ["version", "not a choice", "1"]),
+    ("no pool window", edited("        max_model_len: 8192\n", ""), 13, ["`max_model_len` is missing", "add `max_model_len:`"]),  # noqa: E501
+    ("no models", "version: 1\nmodels: []\n", 2, ["models", "at least one item"]),
+    ("models absent", "version: 1\n", 1, ["`models` is missing"]),
+    ("no workers", edited(SHORT_WORKERS, "workers: []"), 16, ["empty", "at least one item"]),
+    ("duplicate key", edited("  port: 8080", "  port: 8080\n  port: 8081"), 4, ["duplicate key `port`, first on line 3", "keep one"]),  # noqa: E501
+    ("tab", edited("  port: 8080", "\tport: 8080"), 3, ["not valid YAML", "tab", "indentation"]),
+    ("unclosed list", edited("[a]", "[a"), 8, ["not valid YAML"]),
+    ("unknown alias", edited("[a]", "*nowhere"), 7, ["not valid YAML", "alias", "quote values"]),
+    ("tag", edited("name: m", "name: !!python/name:os.system m"), 6, ["YAML tag", "remove"]),
+    ("two documents", BASE + "---\n{}\n", 30, ["not valid YAML"]),
+    ("missing variable", edited("${LONG_KEY}", "${NO_KEY}"), 22, ["environment variable NO_KEY is not set", "export NO_KEY"]),  # noqa: E501
+    ("malformed reference", edited("${LONG_KEY}", '"${LONG KEY}"'), 22, ["malformed", "${NAME}"]),
+    ("reference of a wrong type", edited("port: 8080", "port: ${LONG_KEY}"), 3, ["found text from the environment"]),  # noqa: E501
+    ("alias of another model", edited("[a]", "[a, m]"), 7, ["`m` is taken on line 6"]),
+    ("alias twice", edited("[a]", "[a, a]"), 7, ["`a` is taken on line 7"]),
+    ("star as a name", edited("name: m", 'name: "*"').replace("model: m", 'model: "*"'), 6, ["`*` is no name", "aliases"]),  # noqa: E501
+    ("equal windows", edited("65536", "8192"), 18, ["pool `short` has the same window", "8192"]),
+    ("b_short list too long", edited("b_short: 4096", "b_short: [1, 2]"), 10, ["2 given for 2 pools (short, long)", "give 1 number"]),  # noqa: E501
+    ("b_short over the window", edited("4096", "9000"), 10, ["9000 is over the window of pool `short`, 8192", "at most 8192"]),  # noqa: E501
+    ("worker's scheme", edited(LONG_URL, "url: ftp://10.0.0.9"), 21, ["not an http or https URL", "http://host:port"]),
+    ("worker's dns", edited(LONG_URL, "url: dns://engines:80"), 21, ["later version"]),
+    ("worker's credentials", edited(LONG_URL, "url: https://u:pw@h"), 21, ["credentials", "`api_key`"]),  # noqa: E501
+    ("worker's port", edited(LONG_URL, "url: https://h:99999"), 21, ["not a URL"]),
+    ("worker's query", edited(LONG_URL, "url: https://h/?a=1"), 21, ["no query"]),
+    ("worker without host", edited(LONG_URL, "url: 'https://:80'"), 21, ["host"]),
+    ("worker's blanks", edited(LONG_URL, "url: 'https://h /'"), 21, ["host"]),
+    ("worker twice", edited(SHORT_WORKERS, 'workers: ["http://h:1", "https://h:1"]'), 16, ["worker h:1 is listed twice", "remove one"]),  # noqa: E501
+    ("no CA file", edited("api_key: ${LONG_KEY}", "ca_file: /nowhere/ca.pem"), 22, ["ca_file", "no such file", "PEM"]),  # noqa: E501
+    ("CA without TLS", edited(LONG_URL, "url: http://h").replace("api_key: ${LONG_KEY}", "ca_file: c"), 22, ["without TLS"]),  # noqa: E501
+    ("pool's name", edited("      short:", "      short pool:"), 13, ["not a usable name"]),
+    ("entitlement's model", edited("model: m", "model: n"), 26, ["no model is named `n`", "m"]),
+    ("entitlement's alias", edited("model: m", "model: a"), 26, ["an alias", "`m`"]),
+    ("plain key", edited(KEYS, "api_keys: [sk-plain]"), 29, ["not the hash", "sluice hash-key"]),
+    ("short hash", edited(HASH_A, HASH_A[:-1]), 29, ["not the hash of a key"]),
+    ("third key", edited(KEYS, f'api_keys: ["{HASH_A}", "{HASH_B}", "{HASH_A}"]'), 29, ["longer than 2"]),  # noqa: E501
+    ("key twice", edited(KEYS, f'api_keys: ["{HASH_A}", "{HASH_A}"]'), 29, ["the same key as on line 29", "hash-key --new"]),  # noqa: E501
+    ("entitlement twice", BASE + "  - {name: e, tenant: t, model: m}\n", 30, ["`e` is taken on line 24"]),  # noqa: E501
+    ("too many slots", edited("concurrency: 2", "concurrency: 7"), 28, ["add up to 7", "6 slots", "add workers"]),  # noqa: E501
+    ("too many slots in a pool", edited("concurrency: 2", "concurrency: {short: 1, long: 3}"), 28, ["pool `long` add up to 3", "2 slots"]),  # noqa: E501
+    ("unknown pool", edited("concurrency: 2", "concurrency: {shrt: 1}"), 28, ["no pool `shrt`", "`short`?"]),  # noqa: E501
+    ("too much KV", edited("concurrency: 2", "kv_cache_gib: 200"), 28, ["200 GiB", "160.0 GiB", "lower kv_cache_gib"]),  # noqa: E501
+    ("limit below baseline", edited("concurrency: 2", "concurrency: 3\n    max_concurrency: 2"), 29, ["below the baseline, 3", "raise max_concurrency"]),  # noqa: E501
+    ("expiry", edited("concurrency: 2", "expires_at: tomorrow"), 28, ["not a date", "2026-12-31T"]),
+    ("expiry as a number", edited("concurrency: 2", "expires_at: 5"), 28, ["not a date"]),
+    ("sqlite", BASE + "state: {url: 'sqlite:///s.db'}\n", 30, ["sqlite:// state comes with a later version", "memory://"]),  # noqa: E501
+    ("redis", BASE + "state: {url: 'redis://:pw@h:6379/0'}\n", 30, ["redis:// state comes with a later version"]),  # noqa: E501
+    ("other state", BASE + "state: {url: 'mysql://h'}\n", 30, ["use memory://"]),
+    ("ejection", BASE + "health: {eject_s: 90}\n", 30, ["below eject_s (90)", "at least 90"]),
+    ("empty secret", edited("${SLUICE_ADMIN_KEY}", '""'), 4, ["server.admin_key: empty"]),
+    ("a key that is no word", edited("  port: 8080", "  [1]: 2"), 3, ["a key must be a word"]),
+    ("merge of a list", edited("  port: 8080", "  <<: [1]"), 3, ["merges mappings only"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_configuration(text: str, line: int, words: list[str]) -> None:
+    (found,) = problems(text)
+    assert re.match(rf"sluice\.yaml:{line}:\d+: ", found), found
+    for word in words:
+        assert word in found
+
+
+def test_boundaries_of_three_pools() -> None:
+    text = edited("      long:", "      mid: {max_model_len: 9000, max_num_seqs: 1, workers: ['http://h']}\n      long:")  # noqa: E501  # fmt: skip
+    (found,) = problems(text)
+    assert "1 given for 3 pools (short, mid, long); give 2 numbers" in found
+    assert "not ascending" in problems(text.replace("4096", "[5000, 4000]"))[0]
+    assert read(text.replace("4096", "[4096, 9000]")).models[0].boundaries == (4096, 9000)
+
+
+def test_one_pool_takes_no_list_of_boundaries() -> None:
+    text = """\
+version: 1
+models:
+  - name: m
+    boundary: {b_short: 5}
+    pools: {all: {max_model_len: 10, max_num_seqs: 1, workers: ["http://h:1"]}}
+"""
+    assert "model m: boundary.b_short has no effect with one pool" in remarks(read(text))
+    (found,) = problems(text.replace("b_short: 5", "b_short: [5]"))
+    assert found.startswith("sluice.yaml:4:25: models[0].boundary.b_short: 1 given for 1 pool ")
+
+
+def test_column_points_at_the_key_or_the_value() -> None:
+    assert problems(edited("b_short: 4096", "b_shrot: 4096"))[0].startswith("sluice.yaml:10:7:")
+    assert problems(edited("port: 8080", "port: x"))[0].startswith("sluice.yaml:3:9:")
+    masked = "version: 1\nserver: {admin_key: ${SLUICE_ADMIN_KEY}, port: x}\nmodels: []\n"
+    assert problems(masked)[0].startswith("sluice.yaml:2:48:")
+
+
+def test_all_problems_come_at_once_in_order() -> None:
+    text = (
+        BASE.replace("port: 8080", "port: x")
+        .replace("${SLUICE_ADMIN_KEY}", "${NO_KEY}")
+        .replace("aliases: [a]", "aliases: [m]")
+        .replace("b_short: 4096", "b_shrot: 4096\n      b_short: 9000")
+        .replace("model: m\n", "model: nope\n")
+        .replace("concurrency: 2", "concurrency: 3\n    max_concurrency: 1")
+    )
+    found = problems(text + "state: {url: redis://h}\n")
+    lines = [int(line.split(":")[1]) for line in found]
+    assert lines == sorted(lines)
+    assert lines == [3, 4, 10, 27, 30, 32]
+    # The model itself is invalid: its own relations wait until it is readable.
+    assert "is over the window" not in "\n".join(found)
+
+
+def test_a_valid_model_is_checked_although_another_part_is_not() -> None:
+    found = problems(edited("port: 8080", "port: x").replace("[a]", "[m]"))
+    assert len(found) == 2
+    assert "`m` is taken" in found[1]
+
+
+def test_problems_are_records() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(edited("gamma: 1.5", "gama: 1.5"))
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line, problem.column) == ("sluice.yaml", 11, 7)
+    assert problem.path == "models[0].boundary.gama"
+    assert (problem.message, problem.fix) == ("unknown key `gama`", "did you mean `gamma`?")
+
+
+# --- files
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    for path, words in (
+        (tmp_path / "absent.yaml", "No such file"),
+        (tmp_path, "Is a directory"),
+        (Path("a\0b"), "not a usable path"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(path, {})
+
+
+def test_files_that_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_bytes(b"version: 1\nx: \xff\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml:2:4: not UTF-8"):
+        load(path, {})
+    path.write_bytes(b"\xef\xbb\xbf" + BASE.encode())
+    assert load(path, ENVIRON).models[0].name == "m"
+    path.write_bytes(b"#" * (2 << 20))
+    with pytest.raises(ConfigError, match="larger than"):
+        load(path, {})
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
+def test_empty_files(text: str) -> None:
+    (found,) = problems(text)
+    assert "empty" in found or "expected a mapping" in found
+
+
+def test_the_environment_is_the_processs_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(BASE, encoding="utf-8")
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "from-process")
+    monkeypatch.setenv("LONG_KEY", "x")
+    key = load(path).server.admin_key
+    assert key is not None
+    assert key.get_secret_value() == "from-process"
+
+
+# --- bounds
+
+
+def test_alias_bombs_are_bounded() -> None:
+    levels = "".join(f"b{i}: &b{i} [{', '.join([f'*b{i - 1}'] * 10)}]\n" for i in range(1, 12))
+    (found,) = problems("b0: &b0 [x]\n" + levels)
+    assert "expand without bound" in found
+
+
+def test_merge_bombs_and_cycles_are_bounded() -> None:
+    levels = "".join(
+        f"b{i}: &b{i} {{<<: [{', '.join([f'*b{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
+    )
+    assert "expand without bound" in problems("b0: &b0 {x: 1}\n" + levels)[-1]
+    assert "contain themselves" in problems("a: &a [*a]\n")[-1]
+    assert "contain themselves" in problems("a: &a {<<: *a}\n")[-1]
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_deep_nesting_is_bounded(opening: str) -> None:
+    (found,) = problems(opening * 20_000)
+    assert "nested deeper" in found
+
+
+# --- nothing but ConfigError, ever
+
+FRAGMENTS = [
+    *("version: 1\n", "models:\n", "  - name: m\n", "    pools: {", "}\n", "server: ", "&a ", "*a"),
+    *("<<: ", "!!int ", "!x ", "? ", "- ", ": ", "[", "]", "${A}", "${", "$${", "|\n", ">-\n  "),
+    *('"\\UFFFFFFFF"', "%YAML 9.9\n---\n", "---\n", "...\n", "\t", "0x", "1e999", "9" * 40, "~"),
+    *("entitlements: [{", "api_keys: ", "concurrency: ", "workers: [http://[", "2026-13-41"),
+]
+garbage = st.one_of(
+    st.text(max_size=200),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join),
+    st.builds(
+        lambda at, cut, new: BASE[:at] + new + BASE[at + cut :],
+        st.integers(0, len(BASE)),
+        st.integers(0, 30),
+        st.one_of(st.text(max_size=8), st.sampled_from(FRAGMENTS)),
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(garbage)
+def test_garbage_raises_only_config_errors(text: str) -> None:
+    found = error_of(text, ENVIRON)
+    if found is not None:
+        assert found.problems
+        assert all(p.line >= 1 and p.column >= 1 and p.fix for p in found.problems)
+
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.just(HASH_A)
+)
+names = st.sampled_from(
+    (
+        *("version", "server", "models", "entitlements", "name", "pools", "workers", "url", "x"),
+        *("aliases", "boundary", "b_short", "concurrency", "api_keys", "expires_at", "health"),
+    )
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=5)),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees)
+def test_any_tree_raises_only_config_errors(tree: Any) -> None:
+    with pytest.raises(ConfigError):
+        read(yaml.safe_dump(tree, allow_unicode=True))
+
+
+# --- secrets
+
+
+def test_secrets_stand_in_no_repr() -> None:
+    config = read(CONTRACT)
+    for text in (repr(config), str(config), repr(config.entitlements), config.model_dump_json()):
+        assert "sk-admin-secret" not in text
+        assert "sk-long-secret" not in text
+    assert HASH_A not in repr(config)
+
+
+SECRET = "hunter2-Zx9"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        edited("${SLUICE_ADMIN_KEY}", f"[{SECRET}]"),
+        edited("${SLUICE_ADMIN_KEY}", f"*{SECRET}"),
+        edited("${SLUICE_ADMIN_KEY}", f"!{SECRET}"),
+        edited("${SLUICE_ADMIN_KEY}", f"{SECRET}: {SECRET}: x"),
+        edited("${SLUICE_ADMIN_KEY}", f"'{SECRET}"),
+        edited("  admin_key: ${SLUICE_ADMIN_KEY}", f"  admin_kee: {SECRET}"),
+        edited(KEYS, f"api_keys: [{SECRET}]"),
+        edited(KEYS, f"api_keys: {SECRET}"),
+        edited(LONG_URL, f"url: https://u:{SECRET}@h"),
+        edited(LONG_URL, f"url: {SECRET}://h"),
+        edited(LONG_URL, f"url: http://[{SECRET}"),
+        BASE + f"state: {{url: 'redis://:{SECRET}@h:6379/0'}}\n",
+        BASE + f"state: {{url: '{SECRET}://h'}}\n",
+        BASE + f"request_log: {SECRET}\n",
+        f"version: {SECRET} and more text than a choice has\nmodels: []\n",
+    ],
+)
+def test_secrets_stand_in_no_error(text: str) -> None:
+    assert SECRET not in "\n".join(problems(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([line for line in BASE.splitlines() if ": " in line]),
+    st.booleans(),
+)
+def test_no_value_from_the_environment_stands_in_an_error(line: str, quoted: bool) -> None:
+    key = line.split(": ", maxsplit=1)[0]
+    reference = '"${LONG_KEY}"' if quoted else "${LONG_KEY}"
+    text = BASE.replace(line, f"{key}: {reference}", 1)
+    found = error_of(text, {**ENVIRON, "LONG_KEY": SECRET})
+    names = {"name", "model"}  # names are not secrets, wherever they come from
+    assert found is None or key.strip(" -") in names or SECRET not in str(found)
+
+
+# --- notices
+
+
+def test_what_is_read_and_not_enforced_is_said() -> None:
+    notices = not_enforced(read(CONTRACT))
+    assert "model llama-3-70b: compression is read but not active yet" in notices
+    assert any("scheduling.policy quartz is read but not active" in n for n in notices)
+    assert any("entitlement prod-chat: " in n and "tokens_per_second" in n for n in notices)
+    only = edited(
+        "    service_class: guaranteed\n    concurrency: 2\n", "    tokens_per_second: 5\n"
+    )
+    assert not_enforced(read(only)) == [
+        "entitlement e: tokens_per_second is read but not enforced yet"
+    ]
+
+
+def test_an_open_gateway_is_remarked() -> None:
+    text = BASE[: BASE.index("entitlements:")].replace("  admin_key: ${SLUICE_ADMIN_KEY}\n", "")
+    assert remarks(read(text)) == [
+        "no entitlements: the gateway is open to any key, or none",
+        "no server.admin_key: the admin routes are closed",
+    ]
+    keyless = edited(KEYS, "api_keys: []")
+    assert remarks(read(keyless)) == ["entitlement e: no api_keys, so nobody can use it"]
+
+
+# --- schema
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema_rs.Draft202012Validator:
+    document = schema()
+    jsonschema_rs.meta.validate(document)
+    return jsonschema_rs.Draft202012Validator(document)
+
+
+@pytest.mark.parametrize("text", [BASE, EXAMPLE.read_text(encoding="utf-8")])
+def test_the_schema_takes_good_files(
+    validator: jsonschema_rs.Draft202012Validator, text: str
+) -> None:
+    validator.validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        edited("b_short: 4096", "b_shrot: 4096"),
+        edited("port: 8080", "port: eighty"),
+        edited("guaranteed", "gold"),
+        edited(KEYS, "api_keys: [sk-plain]"),
+        edited("      short:", "      short pool:"),
+    ],
+)
+def test_the_schema_refuses_bad_files(
+    validator: jsonschema_rs.Draft202012Validator, text: str
+) -> None:
+    assert not validator.is_valid(yaml.safe_load(text))
+
+
+def test_the_schema_takes_references_and_describes_every_key(
+    validator: jsonschema_rs.Draft202012Validator,
+) -> None:
+    text = edited("port: 8080", "port: ${PORT:-1}").replace("concurrency: 2", "concurrency: ${C}")
+    validator.validate(yaml.safe_load(text))
+    document = schema()
+    sections = [document, *document["$defs"].values()]
+    for section in sections:
+        for name, part in section.get("properties", {}).items():
+            assert part.get("description") or "$ref" in part, name

@@ -1,0 +1,385 @@
+"""The HTTP protocol under a real uvicorn: bad heads, clients that leave, connections bounded."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import orjson
+import pytest
+import uvicorn
+
+from gateway.domain import CHAT, Incoming
+from gateway.ports import ClientReply
+from gateway.web import protocol
+from gateway.web.data_plane import DataPlane, Receive, Scope, Send
+from gateway.web.protocol import GatewayProtocol
+
+SOON_S = 5.0
+MAX_HEAD = 4096
+
+
+class FakePipeline:
+    """Answers at once, hangs, or streams without end, by what the body says."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.cancelled: list[bytes] = []
+        self.written = 0
+
+    async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
+        """See Serve."""
+        self.started += 1
+        try:
+            if incoming.body.startswith(b"hang"):
+                await asyncio.get_running_loop().create_future()
+            if incoming.body.startswith(b"stream"):
+                await reply.start(200, [(b"content-type", b"text/event-stream")])
+                while True:
+                    await reply.write(b"x" * 65_536)
+                    self.written += 65_536
+                    await asyncio.sleep(0)
+            await reply.send(200, [(b"content-type", b"text/plain")], b"%d" % len(incoming.body))
+        except asyncio.CancelledError:
+            self.cancelled.append(incoming.body[:16])
+            raise
+
+
+async def _no_control(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("no test asks the control plane")
+
+
+class Gateway:
+    """A served data plane."""
+
+    def __init__(self, pipeline: FakePipeline, plane: DataPlane, server: uvicorn.Server) -> None:
+        self.pipeline = pipeline
+        self.plane = plane
+        self.port: int = server.servers[0].sockets[0].getsockname()[1]
+        self._server = server
+        self.clients: list[Connection] = []
+
+    async def connect(self) -> "Connection":
+        client = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
+
+    def sweep(self, after_s: float) -> None:
+        """What the server does now and then, so much later."""
+        now_s = asyncio.get_running_loop().time()
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, GatewayProtocol)
+            connection.sweep(now_s + after_s)
+
+
+class Connection:
+    """The client's side of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0.005)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next answer."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), SOON_S)
+        first, *lines = head.decode().strip().split("\r\n")
+        headers = {n.lower(): v for n, v in (line.split(": ", 1) for line in lines)}
+        body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(first.split()[1]), headers, body
+
+    async def closed(self) -> bytes:
+        """What comes until the gateway closes."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), SOON_S)
+        except ConnectionError:
+            return b""
+
+    async def leave(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+def request(body: bytes = b"{}", *, extra: bytes = b"") -> bytes:
+    return (
+        b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%s"
+        b"content-length: %d\r\n\r\n%s" % (CHAT.path.encode(), extra, len(body), body)
+    )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SOON_S):
+        while not condition():  # noqa: ASYNC110 - the condition is any expression
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
+    running: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
+    gateways: list[Gateway] = []
+
+    async def starting(**limits: int) -> Gateway:
+        pipeline = FakePipeline()
+        plane = DataPlane(pipeline, _no_control, new_id=lambda: "new", max_body_bytes=1 << 20)
+        bound = type("Bound", (GatewayProtocol,), {"max_head_bytes": MAX_HEAD, **limits})
+        server = uvicorn.Server(
+            uvicorn.Config(
+                cast("Any", plane),
+                host="127.0.0.1",
+                port=0,
+                http=bound,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        running.append((server, asyncio.create_task(server.serve())))
+        await until(lambda: server.started)
+        gateways.append(Gateway(pipeline, plane, server))
+        return gateways[-1]
+
+    yield starting
+    for gateway in gateways:
+        for client in gateway.clients:
+            client.writer.transport.abort()
+    for server, task in running:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+
+
+@pytest.fixture
+async def gateway(start: Callable[..., Awaitable[Gateway]]) -> Gateway:
+    return await start()
+
+
+async def test_requests_on_one_connection_are_answered_in_turn(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    for n in range(5):
+        await client.send(request(b"x" * n))
+        status, _, body = await client.answer()
+        assert (status, body) == (200, b"%d" % n)
+    await client.leave()
+
+
+# -- bad heads
+
+
+async def test_oversized_headers_get_a_431_in_openais_shape(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(extra=b"x-big: " + b"y" * MAX_HEAD + b"\r\n"))
+    status, headers, body = await client.answer()
+    assert (status, headers["x-sluice-reason"]) == (431, "headers_too_large")
+    assert orjson.loads(body)["error"]["code"] == "headers_too_large"
+    assert await client.closed() == b""
+    assert gateway.pipeline.started == 0
+
+
+async def test_headers_that_never_end_get_a_431_too(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(
+        b"POST / HTTP/1.1\r\n", *[b"x-%d: %s\r\n" % (n, b"y" * 500) for n in range(9)]
+    )
+    assert (await client.answer())[0] == 431
+
+
+async def test_a_large_body_right_behind_the_head_is_no_large_head(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"x" * 50_000))
+    assert (await client.answer())[2] == b"50000"
+    await client.leave()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
+async def test_a_large_body_behind_a_head_that_came_in_two_pieces_is_no_large_head(
+    gateway: Gateway, cut: int
+) -> None:
+    client = await gateway.connect()
+    whole = request(b"x" * 50_000)
+    at = whole.index(b"\r\n\r\n") + 4 - cut
+    await client.send(whole[:at], whole[at:])
+    assert (await client.answer())[2] == b"50000"
+    await client.leave()
+
+
+async def test_each_head_is_counted_from_zero(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    for _ in range(4):
+        await client.send(request(extra=b"x-some: " + b"y" * (MAX_HEAD // 2) + b"\r\n"))
+        assert (await client.answer())[0] == 200
+    await client.leave()
+
+
+async def test_a_second_head_is_bounded_too(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.send(request(extra=b"x-big: " + b"y" * MAX_HEAD + b"\r\n"))
+    assert (await client.answer())[0] == 431
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello on a plain port
+        b"hello\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nno colon here\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_gets_a_400_in_openais_shape(
+    gateway: Gateway, garbage: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(garbage)
+    status, headers, body = await client.answer()
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert orjson.loads(body)["error"]["type"] == "invalid_request_error"
+    assert headers["connection"] == "close"
+    assert await client.closed() == b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1", request(b"x" * 99)[:-1]])
+async def test_a_request_that_does_not_arrive_is_waited_for_only_so_long(
+    gateway: Gateway, begun: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(begun)
+    gateway.sweep(protocol.INBOUND_TIMEOUT_S - 1)
+    await client.send(b"")
+    assert not client.reader.at_eof()
+    gateway.sweep(protocol.INBOUND_TIMEOUT_S + 1)
+    assert await client.closed() == b""
+    assert gateway.plane.running == 0
+
+
+@pytest.mark.parametrize("begun", [b"P", request(b"x" * 99)[:-1]])
+async def test_a_second_request_is_waited_for_only_so_long_too(
+    gateway: Gateway, begun: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.send(begun)
+    gateway.sweep(protocol.INBOUND_TIMEOUT_S + 1)
+    assert await client.closed() == b""
+
+
+async def test_a_request_that_has_arrived_may_run_as_long_as_it_takes(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started)
+    gateway.sweep(1e9)
+    await client.send(b"")
+    assert gateway.pipeline.cancelled == []
+    assert gateway.plane.running == 1
+
+
+async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    gateway.sweep(1e9)
+    await client.send(request())
+    assert (await client.answer())[0] == 200
+
+
+# -- clients that leave
+
+
+async def test_a_client_that_leaves_cancels_its_request_and_no_other(gateway: Gateway) -> None:
+    leaving, staying = await gateway.connect(), await gateway.connect()
+    await leaving.send(request(b"hang 1"))
+    await staying.send(request(b"hang 2"))
+    await until(lambda: gateway.pipeline.started == 2)
+    await leaving.leave()
+    await until(lambda: gateway.pipeline.cancelled)
+    assert gateway.pipeline.cancelled == [b"hang 1"]
+    assert gateway.plane.running == 1
+    await staying.leave()
+    await until(lambda: gateway.plane.running == 0)
+
+
+async def test_a_client_that_leaves_after_a_large_body_cancels_its_request(
+    gateway: Gateway,
+) -> None:
+    """Reading was paused while the body came in; it goes on, or the leaving is not seen."""
+    client = await gateway.connect()
+    await client.send(request(b"hang" + b"x" * 900_000))
+    await until(lambda: gateway.pipeline.started)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled)
+
+
+async def test_a_client_that_leaves_a_stream_cancels_it(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"stream"))
+    await client.reader.readuntil(b"\r\n\r\n")
+    client.writer.transport.abort()
+    await until(lambda: gateway.pipeline.cancelled)
+    await until(lambda: gateway.plane.running == 0)
+
+
+async def test_a_client_that_leaves_after_its_answer_cancels_nothing(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.leave()
+    await until(lambda: gateway.plane.running == 0)
+    assert gateway.pipeline.cancelled == []
+
+
+async def test_a_client_that_leaves_later_requests_of_a_connection_cancels_them(
+    gateway: Gateway,
+) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started == 2)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled == [b"hang"])
+
+
+async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_off(
+    start: Callable[..., Awaitable[Gateway]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "WRITE_STALL_S", 0.2)
+    gateway = await start()
+    client = await gateway.connect()
+    await client.send(request(b"stream"))
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await until(lambda: gateway.pipeline.cancelled)
+    assert gateway.pipeline.written < 64 << 20, "bounded by the sockets' buffers"
+    client.writer.transport.abort()
+
+
+# -- connections
+
+
+async def test_beyond_the_connections_it_may_hold_the_gateway_says_so(
+    start: Callable[..., Awaitable[Gateway]],
+) -> None:
+    gateway = await start(max_connections=2)
+    first, second = await gateway.connect(), await gateway.connect()
+    await asyncio.sleep(0.02)
+    third = await gateway.connect()
+    status, _, body = await third.answer()
+    assert (status, orjson.loads(body)["error"]["code"]) == (503, "too_many_connections")
+    await first.send(request())
+    assert (await first.answer())[0] == 200
+    await first.leave()
+    await asyncio.sleep(0.02)
+    fourth = await gateway.connect()
+    await fourth.send(request())
+    assert (await fourth.answer())[0] == 200
+    for client in (second, third, fourth):
+        await client.leave()

@@ -1,0 +1,138 @@
+"""The verbs that need no engine: check, schema, hash-key, and serve's reading of its file."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from gateway.settings import load
+from sluice import cli
+from sluice.check import check
+from sluice.hash_key import hash_key, hashed_key
+from sluice.schema import rendered, schema
+from sluice.serve import listening_on, serve
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs/sluice.yaml"
+SECRETS = {"SLUICE_ADMIN_KEY": "sk-admin-secret", "LONG_KEY": "sk-long-secret"}
+PROBLEM = "version: 1\nserver: {prot: 1, port: x}\nmodels: []\n"
+
+
+def run(verb: Callable[..., None], *args: str, stdin: str | None = None) -> Result:
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner(env=SECRETS).invoke(app, list(args), input=stdin)
+
+
+def test_check_shows_what_the_file_describes() -> None:
+    result = run(check, "-c", str(EXAMPLE))
+    assert result.exit_code == 0, result.output
+    for words in ("llama-3-70b", "short", "10.0.0.2:8000", "prod-chat", "guaranteed", ": ok"):
+        assert words in result.stdout
+    assert "note: entitlement prod-chat:" in result.stdout
+    assert not any(secret in result.output for secret in SECRETS.values())
+
+
+def test_check_for_machines() -> None:
+    result = run(check, "-c", str(EXAMPLE), "--json")
+    assert result.exit_code == 0
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["ok"] is True
+    short, long = found["models"][0]["pools"]
+    assert (short["slots"], short["boundary"], long["boundary"]) == (256, 8192, None)
+    assert found["entitlements"][0]["api_keys"] == 1
+    assert found["not_enforced"]
+    assert not any(secret in result.output for secret in SECRETS.values())
+
+
+def test_check_of_a_bad_file_names_every_line_and_exits_2(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(PROBLEM, encoding="utf-8")
+    result = run(check, "-c", str(path))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert f"{path}:2:10: server.prot: unknown key `prot`; did you mean `port`?" in result.stderr
+    assert "3 problems" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_check_of_a_bad_file_for_machines(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(PROBLEM, encoding="utf-8")
+    result = run(check, "-c", str(path), "--json")
+    assert result.exit_code == 2
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["ok"] is False
+    assert [problem["line"] for problem in found["problems"]] == [2, 2, 3]
+    assert set(found["problems"][0]) == {"file", "line", "column", "path", "message", "fix"}
+
+
+def test_check_of_an_absent_file() -> None:
+    result = run(check, "-c", "/nowhere/sluice.yaml")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+def test_the_shipped_schema_is_up_to_date() -> None:
+    shipped = (ROOT / "docs/sluice.schema.json").read_text(encoding="utf-8")
+    assert shipped == rendered(), "run `make schema`"
+    assert run(schema).stdout == shipped
+
+
+def test_schema_to_a_file(tmp_path: Path) -> None:
+    assert run(schema, "-o", str(tmp_path / "s.json")).exit_code == 0
+    assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))["title"] == "sluice.yaml"
+    assert run(schema, "-o", str(tmp_path / "no" / "s.json")).exit_code == 1
+
+
+def test_hash_key_of_an_argument_and_of_stdin() -> None:
+    expected = "sha256:" + hashlib.sha256(b"sk-demo").hexdigest() + "\n"
+    assert run(hash_key, "sk-demo").stdout == expected
+    assert run(hash_key, stdin="sk-demo\n").stdout == expected
+    assert json.loads(run(hash_key, "sk-demo", "--json").stdout) == {"hash": expected.strip()}
+
+
+def test_hash_key_makes_new_keys() -> None:
+    key, hashed = run(hash_key, "--new").stdout.split()
+    assert re.fullmatch(r"sk-[\w-]{43}", key)
+    assert hashed == hashed_key(key)
+    assert run(hash_key, "--new").stdout.split()[0] != key
+
+
+@pytest.mark.parametrize("args", [["a b"], ["ключ"], ["x", "--new"], [""]])
+def test_hash_key_refuses_what_is_no_key(args: list[str]) -> None:
+    result = run(hash_key, *args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_serve_refuses_a_bad_file_before_it_starts_anything(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(PROBLEM, encoding="utf-8")
+    result = run(serve, "-c", str(path))
+    assert result.exit_code == 2
+    assert "did you mean `port`?" in result.stderr
+
+
+def test_serve_takes_the_address_from_its_options() -> None:
+    config = load(EXAMPLE, SECRETS)
+    assert listening_on(config, None, None) == config
+    server = listening_on(config, "::1", 0).server
+    assert (server.host, server.port) == ("::1", 0)
+    assert server.admin_key == config.server.admin_key
+
+
+def test_version_help_and_unknown_verbs() -> None:
+    runner = CliRunner()
+    cli.register()
+    assert re.match(r"sluice \d+\.", runner.invoke(cli.app, ["--version"]).stdout)
+    listed = runner.invoke(cli.app, ["--help"]).stdout
+    for verb in ("demo", "serve", "check", "schema", "mock", "hash-key"):
+        assert verb in listed
+    assert runner.invoke(cli.app, ["nonsense"]).exit_code == 2

@@ -1,0 +1,347 @@
+"""The documentation says what the code is: names, numbers, snippets and links are checked."""
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+import typer.main
+
+import gateway.pipeline
+from bench.__main__ import BENCHES
+from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
+from gateway.policy.body import STEERING_FIELDS
+from gateway.policy.retry import FaultKind
+from gateway.settings import parse
+from gateway.stages.dispatch import _FORWARDED
+from gateway.telemetry import Metrics
+from gateway.web.metrics import MetricsPage
+from simulator import tokenizer
+from simulator.mock_server.faults import KINDS
+from simulator.profiles import PROFILES
+from sluice.cli import app, register
+
+ROOT = Path(__file__).parents[2]
+ADRS = sorted(ROOT.glob("docs/adr/*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), *ADRS]
+UNITS = {"s": 1, "KiB": 1024, "MiB": 1024**2}
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def prose_of(text: str) -> str:
+    """The text without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def section_of(name: str, heading: str) -> str:
+    """A `##` section of a page."""
+    match = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text_of(name), re.MULTILINE | re.DOTALL)
+    assert match, f"{name} has no section {heading}"
+    return match[1]
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Cells of all table rows but the headings and rules."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    return [row for row in rows if not row[0] or set(row[0]) != {"-"}]
+
+
+def code_of(cell: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def blocks_of(path: Path, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+def commands() -> dict[str, list[str]]:
+    """Verb -> its long options."""
+    if not app.registered_commands:
+        register()
+    group: Any = typer.main.get_command(app)
+    return {
+        name: [o for p in verb.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
+        for name, verb in group.commands.items()
+    }
+
+
+def metric_families() -> dict[str, list[str]]:
+    """Metric -> labels, as /metrics spells them."""
+    page = MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0)
+    found = {}
+    for family in page.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        found[name] = list(getattr(family, "_labelnames", ()))
+    return found
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    names = [
+        name
+        for name in code_of(prose_of(text_of("docs/architecture.md")))
+        if "/" in name or name.endswith((".py", ".toml", ".md", ".yaml"))
+    ]
+    assert len(names) > 30
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_architecture_names_every_stage_in_order() -> None:
+    stages = {f"gateway/stages/{p.name}" for p in ROOT.glob("gateway/stages/*.py")}
+    page = text_of("docs/architecture.md")
+    assert [s for s in stages - {"gateway/stages/__init__.py"} if f"`{s}`" not in page] == []
+    assert [row[:2] for row in rows_of(page) if row[0].isdigit()] == numbered_stages()
+
+
+def numbered_stages() -> list[list[str]]:
+    """[number, name] as the pipeline's docstring lists them."""
+    docstring = gateway.pipeline.__doc__ or ""
+    found = re.findall(r"(\d+) ([a-z][a-z, ]*?)(?: \(always\))?(?=\s{2}|\n|$)", docstring)
+    assert len(found) == 10
+    return [list(pair) for pair in found]
+
+
+def test_the_ten_stages_are_those_of_the_pipeline() -> None:
+    rows = [row for row in rows_of(text_of("docs/pipeline.md")) if row[0].isdigit()]
+    assert [row[:2] for row in rows] == numbered_stages()
+
+
+def test_the_walk_calls_its_stages_in_that_order() -> None:
+    source = Path(gateway.pipeline.__file__).read_text(encoding="utf-8")
+    walk = re.findall(r"\bstage_(\w+)\.", source[source.index("async def _walk") :])
+    first_calls = list(dict.fromkeys(walk))
+    order = ["estimate", "plan", "admit", "compress", "adjust", "queue", "dispatch", "settle"]
+    assert [stage for stage in first_calls if stage in order] == order
+
+
+def test_every_metric_is_described_and_every_described_metric_exists() -> None:
+    described = {
+        code_of(row[0])[0]: [label for label in row[1].split(", ") if label]
+        for row in rows_of(section_of("docs/operations.md", "Metrics"))
+        if row[0].startswith("`sluice_") and len(row) == 3
+    }
+    assert described == metric_families()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_metrics_named_anywhere_exist(page: Path) -> None:
+    known = set(metric_families())
+    named = set(re.findall(r"\bsluice_[a-z_]+", page.read_text(encoding="utf-8")))
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
+
+
+def test_every_field_of_a_decision_is_documented_and_no_other() -> None:
+    section = section_of("docs/operations.md", "Request log")
+    documented = [name for row in rows_of(section) for name in code_of(row[0])]
+    assert sorted(documented) == sorted(f.name for f in msgspec.structs.fields(DecisionRecord))
+    assert f"`schema` is {DECISION_SCHEMA};" in section
+
+
+def test_every_refusal_reason_is_documented() -> None:
+    documented = {
+        name
+        for row in rows_of(section_of("docs/operations.md", "Errors"))
+        for name in code_of(row[0])
+    }
+    assert documented == refusal_reasons()
+
+
+def refusal_reasons() -> set[str]:
+    """Literal reasons of all refusals raised in the gateway."""
+    found = set()
+    for path in ROOT.glob("gateway/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "Plan":
+                found |= set(_literal_reasons(node))
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "reason":
+                found |= set(_engine_reasons(node.value))
+    return found
+
+
+def _literal_reasons(call: ast.Call) -> Iterator[str]:
+    for keyword in call.keywords:
+        value = keyword.value
+        if (
+            keyword.arg == "reason"
+            and isinstance(value, ast.Constant)
+            and isinstance(value.value, str)
+        ):
+            yield value.value
+
+
+def _engine_reasons(value: ast.expr) -> Iterator[str]:
+    """Both arms of a conditional expression that chooses an engine's reason."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Constant) and str(node.value).startswith("engine_"):
+            yield str(node.value)
+
+
+def test_plan_reasons_are_documented() -> None:
+    source = text_of("gateway/policy/pools.py") + text_of("gateway/stages/plan.py")
+    documented = [
+        name
+        for row in rows_of(section_of("docs/pipeline.md", "Boundary"))
+        for name in code_of(row[0])
+    ]
+    assert len(documented) == 6
+    assert [name for name in documented if f'"{name}"' not in source] == []
+
+
+def test_every_fault_of_an_attempt_is_in_the_retry_table() -> None:
+    rows = rows_of(section_of("docs/pipeline.md", "Retry"))
+    documented = {name for row in rows for name in code_of(row[0])}
+    assert documented == set(get_args(FaultKind))
+
+
+def test_routes_of_the_data_plane_are_documented() -> None:
+    section = section_of("docs/operations.md", "Routes")
+    assert [path for path in ENDPOINTS if path not in section] == []
+
+
+def test_forwarded_headers_and_removed_fields_are_documented() -> None:
+    security = section_of("docs/operations.md", "Security")
+    assert [h for h in _FORWARDED if f"`{h.decode()}`" not in security] == []
+    for page in (security, section_of("docs/pipeline.md", "What is changed in a body")):
+        assert [f for f in STEERING_FIELDS if f"`{f}`" not in page] == []
+
+
+def bounds() -> list[tuple[str, str]]:
+    """(value, where) of every row that names a constant or a setting."""
+    rows = rows_of(section_of("docs/operations.md", "Bounds"))
+    found = [(row[1], code_of(row[2])[0]) for row in rows if len(row) == 3 and code_of(row[2])]
+    timeouts = rows_of(section_of("docs/operations.md", "Time-outs"))
+    found += [(row[1], code_of(row[0])[0]) for row in timeouts if code_of(row[0])]
+    assert len(found) > 25
+    return found
+
+
+@pytest.mark.parametrize(("stated", "where"), bounds(), ids=str)
+def test_stated_bounds_are_the_code_s(stated: str, where: str) -> None:
+    number, _, unit = stated.partition(" ")
+    value = float(number.replace(",", "")) * UNITS.get(unit, 1)
+    if where.startswith("gateway."):
+        module, _, name = where.rpartition(".")
+        assert value == getattr(importlib.import_module(module), name)
+        return
+    found: object = parse(MINIMAL, "minimal.yaml", {})
+    for step in where.split("."):
+        found = getattr(found, step)
+    assert value == found
+
+
+MINIMAL = """\
+version: 1
+models:
+  - name: m
+    pools: {only: {max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
+"""
+
+
+def test_the_readme_has_every_command_and_its_options() -> None:
+    rows = {row[0]: row for row in rows_of(section_of("README.md", "Commands"))}
+    usages = [code_of(cell)[0] for cell in rows if cell.startswith("`sluice ")]
+    assert {usage.split()[1] for usage in usages} == set(commands())
+    for usage in usages:
+        options = commands()[usage.split()[1]]
+        assert [o for o in re.findall(r"--[a-z-]+", usage) if o not in options] == []
+
+
+def test_the_readme_starts_with_the_two_commands() -> None:
+    commands_block = blocks_of(ROOT / "README.md", "sh")[0]
+    assert [line.split("#")[0].strip() for line in commands_block.splitlines()] == [
+        "make demo",
+        "make test",
+    ]
+
+
+def test_benchmarks_named_in_the_readme_exist() -> None:
+    named = re.findall(r"NAME=([a-z-]+)", text_of("README.md"))
+    assert sorted(named) == sorted(BENCHES)
+
+
+def test_make_targets_named_in_the_pages_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", text_of("Makefile"), re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"^make ([a-z]+)|`make ([a-z]+)", page.read_text("utf-8"), re.MULTILINE)
+        assert {a or b for a, b in named} <= targets
+
+
+def test_the_mock_s_flags_and_faults_are_documented() -> None:
+    flags = {
+        name for row in rows_of(section_of("docs/mock.md", "Flags")) for name in code_of(row[0])
+    }
+    assert flags == {option for option in commands()["mock"] if option != "--help"}
+    rows = rows_of(section_of("docs/mock.md", "Faults"))
+    faults = {code_of(row[0])[0].partition(":")[0] for row in rows if code_of(row[0])}
+    assert faults == set(KINDS)
+    assert [name for name in PROFILES if f"`{name}`" not in text_of("docs/mock.md")] == []
+
+
+def test_the_mock_s_fixed_tokens_are_stated() -> None:
+    assert (
+        f"adds {tokenizer.CHAT_REQUEST_TOKENS} tokens to a request and "
+        f"{tokenizer.CHAT_MESSAGE_TOKENS} to each message; a plain prompt gets "
+        f"{tokenizer.PROMPT_TOKENS}; an image costs {tokenizer.IMAGE_TOKENS}."
+    ) in text_of("docs/mock.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_configurations_load(page: Path) -> None:
+    for number, block in enumerate(blocks_of(page, "yaml")):
+        if block.startswith("version: "):
+            environ = dict.fromkeys(re.findall(r"\$\{(\w+)", block), "from-the-environment")
+            parse(block, f"{page.name}, block {number + 1}", environ)
+
+
+def test_the_readme_has_a_whole_configuration() -> None:
+    assert any(b.startswith("version: 1") for b in blocks_of(ROOT / "README.md", "yaml"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_snippets_parse(page: Path) -> None:
+    for block in blocks_of(page, "python"):
+        ast.parse(block)
+    for body in re.findall(r"-d '(\{.*?\})'", page.read_text(encoding="utf-8")):
+        json.loads(body)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_relative_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page.read_text(encoding="utf-8"))):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in slugs, target
+
+
+@pytest.mark.parametrize("adr", ADRS, ids=lambda p: p.name)
+def test_decisions_are_short_and_whole(adr: Path) -> None:
+    text = adr.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 40
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+
+
+def test_files_named_in_the_decisions_exist() -> None:
+    for adr in ADRS:
+        names = code_of(prose_of(adr.read_text(encoding="utf-8")))
+        paths = [name for name in names if re.match(r"(gateway|simulator|sluice|bench)/", name)]
+        assert [path for path in paths if not (ROOT / path).exists()] == []
