@@ -10,12 +10,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test bench lint check format schema redis clean
+.PHONY: help demo test bench bench-peers lint check format schema redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
 	@echo "make test    the tests"
 	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json"
+	@echo "make bench-peers  install the peers that bench overhead measures beside the gateway"
 	@echo "make lint    style, types, import rules, the shipped schema"
 	@echo "make check   lint and test: all that CI runs"
 	@echo "make format  rewrite the sources in the house style"
@@ -39,11 +40,20 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.runtime
 	@exec $(BIN)/python -m sluice demo $(ARGS)
 
-test: $(VENV)/.dev redis
+test: $(VENV)/.dev redis promtool
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench $(NAME) $(ARGS)
+
+# The peers of `bench overhead`, each in an environment of its own; what fails to install is
+# reported by the bench. nginx and haproxy are taken from PATH.
+PEERS := sglang-router vllm-router litellm
+bench-peers: $(addprefix .peers/,$(addsuffix /.installed,$(PEERS)))
+.peers/%/.installed:
+	$(PYTHON) -m venv .peers/$*
+	-.peers/$*/bin/python -m pip install --quiet $(if $(filter litellm,$*),'litellm[proxy]',$*)
+	@touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -62,18 +72,26 @@ format: $(VENV)/.dev
 schema: $(VENV)/.runtime
 	$(BIN)/python -m sluice schema -o docs/sluice.schema.json
 
-# The suite starts its own server; here only the program is seen to.
+# The suite starts its own servers; here only the programs are seen to.
 redis:
-	@command -v redis-server >/dev/null && exit 0; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing redis-server"; \
-		{ apt-get install -y -qq --no-install-recommends redis-server \
-			|| { apt-get update -qq \
-				&& apt-get install -y -qq --no-install-recommends redis-server; }; } \
-			>/dev/null 2>&1 && exit 0; \
-	fi; \
-	echo "redis-server is not on PATH and cannot be installed from here: tests that need it are" \
-		"skipped (install it with your package manager)" >&2
+	@$(call install,redis-server,redis-server)
+
+# Checks and tests the alert rules.
+promtool:
+	@$(call install,promtool,prometheus)
+
+# $(1): program, $(2): Debian package. Without root or apt-get it only says what is missing.
+define install
+command -v $(1) >/dev/null && exit 0; \
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "installing $(2)"; \
+	{ apt-get install -y -qq --no-install-recommends $(2) \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2); }; } \
+		>/dev/null 2>&1 && exit 0; \
+fi; \
+echo "$(1) is not on PATH and cannot be installed from here: tests that need it are skipped" \
+	"(install it with your package manager)" >&2
+endef
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -16,6 +16,9 @@ BENCHES = {
     "gateway-accuracy": "10,000 mixed requests against mocks: misroutes, rescues, ratios",
     "gateway-output": "every client asks for 32,768 tokens: short share on real lengths",
     "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
+    "overhead": "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
+    "redis-outage": "kill and hang Redis under load: no request fails or waits",
+    "pool-routing": "the token-budget paper's tables: published, ours, what cannot be derived",
 }
 
 
@@ -24,6 +27,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the traces.")] = None,
+    profile: Annotated[bool, typer.Option(help="overhead: the cost of each stage.")] = False,
 ) -> None:
     """Run one benchmark; exit 1 if a row with a target does not hold."""
     console = Console(stderr=as_json)
@@ -33,7 +37,7 @@ def main(
             console.print(f"  [bold]{known}[/]  {text}")
         raise typer.Exit(2)
     module = importlib.import_module("bench." + name.replace("-", "_"))
-    given = {"plot": plot, "data": data}
+    given = {"plot": plot, "data": data, "profile": profile}
     wanted = inspect.signature(module.run).parameters
     report: Report = module.run(**{k: v for k, v in given.items() if k in wanted})
     show(report, console)

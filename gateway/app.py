@@ -22,6 +22,7 @@ import uvicorn
 
 from gateway.adapters.probes import Prober
 from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
+from gateway.adapters.store.learning import Learning, open_state
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.upstream import HttpUpstream
 from gateway.domain import PhaseTimeouts, Principal
@@ -53,6 +54,11 @@ class Gateway:
         self.metrics = Metrics()
         self.models = tuple(served_model(config, model) for model in config.models)
         self.store = MemoryLeases({m.name: m for m in self.models}, clock)
+        self.learning = Learning(
+            open_state(config.state.url),
+            {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
+            clock=clock,
+        )
         self.upstream = HttpUpstream()
         self.prober = Prober(
             self.models, interval_s=config.health.interval_s, timeout_s=config.health.timeout_s
@@ -71,6 +77,7 @@ class Gateway:
             metrics=self.metrics,
             records=Sinks(self.ring, *([self.log] if self.log else [])),
             clock=clock,
+            wall_clock=time.time,
             log_prompts=config.request_log.prompts,
         )
         names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
@@ -79,7 +86,13 @@ class Gateway:
             Control(
                 models=self.models,
                 names=names,
-                metrics=MetricsPage(self.metrics, self.models, lambda: self.store.active, clock),
+                metrics=MetricsPage(
+                    self.metrics,
+                    self.models,
+                    lambda: self.store.active,
+                    clock,
+                    lambda: self.learning.up,
+                ),
                 find_decision=self.ring.find,
                 latest_decisions=self.ring.latest,
                 entitlements=tuple(_shown(e) for e in config.entitlements),
@@ -88,7 +101,7 @@ class Gateway:
                 admin_key_sha256=None
                 if admin_key is None
                 else hashlib.sha256(admin_key.get_secret_value().encode()).digest(),
-                authenticate=lambda headers: authenticate(keyring, headers, time.time()),
+                authenticate=lambda key: authenticate(keyring, key, time.time()),
                 version=version(),
                 created_unix_s=int(time.time()),
                 openapi=lambda: openapi_document(version()),
@@ -106,12 +119,14 @@ class Gateway:
         """Probe and log while the block runs; close everything after it."""
         if self.log is not None:
             self.log.start()
+        await self.learning.start()
         await self.prober.start()
         try:
             yield self
         finally:
             await self.prober.close()
             await self.upstream.close()
+            await self.learning.close()
             if self.log is not None:
                 await self.log.close()
 
@@ -260,6 +275,7 @@ async def serve(config: Config, *, on_ready: Callable[[int], None] | None = None
         {
             "max_head_bytes": config.server.max_header_bytes,
             "max_connections": config.server.max_connections,
+            "data_plane": gateway.data_plane,
         },
     )
     server = _Server(

@@ -269,6 +269,24 @@ class Observation(Record, frozen=True, kw_only=True):
     """False for compressed requests: they stay out of the EMA."""
 
 
+class RequestHead(Record, frozen=True, kw_only=True):
+    """What the gateway reads of a request's headers."""
+
+    api_key: bytes | None = None
+    """As presented: it never leaves the authenticate stage."""
+    request_id: str | None = None
+    """The client's own, when it is usable."""
+    category: str | None = None
+    """What x-sluice-category names, unchecked."""
+    content_length: int | None = None
+    json_body: bool = True
+    """The content type is JSON, or not given."""
+    plain_body: bool = True
+    """No content encoding."""
+    forwarded: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that travel to the engine."""
+
+
 class Incoming(Record, frozen=True, kw_only=True):
     """A client's request as it came in, body read."""
 
@@ -277,8 +295,7 @@ class Incoming(Record, frozen=True, kw_only=True):
     lease_id: str
     """Unique to this request whatever the client sends."""
     endpoint: Endpoint
-    headers: list[tuple[bytes, bytes]]
-    """Names in lower case."""
+    head: RequestHead
     body: bytes
     received_s: float
     """Monotonic."""

@@ -143,3 +143,7 @@ class UpstreamFailure(SluiceError):
         super().__init__(message)
         self.kind: FailureKind = kind
         self.head_received = head_received
+
+
+class StateFailure(SluiceError):
+    """The state store could not be read or written; raised by its adapters, for the log."""

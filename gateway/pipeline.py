@@ -108,9 +108,10 @@ class Pipeline:
         metrics: Metrics,
         records: RecordSink,
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
         log_prompts: bool = False,
     ) -> None:
-        """`models` by name and by alias; `clock` monotonic, in seconds."""
+        """`models` by name and by alias; `clock` monotonic, `wall_clock` Unix time, in seconds."""
         self._models = models
         self._keyring = keyring
         self._store = store
@@ -118,6 +119,7 @@ class Pipeline:
         self._metrics = metrics
         self._records = records
         self._clock = clock
+        self._wall_clock = wall_clock
         self._log_prompts = log_prompts
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
@@ -139,14 +141,18 @@ class Pipeline:
         finally:
             self._settle(incoming, walk)
 
+    def know(self, key: bytes | None) -> Principal:
+        """Stage 1 alone, for a body that is large enough to ask first. Raises Refusal."""
+        return stage_authenticate.authenticate(self._keyring, key, self._wall_clock())
+
     async def _walk(self, incoming: Incoming, reply: ClientReply, walk: Walk) -> None:
         endpoint = incoming.endpoint
         # 1 authenticate
         walk.principal = principal = stage_authenticate.authenticate(
-            self._keyring, incoming.headers, incoming.received_unix_s
+            self._keyring, incoming.head.api_key, incoming.received_unix_s
         )
         # 2 classify, estimate
-        walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.headers)
+        walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head.category)
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
         walk.estimate = estimate = stage_estimate.estimate(served, endpoint, facts, principal)

@@ -4,13 +4,14 @@ Each port has a shipped implementation in `gateway.adapters` and a fake in `test
 one contract suite holds both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from gateway.domain import Ask, Lease, PhaseTimeouts, Record, Usage, WorkerAddress
 from gateway.errors import Refusal
+from gateway.policy.learned import Learned, Peer
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):
@@ -38,6 +39,13 @@ class UpstreamResponse(Protocol):
         """All body bytes that arrived since the last read; b"" at the end.
 
         Raises UpstreamFailure(head_received=True) when the connection breaks or idles out.
+        """
+
+    async def relay(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand the body's bytes to `sink` as they arrive, without a task switch for each.
+
+        True at the body's end; False when the sink returned False (enough for now): call
+        again to go on. The sink must not raise. Raises UpstreamFailure as `read` does.
         """
 
     def abort(self) -> None:
@@ -81,6 +89,12 @@ class ClientReply(Protocol):
     async def write(self, data: bytes) -> None:
         """Send part of a streamed answer; waits while the client is slow."""
 
+    def write_now(self, data: bytes) -> bool:
+        """Send part of a streamed answer without waiting; False: `drain` before the next."""
+
+    async def drain(self) -> None:
+        """Wait until a slow client has read enough."""
+
     async def finish(self) -> None:
         """End a streamed answer."""
 
@@ -119,3 +133,30 @@ class RecordSink(Protocol):
 
     def append(self, record: msgspec.Struct) -> None:
         """Take one record; never blocks, never raises; drops are counted."""
+
+
+class Heard(Record, frozen=True, kw_only=True):
+    """What an exchange brought, by model."""
+
+    peers: Mapping[str, tuple[Peer, ...]] = msgspec.field(default_factory=dict)
+    """Records that others published since the last exchange; each is heard once."""
+    missing: frozenset[str] = frozenset()
+    """Models of which the store holds no record of this process."""
+
+
+class EstimatorState(Protocol):
+    """What estimators learned, kept beyond the process or shared with replicas."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two exchanges; 0 for never."""
+
+    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+        """Publish this process's record of each model (None: as before); hear of others.
+
+        The first exchange loads: it hears all that is kept. A newer record replaces an older
+        one of the same process. Raises StateFailure, after which it may be repeated.
+        """
+
+    async def close(self) -> None:
+        """Let go of files and connections."""

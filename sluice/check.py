@@ -34,7 +34,7 @@ def summary(config: Config) -> dict[str, Any]:
     """What the file describes, without secrets."""
     return {
         "listen": f"{config.server.host}:{config.server.port}",
-        "state": config.state.url,
+        "state": config.state.shown,
         "models": [_model(model) for model in config.models],
         "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
         "not_enforced": not_enforced(config),

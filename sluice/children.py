@@ -34,16 +34,22 @@ class Children:
         self._end_all()
 
     def start(
-        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, quiet: bool = False
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        quiet: bool = False,
+        silent: bool = False,
     ) -> subprocess.Popen[bytes]:
         """Start one child; it gets SIGTERM when this process dies, however it dies (Linux).
 
-        `quiet` drops its stdout; stderr is always shared.
+        `quiet` drops its stdout, `silent` its stderr.
         """
         child = subprocess.Popen(  # noqa: S603 - our own commands
             list(command),
             env=None if env is None else {**os.environ, **env},
             stdout=subprocess.DEVNULL if quiet else None,
+            stderr=subprocess.DEVNULL if silent else None,
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
         )

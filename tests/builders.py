@@ -16,6 +16,7 @@ from gateway.domain import (
 )
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.head import read_head
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.served import ServedModel
@@ -170,7 +171,7 @@ def incoming(
         request_id=request_id,
         lease_id=lease_id or f"lease of {request_id}",
         endpoint=endpoint,
-        headers=[(b"content-type", b"application/json"), *headers],
+        head=read_head([(b"content-type", b"application/json"), *headers]),
         body=chat_body() if body is None else body,
         received_s=100.0,
         received_unix_s=1_000.0,

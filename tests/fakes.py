@@ -1,7 +1,7 @@
 """Fakes of the ports: scripted engines, a recording client, a ledger, a clock, a sink."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,7 +9,8 @@ import msgspec
 
 from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
 from gateway.errors import Refusal, UpstreamFailure
-from gateway.ports import Headers, Settlement, UpstreamCall, UpstreamResponse
+from gateway.policy.learned import Learned, Peer, Sums
+from gateway.ports import Headers, Heard, Settlement, UpstreamCall, UpstreamResponse
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""
@@ -101,6 +102,13 @@ class FakeResponse:
             raise step
         return await self._upstream.hang()
 
+    async def relay(self, sink: Callable[[bytes], bool]) -> bool:
+        """See UpstreamResponse."""
+        while data := await self.read():
+            if not sink(data):
+                return False
+        return True
+
     def abort(self) -> None:
         """See UpstreamResponse."""
         self.aborted = True
@@ -177,6 +185,18 @@ class FakeReply:
         assert self.started, "a body follows a head"
         assert not self.finished, "a body ends once"
         self.body += data
+        if self._on_write is not None:
+            await self._on_write()
+
+    def write_now(self, data: bytes) -> bool:
+        """See ClientReply."""
+        assert self.started, "a body follows a head"
+        assert not self.finished, "a body ends once"
+        self.body += data
+        return self._on_write is None
+
+    async def drain(self) -> None:
+        """See ClientReply."""
         if self._on_write is not None:
             await self._on_write()
 
@@ -259,3 +279,56 @@ class FakeStore:
         """See LeaseStore."""
         self.settlements.append((lease, settlement))
         self.leases.pop(lease.id, None)
+
+
+class FakeShared:
+    """What replicas published: the server's side of FakeState."""
+
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self.records: dict[str, dict[str, tuple[int, float, dict[str, Sums]]]] = {}
+        """Model -> replica -> (revision, time, record)."""
+        self.revision = 0
+
+
+class FakeState:
+    """EstimatorState of one replica. `fail_with` is raised instead of an exchange."""
+
+    interval_s = 1.0
+
+    def __init__(self, shared: FakeShared, replica: str) -> None:
+        self.replica = replica
+        self.fail_with: Exception | None = None
+        self.exchanges = 0
+        self.closed = False
+        self._shared = shared
+        self._since: dict[str, int] = {}
+
+    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+        """See EstimatorState."""
+        self.exchanges += 1
+        if self.fail_with is not None:
+            raise self.fail_with
+        peers, missing = {}, set()
+        now_s = self._shared.clock()
+        for model, record in records.items():
+            kept = self._shared.records.setdefault(model, {})
+            since = self._since.get(model, 0)
+            found = tuple(
+                Peer(age_s=now_s - at_s, parts=parts)
+                for replica, (revision, at_s, parts) in kept.items()
+                if replica != self.replica and revision > since
+            )
+            if found:
+                peers[model] = found
+            self._since[model] = max((r for r, _, _ in kept.values()), default=0)
+            if record is not None:
+                self._shared.revision += 1
+                kept[self.replica] = (self._shared.revision, now_s, dict(record))
+            if self.replica not in kept:
+                missing.add(model)
+        return Heard(peers=peers, missing=frozenset(missing))
+
+    async def close(self) -> None:
+        """See EstimatorState."""
+        self.closed = True

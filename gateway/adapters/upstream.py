@@ -19,6 +19,7 @@ import contextlib
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -47,6 +48,7 @@ class _Exchange:
         "_failure",
         "_loop",
         "_paused",
+        "_sink",
         "_size",
         "_waiter",
         "body_begun",
@@ -78,6 +80,7 @@ class _Exchange:
         self._paused = False
         self._failure: UpstreamFailure | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
 
     async def head(self) -> None:
         """Wait for the response's head. Raises UpstreamFailure."""
@@ -94,6 +97,34 @@ class _Exchange:
             if self._failure is not None:
                 raise self._failure
             await self._wait()
+        return self._take()
+
+    async def relay(self, sink: Callable[[bytes], bool]) -> bool:
+        """See UpstreamResponse."""
+        while True:
+            if self._chunks and not sink(self._take()):
+                return False
+            if self.ended:
+                return True
+            if self._failure is not None:
+                raise self._failure
+            self._sink = sink
+            try:
+                await self._wait()
+            finally:
+                full, self._sink = self._sink is None, None
+            if full:
+                return False
+
+    def arrived(self) -> None:
+        """Pass on what one read of the socket brought: to the sink, else to who waits."""
+        if self._sink is None:
+            self.wake()
+        elif self._chunks and not self._sink(self._take()):
+            self._sink = None
+            self.wake()
+
+    def _take(self) -> bytes:
         chunks, self._chunks, self._size = self._chunks, [], 0
         if self._paused and self.connection is not None:
             self._paused = False
@@ -208,6 +239,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # Write at once, not at the end of the loop's turn (uvloop).
+        self._transport.set_write_buffer_limits(high=0)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -228,7 +261,7 @@ class _Connection(asyncio.Protocol):
         if not exchange.head_done and exchange.head_bytes > _MAX_HEAD_BYTES:
             exchange.fail("protocol", "the response's head is too large")
             return
-        exchange.wake()
+        exchange.arrived()
 
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self.exchange = self.exchange, None

@@ -23,9 +23,14 @@ def bind_least_loaded(
 
     `exclude`: workers already tried for this request.
     """
-    choice = [i for i in fleet.available(pool, now_s) if i not in exclude]
+    choice = fleet.available(pool, now_s)
+    if exclude:
+        choice = [i for i in choice if i not in exclude]
     if not choice:
         return None
+    if len(choice) == 1:
+        only = choice[0]
+        return Binding(pool=pool_index, worker=only, score=0.0, candidates=())
     kv, active = pool.tokens, pool.active
     kv_unit = 1.0 / (sum(kv) or 1)
     active_unit = 1.0 / (sum(active) or 1)

@@ -25,6 +25,7 @@ from gateway.domain import (
     Record,
 )
 from gateway.policy.counting import MEDIA_TOKENS
+from gateway.policy.learned import Part
 from gateway.policy.quantile import MAX_TOKENS, PRIOR_TOKENS, OutputLengths
 from gateway.policy.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.policy.template import TwoTermFit
@@ -324,6 +325,29 @@ class LengthEstimator:
             },
             "expected_output_tokens": self._outputs.snapshot(),
         }
+
+    def parts(self) -> dict[str, Part]:
+        """See Learner: ratios, template and media fits, output histograms by name."""
+        found: dict[str, Part] = {f"ratio.{name}": part for name, part in self._ratios.items()}
+        found.update((f"template.{kind}", part) for kind, part in self._templates.items())
+        found["media"] = self._media
+        found.update((f"output.{key}", part) for key, part in self._outputs.histograms().items())
+        return found
+
+    def part(self, name: str) -> Part | None:
+        """See Learner."""
+        group, _, key = name.partition(".")
+        if group == "ratio":
+            return self._ratios.get(key)
+        if group == "template":
+            return self._templates.get(key)
+        if group == "output":
+            found, slash, category = key.partition("/")
+            endpoint = ENDPOINTS_BY_NAME.get(found)
+            known = category in CATEGORIES if slash else not category
+            if endpoint is not None and endpoint.generates and known:
+                return self._outputs.histogram(found, category)
+        return self._media if name == "media" else None
 
 
 ENDPOINTS_BY_NAME: Final = {endpoint.name: endpoint for endpoint in ENDPOINTS.values()}

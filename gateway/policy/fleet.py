@@ -23,12 +23,14 @@ class PoolState:
 
     __slots__ = (
         "active",
+        "alive",
         "cursor",
         "draining",
         "ejected_until_s",
         "ejections",
         "failures",
         "inflight",
+        "last_ejection_end_s",
         "name",
         "slots_per_worker",
         "tokens",
@@ -52,6 +54,10 @@ class PoolState:
         """Consecutive failures."""
         self.ejections = [0] * n
         self.ejected_until_s = [0.0] * n
+        self.alive = list(range(n))
+        """Derived: up and not draining."""
+        self.last_ejection_end_s = 0.0
+        """Derived: after it no worker is ejected."""
         self.inflight = 0
         """Sequences holding a lease in this pool: queued and running."""
         self.cursor = 0
@@ -62,11 +68,25 @@ def available(pool: PoolState, now_s: float) -> list[int]:
     """Workers to choose from: up and not ejected; if none, the ejected ones that are up.
 
     Ejection is a preference: when all are ejected, a doubtful worker beats none. A worker
-    that refuses connections or that an operator drains is never chosen.
+    that refuses connections or that an operator drains is never chosen. Not to be mutated.
     """
-    alive = [i for i, up in enumerate(pool.up) if up and not pool.draining[i]]
+    alive = pool.alive
+    if pool.last_ejection_end_s <= now_s:
+        return alive
     sound = [i for i in alive if pool.ejected_until_s[i] <= now_s]
     return sound or alive
+
+
+def _refresh(pool: PoolState) -> None:
+    """Note a change of health; requests only read what is derived here."""
+    pool.alive = [i for i, up in enumerate(pool.up) if up and not pool.draining[i]]
+    pool.last_ejection_end_s = max(pool.ejected_until_s, default=0.0)
+
+
+def drain(pool: PoolState, worker: int, *, on: bool) -> None:
+    """Take a worker out of the rotation, or return it."""
+    pool.draining[worker] = on
+    _refresh(pool)
 
 
 def ready_slots(pool: PoolState, now_s: float) -> int:
@@ -97,6 +117,7 @@ def succeeded(pool: PoolState, worker: int) -> None:
         pool.failures[worker] = 0
         pool.ejections[worker] = 0
         pool.ejected_until_s[worker] = 0.0
+        _refresh(pool)
 
 
 def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bool:
@@ -108,12 +129,14 @@ def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bo
     wait_s = min(rules.eject_s * 2.0 ** pool.ejections[worker], rules.max_eject_s)
     pool.ejections[worker] = min(pool.ejections[worker] + 1, 16)
     pool.ejected_until_s[worker] = now_s + wait_s
+    _refresh(pool)
     return True
 
 
 def unreachable(pool: PoolState, worker: int) -> None:
     """A refused connection: out of the rotation until a probe succeeds."""
     pool.up[worker] = False
+    _refresh(pool)
 
 
 def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
@@ -123,4 +146,6 @@ def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
     if ok and changed:
         pool.failures[worker] = 0
         pool.ejected_until_s[worker] = 0.0
+    if changed:
+        _refresh(pool)
     return changed

@@ -12,7 +12,7 @@ Rules (token-budget paper, section 2.2; pipeline.md, "What is counted"):
   cannot fit the largest window; a doubtful one goes long and the engine decides.
 """
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 from gateway.domain import LengthEstimate, Plan, Record
 from gateway.errors import ContextLengthExceeded
@@ -51,30 +51,35 @@ def plan_pool(routing: Routing, estimate: LengthEstimate, param: str = "messages
     """
     pools = routing.pools
     last = len(pools) - 1
-    _refuse_impossible(estimate, pools[last].window_tokens, param)
-    feasible = [i for i in range(last + 1) if can_serve(estimate, pools[i].window_tokens)]
-    if not feasible:
+    needed = estimate.input_tokens + (1 if estimate.cap_tokens is None else estimate.cap_tokens)
+    # Windows ascend: what fits one pool fits every larger one.
+    smallest = 0
+    while smallest <= last and needed > pools[smallest].window_tokens:
+        smallest += 1
+    if smallest > last:
+        _refuse_impossible(estimate, pools[last].window_tokens, param)
         # Doubtful, not impossible: the largest engine counts exactly and answers.
         return Plan(pool=last, alternates=(), reason="largest_window_doubtful")
-    pool, reason = last, "over_boundary"
-    for i in feasible:
-        boundary = pools[i].boundary_tokens
+    pool = smallest
+    while pool < last:
+        boundary = pools[pool].boundary_tokens
         if boundary is None or estimate.fit_tokens <= boundary:
-            pool, reason = i, "within_boundary" if boundary is not None else "over_boundary"
             break
+        pool += 1
+    return _plan(smallest, pool, last)
+
+
+@lru_cache(maxsize=4096)
+def _plan(smallest: int, pool: int, last: int) -> Plan:
+    """The plan of every request that these three pools describe: it needs no record of its own."""
     if last == 0:
         reason = "only_pool"
-    elif pool > 0 and reason == "over_boundary" and not can_serve_first(estimate, pools):
-        reason = "over_window"
-    alternates = tuple(i for i in feasible if i > pool) + tuple(
-        i for i in reversed(feasible) if i < pool
-    )
-    return Plan(pool=pool, alternates=alternates, reason=reason)
-
-
-def can_serve_first(estimate: LengthEstimate, pools: Sequence[PoolShape]) -> bool:
-    """Whether the smallest window could have held the request."""
-    return can_serve(estimate, pools[0].window_tokens)
+    elif pool < last:
+        reason = "within_boundary"
+    else:
+        reason = "over_boundary" if smallest == 0 else "over_window"
+    larger, smaller = range(pool + 1, last + 1), range(pool - 1, smallest - 1, -1)
+    return Plan(pool=pool, alternates=(*larger, *smaller), reason=reason)
 
 
 def larger_pools(routing: Routing, pool: int) -> range:

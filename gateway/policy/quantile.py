@@ -12,6 +12,8 @@ Rules:
 import math
 from typing import Final
 
+from gateway.policy.learned import Sums
+
 QUANTILE: Final = 0.95
 PRIOR_TOKENS: Final = 1024
 MAX_TOKENS: Final = 2**20
@@ -35,6 +37,9 @@ def bucket_of(tokens: int) -> int:
 def upper_edge(bucket: int) -> int:
     """Largest count that falls into `bucket` (at least 1)."""
     return max(1, math.ceil(_RATIO ** (bucket + 1)) - 1)
+
+
+_KEYS = frozenset(f"{kind}{n}" for kind in "wc" for n in range(bucket_of(MAX_TOKENS) + 1))
 
 
 class Histogram:
@@ -72,6 +77,28 @@ class Histogram:
             self._quantile = self._kaplan_meier()
             self._pending = 0
         return self._quantile
+
+    def learned(self) -> Sums:
+        """See Part: weights by bucket, of whole (w) and of cut (c) answers."""
+        unit = self._unit
+        sums = {f"w{bucket}": weight / unit for bucket, weight in self._whole.items()}
+        sums.update((f"c{bucket}", weight / unit) for bucket, weight in self._cut.items())
+        return Sums(epoch=0, n=self.whole_observations, sums=sums)
+
+    def accepts(self, sums: Sums) -> bool:
+        """See Part: weights of buckets that there are."""
+        weights = sums.sums.values()
+        return sums.sums.keys() <= _KEYS and min(weights) >= 0 and max(weights) <= MEMORY + 1
+
+    def adopt(self, sums: Sums) -> None:
+        """See Part."""
+        kept = {key: weight for key, weight in sums.sums.items() if weight > _STALE}
+        self._whole = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "w"}
+        self._cut = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "c"}
+        self._unit = 1.0
+        self.whole_observations = sums.n if self._whole else 0
+        self._quantile = 0
+        self._pending = 1 if kept else 0
 
     def _kaplan_meier(self) -> int:
         whole, cut = self._whole, self._cut
@@ -139,6 +166,19 @@ class OutputLengths:
         histogram.add(tokens, cut=cut)
         self._by_category.setdefault((endpoint, category), Histogram()).add(tokens, cut=cut)
         self._by_endpoint.setdefault(endpoint, Histogram()).add(tokens, cut=cut)
+
+    def histograms(self) -> dict[str, Histogram]:
+        """`endpoint` and `endpoint/category` -> histogram; tenants' own stay here."""
+        found = dict(self._by_endpoint)
+        for (endpoint, category), histogram in self._by_category.items():
+            found[f"{endpoint}/{category}"] = histogram
+        return found
+
+    def histogram(self, endpoint: str, category: str) -> Histogram:
+        """The histogram of an endpoint and category ("": of all), made when it is new."""
+        if category:
+            return self._by_category.setdefault((endpoint, category), Histogram())
+        return self._by_endpoint.setdefault(endpoint, Histogram())
 
     def __len__(self) -> int:
         return len(self._by_tenant) + len(self._by_category) + len(self._by_endpoint)

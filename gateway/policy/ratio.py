@@ -19,6 +19,8 @@ Rules:
 
 from typing import Any, Final
 
+from gateway.policy.learned import Sums
+
 COLD_SPREAD: Final = 0.10
 COLD_OBSERVATIONS: Final = 10
 WARM_OBSERVATIONS: Final = 20
@@ -31,6 +33,7 @@ COLD_HIGHEST_RATIO: Final = 8.0
 _OUTLIER_SPREADS = 5.0
 _OUTLIER_SHARE = 0.25
 _DAMPED_SHARE = 0.03
+_MOST_WEIGHT = 1 + 1e-6
 _STANDARD = 1.2533  # of a mean deviation, sqrt(pi / 2) for normal ones
 
 
@@ -69,6 +72,7 @@ class Ratio:
         "_outliers",
         "_prior",
         "conservative",
+        "epoch",
         "mean",
         "observations",
         "plausible",
@@ -85,6 +89,7 @@ class Ratio:
         self._corrected = corrected
         self._prior = prior
         self.observations = 0
+        self.epoch = 0
         self._restart()
         if not corrected:
             # The paper's EMA: starts at its prior with full weight, and with no spread.
@@ -131,6 +136,7 @@ class Ratio:
             self._restart()
             self.total, self.weight = total, weight
             self.observations = 0
+            self.epoch += 1
             return
         step = min(_DAMPED_SHARE * self.mean, 3 * self.spread)
         # Nor may an outlier weigh more than others do: a lie about length would.
@@ -174,3 +180,40 @@ class Ratio:
             "spread_total": self.spread_total,
             "spread_weight": self.spread_weight,
         }
+
+    def learned(self) -> Sums:
+        """See Part."""
+        return Sums(
+            epoch=self.epoch,
+            n=self.observations,
+            sums={
+                "total": self.total,
+                "weight": self.weight,
+                "spread_total": self.spread_total,
+                "spread_weight": self.spread_weight,
+            },
+        )
+
+    def accepts(self, sums: Sums) -> bool:
+        """See Part: a mean that could have been observed, and no more weight than can be."""
+        found = sums.sums
+        weight, spread_weight = found.get("weight", 0.0), found.get("spread_weight", -1.0)
+        return (
+            0 < weight <= _MOST_WEIGHT
+            and 0 <= spread_weight <= _MOST_WEIGHT
+            and LOWEST_RATIO * weight <= found.get("total", 0.0) * _MOST_WEIGHT
+            and found.get("total", 0.0) <= HIGHEST_RATIO * weight * _MOST_WEIGHT
+            and 0 <= found.get("spread_total", -1.0) <= HIGHEST_RATIO * spread_weight
+        )
+
+    def adopt(self, sums: Sums) -> None:
+        """See Part."""
+        found = sums.sums
+        if sums.epoch != self.epoch:
+            self._restart()
+            self._outliers = SidedOutliers()
+            self.epoch = sums.epoch
+        self.total, self.weight = found["total"], found["weight"]
+        self.spread_total, self.spread_weight = found["spread_total"], found["spread_weight"]
+        self.observations = sums.n
+        self._refresh()

@@ -9,9 +9,11 @@ filter forgets what it was sure of, and follows.
 
 from typing import Final
 
+from gateway.policy.learned import Sums
 from gateway.policy.ratio import SidedOutliers
 
 _HUBER = 4.0
+_SLACK = 1 + 1e-6  # of rounding
 
 
 class TwoTermFit:
@@ -58,3 +60,33 @@ class TwoTermFit:
         self.a = min(max(self.a + ka * residual, 0.0), self._limits[0])
         self.b = min(max(self.b + kb * residual, 0.0), self._limits[1])
         self._p = (paa - ka * gu, pab - ka * gv, pbb - kb * gv)
+
+    def learned(self) -> Sums:
+        """See Part: the coefficients and their covariance, which average like sums."""
+        paa, pab, pbb = self._p
+        return Sums(
+            epoch=0,
+            n=self.observations,
+            sums={"a": self.a, "b": self.b, "paa": paa, "pab": pab, "pbb": pbb},
+        )
+
+    def accepts(self, sums: Sums) -> bool:
+        """See Part: coefficients within their limits, a covariance that is one."""
+        found = sums.sums
+        if found.keys() != {"a", "b", "paa", "pab", "pbb"}:
+            return False
+        paa, pab, pbb = found["paa"], found["pab"], found["pbb"]
+        return (
+            0 <= found["a"] <= self._limits[0]
+            and 0 <= found["b"] <= self._limits[1]
+            and 0 <= paa <= self._start[0] * _SLACK
+            and 0 <= pbb <= self._start[2] * _SLACK
+            and pab * pab <= paa * pbb * _SLACK + 1e-12
+        )
+
+    def adopt(self, sums: Sums) -> None:
+        """See Part."""
+        found = sums.sums
+        self.a, self.b = found["a"], found["b"]
+        self._p = (found["paa"], found["pab"], found["pbb"])
+        self.observations = sums.n

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from gateway.settings.fleet import ModelConfig, TimeoutsConfig
+from gateway.settings.state import state_url, without_password
 from gateway.settings.types import (
     Amount,
     Attempts,
@@ -27,7 +27,6 @@ from gateway.settings.types import (
     typed,
 )
 
-_LATER_STATES = frozenset({"sqlite", "redis", "rediss", "redis+sentinel", "redis+cluster"})
 _HASH_FIX = "make one with `sluice hash-key`, which prints `sha256:` and 64 hex digits"
 
 
@@ -50,30 +49,19 @@ class ServerConfig(Section):
     """How long streams may go on after SIGTERM."""
 
 
-def _state_url(url: str) -> str:
-    scheme = urlsplit(url).scheme if _is_url(url) else ""
-    if scheme in _LATER_STATES:
-        reject(f"{scheme}:// state comes with a later version", "use memory:// until then")
-    if url != "memory://":
-        reject("not a state URL", "use memory://")
-    return url
-
-
-def _is_url(url: str) -> bool:
-    try:
-        urlsplit(url)
-    except ValueError:
-        return False
-    return True
-
-
 class StateConfig(Section):
-    """Where admission's counters live."""
+    """Where what was learned is kept and shared; admission's counters are this process's."""
 
-    url: Annotated[Text, AfterValidator(_state_url)] = Field(default="memory://", repr=False)
-    """memory://: in this process. Shared state comes with a later version."""
+    url: Annotated[Text, AfterValidator(state_url)] = Field(default="memory://", repr=False)
+    """memory://: ends with the process. sqlite:///PATH: survives restarts of one gateway.
+    redis://HOST:PORT/DB, rediss:// with TLS: shared by replicas."""
     fail_mode: Literal["local_share", "closed"] = "local_share"
     """When shared state cannot be reached: this process's share of each limit, or 503."""
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        return without_password(self.url)
 
 
 class RequestLogConfig(Section):
@@ -179,7 +167,7 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     """Where the gateway listens, and its limits."""
     state: StateConfig = StateConfig()
-    """Where admission's counters live."""
+    """Where what was learned is kept and shared."""
     request_log: RequestLogConfig = RequestLogConfig()
     """One JSON line a request."""
     timeouts: TimeoutsConfig = TimeoutsConfig()

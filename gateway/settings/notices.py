@@ -13,6 +13,8 @@ _LIMITS = ("slo_target_ms", "tokens_per_second", "kv_cache_gib", "concurrency", 
 def not_enforced(config: Config) -> list[str]:
     """Settings that are read and have no effect in this version, for people to read."""
     notices = [notice for model in config.models for notice in _model(model)]
+    if config.state.fail_mode != "local_share":
+        notices.append("state.fail_mode is read but not enforced yet: limits are per process")
     for entitlement in config.entitlements:
         notices.extend(_entitlement(entitlement))
     return notices

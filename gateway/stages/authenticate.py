@@ -2,15 +2,13 @@
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gateway.domain import Principal
 from gateway.errors import Forbidden, Unauthorized
 
 OPEN = Principal(entitlement="open", tenant="open")
 """Whoever asks while no entitlements are configured."""
-
-_BEARER = b"bearer "
 
 
 class Keyring:
@@ -33,24 +31,13 @@ class Keyring:
         return None
 
 
-def presented_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The key in `Authorization: Bearer`, `x-api-key` or `api-key`; None without one."""
-    found = None
-    for name, value in headers:
-        if name == b"authorization" and value[:7].lower() == _BEARER:
-            return value[7:].strip()
-        if name in (b"x-api-key", b"api-key"):
-            found = value.strip()
-    return found
+def authenticate(keyring: Keyring, key: bytes | None, now_unix_s: float) -> Principal:
+    """Who asks, by the key as presented.
 
-
-def authenticate(
-    keyring: Keyring, headers: Sequence[tuple[bytes, bytes]], now_unix_s: float
-) -> Principal:
-    """Who asks. Raises Unauthorized for a missing or unknown key, Forbidden for an expired one."""
+    Raises Unauthorized for a missing or unknown key, Forbidden for an expired one.
+    """
     if keyring.open:
         return OPEN
-    key = presented_key(headers)
     if not key:
         raise Unauthorized(
             "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'.",

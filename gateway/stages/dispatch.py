@@ -2,7 +2,8 @@
 
 What is edited: the model's name where the worker knows another, a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
-engine, which are removed. Of the headers only those listed here travel: client keys never do.
+engine, which are removed. Of the headers only those listed in
+`gateway.policy.head` travel: client keys never do.
 """
 
 import orjson
@@ -22,18 +23,6 @@ from gateway.policy.splice import splice, with_usage
 from gateway.policy.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
 
-_FORWARDED = frozenset(
-    {
-        b"accept",
-        b"anthropic-beta",
-        b"anthropic-version",
-        b"baggage",
-        b"content-type",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-    }
-)
 _CAP_FIELDS = {"responses": "max_output_tokens"}
 
 
@@ -50,12 +39,10 @@ def upstream_call(
     default_cap = None
     if incoming.endpoint.generates:
         default_cap = defaulted_cap(served.routing, estimate, binding.pool)
-    headers = [(n, v) for n, v in incoming.headers if n in _FORWARDED]
-    headers.append((b"x-request-id", incoming.request_id.encode()))
     return UpstreamCall(
         method="POST",
         path=incoming.endpoint.path,
-        headers=tuple(headers),
+        headers=(*incoming.head.forwarded, (b"x-request-id", incoming.request_id.encode())),
         body=_edited(served, worker, incoming.endpoint, facts, default_cap, prompt.body),
         timeouts=served.timeouts,
     )

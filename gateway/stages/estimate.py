@@ -1,25 +1,20 @@
 """Stage 2, classify and estimate: body -> facts -> the three output figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from gateway.domain import BodyFacts, Category, Endpoint, LengthEstimate, Principal
+from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Principal
 from gateway.errors import NotFound
 from gateway.policy.body import read_body
 from gateway.policy.category import category_from_header
 from gateway.policy.served import ServedModel
 
-_CATEGORY_HEADER = b"x-sluice-category"
 
-
-def read(endpoint: Endpoint, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> BodyFacts:
-    """What the gateway reads of the body; a header may name its category.
+def read(endpoint: Endpoint, body: bytes, category_name: str | None) -> BodyFacts:
+    """What the gateway reads of the body; a header may have named its category.
 
     Raises BadRequest with what to change.
     """
-    category: Category | None = None
-    for name, value in headers:
-        if name == _CATEGORY_HEADER:
-            category = category_from_header(value.decode("latin-1"))
+    category = None if category_name is None else category_from_header(category_name)
     return read_body(endpoint, body, category=category)
 
 

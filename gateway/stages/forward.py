@@ -55,6 +55,7 @@ class Relay:
         "_reply",
         "_response_id",
         "_started_s",
+        "_strip_usage",
         "sent",
     )
 
@@ -74,7 +75,8 @@ class Relay:
         self._started_s = started_s
         self._first_s: float | None = None
         self._last_s: float | None = None
-        self._meter = StreamMeter(endpoint, strip_usage=strip_usage)
+        self._strip_usage = strip_usage
+        self._meter: StreamMeter | None = None
         self._response_id: str | None = None
         self.sent = False
         """The request reached an engine (or may have)."""
@@ -99,11 +101,8 @@ class Relay:
 
     def cut_short(self) -> Outcome:
         """What was served when the client left: the tokens emitted so far."""
-        usage = self._meter.usage()
-        if usage is None and self._meter.events:
-            usage = Usage(
-                prompt_tokens=0, completion_tokens=max(0, self._meter.events - 1), source="counted"
-            )
+        meter = self._meter
+        usage = _metered(meter) if meter is not None and meter.events else None
         return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
 
     # -- streams
@@ -111,7 +110,8 @@ class Relay:
     async def _stream(
         self, response: UpstreamResponse, kind: bytes, headers: Headers
     ) -> Outcome | Fault:
-        first = await self._first_events(response)
+        self._meter = meter = StreamMeter(self._endpoint, strip_usage=self._strip_usage)
+        first = await self._first_events(response, meter)
         if isinstance(first, Fault):
             return first
         self._first_s = self._clock()
@@ -121,29 +121,33 @@ class Relay:
             200, [(b"content-type", kind), (b"cache-control", b"no-cache"), *headers]
         )
         await self._reply.write(first)
-        meter = self._meter
+        write_now, feed = self._reply.write_now, meter.feed
+
+        def pass_on(data: bytes) -> bool:
+            ready = feed(data)
+            return write_now(ready) if ready else not meter.overlong
+
         try:
-            while data := await response.read():
-                if ready := meter.feed(data):
-                    await self._reply.write(ready)
-                elif meter.overlong:
+            while not await response.relay(pass_on):
+                if meter.overlong:
                     raise UpstreamFailure("protocol", "an event is too long", head_received=True)
+                await self._reply.drain()
         except UpstreamFailure as failure:
-            return await self._break_off(failure)
+            return await self._break_off(failure, meter)
         self._last_s = self._clock()
         if not meter.complete and not meter.failed_in_band:
             return await self._break_off(
-                UpstreamFailure("reset", "the stream ended unfinished", head_received=True)
+                UpstreamFailure("reset", "the stream ended unfinished", head_received=True), meter
             )
         if closing := meter.closing():
             await self._reply.write(closing)
         await self._reply.finish()
-        outcome = self._outcome(completed=meter.complete and meter.finish_reason != "failed")
+        outcome = self._outcome(meter, completed=meter.complete and meter.finish_reason != "failed")
         if meter.failed_in_band and in_band_status(first) < 500:
             return msgspec.structs.replace(outcome, label="error")
         return outcome
 
-    async def _first_events(self, response: UpstreamResponse) -> bytes | Fault:
+    async def _first_events(self, response: UpstreamResponse, meter: StreamMeter) -> bytes | Fault:
         """The first whole events, or the fault that came instead of them."""
         while True:
             try:
@@ -152,19 +156,19 @@ class Relay:
                 return Fault(kind=failure.kind, message=str(failure))
             if not data:
                 return Fault(kind="empty", message="the engine sent an empty stream", status=200)
-            ready = self._meter.feed(data)
+            ready = meter.feed(data)
             if ready:
                 break
-            if self._meter.overlong:
+            if meter.overlong:
                 return Fault(kind="protocol", message="an event is too long")
-        if self._meter.failed_in_band and is_overflow_event(ready):
+        if meter.failed_in_band and is_overflow_event(ready):
             return Fault(kind="overflow", message="context overflow", status=400, body=ready)
-        if self._meter.failed_in_band and (status := in_band_status(ready)) >= 500:
+        if meter.failed_in_band and (status := in_band_status(ready)) >= 500:
             message = f"its stream began with error {status}"
             return Fault(kind="server_error", message=message, status=status, body=ready)
         return ready  # with an error of the client's own, if any: that is the engine's answer
 
-    async def _break_off(self, failure: UpstreamFailure) -> Outcome:
+    async def _break_off(self, failure: UpstreamFailure, meter: StreamMeter) -> Outcome:
         self._last_s = self._clock()
         slow = failure.kind == "timeout"
         error = UpstreamTimeout if slow else UpstreamBroken
@@ -178,7 +182,7 @@ class Relay:
             )
         )
         return msgspec.structs.replace(
-            self._outcome(completed=False), label="upstream_error", status=status
+            self._outcome(meter, completed=False), label="upstream_error", status=status
         )
 
     # -- whole answers
@@ -213,10 +217,8 @@ class Relay:
     def _ttft_s(self) -> float | None:
         return None if self._first_s is None else self._first_s - self._started_s
 
-    def _outcome(self, *, completed: bool) -> Outcome:
-        usage = self._meter.usage() or Usage(
-            prompt_tokens=0, completion_tokens=max(0, self._meter.events - 1), source="counted"
-        )
+    def _outcome(self, meter: StreamMeter, *, completed: bool) -> Outcome:
+        usage = _metered(meter)
         tpot_s = None
         if self._first_s is not None and self._last_s is not None and usage.completion_tokens > 1:
             tpot_s = (self._last_s - self._first_s) / (usage.completion_tokens - 1)
@@ -224,12 +226,19 @@ class Relay:
             label="ok" if completed else "upstream_error",
             status=200,
             usage=usage,
-            finish_reason=self._meter.finish_reason,
+            finish_reason=meter.finish_reason,
             completed=completed,
             ttft_s=self._ttft_s(),
             tpot_s=tpot_s,
             response_id=self._response_id,
         )
+
+
+def _metered(meter: StreamMeter) -> Usage:
+    """The engine's usage, or the tokens counted as they went by."""
+    return meter.usage() or Usage(
+        prompt_tokens=0, completion_tokens=max(0, meter.events - 1), source="counted"
+    )
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes:

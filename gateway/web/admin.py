@@ -83,7 +83,7 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
             for pool in served.pools:
                 for i, known in enumerate(pool.workers):
                     if known == worker:
-                        pool.draining[i] = not undo
+                        fleet.drain(pool, i, on=not undo)
                         hits += 1
         if not hits:
             raise NotFound(

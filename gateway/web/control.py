@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal
 from gateway.policy import fleet
+from gateway.policy.head import read_head
 from gateway.web.admin import admin_router
 from gateway.web.metrics import CONTENT_TYPE
 from gateway.web.problems import error_body, error_headers, json_response
@@ -57,7 +58,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """Models and aliases that this key may use."""
-        principal = control.authenticate(request.scope["headers"])
+        principal = control.authenticate(read_head(request.scope["headers"]).api_key)
         cards = [
             _model_card(control, name, model)
             for name, model in control.names.items()
@@ -68,7 +69,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """One model."""
-        principal = control.authenticate(request.scope["headers"])
+        principal = control.authenticate(read_head(request.scope["headers"]).api_key)
         found = control.names.get(name)
         if found is None or principal.model not in (None, found):
             raise NotFound(

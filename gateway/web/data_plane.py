@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from gateway.domain import ENDPOINTS, Endpoint, Incoming
+from gateway.domain import ENDPOINTS, Endpoint, Incoming, RequestHead
 from gateway.errors import (
     InternalError,
     MethodNotAllowed,
@@ -20,8 +20,9 @@ from gateway.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from gateway.policy.head import read_head
 from gateway.ports import ClientReply, Headers
-from gateway.web.problems import error_body, error_event, error_headers
+from gateway.web.asgi_reply import AsgiReply
 
 _log = logging.getLogger("sluice.data_plane")
 
@@ -34,7 +35,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 DISCONNECT_HOOK = "sluice.disconnect"
 """Scope key: a list of callbacks that the HTTP protocol runs when the connection is lost."""
 
-MAX_REQUEST_ID = 128
+LARGE_BODY_BYTES = 256 * 1024
+"""A body announced larger than this is read only for a known key."""
 
 
 class Serve(Protocol):
@@ -42,6 +44,15 @@ class Serve(Protocol):
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request."""
+
+    def know(self, key: bytes | None) -> object:
+        """Who asks. Raises Refusal."""
+
+
+class Reply(ClientReply, Protocol):
+    """A reply of this layer: it may also end the connection."""
+
+    close_connection: bool
 
 
 class ClientGone(Exception):
@@ -62,54 +73,32 @@ class DataPlane:
         self._pipeline = pipeline
         self._control = control
         self._new_id = new_id
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self.draining = False
         """New requests are refused while the running ones finish."""
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request (or hand it on)."""
+        """Serve one request over ASGI (or hand it on)."""
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None:
             await self._control(scope, receive, send)
             return
-        self.running += 1
-        try:
-            await self._serve(endpoint, scope, receive, send)
-        finally:
-            self.running -= 1
-
-    async def _serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        lease_id = self._new_id()
-        request_id = _own_request_id(headers) or lease_id
+        head = read_head(scope["headers"])
         reply = AsgiReply(endpoint, send)
         watch = _Watch()
         watch.begin(scope)
         try:
             try:
-                self._check(scope, headers)
-                body = await self._read_body(headers, receive)
-                watch.body_read(scope, receive)
-                incoming = Incoming(
-                    request_id=request_id,
-                    lease_id=lease_id,
-                    endpoint=endpoint,
-                    headers=headers,
-                    body=body,
-                    received_s=time.monotonic(),
-                    received_unix_s=time.time(),
-                )
+                self.check(scope["method"], endpoint, head)
+                body = await _read_body(receive, self.max_body_bytes)
             except Refusal as refusal:
-                reply.close_connection = True
-                await reply.refuse(refusal, [(b"x-request-id", request_id.encode())])
+                await self.turn_away(refusal, head, reply)
                 return
             except ClientGone:
                 return
-            await self._pipeline.serve(incoming, reply)
-        except Exception:  # noqa: BLE001 - the last edge: a bug must not leave a bare 500
-            _log.exception("request %s failed inside the gateway", request_id)
-            await reply.fail(_broken())
+            watch.body_read(receive)
+            await self.answer(endpoint, head, body, reply)
         except asyncio.CancelledError:
             if not watch.fired:
                 raise
@@ -117,10 +106,46 @@ class DataPlane:
         finally:
             watch.end()
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
-        if scope["method"] != "POST":
+    async def answer(
+        self,
+        endpoint: Endpoint,
+        head: RequestHead,
+        body: bytes,
+        reply: Reply,
+    ) -> None:
+        """Answer one request whose body is here; cancelling it is how a client leaves."""
+        lease_id = self._new_id()
+        incoming = Incoming(
+            request_id=head.request_id or lease_id,
+            lease_id=lease_id,
+            endpoint=endpoint,
+            head=head,
+            body=body,
+            received_s=time.monotonic(),
+            received_unix_s=time.time(),
+        )
+        self.running += 1
+        try:
+            await self._pipeline.serve(incoming, reply)
+        except Exception:  # noqa: BLE001 - the last edge: a bug must not leave a bare 500
+            _log.exception("request %s failed inside the gateway", incoming.request_id)
+            if reply.started:
+                await reply.break_off(_broken())
+            else:
+                await reply.refuse(_broken(), _id_header(head, lease_id))
+        finally:
+            self.running -= 1
+
+    async def turn_away(self, refusal: Refusal, head: RequestHead, reply: Reply) -> None:
+        """Refuse before the body was read whole; the connection cannot be used again."""
+        reply.close_connection = True
+        await reply.refuse(refusal, _id_header(head, self._new_id()))
+
+    def check(self, method: str, endpoint: Endpoint, head: RequestHead) -> None:
+        """Refuse what the head alone rules out; who sends much must show a key first."""
+        if method != "POST":
             raise MethodNotAllowed(
-                f"Use POST for {scope['path']}.",
+                f"Use POST for {endpoint.path}.",
                 reason="method_not_allowed",
                 code="method_not_allowed",
             )
@@ -132,39 +157,26 @@ class DataPlane:
                 retry_after_s=1.0,
                 should_retry=True,
             )
-        for name, value in headers:
-            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-                raise UnsupportedMedia(
-                    "Send the body without content-encoding; the gateway reads plain JSON.",
-                    reason="unsupported_content_encoding",
-                    code="unsupported_content_encoding",
-                )
-            if name == b"content-type" and b"json" not in value.lower():
-                raise UnsupportedMedia(
-                    "Send the body as content-type: application/json.",
-                    reason="unsupported_content_type",
-                    code="unsupported_content_type",
-                )
-
-    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        limit = self._max_body_bytes
-        for name, value in headers:
-            if name == b"content-length" and value.isdigit() and int(value) > limit:
-                raise _too_large(limit)
-        return await _read_all(receive, limit)
+        if not head.plain_body:
+            raise UnsupportedMedia(
+                "Send the body without content-encoding; the gateway reads plain JSON.",
+                reason="unsupported_content_encoding",
+                code="unsupported_content_encoding",
+            )
+        if not head.json_body:
+            raise UnsupportedMedia(
+                "Send the body as content-type: application/json.",
+                reason="unsupported_content_type",
+                code="unsupported_content_type",
+            )
+        length = head.content_length or 0
+        if length > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
+        if length > LARGE_BODY_BYTES:
+            self._pipeline.know(head.api_key)
 
 
-def _own_request_id(headers: Headers) -> str | None:
-    """The client's x-request-id when it is short, printable and without spaces."""
-    for name, value in headers:
-        if name == b"x-request-id" and 0 < len(value) <= MAX_REQUEST_ID:
-            text = value.decode("latin-1")
-            if text.isascii() and text.isprintable() and " " not in text:
-                return text
-    return None
-
-
-async def _read_all(receive: Receive, limit: int) -> bytes:
+async def _read_body(receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -174,10 +186,14 @@ async def _read_all(receive: Receive, limit: int) -> bytes:
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         parts.append(part)
         if not message.get("more_body"):
             return part if len(parts) == 1 else b"".join(parts)
+
+
+def _id_header(head: RequestHead, made_id: str) -> Headers:
+    return [(b"x-request-id", (head.request_id or made_id).encode())]
 
 
 def _broken() -> InternalError:
@@ -188,7 +204,8 @@ def _broken() -> InternalError:
     )
 
 
-def _too_large(limit: int) -> TooLarge:
+def too_large(limit: int) -> TooLarge:
+    """The refusal of a body over the limit."""
     return TooLarge(f"The request body is larger than {limit} bytes, this gateway's limit.")
 
 
@@ -208,7 +225,7 @@ class _Watch:
         if self._hooks is not None:
             self._hooks.append(self.fire)
 
-    def body_read(self, scope: Scope, receive: Receive) -> None:
+    def body_read(self, receive: Receive) -> None:
         if self._hooks is None:
             self._watcher = asyncio.ensure_future(self._wait(receive))
 
@@ -233,54 +250,3 @@ class _Watch:
             self._hooks.clear()
         if self._watcher is not None:
             self._watcher.cancel()
-
-
-class AsgiReply:
-    """ClientReply over an ASGI `send`."""
-
-    __slots__ = ("_endpoint", "_send", "close_connection", "started")
-
-    def __init__(self, endpoint: Endpoint, send: Send) -> None:
-        self._endpoint = endpoint
-        self._send = send
-        self.started = False
-        self.close_connection = False
-
-    async def start(self, status: int, headers: Headers) -> None:
-        """See ClientReply."""
-        self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def write(self, data: bytes) -> None:
-        """See ClientReply."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def finish(self) -> None:
-        """See ClientReply."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def send(self, status: int, headers: Headers, body: bytes) -> None:
-        """See ClientReply."""
-        self.started = True
-        all_headers = [*headers, (b"content-length", b"%d" % len(body))]
-        if self.close_connection:
-            all_headers.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
-        """See ClientReply."""
-        body = error_body(refusal, self._endpoint.dialect)
-        await self.send(refusal.status, [*error_headers(refusal), *headers], body)
-
-    async def fail(self, refusal: Refusal) -> None:
-        """Refuse, or break off what has started."""
-        if self.started:
-            await self.break_off(refusal)
-        else:
-            await self.refuse(refusal, [])
-
-    async def break_off(self, refusal: Refusal) -> None:
-        """See ClientReply."""
-        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
-        await self.finish()

@@ -26,12 +26,14 @@ class MetricsPage:
         models: Iterable[ServedModel],
         leases: Callable[[], int],
         clock: Callable[[], float],
+        store_up: Callable[[], bool] = lambda: True,
     ) -> None:
         """`leases` gives the leases in force; `clock` is the fleet's."""
         self._metrics = metrics
         self._models = list(models)
         self._leases = leases
         self._clock = clock
+        self._store_up = store_up
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -79,7 +81,9 @@ class MetricsPage:
                 ignored.add_metric([served.name, reason], times)
         leases = GaugeMetricFamily("sluice_leases", "Leases by state.", labels=["state"])
         leases.add_metric(["active"], self._leases())
-        store = GaugeMetricFamily("sluice_store_up", "1 when the state store answers.", value=1)
+        store = GaugeMetricFamily(
+            "sluice_store_up", "1 when the state store answers.", value=int(self._store_up())
+        )
         yield from (inflight, up, active, ratio, ignored, leases, store)
 
 

@@ -1,5 +1,9 @@
 """uvicorn's httptools protocol with what a public gateway needs on top.
 
+- The data plane's requests are answered without ASGI: the body is collected here, one task
+  runs the pipeline, the answer is written straight to the transport. All other requests
+  (control plane, HTTP/1.0, upgrades) go through uvicorn's ASGI as ever. A request pipelined
+  behind a direct answer is not processed; the connection closes after that answer.
 - A lost connection runs the hooks its requests left in the scope, so a client that goes away
   cancels its own request at once (no watcher task per request).
 - Heads are bounded in bytes, and a whole request, head and body, in time: one sweep looks at
@@ -9,23 +13,25 @@
 """
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.domain import ENDPOINTS, Endpoint, RequestHead
 from gateway.errors import BadRequest, Refusal, Unavailable
-from gateway.web.data_plane import DISCONNECT_HOOK
+from gateway.policy.head import read_head
+from gateway.web.data_plane import DISCONNECT_HOOK, DataPlane, too_large
+from gateway.web.direct import DirectReply
 from gateway.web.problems import error_body
+from gateway.web.status import status_line
 
 INBOUND_TIMEOUT_S = 60.0
 """From a request's first byte (or a connection's start) to the end of its body."""
 SWEEP_EVERY_S = 2.0
 WRITE_STALL_S = 120.0
-_STATUS = {
-    400: b"400 Bad Request",
-    431: b"431 Request Header Fields Too Large",
-    503: b"503 Service Unavailable",
-}
+KEEP_ALIVE_S = 75.0
+_PATHS = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
 
 
 class HeadTooLarge(Refusal):
@@ -39,6 +45,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     max_head_bytes = 64 * 1024
     max_connections = 10_000
+    data_plane: DataPlane | None = None
+    """Answers its endpoints without ASGI; None sends everything through ASGI."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,12 +55,25 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_end = b""
         """Its last bytes, for an end that comes in two pieces."""
         self._inbound_since_s: float | None = self.loop.time()
+        self._idle_since_s: float | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._hooks: list[list[Any]] = []
+        self._endpoint: Endpoint | None = None
+        """Of the request that is coming in, when it is answered without ASGI."""
+        self._head = RequestHead()
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._reply: DirectReply | None = None
+        self._answering: asyncio.Task[None] | None = None
+
+    # Connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse a connection too many."""
         super().connection_made(cast("asyncio.Transport", transport))
+        # uvloop keeps what fits its buffer until the end of the loop's turn; an answer must
+        # not wait for its own settlement and for other requests' work.
+        self.transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.max_connections:
             self._refuse(
                 Unavailable(
@@ -67,6 +88,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
         super().connection_lost(exc)
+        if self._answering is not None:
+            self._answering.cancel()
         for hooks in self._hooks:
             for hook in list(hooks):
                 hook()
@@ -74,47 +97,24 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
-        if self._head_bytes >= 0:
-            known = len(self._head_end)
-            seen = self._head_end + data
-            end = seen.find(b"\r\n\r\n")
-            self._head_bytes += len(data) if end < 0 else max(0, end - known)
-            self._head_end = seen[-3:]
-            if self._head_bytes > self.max_head_bytes:
-                self._refuse(
-                    HeadTooLarge(
-                        f"The request's headers are larger than {self.max_head_bytes} bytes. "
-                        "Send fewer or shorter headers.",
-                        reason="headers_too_large",
-                        code="headers_too_large",
-                    )
+        if self._head_bytes >= 0 and not self._head_fits(data):
+            self._refuse(
+                HeadTooLarge(
+                    f"The request's headers are larger than {self.max_head_bytes} bytes. "
+                    "Send fewer or shorter headers.",
+                    reason="headers_too_large",
+                    code="headers_too_large",
                 )
-                return
+            )
+            return
         super().data_received(data)
 
-    def on_message_begin(self) -> None:
-        """Give the request's scope its disconnect hook."""
-        super().on_message_begin()
-        self._inbound_since_s = self.loop.time()
-        hooks: list[Any] = []
-        cast("dict[str, Any]", self.scope)[DISCONNECT_HOOK] = hooks
-        self._hooks = [h for h in self._hooks if h]
-        self._hooks.append(hooks)
-
-    def on_headers_complete(self) -> None:
-        """The head is in: stop its count until the next request."""
-        self._head_bytes = -1
-        self._head_end = b""
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """The request is in: stop its clock, count the next head from zero."""
-        self._head_bytes = 0
-        self._inbound_since_s = None
-        super().on_message_complete()
-        if not self.pipeline:
-            # A large body paused reading; unless it goes on, a client that leaves is not seen.
-            self.flow.resume_reading()
+    def shutdown(self) -> None:
+        """Uvicorn stops: end now when idle, after the answer when not."""
+        if self._answering is None:
+            super().shutdown()
+        elif self._reply is not None:
+            self._reply.close_connection = True
 
     def pause_writing(self) -> None:
         """Start the clock on a client that does not read."""
@@ -129,23 +129,161 @@ class GatewayProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
 
+    def sweep(self, now_s: float) -> None:
+        """Close the connection when its request takes too long to arrive, or none comes."""
+        for since_s, limit_s in (
+            (self._inbound_since_s, INBOUND_TIMEOUT_S),
+            (self._idle_since_s, KEEP_ALIVE_S),
+        ):
+            if since_s is not None and now_s - since_s > limit_s:
+                self.transport.close()
+
+    # Parser callbacks
+
+    def on_message_begin(self) -> None:
+        """Start a request's clock. What ASGI needs is made later, if it is needed."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._inbound_since_s = self.loop.time()
+        self._idle_since_s = None
+
+    def on_headers_complete(self) -> None:
+        """Choose: the data plane's own way, or ASGI for everything else."""
+        self._head_bytes = -1
+        self._head_end = b""
+        endpoint = self._direct_endpoint()
+        if endpoint is not None and self.data_plane is not None:
+            self._endpoint = endpoint
+            self._pieces = []
+            self._size = 0
+            self._open(endpoint, self.data_plane)
+        else:
+            self._to_asgi()
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a direct request's body, up to the limit."""
+        endpoint = self._endpoint
+        if endpoint is None:
+            if self._answering is None:
+                super().on_body(body)
+            return
+        self._size += len(body)
+        self._pieces.append(body)
+        if self.data_plane is not None and self._size > self.data_plane.max_body_bytes:
+            self._turn_away(too_large(self.data_plane.max_body_bytes), self.data_plane)
+
+    def on_message_complete(self) -> None:
+        """The request is in: stop its clock, answer it, count the next head from zero."""
+        self._head_bytes = 0
+        self._inbound_since_s = None
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is None:
+            if self._answering is None:
+                super().on_message_complete()
+                # A client that leaves is seen only while its connection is read.
+                self.flow.resume_reading()
+            return
+        pieces, self._pieces = self._pieces, []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        reply = self._reply
+        if self.data_plane is not None and reply is not None:
+            self._run(self.data_plane.answer(endpoint, self._head, body, reply))
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the shape clients can read."""
         self._refuse(BadRequest(msg, reason="invalid_http_request"))
 
-    def sweep(self, now_s: float) -> None:
-        """Close the connection when its request takes too long to arrive."""
-        since_s = self._inbound_since_s
-        if since_s is not None and now_s - since_s > INBOUND_TIMEOUT_S:
+    # The data plane without ASGI
+
+    def _direct_endpoint(self) -> Endpoint | None:
+        if self._answering is not None:
+            # Pipelining: the answer that runs will be this connection's last.
+            if self._reply is not None:
+                self._reply.close_connection = True
+            return None
+        endpoint = _PATHS.get(self.url.partition(b"?")[0])
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        asgi_busy = cycle is not None and not cycle.response_complete
+        if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
+            return None
+        return None if self.parser.should_upgrade() else endpoint
+
+    def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
+        flow = self.flow
+        self._head = head = read_head(self.headers)
+        self._reply = reply = DirectReply(
+            endpoint, self.transport, lambda: not flow.write_paused, flow.drain, self._finished
+        )
+        reply.close_connection = not self.parser.should_keep_alive()
+        try:
+            data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head)
+        except Refusal as refusal:
+            self._turn_away(refusal, data_plane)
+        else:
+            if self.expect_100_continue:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
+        self._endpoint = None
+        self._pieces = []
+        if self._reply is not None:
+            self._run(data_plane.turn_away(refusal, self._head, self._reply))
+
+    def _run(self, answer: Coroutine[Any, Any, None]) -> None:
+        self._answering = task = self.loop.create_task(answer)
+        self.tasks.add(task)
+        task.add_done_callback(self._answered)
+
+    def _finished(self) -> None:
+        """The answer is written: the next request may come before its task has ended."""
+        reply, self._reply = self._reply, None
+        self._answering = None
+        self._idle_since_s = self.loop.time()
+        self.server_state.total_requests += 1
+        if reply is None or reply.close_connection:
             self.transport.close()
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if self._answering is task:  # it ended without an answer
+            self._answering = None
+            self.transport.close()
+
+    # The rest
+
+    def _to_asgi(self) -> None:
+        if self._answering is not None:
+            return  # pipelined behind a direct answer: not processed, the connection closes
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        hooks: list[Any] = []
+        scope = cast("dict[str, Any]", self.scope)
+        scope["headers"] = headers
+        scope[DISCONNECT_HOOK] = hooks
+        self._hooks = [h for h in self._hooks if h]
+        self._hooks.append(hooks)
+        super().on_headers_complete()
+
+    def _head_fits(self, data: bytes) -> bool:
+        if self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
+            self._head_bytes += len(data)  # even if it were all head
+            self._head_end = data[-3:]
+            return True
+        known = len(self._head_end)
+        seen = self._head_end + data
+        end = seen.find(b"\r\n\r\n")
+        self._head_bytes += len(data) if end < 0 else max(0, end - known)
+        self._head_end = seen[-3:]
+        return self._head_bytes <= self.max_head_bytes
 
     def _refuse(self, refusal: Refusal) -> None:
         body = error_body(refusal)
-        status = _STATUS.get(refusal.status, _STATUS[400])
         retry = b"retry-after: 1\r\n" if refusal.status == 503 else b""
         self.transport.write(
-            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nx-sluice-reason: %s\r\n"
-            b"content-length: %d\r\n%sconnection: close\r\n\r\n%s"
-            % (status, refusal.reason.encode(), len(body), retry, body)
+            b"%bcontent-type: application/json\r\nx-sluice-reason: %b\r\n"
+            b"content-length: %d\r\n%bconnection: close\r\n\r\n%b"
+            % (status_line(refusal.status), refusal.reason.encode(), len(body), retry, body)
         )
         self.transport.close()

@@ -9,7 +9,7 @@ from gateway.domain import Principal
 from gateway.policy.served import ServedModel
 from gateway.web.metrics import MetricsPage
 
-Authenticate = Callable[[list[tuple[bytes, bytes]]], Principal]
+Authenticate = Callable[[bytes | None], Principal]
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):

@@ -752,6 +752,110 @@ async def test_an_engine_that_falls_silent_after_a_slow_reader_caught_up_is_a_ti
         assert (await fails(response.read())).kind == "timeout"
 
 
+# -- relaying
+
+
+@pytest.mark.parametrize("every", [1, 3, 1000])
+async def test_relay_hands_on_every_byte_in_order_however_often_the_sink_has_enough(
+    upstream: Upstream, every: int
+) -> None:
+    pieces = [b"%d," % n for n in range(200)]
+
+    async def streams(c: Connection) -> None:
+        await c.request()
+        await c.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            c.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await c.writer.drain()
+            await asyncio.sleep(0)
+        await c.send(b"0\r\n\r\n")
+
+    async with Engine(streams) as engine:
+        response = await upstream.open(engine.worker(), call())
+        got: list[bytes] = []
+
+        def sink(data: bytes) -> bool:
+            got.append(data)
+            return len(got) % every != 0
+
+        while not await response.relay(sink):
+            pass
+        assert b"".join(got) == b"".join(pieces)
+        assert await response.relay(sink) is True, "the end stays the end"
+
+
+async def test_relay_hands_on_what_arrived_before_it_fails(upstream: Upstream) -> None:
+    async def breaks(c: Connection) -> None:
+        await c.request()
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", b"half")
+        c.writer.transport.abort()
+
+    async with Engine(breaks) as engine:
+        response = await upstream.open(engine.worker(), call())
+        got: list[bytes] = []
+
+        def sink(data: bytes) -> bool:
+            got.append(data)
+            return True
+
+        failure = await fails(response.relay(sink))
+        assert (failure.kind, failure.head_received) == ("reset", True)
+        assert b"".join(got) == b"half"
+
+
+async def test_a_sink_that_has_enough_slows_the_engine(upstream: Upstream) -> None:
+    total, piece = 50 << 20, bytes(range(256)) * 256
+    written = 0
+
+    async def fast(c: Connection) -> None:
+        nonlocal written
+        await c.request()
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total)
+        while written < total:
+            c.writer.write(piece)
+            await c.writer.drain()
+            written += len(piece)
+
+    async with Engine(fast) as engine:
+        response = await upstream.open(engine.worker(), call())
+        size = 0
+
+        def sink(data: bytes) -> bool:
+            nonlocal size
+            size += len(data)
+            return False
+
+        assert await response.relay(sink) is False
+        before = -1
+        while before != written:  # until the engine stands still
+            before = written
+            await asyncio.sleep(0.1)
+        assert written < total // 2
+        while not await response.relay(sink):
+            pass
+        assert size == total
+
+
+async def test_cancelling_a_relay_and_aborting_closes_the_socket(upstream: Upstream) -> None:
+    gone = asyncio.Event()
+
+    async def stalls(c: Connection) -> None:
+        await c.request()
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", b"x")
+        await c.until_gone()
+        gone.set()
+
+    async with Engine(stalls) as engine:
+        response = await upstream.open(engine.worker(), call())
+        task = asyncio.create_task(response.relay(lambda _data: True))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        response.abort()
+        await asyncio.wait_for(gone.wait(), 5)
+
+
 # -- TLS
 
 

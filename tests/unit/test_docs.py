@@ -16,9 +16,9 @@ import gateway.pipeline
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
 from gateway.policy.body import STEERING_FIELDS
+from gateway.policy.head import FORWARDED
 from gateway.policy.retry import FaultKind
 from gateway.settings import parse
-from gateway.stages.dispatch import _FORWARDED
 from gateway.telemetry import Metrics
 from gateway.web.metrics import MetricsPage
 from simulator import tokenizer
@@ -214,7 +214,7 @@ def test_routes_of_the_data_plane_are_documented() -> None:
 
 def test_forwarded_headers_and_removed_fields_are_documented() -> None:
     security = section_of("docs/operations.md", "Security")
-    assert [h for h in _FORWARDED if f"`{h.decode()}`" not in security] == []
+    assert [h for h in FORWARDED if f"`{h.decode()}`" not in security] == []
     for page in (security, section_of("docs/pipeline.md", "What is changed in a body")):
         assert [f for f in STEERING_FIELDS if f"`{f}`" not in page] == []
 

@@ -83,6 +83,7 @@ class Bench:
         self.sink = ListSink()
         self.reply = FakeReply()
         self.pipeline = Pipeline(
+            wall_clock=lambda: 0.0,
             models={"m": self.served, "alias": self.served},
             keyring=keyring or Keyring({}),
             store=store or self.ledger,

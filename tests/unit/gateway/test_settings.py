@@ -336,8 +336,11 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("limit below baseline", edited("concurrency: 2", "concurrency: 3\n    max_concurrency: 2"), 29, ["below the baseline, 3", "raise max_concurrency"]),  # noqa: E501
     ("expiry", edited("concurrency: 2", "expires_at: tomorrow"), 28, ["not a date", "2026-12-31T"]),
     ("expiry as a number", edited("concurrency: 2", "expires_at: 5"), 28, ["not a date"]),
-    ("sqlite", BASE + "state: {url: 'sqlite:///s.db'}\n", 30, ["sqlite:// state comes with a later version", "memory://"]),  # noqa: E501
-    ("redis", BASE + "state: {url: 'redis://:pw@h:6379/0'}\n", 30, ["redis:// state comes with a later version"]),  # noqa: E501
+    ("sqlite without a path", BASE + "state: {url: 'sqlite://s.db'}\n", 30, ["not the path of a file", "sqlite:///sluice.db"]),  # noqa: E501
+    ("sentinel", BASE + "state: {url: 'redis+sentinel://:pw@h:6379/0'}\n", 30, ["redis+sentinel:// state comes with a later version", "memory://"]),  # noqa: E501
+    ("redis without a host", BASE + "state: {url: 'redis:///0'}\n", 30, ["no host"]),
+    ("redis with a name", BASE + "state: {url: 'redis://h/main'}\n", 30, ["not the number of a database"]),  # noqa: E501
+    ("redis with a time-out", BASE + "state: {url: 'redis://h/0?socket_timeout=60'}\n", 30, ["an option that is not taken"]),  # noqa: E501
     ("other state", BASE + "state: {url: 'mysql://h'}\n", 30, ["use memory://"]),
     ("ejection", BASE + "health: {eject_s: 90}\n", 30, ["below eject_s (90)", "at least 90"]),
     ("empty secret", edited("${SLUICE_ADMIN_KEY}", '""'), 4, ["server.admin_key: empty"]),
@@ -391,7 +394,7 @@ def test_all_problems_come_at_once_in_order() -> None:
         .replace("model: m\n", "model: nope\n")
         .replace("concurrency: 2", "concurrency: 3\n    max_concurrency: 1")
     )
-    found = problems(text + "state: {url: redis://h}\n")
+    found = problems(text + "state: {url: redis+cluster://h}\n")
     lines = [int(line.split(":")[1]) for line in found]
     assert lines == sorted(lines)
     assert lines == [3, 4, 10, 27, 30, 32]
@@ -561,7 +564,9 @@ SECRET = "hunter2-Zx9"
         edited(LONG_URL, f"url: https://u:{SECRET}@h"),
         edited(LONG_URL, f"url: {SECRET}://h"),
         edited(LONG_URL, f"url: http://[{SECRET}"),
-        BASE + f"state: {{url: 'redis://:{SECRET}@h:6379/0'}}\n",
+        BASE + f"state: {{url: 'redis://:{SECRET}@h:6379/x'}}\n",
+        BASE + f"state: {{url: 'redis+cluster://:{SECRET}@h:6379/0'}}\n",
+        BASE + f"state: {{url: 'redis://:{SECRET}@h:99999/0'}}\n",
         BASE + f"state: {{url: '{SECRET}://h'}}\n",
         BASE + f"request_log: {SECRET}\n",
         f"version: {SECRET} and more text than a choice has\nmodels: []\n",
@@ -569,6 +574,35 @@ SECRET = "hunter2-Zx9"
 )
 def test_secrets_stand_in_no_error(text: str) -> None:
     assert SECRET not in "\n".join(problems(text))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://",
+        "sqlite:///sluice.db",
+        "sqlite:////var/lib/sluice/sluice.db",
+        "redis://h",
+        f"redis://user:{SECRET}@h:6379/3",
+        f"rediss://:{SECRET}@h:6380/0?ssl_ca_certs=/etc/ca.pem",
+    ],
+)
+def test_state_urls_are_taken_and_shown_without_a_password(url: str) -> None:
+    state = read(BASE + f"state: {{url: '{url}'}}\n").state
+    assert state.url == url
+    assert SECRET not in state.shown
+    assert state.shown.startswith(url.partition("//")[0])
+
+
+def test_a_missing_redis_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (found,) = problems(BASE + "state: {url: 'redis://h:6379/0'}\n")
+    assert "pip install 'sluice[redis]'" in found
+
+
+def test_fail_mode_is_not_enforced_and_that_is_said() -> None:
+    found = not_enforced(read(BASE + "state: {fail_mode: closed}\n"))
+    assert any(notice.startswith("state.fail_mode is read but not enforced") for notice in found)
 
 
 @settings(max_examples=200, deadline=None)

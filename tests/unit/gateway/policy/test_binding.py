@@ -5,7 +5,7 @@ import pytest
 from gateway.domain import Binding
 from gateway.policy import fleet
 from gateway.policy.binding import CANDIDATES_KEPT, bind_least_loaded
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet import HealthRules, PoolState
 
 
 def pool(workers: int = 3) -> PoolState:
@@ -68,7 +68,7 @@ def test_a_pool_that_is_down_is_none() -> None:
 def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:
     state = pool(2)
     fleet.start(state, 0, 5, 5000)
-    state.ejected_until_s[1] = 10.0
+    fleet.failed(state, 1, HealthRules(eject_after=1, eject_s=10.0), 0.0)
     assert bound(state).worker == 0
 
 

@@ -100,16 +100,16 @@ def test_a_worker_that_refuses_connections_is_never_chosen() -> None:
 
 def test_a_draining_worker_is_never_chosen() -> None:
     state = pool()
-    state.draining[0] = True
+    fleet.drain(state, 0, on=True)
     assert fleet.available(state, 0.0) == [1]
-    state.draining[1] = True
+    fleet.drain(state, 1, on=True)
     assert fleet.available(state, 0.0) == []
 
 
 def test_an_ejected_worker_that_is_not_draining_beats_a_draining_one() -> None:
     state = pool()
     eject(state, 0, 0.0)
-    state.draining[1] = True
+    fleet.drain(state, 1, on=True)
     assert fleet.available(state, 0.0) == [0]
 
 

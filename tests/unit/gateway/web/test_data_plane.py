@@ -10,6 +10,7 @@ import pytest
 
 from gateway.domain import CHAT, MESSAGES, Incoming
 from gateway.errors import UpstreamBroken
+from gateway.policy.head import read_head
 from gateway.ports import ClientReply
 from gateway.web.data_plane import DISCONNECT_HOOK, DataPlane, Message, Receive, Scope, Send
 
@@ -45,6 +46,10 @@ class FakePipeline:
     def __init__(self, behave: Behaviour) -> None:
         self.behave = behave
         self.seen: list[Incoming] = []
+
+    def know(self, key: bytes | None) -> object:
+        """See Serve."""
+        return None
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """See Serve."""
@@ -138,7 +143,7 @@ async def test_a_request_reaches_the_pipeline_with_its_body_and_headers() -> Non
     plane = Plane()
     client = await plane.ask(Client(part(b'{"a"', more=True), part(b":1", more=True), part(b"}")))
     seen = plane.pipeline.seen[0]
-    assert (seen.body, seen.endpoint, seen.headers) == (b'{"a":1}', CHAT, JSON)
+    assert (seen.body, seen.endpoint, seen.head) == (b'{"a":1}', CHAT, read_head(JSON))
     assert (client.status, client.body) == (200, b"ok")
     assert client.headers[b"content-length"] == b"2"
 

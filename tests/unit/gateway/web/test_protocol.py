@@ -27,6 +27,10 @@ class FakePipeline:
         self.cancelled: list[bytes] = []
         self.written = 0
 
+    def know(self, key: bytes | None) -> object:
+        """See Serve."""
+        return None
+
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """See Serve."""
         self.started += 1
@@ -57,6 +61,7 @@ class Gateway:
         self.plane = plane
         self.port: int = server.servers[0].sockets[0].getsockname()[1]
         self._server = server
+        self.direct = False
         self.clients: list[Connection] = []
 
     async def connect(self) -> "Connection":
@@ -119,15 +124,16 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-@pytest.fixture
-async def start() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
+@pytest.fixture(params=["direct", "asgi"])
+async def start(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
     running: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
     gateways: list[Gateway] = []
 
     async def starting(**limits: int) -> Gateway:
         pipeline = FakePipeline()
         plane = DataPlane(pipeline, _no_control, new_id=lambda: "new", max_body_bytes=1 << 20)
-        bound = type("Bound", (GatewayProtocol,), {"max_head_bytes": MAX_HEAD, **limits})
+        direct = {"data_plane": plane} if request.param == "direct" else {}
+        bound = type("Bound", (GatewayProtocol,), {"max_head_bytes": MAX_HEAD, **direct, **limits})
         server = uvicorn.Server(
             uvicorn.Config(
                 cast("Any", plane),
@@ -144,6 +150,7 @@ async def start() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
         running.append((server, asyncio.create_task(server.serve())))
         await until(lambda: server.started)
         gateways.append(Gateway(pipeline, plane, server))
+        gateways[-1].direct = bool(direct)
         return gateways[-1]
 
     yield starting
@@ -287,9 +294,49 @@ async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: G
     client = await gateway.connect()
     await client.send(request())
     await client.answer()
-    gateway.sweep(1e9)
+    gateway.sweep(protocol.KEEP_ALIVE_S - 1)
     await client.send(request())
     assert (await client.answer())[0] == 200
+
+
+async def test_a_second_request_sent_too_early_is_not_answered_twice_or_mixed(
+    gateway: Gateway,
+) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"one") + request(b"three"))
+    status, _, body = await client.answer()
+    assert (status, body) == (200, b"3")
+    rest = await client.closed() if gateway.direct else b""
+    assert rest == b"", "the direct way closes: a pipelined request was not processed"
+
+
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    head, _, body = request(b"hello", extra=b"expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    await client.send(head + b"\r\n\r\n")
+    assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await client.send(body)
+    assert (await client.answer())[2] == b"5"
+
+
+async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    path = CHAT.path.encode()
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % path
+    piece = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+    await client.send(head + piece * 17)
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"]) == (413, "close")
+    assert orjson.loads(body)["error"]["code"] == "request_too_large"
+    assert gateway.pipeline.started == 0
+
+
+async def test_a_client_that_asks_to_close_is_closed_after_its_answer(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"xx", extra=b"connection: close\r\n"))
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"], body) == (200, "close", b"2")
+    assert await client.closed() == b""
 
 
 # -- clients that leave

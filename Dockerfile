@@ -1,0 +1,53 @@
+# The gateway, and the mock engines: one image with the wheel and what it needs at run time,
+# the client for Redis included.
+#
+#   docker build -t sluice .
+#   docker run -p 8080:8080 -v ./sluice.yaml:/etc/sluice/sluice.yaml:ro sluice
+#
+# The configuration must listen on 0.0.0.0 (`server.host`): 127.0.0.1 is the container's own.
+
+ARG PYTHON_IMAGE=python:3.12.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY gateway ./gateway
+COPY simulator ./simulator
+COPY sluice ./sluice
+# The environment is made without pip: nothing can be installed into it later.
+RUN pip wheel --no-deps --wheel-dir /wheels . \
+    && python -m venv --without-pip /opt/sluice \
+    && pip --python /opt/sluice/bin/python install "$(echo /wheels/sluice-*.whl)[redis]"
+
+FROM ${PYTHON_IMAGE}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="sluice" \
+      org.opencontainers.image.description="An OpenAI-compatible gateway for fleets of LLM engines" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/sluice/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    SLUICE_HEALTH_PORT=8080
+# Numeric, so that an orchestrator can see that it is not root. The working directory is where
+# relative paths of the configuration (the request log) start.
+RUN groupadd --system --gid 10001 sluice \
+    && useradd --system --uid 10001 --gid sluice --no-create-home \
+        --home-dir /var/lib/sluice --shell /usr/sbin/nologin sluice \
+    && install -d -o sluice -g sluice -m 0750 /var/lib/sluice \
+    && install -d -m 0755 /etc/sluice
+COPY --from=build /opt/sluice /opt/sluice
+WORKDIR /var/lib/sluice
+USER 10001:10001
+EXPOSE 8080
+# SIGTERM drains: give the container longer than `server.drain_timeout_s` to stop.
+STOPSIGNAL SIGTERM
+# /health is the process; whether it can serve is /ready, which a load balancer should ask.
+# Without urllib, which would obey a proxy from the environment.
+HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
+    CMD ["python", "-IS", "-c", "import os, sys; from http.client import HTTPConnection; c = HTTPConnection('127.0.0.1', int(os.environ['SLUICE_HEALTH_PORT']), timeout=2); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
+ENTRYPOINT ["sluice"]
+CMD ["serve", "-c", "/etc/sluice/sluice.yaml"]

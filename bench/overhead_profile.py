@@ -1,0 +1,128 @@
+"""`bench overhead --profile`: what each stage costs, called hot in this process.
+
+Figures are the best of several repetitions of the shipped functions on a 2 KB chat body; they
+leave out sockets, the event loop and cold caches, which the rest of `bench overhead` has.
+"""
+
+import asyncio
+import timeit
+from collections.abc import Callable
+from hashlib import sha256
+
+from bench.report import Row
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.app import served_model
+from gateway.domain import CHAT, Binding, DecisionRecord, Incoming, Outcome, Prompt, Usage
+from gateway.policy.head import read_head
+from gateway.policy.sse import StreamMeter
+from gateway.settings import parse
+from gateway.stages import (
+    admit,
+    authenticate,
+    bind,
+    dispatch,
+    estimate,
+    explain,
+    plan,
+    settle,
+)
+from gateway.telemetry import Metrics
+
+_KEY = b"sk-profile"
+_CONFIG = f"""version: 1
+models:
+  - name: m
+    pools:
+      short: {{max_model_len: 8192, max_num_seqs: 128, workers: ["http://a:1", "http://b:1"]}}
+      long: {{max_model_len: 65536, max_num_seqs: 16, workers: ["http://c:1"]}}
+entitlements:
+  - {{name: e, tenant: t, model: m, api_keys: ["sha256:{sha256(_KEY).hexdigest()}"]}}
+"""
+_CHUNK = (
+    b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m","choices":'
+    b'[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+
+
+def profile_rows(body: bytes) -> list[Row]:
+    """CPU-us of each stage for one request with this body."""
+    config = parse(_CONFIG, "profile.yaml", {})
+    served = served_model(config, config.models[0])
+    keyring = authenticate.Keyring({sha256(_KEY).digest(): authenticate.OPEN})
+    headers = [
+        (b"host", b"localhost"),
+        (b"authorization", b"Bearer " + _KEY),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"2000"),
+        (b"user-agent", b"profile"),
+    ]
+    head = read_head(headers)
+    principal = authenticate.authenticate(keyring, head.api_key, 0.0)
+    facts = estimate.read(CHAT, body, None)
+    lengths = estimate.estimate(served, CHAT, facts, principal)
+    planned = plan.plan(served, CHAT, lengths)
+    store = MemoryLeases({"m": served}, lambda: 0.0)
+    lease = asyncio.run(admit.admit(store, served, principal, "id", lengths, planned))
+    binding: Binding = bind.bind(served, (0,), (), 0.0)
+    prompt = Prompt(body=body)
+    incoming = Incoming(
+        request_id="r", lease_id="r", endpoint=CHAT, head=head, body=body,
+        received_s=0.0, received_unix_s=0.0,
+    )  # fmt: skip
+    usage = Usage(prompt_tokens=400, completion_tokens=64)
+    outcome = Outcome(
+        label="ok", status=200, usage=usage, finish_reason="stop", completed=True, ttft_s=0.1
+    )
+    meter = StreamMeter(CHAT, strip_usage=True)
+    metrics = Metrics()
+
+    def record() -> DecisionRecord:
+        return explain.decision_record(
+            incoming, outcome, usage, principal=principal, facts=facts, served=served,
+            estimate=lengths, planned=planned, plan=planned, lease=lease, prompt=prompt,
+            binding=binding, attempts=(), refusal=None, rescued=False, queue_s=0.0, sent_s=0.0,
+            now_s=1.0, prompts=False,
+        )  # fmt: skip
+
+    found = record()
+
+    async def lease_and_release(times: int) -> None:
+        for _ in range(times):
+            taken = await admit.admit(store, served, principal, "x", lengths, planned)
+            settle.settle(store, served, taken, outcome, lengths, dispatched=True)
+
+    parts: list[tuple[str, Callable[[], object]]] = [
+        ("head", lambda: read_head(headers)),
+        ("1 authenticate", lambda: authenticate.authenticate(keyring, head.api_key, 0.0)),
+        ("2 read body", lambda: estimate.read(CHAT, body, None)),
+        ("2 estimate", lambda: estimate.estimate(served, CHAT, facts, principal)),
+        ("3 plan", lambda: plan.plan(served, CHAT, lengths)),
+        ("7 bind", lambda: bind.bind(served, (0,), (), 0.0)),
+        (
+            "9 call",
+            lambda: dispatch.upstream_call(served, incoming, facts, lengths, prompt, binding),
+        ),
+        (
+            "9 headers",
+            lambda: explain.response_headers("r", served, lengths, lease, binding, prompt, 0.0),
+        ),
+        ("9 one streamed chunk", lambda: meter.feed(_CHUNK)),
+        (
+            "10 learn",
+            lambda: settle.learn(served, CHAT, principal, facts, lengths, prompt, outcome),
+        ),
+        ("10 record", record),
+        ("10 count", lambda: explain.count(metrics, found, lengths, served, lease)),
+    ]
+    rows = [_row(name, call) for name, call in parts]
+    times = 2000
+    spent = min(timeit.repeat(lambda: asyncio.run(lease_and_release(times)), number=1, repeat=5))
+    rows.append(Row(metric="4 admit + 10 settle, us", measured=spent / times * 1e6))
+    return rows
+
+
+def _row(name: str, call: Callable[[], object]) -> Row:
+    call()
+    times = 2000
+    best = min(timeit.repeat(call, number=times, repeat=7)) / times
+    return Row(metric=f"{name}, us", measured=best * 1e6)

@@ -1,0 +1,172 @@
+"""What estimators learned, kept in one SQLite file across restarts.
+
+Rules:
+- Loaded by the first exchange, saved every INTERVAL_S when something was learned, and at
+  shutdown. One row per model and estimator profile; saving is one transaction.
+- All file access is in one thread of its own; a disk that hangs delays no request.
+- `application_id` says that the file is ours, `user_version` is its schema. A file of another
+  program, of a newer version, or a damaged one is left as it is: StateFailure says why, the
+  gateway serves without it and asks again later.
+- Write-ahead log, synchronous NORMAL: a crash of the machine may lose the last save, never
+  the file.
+- For one gateway process. Several do no harm, but the last to save wins.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.errors import StateFailure
+from gateway.policy.learned import Learned, Peer, Sums
+from gateway.ports import Heard
+
+INTERVAL_S: Final = 5.0
+SCHEMA: Final = 1
+APPLICATION_ID: Final = 0x534C4345
+BUSY_S: Final = 1.0
+
+_decode: Final = msgspec.json.Decoder(dict[str, Sums]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_MAGIC: Final = b"SQLite format 3\0"
+_TABLE: Final = """
+CREATE TABLE learned (
+  subject TEXT PRIMARY KEY,   -- estimator profile:model
+  saved_unix_s REAL NOT NULL,
+  record TEXT NOT NULL        -- JSON: part -> {epoch, n, rate, sums}
+) STRICT
+"""
+_SAVE: Final = """
+INSERT INTO learned (subject, saved_unix_s, record) VALUES (?, ?, ?)
+ON CONFLICT (subject) DO UPDATE SET saved_unix_s = excluded.saved_unix_s, record = excluded.record
+"""
+
+
+class SqliteState:
+    """EstimatorState in a file."""
+
+    interval_s = INTERVAL_S
+
+    def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
+        """Nothing is opened before the first exchange."""
+        self._path = path
+        self._wall_clock = wall_clock
+        self._loaded = False
+        self._file: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-state")
+        self._running: Future[Heard] | None = None
+
+    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+        """See EstimatorState."""
+        if self._running is not None and not self._running.done():
+            # One that was given up by its caller; no other is put behind it.
+            with contextlib.suppress(StateFailure):
+                await asyncio.shield(asyncio.wrap_future(self._running))
+        self._running = self._thread.submit(self._exchange, dict(records))
+        # Shielded: a thread cannot be cancelled, and its file is to be left whole.
+        return await asyncio.shield(asyncio.wrap_future(self._running))
+
+    async def close(self) -> None:
+        """See EstimatorState."""
+        if self._file is not None and (self._running is None or self._running.done()):
+            await asyncio.wrap_future(self._thread.submit(self._close))
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _exchange(self, records: dict[str, Learned | None]) -> Heard:
+        try:
+            opened = self._file is None
+            if self._file is None:
+                self._file = self._open()
+            if not self._loaded:
+                heard = self._load(self._file, set(records))
+                self._loaded = True
+                return heard
+            self._save(self._file, records)
+        except StateFailure:
+            raise
+        except (sqlite3.Error, OSError) as error:
+            self._close()
+            raise StateFailure(f"{self._path}: {error}") from error
+        # A file opened again may be another one: all is to be saved anew.
+        return Heard(missing=frozenset(records)) if opened else Heard()
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            with self._path.open("rb") as start:
+                # SQLite itself takes a file of a few bytes for an empty one.
+                if start.read(len(_MAGIC)) not in {b"", _MAGIC}:
+                    raise StateFailure(f"{self._path}: file is not a database; left as it is")
+        file = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        try:
+            self._check(file)
+            file.execute("PRAGMA journal_mode = WAL")
+            file.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _check(self, file: sqlite3.Connection) -> None:
+        """Whether the file is ours and readable; an empty one becomes ours."""
+        if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
+            file.execute("BEGIN IMMEDIATE")
+            if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
+                file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                file.execute(f"PRAGMA user_version = {SCHEMA}")
+                file.execute(_TABLE)
+            file.execute("COMMIT")
+        if _number(file, "PRAGMA application_id") != APPLICATION_ID:
+            raise StateFailure(f"{self._path} is not a state file of this program; left as it is")
+        schema = _number(file, "PRAGMA user_version")
+        if schema > SCHEMA:
+            raise StateFailure(
+                f"{self._path} was written by a newer version (schema {schema}, this one reads "
+                f"{SCHEMA}); left as it is"
+            )
+        (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StateFailure(f"{self._path} is damaged ({verdict}); left as it is")
+
+    def _load(self, file: sqlite3.Connection, subjects: set[str]) -> Heard:
+        peers: dict[str, tuple[Peer, ...]] = {}
+        now_s = self._wall_clock()
+        for subject, saved_s, record in file.execute("SELECT * FROM learned"):
+            if subject not in subjects:
+                continue
+            try:
+                parts = _decode(record)
+            except msgspec.MsgspecError as error:
+                self._close()
+                raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
+            peers[subject] = (Peer(age_s=max(0.0, now_s - saved_s), parts=parts),)
+        return Heard(peers=peers, missing=frozenset(subjects))
+
+    def _save(self, file: sqlite3.Connection, records: dict[str, Learned | None]) -> None:
+        now_s = self._wall_clock()
+        rows = [
+            (subject, now_s, _encode(record).decode())
+            for subject, record in records.items()
+            if record
+        ]
+        if rows:
+            file.execute("BEGIN IMMEDIATE")
+            file.executemany(_SAVE, rows)
+            file.execute("COMMIT")
+
+    def _close(self) -> Heard:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        return Heard()
+
+
+def _number(file: sqlite3.Connection, query: str) -> int:
+    (found,) = file.execute(query).fetchone()
+    return int(found)

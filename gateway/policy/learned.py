@@ -1,0 +1,200 @@
+"""What estimators learned, as values that can be kept, published and merged.
+
+A replica's estimator is made of parts (a category's ratio, a template fit, an output
+histogram), each a handful of decayed sums. Replicas publish their sums and read the others'.
+Theory, and what holds:
+
+- `merged` is a mean of sums, each record weighed by how much its replica was taught lately
+  (`rate`): a function of a set of records. So it does not matter in which order records
+  come, nor how often the same one does: a record is named by replica and exchange, a replica
+  has one, and the greater exchange number replaces the lesser.
+- All sums of a part decay alike and a mean is their quotient, so the mean of sums is the mean
+  of what the replicas observed. N replicas that each see 1/N of the traffic have the ratio a
+  single one would have, with less noise: the memory of each is its own last observations.
+- A replica that hears of nobody merges nothing: its numbers are what they are without a store.
+- A record is merged at most once by each reader. A replica that stops, whether it is idle or
+  dead, is outvoted: its rate fades by e every RATE_MEMORY_S of the record's age, and what was
+  taken over from it fades with every further observation, as all that was learned does.
+- When a replica finds that the world has changed it starts a new epoch of that part. Of
+  several epochs the latest alone counts, so old records cannot pull the others back.
+- A record counts for one observation at least: after all replicas were restarted, what the
+  dead knew is taken up.
+
+An observation count `n` is the largest of the merged, not their sum, which would count twice
+what one replica had from another.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Protocol
+
+from gateway.domain import Record
+
+RATE_MEMORY_S: Final = 30.0
+"""Time constant of a replica's rate, in seconds."""
+MAX_SUMS: Final = 1024
+"""Sums in one part; a record with more is not believed."""
+MAX_PARTS: Final = 256
+"""Parts in one record."""
+
+
+class Sums(Record, frozen=True, kw_only=True):
+    """One part: decayed sums by name."""
+
+    epoch: int
+    """How often the part was begun anew."""
+    n: int
+    """Observations of this epoch, at least 1."""
+    rate: float = 0.0
+    """Observations lately: each counts exp(-age / RATE_MEMORY_S)."""
+    sums: dict[str, float]
+
+
+Learned = Mapping[str, Sums]
+"""Part -> its sums: all that one replica knows about one model."""
+
+
+class Peer(Record, frozen=True, kw_only=True):
+    """A record of another replica, or one of the past."""
+
+    age_s: float
+    """Since it was published."""
+    parts: dict[str, Sums]
+
+
+class Part(Protocol):
+    """Something learned that can leave the process and return."""
+
+    def learned(self) -> Sums:
+        """Its sums now."""
+
+    def accepts(self, sums: Sums) -> bool:
+        """Whether sums from outside could be this part's."""
+
+    def adopt(self, sums: Sums) -> None:
+        """Go on from sums that it accepts."""
+
+
+class Learner(Protocol):
+    """An estimator in parts."""
+
+    def parts(self) -> Mapping[str, Part]:
+        """Parts that have learned something, by name."""
+
+    def part(self, name: str) -> Part | None:
+        """The part of that name, made if it could be there; None for an unknown name."""
+
+
+def aged(rate: float, seconds: float) -> float:
+    """A rate after so many seconds without a lesson."""
+    return rate * math.exp(-max(seconds, 0.0) / RATE_MEMORY_S)
+
+
+def plausible(part: Sums) -> bool:
+    """Whether a part read from outside is well-formed: finite sums, bounded, counted."""
+    return (
+        part.n >= 1
+        and part.epoch >= 0
+        and 0.0 <= part.rate < math.inf
+        and 0 < len(part.sums) <= MAX_SUMS
+        and all(map(math.isfinite, part.sums.values()))
+    )
+
+
+def merged(parts: Iterable[Sums]) -> Sums:
+    """The weighted mean of the latest epoch's sums; at least one part must be given."""
+    found = sorted(parts, key=_order)
+    epoch = found[-1].epoch
+    found = [part for part in found if part.epoch == epoch]
+    weights = [max(part.rate, 1.0) for part in found]
+    whole = math.fsum(weights)
+    sums: dict[str, float] = {}
+    for weight, part in zip(weights, found, strict=True):
+        share = weight / whole
+        for name, value in part.sums.items():
+            sums[name] = sums.get(name, 0.0) + share * value
+    return Sums(
+        epoch=epoch,
+        n=max(part.n for part in found),
+        rate=max(part.rate for part in found),
+        sums=sums,
+    )
+
+
+def _order(part: Sums) -> tuple[int, int, float]:
+    return part.epoch, part.n, part.rate
+
+
+class Ledger:
+    """One model's learner beside what others know of it: what to publish, what to take over.
+
+    Works on the running learner between two steps of the event loop; requests never wait.
+    """
+
+    __slots__ = ("_at_s", "_learner", "_marks", "_rates")
+
+    def __init__(self, learner: Learner, now_s: float) -> None:
+        """`now_s` on the clock of `learned`."""
+        self._learner = learner
+        self._at_s = now_s
+        self._rates: dict[str, float] = {}
+        self._marks: dict[str, tuple[int, int]] = {}
+
+    def learned(self, now_s: float) -> dict[str, Sums]:
+        """All parts that were taught, each with its rate; to be published as one record."""
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        fading = aged(1.0, passed_s)
+        self._rates = {name: rate * fading for name, rate in self._rates.items()}
+        found = {}
+        for name, part in self._learner.parts().items():
+            sums = self._own(name, part)
+            if sums is not None:
+                found[name] = sums
+        return found
+
+    def merge(self, peers: Iterable[Peer]) -> Iterator[str]:
+        """Take over what others learned, one part a step; yields the parts that changed.
+
+        Between two steps the learner may be taught: a step is whole in itself.
+        """
+        told: dict[str, list[tuple[float, Sums]]] = {}
+        for peer in peers:
+            if len(peer.parts) <= MAX_PARTS:
+                for name, part in peer.parts.items():
+                    told.setdefault(name, []).append((peer.age_s, part))
+        for name, given in told.items():
+            target = self._learner.part(name)
+            if target is not None and self._take_over(name, target, given):
+                yield name
+
+    def _take_over(self, name: str, part: Part, given: Iterable[tuple[float, Sums]]) -> bool:
+        others = [
+            Sums(epoch=sums.epoch, n=sums.n, rate=aged(sums.rate, age_s), sums=sums.sums)
+            for age_s, sums in given
+            if plausible(sums) and part.accepts(sums)
+        ]
+        if not others:
+            return False
+        mine = self._own(name, part)
+        if mine is not None:
+            if mine.epoch > max(sums.epoch for sums in others):
+                return False
+            others.append(mine)
+        result = merged(others)
+        if not part.accepts(result):
+            return False
+        part.adopt(result)
+        self._marks[name] = (result.epoch, result.n)
+        return True
+
+    def _own(self, name: str, part: Part) -> Sums | None:
+        """A part as it is now, its new observations counted into its rate; None: untaught."""
+        sums = part.learned()
+        if sums.n < 1:
+            return None
+        epoch, n = self._marks.get(name, (sums.epoch, 0))
+        fresh = sums.n - n if epoch == sums.epoch else sums.n
+        rate = self._rates.get(name, 0.0) + max(fresh, 0)
+        self._rates[name] = rate
+        self._marks[name] = (sums.epoch, sums.n)
+        return Sums(epoch=sums.epoch, n=sums.n, rate=rate, sums=sums.sums)

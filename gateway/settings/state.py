@@ -1,0 +1,65 @@
+"""`state.url`: memory://, sqlite:///PATH, redis://HOST:PORT/DB. Checked without connecting."""
+
+import importlib.util
+import re
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from gateway.settings.types import reject
+
+_LATER = frozenset({"redis+sentinel", "redis+cluster"})
+_REDIS = frozenset({"redis", "rediss"})
+# Other options of the client's URLs would undo the time-outs that keep requests unharmed.
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+_FIX = "use memory://, sqlite:///PATH, redis://HOST:6379/0 or rediss://HOST:6379/0"
+_REDIS_FIX = "write it as redis://USER:PASSWORD@HOST:6379/0; user, password, port may be absent"
+
+
+def state_url(url: str) -> str:
+    """The URL, if a store can be opened by it. Rejections quote nothing of it but its scheme."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        reject("not a state URL", _FIX)
+    if parts.scheme in _LATER:
+        reject(f"{parts.scheme}:// state comes with a later version", _FIX)
+    if parts.scheme == "sqlite":
+        _check_sqlite(url)
+    elif parts.scheme in _REDIS:
+        _check_redis(parts)
+    elif url != "memory://":
+        reject("not a state URL", _FIX)
+    return url
+
+
+def without_password(url: str) -> str:
+    """The URL for people to read."""
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
+def _check_sqlite(url: str) -> None:
+    path = url.removeprefix("sqlite:///")
+    if path == url or not path.strip("/") or "?" in path or "#" in path or "\x00" in path:
+        reject(
+            "not the path of a file",
+            "sqlite:///sluice.db is relative to the working directory, "
+            "sqlite:////var/lib/sluice/sluice.db absolute",
+        )
+
+
+def _check_redis(parts: SplitResult) -> None:
+    try:
+        port = parts.port
+    except ValueError:
+        reject("the port is not a number up to 65535", _REDIS_FIX)
+    if not parts.hostname or port == 0 or parts.fragment:
+        reject("no host, or no port to connect to", _REDIS_FIX)
+    if not re.fullmatch(r"/?|/[0-9]{1,4}", parts.path):
+        reject("the path is not the number of a database", _REDIS_FIX)
+    given = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    if not given <= (_TLS_OPTIONS if parts.scheme == "rediss" else frozenset()):
+        reject(
+            "an option that is not taken",
+            "only rediss:// takes options: " + ", ".join(sorted(_TLS_OPTIONS)),
+        )
+    if importlib.util.find_spec("redis") is None:
+        reject("the client for Redis is not installed", "pip install 'sluice[redis]'")

@@ -1,0 +1,69 @@
+"""The data plane's answer over plain ASGI, for servers other than the gateway's own."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gateway.domain import Endpoint
+from gateway.errors import Refusal
+from gateway.ports import Headers
+from gateway.web.problems import error_body, error_event, error_headers
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class AsgiReply:
+    """ClientReply over an ASGI `send`."""
+
+    __slots__ = ("_endpoint", "_held", "_send", "close_connection", "started")
+
+    def __init__(self, endpoint: Endpoint, send: Send) -> None:
+        self._endpoint = endpoint
+        self._send = send
+        self._held: list[bytes] = []
+        self.started = False
+        self.close_connection = False
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """See ClientReply."""
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """See ClientReply."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def write_now(self, data: bytes) -> bool:
+        """See ClientReply. ASGI can only await, so it is sent by `drain`, `write` or `finish`."""
+        self._held.append(data)
+        return False
+
+    async def drain(self) -> None:
+        """See ClientReply."""
+        if self._held:
+            held, self._held = self._held, []
+            await self.write(b"".join(held))
+
+    async def finish(self) -> None:
+        """See ClientReply."""
+        await self.drain()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """See ClientReply."""
+        self.started = True
+        all_headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if self.close_connection:
+            all_headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+        """See ClientReply."""
+        body = error_body(refusal, self._endpoint.dialect)
+        await self.send(refusal.status, [*error_headers(refusal), *headers], body)
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """See ClientReply."""
+        await self.drain()
+        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
+        await self.finish()

@@ -1,0 +1,109 @@
+"""The data plane's answer written straight to the client's transport: one write a piece.
+
+The same ClientReply as over ASGI, without ASGI's messages, checks and awaits: on the hot path
+those cost more than the rest of a relayed chunk. Header names and values come from the
+gateway or from an engine's parsed head, never from a client, so they need no escaping here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gateway.domain import Endpoint
+from gateway.errors import Refusal
+from gateway.ports import Headers
+from gateway.web.problems import error_body, error_event, error_headers
+from gateway.web.status import status_line
+
+
+class DirectReply:
+    """ClientReply over a client connection's transport (HTTP/1.1)."""
+
+    __slots__ = (
+        "_drain",
+        "_endpoint",
+        "_head",
+        "_on_finish",
+        "_transport",
+        "_writable",
+        "close_connection",
+        "finished",
+        "started",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        transport: asyncio.Transport,
+        writable: Callable[[], bool],
+        drain: Callable[[], Awaitable[None]],
+        on_finish: Callable[[], None],
+    ) -> None:
+        """Write to `transport`.
+
+        `writable`: whether its buffer has room; `drain` waits until it has; `on_finish` is
+        called once the whole answer was written, before anything else can happen.
+        """
+        self._endpoint = endpoint
+        self._transport = transport
+        self._writable = writable
+        self._drain = drain
+        self._on_finish = on_finish
+        self._head = b""
+        self.started = False
+        self.finished = False
+        self.close_connection = False
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """See ClientReply. The head travels with the first piece."""
+        self.started = True
+        self._head = self._render(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
+
+    async def write(self, data: bytes) -> None:
+        """See ClientReply."""
+        if not self.write_now(data):
+            await self._drain()
+
+    def write_now(self, data: bytes) -> bool:
+        """See ClientReply."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+        else:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return self._writable()
+
+    async def drain(self) -> None:
+        """See ClientReply."""
+        await self._drain()
+
+    async def finish(self) -> None:
+        """See ClientReply."""
+        self._transport.write(self._head + b"0\r\n\r\n")
+        self.finished = True
+        self._on_finish()
+
+    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """See ClientReply."""
+        self.started = True
+        head = self._render(status, headers)
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        self.finished = True
+        self._on_finish()
+
+    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+        """See ClientReply."""
+        body = error_body(refusal, self._endpoint.dialect)
+        await self.send(refusal.status, [*error_headers(refusal), *headers], body)
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """See ClientReply."""
+        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
+        await self.finish()
+
+    def _render(self, status: int, headers: Headers) -> bytes:
+        lines = [status_line(status)]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        if self.close_connection:
+            lines.append(b"connection: close\r\n")
+        return b"".join(lines)

@@ -1,0 +1,40 @@
+"""For all tests: a Redis server of the suite's own, and the rule that CI skips none of it."""
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from bench.redis_server import RedisServer, redis_program
+
+
+@pytest.fixture(scope="session")
+def redis_process() -> Iterator[RedisServer]:
+    """One server for the whole run. Tests that break it start their own."""
+    if redis_program() is None:
+        pytest.skip("redis-server is not on PATH")
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(redis_process: RedisServer) -> RedisServer:
+    """The run's server, emptied."""
+    with redis_process.client() as client:
+        client.flushall()
+        client.script_flush()
+    return redis_process
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With CI=true a test marked `redis` that is skipped fails: CI has a Redis."""
+    report = yield
+    wanted = item.get_closest_marker("redis") is not None
+    if wanted and report.skipped and os.environ.get("CI", "").lower() in {"1", "true"}:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"a test marked redis may not be skipped in CI: {reason}"
+    return report

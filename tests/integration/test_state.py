@@ -1,0 +1,154 @@
+"""What gateways learned, across restarts and replicas, with real stores; and without them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.fleet import MODEL, Fleet
+from bench.redis_outage import TEXT, outage
+from bench.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[2]
+LEARNED = ("categories", "templates", "media", "expected_output_tokens")
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def teach(fleet: Fleet, count: int = 30) -> None:
+    with httpx.Client(trust_env=False, timeout=30) as client:
+        for n in range(count):
+            body = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": TEXT[n:] if n % 3 else "Hello."}],
+                "max_tokens": 9,
+                "mock_output_tokens": 5,
+            }
+            assert client.post(fleet.url + "/v1/chat/completions", json=body).status_code == 200
+    fleet.wait_until_idle()
+
+
+def learned(fleet: Fleet) -> dict[str, Any]:
+    """What GET /admin/pools shows of it, without the process's own counts."""
+    (model,) = fleet.admin("/admin/pools").json()
+    return {name: model["estimator"][name] for name in LEARNED}
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def store_up(fleet: Fleet) -> float:
+    return fleet.metrics()["sluice_store_up"]
+
+
+def stop(fleet: Fleet) -> None:
+    """End the gateway as an orchestrator does."""
+    assert fleet.gateway is not None
+    gateway = fleet.gateway
+    gateway.send_signal(signal.SIGTERM)
+    assert gateway.wait(10) == 0
+    fleet.forget_gateway()
+
+
+def test_a_restart_keeps_what_was_learned_in_sqlite(tmp_path: Path) -> None:
+    config = {"state": {"url": f"sqlite:///{tmp_path / 'sluice.db'}"}}
+    with Fleet(short=1, long=1, config=config) as fleet:
+        assert store_up(fleet) == 1
+        teach(fleet)
+        before = learned(fleet)
+        stop(fleet)
+    assert before["categories"]["prose"]["n"] > 15
+    with Fleet(short=1, long=1, config=config) as fleet:
+        assert learned(fleet) == before
+        assert store_up(fleet) == 1
+
+
+def test_a_bad_state_file_does_not_keep_it_from_serving(tmp_path: Path) -> None:
+    file = tmp_path / "sluice.db"
+    file.write_bytes(b"no database" * 500)
+    with Fleet(short=1, long=1, config={"state": {"url": f"sqlite:///{file}"}}) as fleet:
+        teach(fleet, 5)
+        assert store_up(fleet) == 0
+        stop(fleet)
+    assert file.read_bytes() == b"no database" * 500
+
+
+@pytest.mark.redis
+def test_two_gateways_share_what_one_learned(redis_server: RedisServer) -> None:
+    config = {"state": {"url": redis_server.url}}
+    with Fleet(short=1, long=1, config=config) as one, Fleet(short=1, long=1, config=config) as two:
+        teach(one)
+        mine = learned(one)["categories"]["prose"]
+        assert mine["n"] > 15
+        close = pytest.approx(mine["mean"], rel=0.005)
+        wait_for(lambda: learned(two)["categories"]["prose"]["n"] >= mine["n"])
+        assert learned(two)["categories"]["prose"]["mean"] == close
+        assert learned(two)["templates"]["chat"]["n"] > 0
+        stop(one)
+        stop(two)
+    with Fleet(short=1, long=1, config=config) as three:
+        assert learned(three)["categories"]["prose"]["mean"] == close
+
+
+@pytest.mark.redis
+def test_a_gateway_starts_without_its_redis_and_finds_it_later(own_server: RedisServer) -> None:
+    own_server.kill()
+    with Fleet(short=1, long=1, config={"state": {"url": own_server.url}}) as fleet:
+        assert store_up(fleet) == 0
+        teach(fleet, 10)
+        own_server.start()
+        wait_for(lambda: store_up(fleet) == 1)
+        with own_server.client() as client:
+            wait_for(lambda: client.dbsize() == 1)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("kind", ["killed", "hanging"])
+def test_redis_away_fails_and_delays_no_request(kind: str) -> None:
+    found = outage(kind, before_s=1.5, away_s=2.5)
+    assert found.requests > 200
+    assert found.failed == 0
+    assert found.delayed == 0, f"slowest {max(found.overheads_ms):.1f} ms"
+    assert len(found.overheads_ms) == found.requests
+    assert found.seen_away
+    assert found.back_s < 10
+
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.redis
+def test_it(redis_server): ...
+"""
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_ci_fails_where_a_redis_test_would_be_skipped(tmp_path: Path, ci: str, status: int) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(SKIPPED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = redis: needs it\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        env={**os.environ, "CI": ci, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == status, run.stdout
+    assert ("may not be skipped in CI" in run.stdout) == bool(ci)

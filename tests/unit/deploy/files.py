@@ -1,0 +1,55 @@
+"""Dockerfile, compose file and dashboards, read for the tests."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+DASHBOARDS = sorted(ROOT.glob("deploy/grafana/dashboards/*.json"))
+
+
+def load_yaml(path: str | Path) -> Any:
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = load_yaml("docker-compose.yml")["services"]
+    return found
+
+
+def ours() -> dict[str, dict[str, Any]]:
+    """Services that run this repository's image."""
+    return {name: service for name, service in services().items() if "build" in service}
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """(instruction, arguments), with continued lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines if line]
+
+
+def instruction(name: str) -> str:
+    """Arguments of the last one of that name."""
+    return [arguments for found, arguments in dockerfile() if found == name][-1]
+
+
+def health_check() -> list[str]:
+    found: list[str] = json.loads(instruction("HEALTHCHECK").partition("CMD ")[2])
+    return found
+
+
+def queries(dashboard: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(panel, PromQL) with the variables set."""
+    found = [
+        (panel["title"], target["expr"])
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", [])
+    ]
+    found += [(a["name"], a["expr"]) for a in dashboard["annotations"]["list"] if "expr" in a]
+    values = {"$__rate_interval": "1m", "$model": ".*", "$instance": ".*"}
+    return [(w, re.sub(r"\$\w+", lambda match: values[match[0]], text)) for w, text in found]

@@ -1,0 +1,456 @@
+"""Deployment files say what the code is: images, commands, targets, metrics, alerts."""
+
+import asyncio
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer.main
+import yaml
+
+from gateway.settings import load
+from gateway.telemetry import Histogram, Metrics
+from simulator.engine import PROFILES
+from simulator.mock_server import MockApp, MockConfig
+from sluice.cli import app, register
+from tests.unit.deploy.files import (
+    DASHBOARDS,
+    ROOT,
+    dockerfile,
+    health_check,
+    instruction,
+    load_yaml,
+    ours,
+    queries,
+    services,
+)
+from tests.unit.test_docs import metric_families
+
+PROMETHEUS = ROOT / "deploy/prometheus"
+RULE_TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))
+SCRAPED = {"job", "instance"}
+"""Labels that Prometheus gives to every series."""
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="promtool is not on PATH (Debian and Ubuntu have it in the package `prometheus`)",
+)
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def options_of(command: list[str]) -> dict[str, str]:
+    return dict(part[2:].split("=", 1) for part in command if part.startswith("--"))
+
+
+# -- the image
+
+
+def test_the_image_holds_every_package_of_the_wheel_and_no_other_folder() -> None:
+    packages = set(pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    copied = [a.split() for name, a in dockerfile() if name == "COPY" and "--from" not in a]
+    sources = {source for parts in copied for source in parts[:-1]}
+    assert {source for source in sources if (ROOT / source).is_dir()} == packages
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    let_in = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert {line[1:] for line in let_in if line.startswith("!")} == sources
+    assert let_in[1] == "*"
+
+
+def test_the_image_is_not_root_s_and_has_the_version_of_the_package() -> None:
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instruction("USER"))
+    assert ("ARG", f"VERSION={pyproject()['project']['version']}") in dockerfile()
+    assert instruction("EXPOSE") == "8080"
+    assert instruction("STOPSIGNAL") == "SIGTERM"
+    assert next(a for name, a in dockerfile() if name == "FROM") == "${PYTHON_IMAGE} AS build"
+
+
+def test_the_image_has_the_client_for_redis() -> None:
+    extras = re.findall(r"\.whl\)\[(\w+)\]", (ROOT / "Dockerfile").read_text("utf-8"))
+    assert extras == ["redis"]
+    assert "redis" in pyproject()["project"]["optional-dependencies"]
+    config = load(ROOT / COMPOSE_CONFIG, environ={})
+    assert config.state.url == "redis://redis:6379/0"
+    assert "redis" in services()
+
+
+def test_the_image_s_python_is_one_that_the_package_supports() -> None:
+    image = next(a for name, a in dockerfile() if name == "ARG").partition("=")[2]
+    version = re.fullmatch(r"python:(\d+\.\d+)\.\d+-slim-\w+", image)
+    assert version
+    listed = f"Programming Language :: Python :: {version[1]}"
+    assert listed in pyproject()["project"]["classifiers"]
+
+
+def test_the_health_check_is_python_and_knows_its_port() -> None:
+    check = health_check()
+    assert check[0] == "python"
+    compile(check[-1], "HEALTHCHECK", "exec")
+    assert "SLUICE_HEALTH_PORT=8080" in instruction("ENV")
+
+
+# -- the compose file
+
+
+def test_every_command_of_ours_is_a_command_line_of_sluice() -> None:
+    assert json.loads(instruction("ENTRYPOINT")) == ["sluice"]
+    assert len(ours()) == 4
+    for service in ours().values():
+        parse(service.get("command") or json.loads(instruction("CMD")))
+
+
+def parse(command: list[str]) -> None:
+    """Parse as the `sluice` command does, without running it."""
+    if not app.registered_commands:
+        register()
+    group: Any = typer.main.get_command(app)
+    with group.make_context("sluice", list(command), resilient_parsing=False) as context:
+        name, verb, rest = group.resolve_command(context, list(command))
+        verb.make_context(name, rest, parent=context)
+
+
+def test_a_wrong_command_line_is_told_from_a_right_one() -> None:
+    with pytest.raises(Exception, match="--no-such-flag"):
+        parse(["mock", "--port=1", "--model=m", "--no-such-flag"])
+
+
+def test_mocks_are_what_the_gateway_s_configuration_says() -> None:
+    config = load(ROOT / "deploy/compose/sluice.yaml", environ={})
+    (model,) = config.models
+    mocks = {f"{name}:8000": s for name, s in ours().items() if name != "gateway"}
+    workers = {w.id: pool for pool in model.pools.values() for w in pool.workers}
+    assert set(workers) == set(mocks)
+    for name, pool in workers.items():
+        options = options_of(mocks[name]["command"])
+        assert options["model"] == model.name
+        assert options["max-model-len"] == str(pool.max_model_len)
+        assert options["max-num-seqs"] == str(pool.max_num_seqs)
+        assert options["port"] == mocks[name]["environment"]["SLUICE_HEALTH_PORT"] == "8000"
+
+
+def test_the_gateway_listens_where_the_container_is_asked() -> None:
+    config = load(ROOT / "deploy/compose/sluice.yaml", environ={})
+    gateway = services()["gateway"]
+    assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
+    assert gateway["ports"][0].endswith(":8080")
+    grace_s = float(gateway["stop_grace_period"].removesuffix("s"))
+    assert grace_s > config.server.drain_timeout_s + 2
+    mounts = {v.split(":")[1]: v.split(":")[0] for v in gateway["volumes"]}
+    assert mounts[json.loads(instruction("CMD"))[-1]] == "./deploy/compose/sluice.yaml"
+    assert config.request_log.path is not None
+    assert str(config.request_log.path.parent) in mounts
+    assert gateway["read_only"] is True
+
+
+def test_images_are_pinned() -> None:
+    for name, service in services().items():
+        if name not in ours():
+            assert re.search(r":v?\d+\.\d+\.\d+(-\w+)?$", service["image"]), name
+
+
+def test_what_should_be_secret_comes_from_the_environment() -> None:
+    texts = [(ROOT / name).read_text("utf-8") for name in ("docker-compose.yml", COMPOSE_CONFIG)]
+    for name, value in re.findall(r"(\w*(?:KEY|key|PASSWORD|SECRET)): (\S+)", "\n".join(texts)):
+        assert re.fullmatch(r"\$\{\w+:-\S+\}", value), name
+    references = re.findall(r"\$\{[^}]*\}", "\n".join(texts))
+    assert [r for r in references if ":-" not in r and r != "${NAME}"] == []
+
+
+COMPOSE_CONFIG = "deploy/compose/sluice.yaml"
+
+
+def test_ports_are_bound_to_this_machine() -> None:
+    for service in services().values():
+        for port in service.get("ports", []):
+            assert port.startswith(("127.0.0.1:", "${SLUICE_BIND:-127.0.0.1}:"))
+
+
+def test_mounts_exist_and_volumes_are_declared() -> None:
+    declared = load_yaml("docker-compose.yml")["volumes"]
+    for service in services().values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert source in declared or (ROOT / source).exists(), source
+
+
+def test_whoever_is_waited_for_has_a_health_check_and_every_service_has_limits() -> None:
+    for service in services().values():
+        for name, need in service.get("depends_on", {}).items():
+            if need["condition"] == "service_healthy":
+                assert "healthcheck" in services()[name] or name in ours()
+        assert "memory" in service["deploy"]["resources"]["limits"]
+        assert service["restart"] == "unless-stopped"
+        assert service["logging"]["options"]["max-file"]
+
+
+# -- Prometheus
+
+
+def test_every_gateway_and_engine_is_scraped_under_its_pool() -> None:
+    jobs = {job["job_name"]: job for job in load_yaml(PROMETHEUS / "prometheus.yml")[SCRAPES]}
+    assert [t for g in jobs["sluice"]["static_configs"] for t in g["targets"]] == ["gateway:8080"]
+    scraped = {
+        target: group["labels"]["pool"]
+        for group in jobs["engines"]["static_configs"]
+        for target in group["targets"]
+    }
+    (model,) = load(ROOT / COMPOSE_CONFIG, environ={}).models
+    assert scraped == {w.id: name for name, pool in model.pools.items() for w in pool.workers}
+
+
+SCRAPES = "scrape_configs"
+
+
+def test_every_file_of_rules_is_loaded() -> None:
+    loaded = load_yaml(PROMETHEUS / "prometheus.yml")["rule_files"]
+    assert {p.name for p in PROMETHEUS.glob("*.yml")} == {*loaded, "prometheus.yml"}
+
+
+def rules() -> list[dict[str, Any]]:
+    files = load_yaml(PROMETHEUS / "prometheus.yml")["rule_files"]
+    groups = [group for name in files for group in load_yaml(PROMETHEUS / name)["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def recorded() -> set[str]:
+    return {rule["record"] for rule in rules() if "record" in rule}
+
+
+@cache
+def engine_metrics() -> dict[str, set[str]]:
+    """Series of the mock's /metrics, which has vLLM's names -> labels."""
+    page = mock_page()
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^([\w:]+)\{(.*)\} ", page, re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return found
+
+
+def mock_page() -> str:
+
+    async def get() -> str:
+        mock = MockApp(MockConfig(model="m", profile=PROFILES["demo"]))
+        transport = httpx.ASGITransport(app=mock)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://mock") as client:
+            return (await client.get("/metrics")).raise_for_status().text
+
+    return asyncio.run(get())
+
+
+@cache
+def gateway_metrics() -> dict[str, set[str]]:
+    """Series of the gateway's /metrics -> labels."""
+    found = {name: set(labels) for name, labels in metric_families().items()}
+    for family in Metrics().families():
+        if isinstance(family, Histogram):
+            labels = found.pop(family.name)
+            found[f"{family.name}_bucket"] = labels | {"le"}
+            found[f"{family.name}_sum"] = found[f"{family.name}_count"] = labels
+    return found
+
+
+def known_metrics() -> dict[str, set[str] | None]:
+    """Series -> labels; None where any may be asked for."""
+    known: dict[str, set[str] | None] = dict.fromkeys(recorded() | {"up", "ALERTS"})
+    known |= {name: labels | SCRAPED for name, labels in gateway_metrics().items()}
+    known |= {name: labels | SCRAPED | {"pool"} for name, labels in engine_metrics().items()}
+    return known
+
+
+WORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "offset", "bool"}
+
+
+def metrics_of(expression: str) -> set[str]:
+    """Names of the series that a PromQL expression selects."""
+    bare = re.sub(r'"[^"]*"', "", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", "", bare)
+    names = re.findall(r"(?<![\w:.$])([a-zA-Z_:][\w:]*)(?!\w|:|\s*\()", bare)
+    return set(names) - WORDS
+
+
+def selectors_of(expression: str) -> Iterator[tuple[str, list[str]]]:
+    """(series, labels that it is selected by)."""
+    for name, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", expression):
+        yield name, re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers)
+
+
+def grouped_by(expression: str) -> set[str]:
+    lists = re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression)
+    return {label.strip() for labels in lists for label in labels.split(",")}
+
+
+def test_names_are_found_in_expressions() -> None:
+    text = 'sum by (le, pool) (rate(a_total{x="b_total"}[5m])) / on (z) c:d:e offset 10m > 1e3'
+    assert metrics_of(text) == {"a_total", "c:d:e"}
+    assert list(selectors_of(text)) == [("a_total", ["x"])]
+    assert grouped_by(text) == {"le", "pool", "z"}
+
+
+def expressions() -> list[tuple[str, str]]:
+    """(where, PromQL) of every rule and every query of the dashboards."""
+    found = [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
+    for path in DASHBOARDS:
+        found += queries(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def test_every_metric_asked_for_exists_with_its_labels() -> None:
+    known = known_metrics()
+    assert "sluice_requests_total" in known
+    assert "sluice_ttft_seconds_bucket" in known
+    assert "vllm:num_preemptions_total" in known
+    for where, text in expressions():
+        names = metrics_of(text)
+        assert names, where
+        assert names - known.keys() == set(), where
+        for name, labels in selectors_of(text):
+            assert set(labels) <= (known[name] or set(labels)), (where, name)
+        labels_known = [known[name] for name in names]
+        if None not in labels_known:
+            grouping = set().union(*(labels or set() for labels in labels_known))
+            assert grouped_by(text) <= grouping, where
+
+
+def test_every_metric_of_the_gateway_is_on_a_dashboard() -> None:
+    shown = {n for path in DASHBOARDS for _, q in queries(json.loads(path.read_text())) for n in
+             metrics_of(q)}  # fmt: skip
+    told = shown | {name for rule in rules() for name in metrics_of(rule["expr"])}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in told}
+    assert set(metric_families()) - families == set()
+
+
+def test_buckets_asked_for_exist() -> None:
+    page = mock_page()
+    for rule in rules():
+        for bound in re.findall(r'\ble="([^"]+)"', rule["expr"]):
+            assert f'le="{bound}"' in page
+
+
+def test_outcomes_asked_for_exist() -> None:
+    documented = (ROOT / "docs/operations.md").read_text("utf-8")
+    for _, text in expressions():
+        for values in re.findall(r'outcome=~?"([^"]+)"', text):
+            assert [v for v in values.split("|") if f"`{v}`" not in documented] == []
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda a: a["alert"])
+def test_every_alert_is_tested_both_ways_and_described(alert: dict[str, Any]) -> None:
+    name = alert["alert"]
+    cases = [
+        case["exp_alerts"]
+        for path in RULE_TESTS
+        for test in load_yaml(path)["tests"]
+        for case in test.get("alert_rule_test", [])
+        if case["alertname"] == name
+    ]
+    assert any(cases)
+    assert not all(cases)
+    assert alert["labels"]["severity"] in {"page", "ticket"}
+    assert alert["annotations"]["summary"]
+    assert f"| `{name}` | {alert['labels']['severity']} |" in (ROOT / "docs/deploy.md").read_text()
+
+
+def test_every_alert_described_exists() -> None:
+    described = re.findall(r"^\| `(\w+)` \| (?:page|ticket)", DEPLOY_PAGE, re.MULTILINE)
+    assert described == [alert["alert"] for alert in alerts()]
+
+
+DEPLOY_PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
+
+
+def test_variables_of_the_environment_are_described() -> None:
+    text = (ROOT / "docker-compose.yml").read_text("utf-8")
+    named = set(re.findall(r"\$\{(\w+):-", text)) - {"NAME"}
+    assert [name for name in sorted(named) if f"`{name}`" not in DEPLOY_PAGE] == []
+    assert [name for name in services() if f"`{name}`" not in DEPLOY_PAGE] == []
+
+
+def promtool(*arguments: str | Path, cwd: Path = ROOT) -> None:
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_promtool_accepts_configuration_and_rules() -> None:
+    promtool("check", "config", PROMETHEUS / "prometheus.yml")
+
+
+@needs_promtool
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda p: p.name)
+def test_promtool_s_unit_tests_pass(path: Path) -> None:
+    promtool("test", "rules", path)
+
+
+@needs_promtool
+def test_queries_of_the_dashboards_are_promql(tmp_path: Path) -> None:
+    found = [query for path in DASHBOARDS for _, query in queries(json.loads(path.read_text()))]
+    assert len(found) > 30
+    as_rules = [{"record": f"panel:{i}", "expr": query} for i, query in enumerate(found)]
+    group = {"groups": [{"name": "panels", "rules": as_rules}]}
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump(group), encoding="utf-8")
+    promtool("check", "rules", tmp_path / "panels.yml")
+
+
+# -- Grafana
+
+
+def test_grafana_finds_its_source_and_its_dashboards() -> None:
+    source = load_yaml("deploy/grafana/provisioning/datasources/prometheus.yml")["datasources"][0]
+    assert source["url"] == "http://prometheus:9090"
+    scrape = load_yaml(PROMETHEUS / "prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == scrape
+    provider = load_yaml("deploy/grafana/provisioning/dashboards/sluice.yml")["providers"][0]
+    grafana = services()["grafana"]
+    mounts = {v.split(":")[1]: v.split(":")[0] for v in grafana["volumes"]}
+    folder = ROOT / mounts[provider["options"]["path"]]
+    assert folder == DASHBOARDS[0].parent
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == provider["options"]["path"]
+    assert (folder / home.name).exists()
+    assert ROOT / mounts["/etc/grafana/provisioning"] == ROOT / "deploy/grafana/provisioning"
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda p: p.name)
+def test_a_dashboard_is_whole(path: Path) -> None:
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    assert dashboard["schemaVersion"] >= 41
+    assert dashboard["uid"] == path.stem
+    variables = {v["name"] for v in dashboard["templating"]["list"]} | {"__rate_interval"}
+    assert set(re.findall(r"\$\{?(\w+)", path.read_text("utf-8"))) - {"__all"} <= variables
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["targets"]
+            assert panel["datasource"]["uid"] == "${datasource}"
+            letters = [target["refId"] for target in panel["targets"]]
+            assert len(set(letters)) == len(letters)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda p: p.name)
+def test_panels_do_not_overlap(path: Path) -> None:
+    places = [p["gridPos"] for p in json.loads(path.read_text(encoding="utf-8"))["panels"]]
+    for a, b in itertools.combinations(places, 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert beside or above, (a, b)
+    assert all(place["x"] + place["w"] <= 24 for place in places)
