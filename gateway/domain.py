@@ -23,7 +23,11 @@ class Dialect(StrEnum):
 
 
 class Endpoint(Record, frozen=True, kw_only=True):
-    """One data-plane route. `generates` is false where there are no output tokens."""
+    """One data-plane route.
+
+    `generates` is false where no output tokens are counted; `multipart` where the body is a
+    form with a file.
+    """
 
     name: str
     path: str
@@ -40,8 +44,19 @@ MESSAGES = Endpoint(name="messages", path="/v1/messages", dialect=Dialect.ANTHRO
 TOKENIZE = Endpoint(name="tokenize", path="/tokenize", generates=False)
 RERANK = Endpoint(name="rerank", path="/v1/rerank", generates=False)
 SCORE = Endpoint(name="score", path="/v1/score", generates=False)
+SPEECH = Endpoint(name="speech", path="/v1/audio/speech", generates=False)
+TRANSCRIPTIONS = Endpoint(
+    name="transcriptions", path="/v1/audio/transcriptions", generates=False, multipart=True
+)
+TRANSLATIONS = Endpoint(
+    name="translations", path="/v1/audio/translations", generates=False, multipart=True
+)
 ENDPOINTS: dict[str, Endpoint] = {
-    e.path: e for e in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, TOKENIZE, RERANK, SCORE)
+    e.path: e
+    for e in (
+        *(CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, TOKENIZE, RERANK, SCORE),
+        *(SPEECH, TRANSCRIPTIONS, TRANSLATIONS),
+    )
 }
 
 
@@ -281,6 +296,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     content_length: int | None = None
     json_body: bool = True
     """The content type is JSON, or not given."""
+    form_body: bool = False
+    """The content type is multipart/form-data."""
     plain_body: bool = True
     """No content encoding."""
     forwarded: tuple[tuple[bytes, bytes], ...] = ()

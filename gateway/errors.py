@@ -108,6 +108,14 @@ class Unavailable(Refusal):
     type = "server_error"
 
 
+class EngineRefusal(Refusal):
+    """4xx: the engine's own refusal, told in the endpoint's shape when it was not in it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message, reason="engine_refused")
+        self.status = status
+
+
 class InternalError(Refusal):
     """500: a bug of the gateway's own."""
 

@@ -29,6 +29,7 @@ from gateway.domain import (
 )
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
 from gateway.policy import fleet
+from gateway.policy.overflow import engine_message
 from gateway.policy.pools import larger_pools
 from gateway.policy.retry import Fault, hurts_health, next_step
 from gateway.policy.served import ServedModel
@@ -297,7 +298,7 @@ class Pipeline:
         refusal: Refusal
         if fault.kind == "overflow":  # the engine's own count: the request is too long
             refusal = ContextLengthExceeded(
-                stage_explain.engine_message(fault.body),
+                engine_message(fault.body),
                 param=stage_plan.overflow_param(incoming.endpoint),
             )
         else:

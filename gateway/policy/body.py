@@ -16,6 +16,7 @@ from gateway.errors import BadRequest
 from gateway.policy import members, schema
 from gateway.policy.counting import MEDIA_TOKENS, Tally
 from gateway.policy.measures import READERS
+from gateway.policy.multipart import read_form
 from gateway.policy.refusals import invalid, missing, undecodable
 
 MAX_MODEL_CHARS = 256
@@ -39,6 +40,8 @@ def read_body(
     `category` is what the client's header named; the text is then not looked at.
     `media_tokens` is the cost of a media part whose dimensions are not known.
     """
+    if endpoint.multipart:
+        return read_form(raw)
     decode, count = READERS[endpoint.name]
     if not raw:
         raise BadRequest("The request body is empty.", reason="empty_body")

@@ -39,7 +39,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
     """The facts of a request's headers."""
     forwarded: list[tuple[bytes, bytes]] = []
     bearer = other_key = request_id = category = length = None
-    json_body, plain_body = True, True
+    json_body, form_body, plain_body = True, False, True
     for pair in headers:
         name, value = pair
         if name in FORWARDED:
@@ -47,7 +47,9 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         if name not in _READ:
             continue
         if name == b"content-type":
-            json_body = b"json" in value.lower()
+            kind = value.lower()
+            json_body = b"json" in kind
+            form_body = kind.startswith(b"multipart/form-data")
         elif name == b"content-length":
             length = int(value) if value.isdigit() else None
         elif name == b"authorization":
@@ -67,6 +69,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         category=category,
         content_length=length,
         json_body=json_body,
+        form_body=form_body,
         plain_body=plain_body,
         forwarded=tuple(forwarded),
     )

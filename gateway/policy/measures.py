@@ -184,5 +184,6 @@ READERS: dict[str, tuple[_Decode, _Count]] = {
     "tokenize": _reader(schema.TokenizeBody, _tokenize),
     "rerank": _reader(schema.RerankBody, _rerank),
     "score": _reader(schema.ScoreBody, _score),
+    "speech": _reader(schema.EmbeddingsBody, _embeddings),
 }
 """Endpoint name -> (decode, count)."""

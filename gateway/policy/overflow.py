@@ -1,4 +1,4 @@
-"""Reading an engine's refusals: context overflow (rescue it) and busy (try elsewhere).
+"""Reading an engine's refusals: context overflow (rescue it), busy (try elsewhere), its words.
 
 Wordings of vLLM's versions and of SGLang, as listed in docs/pipeline.md. An overflow is a
 400 about the context length; busy is a 503 of a live engine whose queue is full.
@@ -17,6 +17,7 @@ _OVERFLOW = re.compile(
 )
 _BUSY = re.compile(rb"busy|backlog|try again|overloaded|queue is full", re.IGNORECASE)
 _LOOK_BYTES = 4096
+_MAX_MESSAGE = 500
 
 
 def is_overflow(status: int, body: bytes) -> bool:
@@ -44,3 +45,29 @@ def in_band_status(event: bytes) -> int:
 def is_busy(status: int, body: bytes) -> bool:
     """Whether a 503 (or 429) means a full queue rather than a dead engine."""
     return status == 429 or (status == 503 and _BUSY.search(body[:_LOOK_BYTES]) is not None)
+
+
+def engine_message(body: bytes) -> str:
+    """The sentence in an engine's error body of any shape, bounded; "" when there is none."""
+    body = body.removeprefix(b"data: ").strip()
+    try:
+        decoded = orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return body[:_MAX_MESSAGE].decode("utf-8", "replace")
+    if isinstance(decoded, dict):
+        error = decoded.get("error", decoded)
+        if isinstance(error, dict):
+            error = error.get("message") or error.get("detail") or ""
+        return str(error)[:_MAX_MESSAGE]
+    return ""
+
+
+def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
+    """Whether an engine's error body is in the shape clients of the dialect read."""
+    try:
+        decoded = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(decoded, dict) or not isinstance(decoded.get("error"), dict):
+        return False
+    return not anthropic or decoded.get("type") == "error"

@@ -17,6 +17,7 @@ from gateway.domain import (
     Prompt,
     WorkerAddress,
 )
+from gateway.policy.multipart import with_model
 from gateway.policy.pools import defaulted_cap
 from gateway.policy.served import ServedModel
 from gateway.policy.splice import splice, with_usage
@@ -75,6 +76,8 @@ def _edited(
     body: bytes,
 ) -> bytes:
     name = worker.served_model or served.name
+    if endpoint.multipart:
+        return body if name == facts.model else with_model(body, name)
     if name != facts.model or facts.steering_fields or default_cap is not None:
         insert = {}
         if default_cap is not None:

@@ -22,13 +22,12 @@ from gateway.domain import (
     Usage,
 )
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
+from gateway.policy.overflow import engine_message
 from gateway.policy.pools import can_serve
 from gateway.policy.retry import Fault
 from gateway.policy.served import ServedModel
 from gateway.ports import Headers
 from gateway.telemetry import Metrics
-
-_MAX_MESSAGE = 500
 
 
 def response_headers(
@@ -92,21 +91,6 @@ def engine_refusal(fault: Fault) -> Refusal:
                 reason="engine_connection_broken",
                 code="engine_connection_broken",
             )
-
-
-def engine_message(body: bytes) -> str:
-    """The sentence in an engine's error body of any shape, bounded; "" when there is none."""
-    body = body.removeprefix(b"data: ").strip()
-    try:
-        decoded = msgspec.json.decode(body) if body else None
-    except (msgspec.DecodeError, RecursionError):
-        return body[:_MAX_MESSAGE].decode("utf-8", "replace")
-    if isinstance(decoded, dict):
-        error = decoded.get("error", decoded)
-        if isinstance(error, dict):
-            error = error.get("message") or error.get("detail") or ""
-        return str(error)[:_MAX_MESSAGE]
-    return ""
 
 
 def decision_record(

@@ -14,9 +14,16 @@ from typing import Any
 
 import msgspec
 
-from gateway.domain import RESPONSES, Endpoint, Outcome, Usage, WorkerAddress
-from gateway.errors import UpstreamBroken, UpstreamFailure, UpstreamTimeout
-from gateway.policy.overflow import in_band_status, is_busy, is_overflow, is_overflow_event
+from gateway.domain import RESPONSES, Dialect, Endpoint, Outcome, Usage, WorkerAddress
+from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
+from gateway.policy.overflow import (
+    engine_message,
+    has_error_shape,
+    in_band_status,
+    is_busy,
+    is_overflow,
+    is_overflow_event,
+)
 from gateway.policy.retry import Fault
 from gateway.policy.sse import StreamMeter, usage_from
 from gateway.ports import ClientReply, Headers, Upstream, UpstreamCall, UpstreamResponse
@@ -198,7 +205,12 @@ class Relay:
         if status >= 400 and (fault := _fault_of(status, kind, body)) is not None:
             return fault
         self._first_s = self._last_s = self._clock()
-        await self._reply.send(status, [(b"content-type", kind), *headers], body)
+        anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
+        if status >= 400 and not has_error_shape(body, anthropic=anthropic):
+            message = engine_message(body) or f"The engine refused with status {status}."
+            await self._reply.refuse(EngineRefusal(status, message), headers)
+        else:
+            await self._reply.send(status, [(b"content-type", kind), *headers], body)
         if status >= 400:
             return Outcome(label="error", status=status, ttft_s=self._ttft_s())
         usage, finish, answer_id = _read_answer(body)

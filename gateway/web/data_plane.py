@@ -163,9 +163,10 @@ class DataPlane:
                 reason="unsupported_content_encoding",
                 code="unsupported_content_encoding",
             )
-        if not head.json_body:
+        if not (head.form_body if endpoint.multipart else head.json_body):
+            kind = "multipart/form-data" if endpoint.multipart else "application/json"
             raise UnsupportedMedia(
-                "Send the body as content-type: application/json.",
+                f"Send the body as content-type: {kind}.",
                 reason="unsupported_content_type",
                 code="unsupported_content_type",
             )

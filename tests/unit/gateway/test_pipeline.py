@@ -13,6 +13,8 @@ from gateway.domain import (
     EMBEDDINGS,
     MESSAGES,
     RESPONSES,
+    SPEECH,
+    TRANSCRIPTIONS,
     DecisionRecord,
     Incoming,
     Principal,
@@ -908,3 +910,42 @@ async def test_a_defaulted_limit_fits_the_pool_that_serves(
     served_window = 8192 if bench.record.pool == "short" else 65536
     assert prompt + bench.sent["max_tokens"] <= served_window
     assert expected in (None, bench.sent["max_tokens"])
+
+
+async def test_an_audio_form_is_relayed_with_its_model_renamed() -> None:
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--b\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF\x00\r\n--b--\r\n'
+    )
+    bench = Bench(whole(200, b'{"text":"hello"}'))
+    await bench.serve(incoming(form % b"alias", endpoint=TRANSCRIPTIONS))
+    assert (bench.reply.status, bench.reply.body) == (200, b'{"text":"hello"}')
+    call = bench.upstream.calls[0][1]
+    assert (call.path, call.body) == ("/v1/audio/transcriptions", form % b"m")
+    bench.assert_nothing_leaks()
+
+
+async def test_speech_is_relayed_as_the_bytes_it_is() -> None:
+    bench = Bench(Answer(200, ((b"content-type", b"audio/mpeg"),), (b"\xff\xfb\x90",)))
+    body = b'{"model":"m","input":"Say this.","voice":"alloy"}'
+    await bench.serve(incoming(body, endpoint=SPEECH))
+    assert bench.reply.body == b"\xff\xfb\x90"
+    assert bench.reply.headers[b"content-type"] == b"audio/mpeg"
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"detail":"Not Found"}', b'{"object":"error","message":"Not Found"}', b"Not Found"]
+)
+async def test_an_engines_refusal_of_another_shape_is_told_in_openais(said: bytes) -> None:
+    bench = Bench(whole(404, said))
+    await bench.serve()
+    assert bench.reply.refusal is not None
+    assert (bench.reply.refusal.status, bench.reply.refusal.message) == (404, "Not Found")
+    assert bench.record.outcome == "error"
+
+
+async def test_an_engines_refusal_in_openais_shape_passes_byte_for_byte() -> None:
+    said = b'{"error": {"message":"temperature must be >= 0","type":"BadRequestError","code":400}}'
+    bench = Bench(whole(400, said))
+    await bench.serve()
+    assert bench.reply.body == said
