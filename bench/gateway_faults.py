@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import httpx
+from rich.console import Console
 from rich.progress import track
 
 from bench.fleet import MODEL, Engine, Fleet
@@ -48,7 +49,7 @@ def run() -> Report:
     """All scenarios at full size."""
     rows = cancel_rows(200)
     names = ["kill -9", *FAULTS]
-    for name in track(names, description="breaking engines"):
+    for name in track(names, description="breaking engines", console=Console(stderr=True)):
         rows += fault_rows(name)
     return Report(name="gateway-faults", rows=rows)
 
