@@ -18,6 +18,8 @@ from gateway.telemetry import Metrics
 
 FLUSH_S = 0.5
 MAX_PENDING = 50_000
+MAX_PENDING_PROMPT_CHARS = 64 * 1024 * 1024
+"""Of recorded request bodies that wait to be written; beyond it records go without theirs."""
 
 _log = logging.getLogger("sluice.request_log")
 
@@ -64,6 +66,7 @@ class RequestLog:
         self._path = path
         self._metrics = metrics
         self._pending: list[msgspec.Struct] = []
+        self._prompt_chars = 0
         self._task: asyncio.Task[None] | None = None
         self._encode = msgspec.json.Encoder().encode
         self._failing = False
@@ -73,6 +76,11 @@ class RequestLog:
         if len(self._pending) >= MAX_PENDING:
             self._metrics.log_dropped.add()
             return
+        chars = _prompt_chars(record)
+        if self._prompt_chars + chars > MAX_PENDING_PROMPT_CHARS:
+            record = msgspec.structs.replace(record, prompt=None)
+        else:
+            self._prompt_chars += chars
         self._pending.append(record)
 
     def open(self) -> None:
@@ -96,12 +104,14 @@ class RequestLog:
     async def flush(self) -> None:
         """Write what is pending now."""
         batch, self._pending = self._pending, []
+        self._prompt_chars = 0
         if not batch:
             return
         try:
             await asyncio.shield(asyncio.to_thread(self._write, batch))
         except OSError as error:
             self._pending[:0] = batch
+            self._prompt_chars += sum(map(_prompt_chars, batch))
             if not self._failing:
                 _log.error("request log %s cannot be written: %s", self._path, error.strerror)
             self._failing = True
@@ -117,6 +127,10 @@ class RequestLog:
         lines = b"\n".join(map(self._encode, batch)) + b"\n"
         with self._path.open("ab") as file:
             file.write(lines)
+
+
+def _prompt_chars(record: msgspec.Struct) -> int:
+    return len(record.prompt) if isinstance(record, DecisionRecord) and record.prompt else 0
 
 
 class Sinks:

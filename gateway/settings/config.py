@@ -70,7 +70,7 @@ class RequestLogConfig(Section):
     path: Path | None = None
     """The file, appended to; absent: no log."""
     prompts: Flag = False
-    """Record prompts and answers too. They are personal data: think twice."""
+    """Record request bodies too. They are personal data: think twice."""
 
 
 class HealthConfig(Section):

@@ -145,7 +145,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
-        self._inbound_since_s = self.loop.time()
+        if self._answering is None:  # what is pipelined behind an answer is not waited for
+            self._inbound_since_s = self.loop.time()
         self._idle_since_s = None
 
     def on_headers_complete(self) -> None:

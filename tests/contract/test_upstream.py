@@ -704,32 +704,39 @@ async def test_closing_aborts_what_runs_and_closes_what_idles(upstream: Upstream
 # -- a slow reader
 
 
-async def test_a_slow_reader_slows_the_engine_and_loses_nothing(upstream: Upstream) -> None:
-    total, piece = 50 << 20, bytes(range(256)) * 256
-    written = 0
+class FastEngine:
+    """Sends 50 MB as fast as they are taken."""
 
-    async def fast(c: Connection) -> None:
-        nonlocal written
+    total = 50 << 20
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    async def answer(self, c: Connection) -> None:
+        piece = bytes(range(256)) * 256
         await c.request()
-        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total)
-        while written < total:
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % self.total)
+        while self.written < self.total:
             c.writer.write(piece)
             await c.writer.drain()
-            written += len(piece)
+            self.written += len(piece)
 
-    async with Engine(fast) as engine:
+
+async def test_a_slow_reader_slows_the_engine_and_loses_nothing(upstream: Upstream) -> None:
+    fast = FastEngine()
+    async with Engine(fast.answer) as engine:
         response = await upstream.open(engine.worker(), call(idle_s=0.05))
         before = -1
-        while before != written:  # until the engine stands still
-            before = written
+        while before != fast.written:  # until the engine stands still
+            before = fast.written
             await asyncio.sleep(0.1)
         # Beyond the kernel's socket buffers (some MB) only little is held here.
-        assert written < total // 2
+        assert fast.written < fast.total // 2
         largest = size = 0
         while data := await response.read():
             largest = max(largest, len(data))
             size += len(data)
-        assert size == total
+        assert size == fast.total
         assert largest <= 1 << 20
 
 
@@ -804,19 +811,8 @@ async def test_relay_hands_on_what_arrived_before_it_fails(upstream: Upstream) -
 
 
 async def test_a_sink_that_has_enough_slows_the_engine(upstream: Upstream) -> None:
-    total, piece = 50 << 20, bytes(range(256)) * 256
-    written = 0
-
-    async def fast(c: Connection) -> None:
-        nonlocal written
-        await c.request()
-        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total)
-        while written < total:
-            c.writer.write(piece)
-            await c.writer.drain()
-            written += len(piece)
-
-    async with Engine(fast) as engine:
+    fast = FastEngine()
+    async with Engine(fast.answer) as engine:
         response = await upstream.open(engine.worker(), call())
         size = 0
 
@@ -827,13 +823,13 @@ async def test_a_sink_that_has_enough_slows_the_engine(upstream: Upstream) -> No
 
         assert await response.relay(sink) is False
         before = -1
-        while before != written:  # until the engine stands still
-            before = written
+        while before != fast.written:  # until the engine stands still
+            before = fast.written
             await asyncio.sleep(0.1)
-        assert written < total // 2
+        assert fast.written < fast.total // 2
         while not await response.relay(sink):
             pass
-        assert size == total
+        assert size == fast.total
 
 
 async def test_cancelling_a_relay_and_aborting_closes_the_socket(upstream: Upstream) -> None:

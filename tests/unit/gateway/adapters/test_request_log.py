@@ -152,3 +152,17 @@ def test_the_fake_sink_keeps_everything() -> None:
     sink = ListSink()
     sink.append(decision("a"))
     assert [r.request_id for r in sink.records] == ["a"]
+
+
+async def test_recorded_bodies_that_wait_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_PENDING_PROMPT_CHARS", 10)
+    log, _ = log_at(tmp_path / "l.jsonl")
+    for name in "abc":
+        log.append(decision(name, prompt="x" * 6))
+    await log.flush()
+    log.append(decision("d", prompt="x" * 6))
+    await log.flush()
+    found = {r.request_id: r.prompt for r in lines(tmp_path / "l.jsonl")}
+    assert found == {"a": "x" * 6, "b": None, "c": None, "d": "x" * 6}

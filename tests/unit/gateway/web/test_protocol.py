@@ -290,6 +290,18 @@ async def test_a_request_that_has_arrived_may_run_as_long_as_it_takes(gateway: G
     assert gateway.plane.running == 1
 
 
+async def test_half_a_request_behind_a_running_one_does_not_end_it(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started)
+    await client.send(b"POST /v1")
+    if gateway.direct:
+        gateway.sweep(1e9)
+    await client.send(b"")
+    assert gateway.pipeline.cancelled == []
+    assert gateway.plane.running == 1
+
+
 async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: Gateway) -> None:
     client = await gateway.connect()
     await client.send(request())
