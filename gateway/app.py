@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from gateway.adapters.probes import Prober
 from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
@@ -32,6 +33,7 @@ from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.served import ServedModel
+from gateway.rehearsal import Rehearsal
 from gateway.settings import Config, EntitlementConfig, ModelConfig, not_enforced
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
@@ -298,9 +300,29 @@ async def serve(config: Config, *, on_ready: Callable[[int], None] | None = None
         gateway,
         on_ready,
     )
-    async with gateway.running():
+    async with gateway.running(), _rehearsing(config, gateway, protocol, server):
         _calm_gc()
         await server.serve()
+
+
+@asynccontextmanager
+async def _rehearsing(
+    config: Config, gateway: Gateway, protocol: type[GatewayProtocol], server: uvicorn.Server
+) -> AsyncIterator[None]:
+    """Keep the way of a request warm while the block runs."""
+    if not config.server.keep_warm:
+        yield
+        return
+    rehearsal = Rehearsal(served_model(config, config.models[0]), time.monotonic)
+    server.config.load()
+    rehearsal.start(
+        protocol(config=server.config, server_state=ServerState(), app_state={}),
+        gateway.data_plane,
+    )
+    try:
+        yield
+    finally:
+        await rehearsal.close()
 
 
 def _calm_gc() -> None:

@@ -36,7 +36,7 @@ _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
 _MAX_HEAD_BYTES = 64 * 1024
 
-_Key = tuple[str, str, int, str | None]
+ConnectionKey = tuple[str, str, int, str | None]
 """scheme, host, port, ca_file."""
 
 
@@ -64,7 +64,7 @@ class _Exchange:
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: PhaseTimeouts) -> None:
-        self.connection: _Connection | None = None
+        self.connection: Connection | None = None
         self.deadline_s = loop.time() + timeouts.first_byte_s
         self.idle_s = timeouts.idle_s
         self.headers: list[tuple[bytes, bytes]] = []
@@ -187,7 +187,7 @@ class _Exchange:
             self._waiter = None
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One TCP connection; between exchanges it idles in its pool."""
 
     __slots__ = (
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
         "owner",
     )
 
-    def __init__(self, owner: "HttpUpstream", key: _Key) -> None:
+    def __init__(self, owner: "HttpUpstream", key: ConnectionKey) -> None:
         self.owner = owner
         self.key = key
         self.idle_since_s = 0.0
@@ -220,24 +220,29 @@ class _Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
+        """Open, and not about to close."""
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
+        """Close it and forget it."""
         self.owner.forget(self)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
 
     def pause(self) -> None:
+        """Stop reading."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
+        """Read again."""
         if self.usable and self._transport is not None:
             self._transport.resume_reading()
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
         # Write at once, not at the end of the loop's turn (uvloop).
         self._transport.set_write_buffer_limits(high=0)
@@ -246,6 +251,7 @@ class _Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
         exchange = self.exchange
         if exchange is None:  # bytes outside an exchange are not to be trusted
             self.close()
@@ -264,6 +270,7 @@ class _Connection(asyncio.Protocol):
         exchange.arrived()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
         exchange, self.exchange = self.exchange, None
         self.owner.forget(self)
         if exchange is None:
@@ -277,14 +284,17 @@ class _Connection(asyncio.Protocol):
     # -- httptools
 
     def on_message_begin(self) -> None:
+        """See httptools."""
         if self.exchange is None:  # more than one answer to one request: not to be trusted
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
         if self.exchange is not None:
             self.exchange.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """See httptools."""
         exchange = self.exchange
         if exchange is None:
             return
@@ -298,10 +308,12 @@ class _Connection(asyncio.Protocol):
         self._close_delimited = not framed and status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
+        """See httptools."""
         if self.exchange is not None:
             self.exchange.add(body)
 
     def on_message_complete(self) -> None:
+        """See httptools."""
         exchange = self.exchange
         if exchange is None or not exchange.head_done or self._close_delimited:
             return
@@ -318,8 +330,8 @@ class HttpUpstream:
     """Upstream for http:// and https:// workers (the port is `gateway.ports.Upstream`)."""
 
     def __init__(self) -> None:
-        self._idle: dict[_Key, deque[_Connection]] = {}
-        self._busy: set[_Connection] = set()
+        self._idle: dict[ConnectionKey, deque[Connection]] = {}
+        self._busy: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._heads: dict[tuple[str, str | None, str], bytes] = {}
         self._tls: dict[str | None, ssl.SSLContext] = {}
@@ -340,7 +352,7 @@ class HttpUpstream:
             except UpstreamFailure as failure:
                 if failure.kind != "reset" or exchange.got_bytes:
                     raise
-        fresh = await self._connect(loop, key, call.timeouts.connect_s)
+        fresh = await self.connect(loop, key, call.timeouts.connect_s)
         return await self._run(fresh, _Exchange(loop, call.timeouts), request)
 
     async def close(self) -> None:
@@ -355,7 +367,7 @@ class HttpUpstream:
             connection.close()
         self._idle.clear()
 
-    def give_back(self, connection: "_Connection") -> None:
+    def give_back(self, connection: "Connection") -> None:
         """Keep a connection whose exchange ended well (called by the connection)."""
         self._busy.discard(connection)
         idle = self._idle.setdefault(connection.key, deque())
@@ -365,7 +377,7 @@ class HttpUpstream:
         connection.idle_since_s = asyncio.get_running_loop().time()
         idle.append(connection)
 
-    def forget(self, connection: "_Connection") -> None:
+    def forget(self, connection: "Connection") -> None:
         """Drop a connection that closes (called by the connection)."""
         self._busy.discard(connection)
         idle = self._idle.get(connection.key)
@@ -374,7 +386,7 @@ class HttpUpstream:
                 idle.remove(connection)
 
     async def _run(
-        self, connection: _Connection, exchange: _Exchange, request: bytes
+        self, connection: Connection, exchange: _Exchange, request: bytes
     ) -> UpstreamResponse:
         self._busy.add(connection)
         connection.send(exchange, request)
@@ -385,7 +397,7 @@ class HttpUpstream:
             raise
         return exchange
 
-    def _take(self, key: _Key) -> _Connection | None:
+    def _take(self, key: ConnectionKey) -> Connection | None:
         idle = self._idle.get(key)
         while idle:
             connection = idle.pop()
@@ -393,10 +405,11 @@ class HttpUpstream:
                 return connection
         return None
 
-    async def _connect(
-        self, loop: asyncio.AbstractEventLoop, key: _Key, connect_s: float
-    ) -> _Connection:
-        connection = _Connection(self, key)
+    async def connect(
+        self, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
+    ) -> Connection:
+        """Open a connection to a worker. Raises UpstreamFailure."""
+        connection = Connection(self, key)
         try:
             async with asyncio.timeout(connect_s):
                 await loop.create_connection(
@@ -408,7 +421,7 @@ class HttpUpstream:
             raise UpstreamFailure("connect", error.strerror or type(error).__name__) from error
         return connection
 
-    def _tls_context(self, key: _Key) -> ssl.SSLContext | None:
+    def _tls_context(self, key: ConnectionKey) -> ssl.SSLContext | None:
         if key[0] != "https":
             return None
         context = self._tls.get(key[3])
