@@ -31,8 +31,11 @@ class Refusal(SluiceError):
         param: str | None = None,
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
+        self.headers = headers
+        """Further response headers (x-ratelimit-*)."""
         self.message = message
         self.reason = reason
         self.code = code
@@ -99,6 +102,12 @@ class RateLimited(Refusal):
 
     status = 429
     type = "requests"
+
+
+class TokensLimited(RateLimited):
+    """429: the entitlement's token rate."""
+
+    type = "tokens"
 
 
 class Unavailable(Refusal):

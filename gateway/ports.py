@@ -5,12 +5,13 @@ one contract suite holds both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from gateway.domain import Ask, Lease, PhaseTimeouts, Record, Usage, WorkerAddress
 from gateway.errors import Refusal
+from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Learned, Peer
 
 
@@ -117,8 +118,23 @@ class LeaseStore(Protocol):
         Raises Refusal (429, 503, 400). A known lease id returns its earlier lease.
         """
 
-    async def transfer(self, lease: Lease, pool: int) -> Lease:
-        """Move a lease to another pool atomically; the old one stays in force on refusal."""
+    async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
+        """Move a lease to another pool atomically.
+
+        Without `force` it must be admissible there; the old one stays in force on Refusal.
+        """
+
+    def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
+        """Change what a lease reserves: down after compression, up as tokens stream past it.
+
+        Takes effect at once or soon, never waits, never raises, never refuses.
+        """
+
+    async def reclaim(self, lease: Lease) -> None:
+        """A protected lease waits: have others of its pool give way (see `on_evict`)."""
+
+    def on_evict(self, evict: Callable[[str], None]) -> None:
+        """Whom to tell that a lease of this process must end; it is settled as usual."""
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
         """Release the lease and post its usage; a lease that was settled before is a no-op.
@@ -126,6 +142,80 @@ class LeaseStore(Protocol):
         Takes effect at once or soon, never waits and never raises: it runs while a
         cancelled request unwinds.
         """
+
+
+class AccountView(Record, frozen=True, kw_only=True):
+    """One entitlement's counters, for people and metrics."""
+
+    name: str
+    state: str
+    """bound, pending, degraded, expired or suspended."""
+    inflight: tuple[int, ...]
+    kv_bytes: int
+    level_tokens: float
+    depth_tokens: float
+    debt: float
+    burst: float
+    weight: float
+    debited: int
+    refunded: int
+    used: int
+
+
+class PoolView(Record, frozen=True, kw_only=True):
+    """One pool's counters."""
+
+    slots: int
+    inflight: int
+    kv_capacity_bytes: int
+    kv_bytes: int
+    idle_dedicated: int
+    service_s: float
+    desired_replicas: int
+    """0 where the configuration gives no bounds."""
+
+
+class TokenPools(Protocol):
+    """The other side of a LeaseStore: who is entitled to what, and how much there is."""
+
+    async def define(self, terms: Entitlement) -> None:
+        """Add an entitlement or change its terms at once; counters stay."""
+
+    async def remove(self, model: str, name: str) -> bool:
+        """Forget an entitlement; False while it has anything in flight."""
+
+    async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
+        """Counters of these entitlements, unknown ones left out."""
+
+    async def pools(self, model: str) -> list[PoolView]:
+        """Counters of a model's pools."""
+
+
+class EntitlementEntry(Record, frozen=True, kw_only=True):
+    """An entitlement as it is kept: its terms and who may use it."""
+
+    terms: Entitlement
+    key_sha256: tuple[str, ...] = ()
+    """Hex digests of its live keys, two at most."""
+    origin: Literal["file", "admin"] = "file"
+    file_digest: str = ""
+    """Of the configuration's section it came from: the file wins when that changes."""
+
+
+class Directory(Protocol):
+    """Where entitlements changed at run time are kept. Raises StateFailure."""
+
+    async def load(self) -> tuple[int, list[EntitlementEntry]]:
+        """The revision, and every entry that is kept."""
+
+    async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
+        """What changed after a revision: the newest, entries put, names removed."""
+
+    async def put(self, entry: EntitlementEntry) -> int:
+        """Keep an entry, replacing its namesake; the revision."""
+
+    async def delete(self, name: str) -> int:
+        """Forget an entry; the revision."""
 
 
 class RecordSink(Protocol):

@@ -234,6 +234,9 @@ class FakeStore:
         self.leases: dict[str, Lease] = {}
         self.settlements: list[tuple[Lease, Settlement]] = []
         self.transfers: list[tuple[int, int]] = []
+        self.sizes: list[tuple[str, int, int]] = []
+        self.reclaims: list[str] = []
+        self.evict: Callable[[str], None] = lambda _: None
         self.spill_to: int | None = None
         self.refuse_with: Refusal | None = None
 
@@ -265,7 +268,7 @@ class FakeStore:
         self.leases[ask.lease_id] = lease
         return lease
 
-    async def transfer(self, lease: Lease, pool: int) -> Lease:
+    async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         """See LeaseStore."""
         held = self.leases.get(lease.id)
         if held is None or held.pool == pool:
@@ -274,6 +277,18 @@ class FakeStore:
         moved = msgspec.structs.replace(held, pool=pool)
         self.leases[lease.id] = moved
         return moved
+
+    def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
+        """See LeaseStore."""
+        self.sizes.append((lease.id, cost_tokens, kv_bytes))
+
+    async def reclaim(self, lease: Lease) -> None:
+        """See LeaseStore."""
+        self.reclaims.append(lease.id)
+
+    def on_evict(self, evict: Callable[[str], None]) -> None:
+        """See LeaseStore."""
+        self.evict = evict
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
         """See LeaseStore."""

@@ -23,6 +23,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     spill_queue: int
     timeouts: PhaseTimeouts = PhaseTimeouts()
     max_attempts: int = 3
+    kv_bytes_per_token: int = 0
+    """0 where KV is not enforced."""
 
     @property
     def observe(self) -> bool:

@@ -1,6 +1,7 @@
 """Stage 4, admit: one atomic call -> lease. The store decides on spillover in the same call.
 
-Before token pools exist the store is a process-local ledger: it counts, it does not limit.
+A model none of whose entitlements states a limit or a class is not managed: there the store
+counts and spills over, and refuses nobody.
 """
 
 from gateway.domain import Ask, Lease, LengthEstimate, Plan, Principal
@@ -26,5 +27,6 @@ async def admit(
             alternates=plan.alternates,
             cost_tokens=estimate.cost_tokens,
             sequences=estimate.sequences,
+            kv_bytes=estimate.cost_tokens * served.kv_bytes_per_token,
         )
     )

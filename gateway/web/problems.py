@@ -71,6 +71,7 @@ def error_headers(refusal: Refusal) -> Headers:
         headers.append((b"allow", b"POST"))
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    headers += refusal.headers
     return headers
 
 

@@ -1,0 +1,112 @@
+"""A denial as clients see it: status, type, code, wait, and the limits in force.
+
+429 of tokens has type `tokens`; concurrency, KV and priority have `requests`. What waiting
+cannot help is a 400; an expired or suspended entitlement 403; one without capacity 503.
+"""
+
+from gateway.domain import Limits
+from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
+from gateway.policy.admission import Denial, Grant
+from gateway.policy.waits import MOST_S, told_s
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+def refusal_of(denial: Denial, entitlement: str, jitter: float, limits: Headers = ()) -> Refusal:
+    """The refusal to send; `jitter` in [0, 1] spreads the retries, `limits` are headers."""
+    reason = denial.reason
+    match reason:
+        case "entitlement_expired" | "entitlement_suspended" | "entitlement_unknown":
+            what = {"expired": "has expired", "suspended": "is suspended"}
+            said = what.get(reason.removeprefix("entitlement_"), "is not in force")
+            return Forbidden(
+                f"The entitlement '{entitlement}' {said}. Ask whoever runs this gateway.",
+                reason=reason,
+                code=reason,
+            )
+        case "entitlement_pending" | "entitlement_degraded":
+            return Unavailable(
+                f"There is no capacity for the entitlement '{entitlement}' at the moment.",
+                reason=reason,
+                code=reason,
+                retry_after_s=float(told_s(denial.wait_s, jitter)),
+                should_retry=True,
+            )
+        case "exceeds_entitlement":
+            return BadRequest(
+                f"This request needs {denial.requested:.0f}, and the entitlement '{entitlement}' "
+                f"allows {denial.limit:.0f} at most, however long you wait. Send a shorter "
+                "prompt, ask for fewer output tokens or fewer choices.",
+                reason=reason,
+                code=reason,
+            )
+    wait_s = float(told_s(denial.wait_s, jitter))
+    if reason == "tokens":
+        return TokensLimited(
+            f"Rate limit reached for the entitlement '{entitlement}' on tokens: limit "
+            f"{denial.limit:.0f}, used {denial.used:.0f}, requested {denial.requested:.0f}. "
+            f"Please try again in {wait_s:.0f}s.",
+            reason=reason,
+            code="rate_limit_exceeded",
+            retry_after_s=wait_s,
+            should_retry=True,
+            headers=limits,
+        )
+    whose = {"concurrency": "requests in flight", "kv": "KV cache bytes"}.get(
+        reason, "the pool's slots, taken by traffic of at least this priority"
+    )
+    return RateLimited(
+        f"Rate limit reached for the entitlement '{entitlement}' on {whose}: limit "
+        f"{denial.limit:.0f}, used {denial.used:.0f}, requested {denial.requested:.0f}. "
+        f"Please try again in {wait_s:.0f}s.",
+        reason=reason,
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
+        should_retry=True,
+        headers=limits,
+    )
+
+
+def limits_of(grant: Grant) -> Limits:
+    """The limits in force after a grant."""
+    free = max(0, grant.limit_sequences - grant.inflight_sequences)
+    rate = grant.rate_tokens_per_s
+    return Limits(
+        sequences=grant.limit_sequences,
+        sequences_free=free,
+        sequences_reset_s=0.0
+        if free
+        else min(MOST_S, grant.service_s / max(1, grant.inflight_sequences)),
+        tokens=int(grant.depth_tokens),
+        tokens_free=max(0, int(grant.level_tokens)),
+        tokens_reset_s=max(0.0, grant.depth_tokens - grant.level_tokens) / rate if rate else 0.0,
+    )
+
+
+def limit_headers(limits: Limits) -> Headers:
+    """x-ratelimit-*: requests are sequences in flight; tokens are left out where unlimited."""
+    headers = (
+        (b"x-ratelimit-limit-requests", b"%d" % limits.sequences),
+        (b"x-ratelimit-remaining-requests", b"%d" % limits.sequences_free),
+        (b"x-ratelimit-reset-requests", span(limits.sequences_reset_s)),
+    )
+    if not limits.tokens:
+        return headers
+    return (
+        *headers,
+        (b"x-ratelimit-limit-tokens", b"%d" % limits.tokens),
+        (b"x-ratelimit-remaining-tokens", b"%d" % limits.tokens_free),
+        (b"x-ratelimit-reset-tokens", span(limits.tokens_reset_s)),
+    )
+
+
+def span(seconds: float) -> bytes:
+    """A duration as OpenAI writes it: 12ms, 1s, 6m0s."""
+    if seconds < 1.0:
+        return b"%dms" % int(seconds * 1000)
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return b"%dh%dm%ds" % (hours, minutes, left)
+    return b"%dm%ds" % (minutes, left) if minutes else b"%ds" % left

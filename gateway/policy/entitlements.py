@@ -1,0 +1,155 @@
+"""Entitlements: what a tenant is owed, in which service class, and the weight that follows.
+
+Token-pools paper, section 3.2 and eq. 1. The weight orders traffic when a pool is contended:
+
+    w = w_class / (1 + a_slo slo/l_bar) / (1 + a_burst b) * max(.05, 1 + a_debt d)
+
+clamped into its class's band, so that no debt or burst lets one class pass another. The debt
+factor is floored because eq. 1 goes negative below d = -1/a_debt.
+"""
+
+from typing import Literal
+
+from gateway.domain import Record
+
+ServiceClass = Literal["dedicated", "guaranteed", "elastic", "spot", "preemptible"]
+CLASSES: tuple[ServiceClass, ...] = ("dedicated", "guaranteed", "elastic", "spot", "preemptible")
+"""Most protected first."""
+RESERVING = frozenset({"dedicated", "guaranteed"})
+"""Classes whose baseline is set aside for them."""
+BORROWING = frozenset({"dedicated", "elastic", "spot"})
+"""Classes that may spend the pool's unused token rate."""
+BACKFILL = frozenset({"spot", "preemptible"})
+"""Classes that only ever use what is left."""
+
+_CLASS_WEIGHT = {
+    "dedicated": 1000.0,
+    "guaranteed": 1000.0,
+    "elastic": 100.0,
+    "spot": 1.0,
+    "preemptible": 0.1,
+}
+_BAND = {
+    "dedicated": (501.0, 1000.0),
+    "guaranteed": (501.0, 1000.0),
+    "elastic": (1.01, 500.0),
+    "spot": (0.101, 1.0),
+    "preemptible": (1e-6, 0.1),
+}
+SPILLED_WEIGHT = 1.0
+"""The most that work in an alternate pool weighs there: it is spot-band backfill."""
+_LEAST_DEBT_FACTOR = 0.05
+
+
+class AdmissionProfile(Record, frozen=True, kw_only=True):
+    """Coefficients of eq. 1 and 2. `paper` as published; `default` lets debt turn to credit."""
+
+    name: str
+    slo_share: float = 2.0
+    """a_slo."""
+    burst_share: float = 1.0
+    """a_burst."""
+    debt_share: float = 4.0
+    """a_debt."""
+    debt_keep: float = 0.7
+    """gamma_d."""
+    burst_keep: float = 0.7
+    """gamma_b."""
+    least_debt: float = -0.2
+    tick_s: float = 5.0
+    cached_input_charge: float = 0.1
+    """What a prompt token costs that the engine had cached; input and output cost 1."""
+
+
+PROFILES = {
+    "default": AdmissionProfile(name="default"),
+    "paper": AdmissionProfile(
+        name="paper", burst_share=0.0, least_debt=0.0, cached_input_charge=1.0
+    ),
+}
+
+
+class Entitlement(Record, frozen=True, kw_only=True):
+    """One entitlement's terms. Zero means "not set" wherever a quantity may be absent."""
+
+    name: str
+    model: str
+    tenant: str = ""
+    service_class: ServiceClass = "elastic"
+    slo_ms: int = 0
+    """Time to first token it expects; 0 for the average."""
+    baseline: tuple[int, ...] = ()
+    """Sequences in flight, by pool; missing pools have none."""
+    limit: int = 0
+    """r_e, sequences over all pools; 0 for the capacity. Guaranteed: its baseline, by pool."""
+    tokens_per_s: float = 0.0
+    """lambda_e, input and output tokens."""
+    tokens_per_s_limit: float = 0.0
+    """With borrowing; 0 for no limit but the surplus. Borrowing classes only."""
+    kv_bytes: int = 0
+    """chi_e, the baseline."""
+    kv_bytes_limit: int = 0
+    """0 for the pool's own; at least `kv_bytes`."""
+    expires_unix_s: float = 0.0
+    suspended: bool = False
+    observe: bool = False
+    """Denials are computed and counted, not applied."""
+    created: int = 0
+    """Order of creation among its model's: the newest gives way first when capacity falls."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether its baseline is set aside for it."""
+        return self.service_class in RESERVING
+
+    def baseline_of(self, pool: int) -> int:
+        """Baseline sequences in a pool."""
+        return self.baseline[pool] if pool < len(self.baseline) else 0
+
+
+def weight(
+    profile: AdmissionProfile,
+    service_class: ServiceClass,
+    slo_ms: float,
+    mean_slo_ms: float,
+    burst: float,
+    debt: float,
+) -> float:
+    """w_e, in its class's band. `slo_ms` 0 takes the average; so does `mean_slo_ms` 0."""
+    urgency = slo_ms / mean_slo_ms if slo_ms > 0 and mean_slo_ms > 0 else 1.0
+    w = _CLASS_WEIGHT[service_class] / (1 + profile.slo_share * urgency)
+    w = w / (1 + profile.burst_share * burst)
+    w = w * max(_LEAST_DEBT_FACTOR, 1 + profile.debt_share * debt)
+    low, high = _BAND[service_class]
+    return min(max(w, low), high)
+
+
+def split_baseline(sequences: int, slots: tuple[int, ...]) -> tuple[int, ...]:
+    """One number over pools by their slots, at least 1 each while there are enough.
+
+    Largest remainders, so that the parts add up to `sequences`.
+    """
+    if sequences <= 0 or not slots:
+        return tuple(0 for _ in slots)
+    total = sum(slots) or len(slots)
+    shares = [sequences * (s or 1) / total for s in slots]
+    parts = [max(1, int(share)) for share in shares]
+    order = sorted(range(len(slots)), key=lambda i: (shares[i] - int(shares[i]), i), reverse=True)
+    at = 0
+    while sum(parts) < sequences:
+        parts[order[at % len(order)]] += 1
+        at += 1
+    while sum(parts) > sequences and max(parts) > 1:
+        parts[parts.index(max(parts))] -= 1
+    while sum(parts) > sequences:  # fewer sequences than pools: the first pools get them
+        parts[max(i for i, part in enumerate(parts) if part)] -= 1
+    return tuple(parts)
+
+
+def charge_tokens(
+    profile: AdmissionProfile, prompt_tokens: int, completion_tokens: int, cached_tokens: int
+) -> int:
+    """What usage costs an entitlement, in whole tokens, rounded up."""
+    cached = min(cached_tokens, prompt_tokens)
+    saved = cached - cached * profile.cached_input_charge
+    return prompt_tokens + completion_tokens - int(saved)

@@ -1,0 +1,35 @@
+"""Who gives way when protected traffic would wait: preemptible work, and what was spilled in.
+
+Lowest weight first, then youngest: the work that loses least. Spot only where the model says
+`reclaim: cancel`. Victims keep their lease until their owner has cancelled them upstream.
+"""
+
+from heapq import nsmallest
+
+from gateway.policy.ledger import Held, TokenPool
+
+
+def victims(book: TokenPool, pool: int, sequences: int) -> list[Held]:
+    """Leases of a pool that together free at least `sequences`, as far as there are any."""
+    candidates = [h for h in book.pools[pool].evictable.values() if not h.evicted]
+    chosen: list[Held] = []
+    freed = 0
+    for held in nsmallest(sequences, candidates, key=lambda h: (h.weight, -h.issued_s, h.id)):
+        if freed >= sequences:
+            break
+        chosen.append(held)
+        freed += held.sequences
+    return chosen
+
+
+def evict(book: TokenPool, pool: int, sequences: int) -> list[Held]:
+    """Mark the victims, so that nobody is asked twice.
+
+    What is already leaving, and slots that are free, count towards `sequences`.
+    """
+    leaving = sum(h.sequences for h in book.pools[pool].evictable.values() if h.evicted)
+    free = max(0, book.terms.slots[pool] - book.pools[pool].inflight)
+    chosen = victims(book, pool, max(0, sequences - leaving - free))
+    for held in chosen:
+        held.evicted = True
+    return chosen
