@@ -13,6 +13,7 @@ from gateway.domain import Ask, Lease, PhaseTimeouts, Record, Usage, WorkerAddre
 from gateway.errors import Refusal
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Learned, Peer
+from gateway.policy.ledger import Terms
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):
@@ -189,6 +190,19 @@ class TokenPools(Protocol):
 
     async def pools(self, model: str) -> list[PoolView]:
         """Counters of a model's pools."""
+
+
+class Upkeep(Protocol):
+    """What a store needs done now and then, off the request path. Nothing here raises."""
+
+    async def change(self, model: str, terms: Terms) -> None:
+        """Take over a model's capacity and rules (of several gateways, the leader's count)."""
+
+    async def renew(self) -> None:
+        """Renew every lease that this process holds, in one batch a model."""
+
+    async def tick(self) -> None:
+        """Reap; run the tick where it is due; hand over what was evicted here."""
 
 
 class EntitlementEntry(Record, frozen=True, kw_only=True):
