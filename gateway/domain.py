@@ -239,6 +239,8 @@ class Lease(Record, frozen=True, kw_only=True):
     would_deny: str = ""
     """Observe mode: what it would have been refused for."""
     limits: Limits | None = None
+    issued_unix_s: float = 0.0
+    """By the store's clock."""
 
 
 class Prompt(Record, frozen=True, kw_only=True):
@@ -280,7 +282,8 @@ class Outcome(Record, frozen=True, kw_only=True):
     """How the exchange with the engines ended."""
 
     label: str
-    """ok, error (the engine's 4xx), refused, disconnected, upstream_error, internal_error."""
+    """ok, error (the engine's 4xx), refused, evicted, disconnected, upstream_error or
+    internal_error."""
     status: int
     usage: Usage | None = None
     finish_reason: str | None = None
@@ -404,4 +407,23 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     ttft_s: float | None = None
     tpot_s: float | None = None
     duration_s: float | None = None
+    lease_id: str | None = None
+    service_class: str | None = None
+    asked_pool: str | None = None
+    """The pool that admission was asked for; it may have spilled."""
+    alternates: tuple[str, ...] = ()
+    """Pools that admission could spill to."""
+    admitted_unix_s: float | None = None
+    reserved_tokens: int | None = None
+    """What admission took from the entitlement's bucket."""
+    reserved_kv_bytes: int | None = None
+    priority: float | None = None
+    """w_e at admission."""
+    contended: bool = False
+    would_deny: str | None = None
+    """Observe mode: the reason admission would have refused for."""
+    evicted: bool = False
+    charge_tokens: int | None = None
+    """What the entitlement was charged, by the profile's weights; None for a full refund."""
+    settled_unix_s: float | None = None
     prompt: str | None = None

@@ -27,7 +27,7 @@ from gateway.domain import (
     Principal,
     Prompt,
 )
-from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.errors import ContextLengthExceeded, RateLimited, Refusal, Unavailable
 from gateway.policy import fleet
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import larger_pools
@@ -61,6 +61,7 @@ class Walk:
         "binding",
         "dispatched",
         "estimate",
+        "evicted",
         "facts",
         "lease",
         "outcome",
@@ -72,8 +73,10 @@ class Walk:
         "refusal",
         "relay",
         "rescued",
+        "reserved_tokens",
         "sent_s",
         "served",
+        "task",
     )
 
     def __init__(self) -> None:
@@ -94,6 +97,11 @@ class Walk:
         self.rescued = False
         self.refusal: Refusal | None = None
         self.outcome: Outcome | None = None
+        self.task: asyncio.Task[object] | None = None
+        """Who walks, once it holds a managed lease."""
+        self.evicted = False
+        self.reserved_tokens = 0
+        """What the lease has reserved, extensions included."""
 
 
 class Pipeline:
@@ -122,6 +130,10 @@ class Pipeline:
         self._clock = clock
         self._wall_clock = wall_clock
         self._log_prompts = log_prompts
+        self._held: dict[str, Walk] = {}
+        """Requests that hold a managed lease, by its id."""
+        self._reclaims: set[asyncio.Task[None]] = set()
+        store.on_evict(self.evict)
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request. Raises only CancelledError, after settling."""
@@ -138,9 +150,34 @@ class Pipeline:
                 if walk.relay is not None
                 else Outcome(label="disconnected", status=499)
             )
-            raise
+            if not walk.evicted or walk.task is None or walk.task.uncancel():
+                raise
+            await self._give_way(incoming, reply, walk, walk.outcome)
         finally:
             self._settle(incoming, walk)
+
+    def evict(self, lease_id: str) -> None:
+        """End a request whose place somebody else is entitled to; it settles as ever."""
+        walk = self._held.get(lease_id)
+        if walk is not None and walk.task is not None and not walk.evicted:
+            walk.evicted = True
+            walk.task.cancel()
+
+    def extend(self) -> None:
+        """Have the leases of streams that run past their reserve reserve more.
+
+        Called now and then, off the request path: nothing is cut, the bucket pays.
+        """
+        for walk in self._held.values():
+            lease, served, relay = walk.lease, walk.served, walk.relay
+            if lease is None or served is None or relay is None or walk.estimate is None:
+                continue
+            used = walk.estimate.input_tokens_total + relay.emitted
+            if used > walk.reserved_tokens:
+                walk.reserved_tokens = used + _EXTENSION_TOKENS
+                self._store.resize(
+                    lease, walk.reserved_tokens, walk.reserved_tokens * served.kv_bytes_per_token
+                )
 
     def know(self, key: bytes | None) -> Principal:
         """Stage 1 alone, for a body that is large enough to ask first. Raises Refusal."""
@@ -164,6 +201,10 @@ class Pipeline:
         walk.lease = await stage_admit.admit(
             self._store, served, principal, incoming.lease_id, estimate, plan
         )
+        if walk.lease.limits is not None:
+            walk.reserved_tokens = walk.lease.cost_tokens
+            walk.task = asyncio.current_task()
+            self._held[walk.lease.id] = walk
         # 5 compress, 6 adjust the lease
         walk.prompt = prompt = stage_compress.compress(incoming.body)
         walk.lease = stage_adjust.adjust(walk.lease)
@@ -247,7 +288,10 @@ class Pipeline:
         pool = served.pools[binding.pool]
         worker = served.workers[binding.pool][binding.worker]
         lease, estimate = _found(walk.lease), _found(walk.estimate)
-        call = stage_dispatch.upstream_call(served, incoming, facts, estimate, prompt, binding)
+        priority = stage_dispatch.engine_priority(served, _found(walk.principal), lease)
+        call = stage_dispatch.upstream_call(
+            served, incoming, facts, estimate, prompt, binding, priority
+        )
         walk.relay = relay = stage_forward.Relay(
             incoming.endpoint,
             reply,
@@ -260,14 +304,46 @@ class Pipeline:
         walk.dispatched = True
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         result = "cancelled"
+        waiting = self._watch_wait(walk, served, lease)
         try:
             found = await relay.run(self._upstream, worker, call, self._headers(incoming, walk))
             result = found.label if isinstance(found, Outcome) else found.kind
         finally:
+            if waiting is not None:
+                waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))
         self._note_health(served, binding, found)
         return found
+
+    def _watch_wait(
+        self, walk: Walk, served: ServedModel, lease: Lease
+    ) -> asyncio.TimerHandle | None:
+        """Have others give way when a protected request entered a full pool and waits there."""
+        if not (lease.protected and lease.contended):
+            return None
+
+        def waited() -> None:
+            if walk.relay is None or not walk.relay.emitted:
+                task = asyncio.ensure_future(self._store.reclaim(lease))
+                self._reclaims.add(task)
+                task.add_done_callback(self._reclaims.discard)
+
+        return asyncio.get_running_loop().call_later(served.reclaim_s, waited)
+
+    async def _give_way(
+        self, incoming: Incoming, reply: ClientReply, walk: Walk, outcome: Outcome
+    ) -> None:
+        """Tell the client of an evicted request: 429, or an in-band error once bytes were sent."""
+        walk.outcome = msgspec.structs.replace(outcome, label="evicted", status=429)
+        walk.refusal = refusal = RateLimited(
+            "This request gave way to one with a reserved place. Please try again later.",
+            reason="evicted",
+            code="evicted",
+            retry_after_s=_EVICTED_WAIT_S,
+            should_retry=True,
+        )
+        await self._refuse(incoming, reply, walk, refusal)
 
     def _note_health(self, served: ServedModel, binding: Binding, found: Outcome | Fault) -> None:
         pool = served.pools[binding.pool]
@@ -331,10 +407,19 @@ class Pipeline:
         """Stage 10. Without an await, so no cancellation can come between."""
         outcome = walk.outcome or Outcome(label="internal_error", status=500)
         lease, served, estimate = walk.lease, walk.served, walk.estimate
+        if walk.task is not None:
+            self._held.pop(incoming.lease_id, None)
         charged = None
+        now_unix_s = self._wall_clock()
         if lease is not None and estimate is not None and served is not None:
             charged = stage_settle.settle(
-                self._store, served, lease, outcome, estimate, dispatched=walk.dispatched
+                self._store,
+                served,
+                lease,
+                outcome,
+                estimate,
+                dispatched=walk.dispatched,
+                unix_s=now_unix_s,
             )
             if walk.facts and walk.principal and walk.prompt:
                 stage_settle.learn(
@@ -365,6 +450,8 @@ class Pipeline:
             queue_s=walk.queue_s,
             sent_s=walk.sent_s,
             now_s=self._clock(),
+            settled_unix_s=now_unix_s,
+            evicted=walk.evicted,
             prompts=self._log_prompts,
         )
         stage_explain.count(self._metrics, record, estimate, served, lease)
@@ -381,5 +468,8 @@ def _found(record: _T | None) -> _T:
     return record
 
 
+_EXTENSION_TOKENS = 256
+"""How far ahead a stream reserves that has run past its reserve."""
+_EVICTED_WAIT_S = 5.0
 _MAX_TRIED = 64
 """Attempts, refused connections included, after which a request gives up."""

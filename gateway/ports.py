@@ -73,6 +73,8 @@ class Settlement(Record, frozen=True, kw_only=True):
     usage: Usage | None
     dispatched: bool
     """False when no engine saw it: a full refund."""
+    unix_s: float = 0.0
+    """When, by the gateway's clock; 0 for now. A store with a clock of its own goes by that."""
 
 
 Headers = Sequence[tuple[bytes, bytes]]

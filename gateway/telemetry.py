@@ -107,6 +107,9 @@ class Metrics:
         self.tokens = Counter("sluice_tokens", "Tokens metered.", ("model", "entitlement", "kind"))
         self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
         self.ejections = Counter("sluice_ejections", "Workers ejected.", ("pool", "worker"))
+        self.evictions = Counter(
+            "sluice_evictions", "Requests that gave way to protected ones.", ("model", "pool")
+        )
         self.log_dropped = Counter("sluice_request_log_dropped", "Records not written.")
 
     def families(self) -> list[Counter | Histogram]:

@@ -25,11 +25,12 @@ def victims(book: TokenPool, pool: int, sequences: int) -> list[Held]:
 def evict(book: TokenPool, pool: int, sequences: int) -> list[Held]:
     """Mark the victims, so that nobody is asked twice.
 
-    What is already leaving, and slots that are free, count towards `sequences`.
+    No more than the pool holds beyond its slots once those leave that were asked before.
     """
-    leaving = sum(h.sequences for h in book.pools[pool].evictable.values() if h.evicted)
-    free = max(0, book.terms.slots[pool] - book.pools[pool].inflight)
-    chosen = victims(book, pool, max(0, sequences - leaving - free))
+    state = book.pools[pool]
+    leaving = sum(h.sequences for h in state.evictable.values() if h.evicted)
+    over = state.inflight - leaving - book.terms.slots[pool]
+    chosen = victims(book, pool, max(0, min(sequences, over)))
     for held in chosen:
         held.evicted = True
     return chosen

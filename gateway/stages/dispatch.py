@@ -2,8 +2,8 @@
 
 What is edited: the model's name where the worker knows another, a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
-engine, which are removed. Of the headers only those listed in
-`gateway.policy.head` travel: client keys never do.
+engine, which are removed; the class's own `priority` where the engines have such a field. Of
+the headers only those listed in `gateway.policy.head` travel: client keys never do.
 """
 
 import orjson
@@ -13,7 +13,9 @@ from gateway.domain import (
     BodyFacts,
     Endpoint,
     Incoming,
+    Lease,
     LengthEstimate,
+    Principal,
     Prompt,
     WorkerAddress,
 )
@@ -24,6 +26,7 @@ from gateway.policy.splice import splice, with_usage
 from gateway.policy.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
 
+_RANKS = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 3}
 _CAP_FIELDS = {"responses": "max_output_tokens"}
 
 
@@ -34,8 +37,9 @@ def upstream_call(
     estimate: LengthEstimate,
     prompt: Prompt,
     binding: Binding,
+    priority: int | None = None,
 ) -> UpstreamCall:
-    """The request that the bound worker receives."""
+    """The request that the bound worker receives; `priority` as `engine_priority` gives it."""
     worker = served.workers[binding.pool][binding.worker]
     default_cap = None
     if incoming.endpoint.generates:
@@ -44,7 +48,7 @@ def upstream_call(
         method="POST",
         path=incoming.endpoint.path,
         headers=(*incoming.head.forwarded, (b"x-request-id", incoming.request_id.encode())),
-        body=_edited(served, worker, incoming.endpoint, facts, default_cap, prompt.body),
+        body=_edited(served, worker, incoming.endpoint, facts, default_cap, prompt.body, priority),
         timeouts=served.timeouts,
     )
 
@@ -62,6 +66,19 @@ def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> 
     )
 
 
+def engine_priority(served: ServedModel, principal: Principal, lease: Lease) -> int | None:
+    """The engine's own priority of a request, from its class; None where engines have none.
+
+    vLLM serves lower numbers first, SGLang higher ones. Spilled work ranks as spot.
+    """
+    if served.engine_priority == "none" or served.observe or lease.limits is None:
+        return None
+    rank = _RANKS[principal.service_class]
+    if lease.spilled:
+        rank = max(rank, _RANKS["spot"])
+    return rank if served.engine_priority == "vllm" else _RANKS["preemptible"] - rank
+
+
 def repeatable(facts: BodyFacts) -> bool:
     """Whether sending the request to a second engine is safe: it continues nobody's state."""
     return facts.previous_response_id is None
@@ -74,12 +91,16 @@ def _edited(
     facts: BodyFacts,
     default_cap: int | None,
     body: bytes,
+    priority: int | None,
 ) -> bytes:
     name = worker.served_model or served.name
     if endpoint.multipart:
         return body if name == facts.model else with_model(body, name)
-    if name != facts.model or facts.steering_fields or default_cap is not None:
+    edits = name != facts.model or default_cap is not None or priority is not None
+    if edits or facts.steering_fields:
         insert = {}
+        if priority is not None:
+            insert["priority"] = b"%d" % priority
         if default_cap is not None:
             field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
             insert[field] = b"%d" % default_cap

@@ -4,6 +4,8 @@ Nothing here holds prompt text, keys or header values, but for the prompt itself
 configuration asks for it.
 """
 
+from typing import get_args
+
 import msgspec
 
 from gateway.domain import (
@@ -22,12 +24,17 @@ from gateway.domain import (
     Usage,
 )
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
+from gateway.policy.admission import DenialReason
+from gateway.policy.denials import limit_headers
+from gateway.policy.entitlements import charge_tokens
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import can_serve
 from gateway.policy.retry import Fault
 from gateway.policy.served import ServedModel
 from gateway.ports import Headers
 from gateway.telemetry import Metrics
+
+_DENIALS = frozenset(get_args(DenialReason))
 
 
 def response_headers(
@@ -52,6 +59,8 @@ def response_headers(
             (b"x-sluice-compressed", b"none" if prompt is None else prompt.compressed.encode()),
             (b"x-sluice-queue-ms", b"%d" % int(queue_s * 1000)),
         )
+    if lease is not None and lease.limits is not None and not lease.would_deny:
+        headers += limit_headers(lease.limits)
     return headers
 
 
@@ -113,9 +122,12 @@ def decision_record(
     queue_s: float,
     sent_s: float | None,
     now_s: float,
+    settled_unix_s: float,
+    evicted: bool,
     prompts: bool,
 ) -> DecisionRecord:
     """One request, explained: all that the stages found, in one flat record."""
+    managed = lease is not None and lease.limits is not None
     pools = () if served is None else served.pools
     would = (
         pools[planned.pool].name
@@ -171,7 +183,31 @@ def decision_record(
         ttft_s=outcome.ttft_s,
         tpot_s=outcome.tpot_s,
         duration_s=now_s - incoming.received_s,
+        lease_id=incoming.lease_id,
+        service_class=principal.service_class if principal and managed else None,
+        asked_pool=pools[plan.pool].name if managed and plan and pools else None,
+        alternates=tuple(pools[p].name for p in plan.alternates) if managed and plan else (),
+        admitted_unix_s=lease.issued_unix_s if managed and lease else None,
+        reserved_tokens=lease.cost_tokens if managed and lease else None,
+        reserved_kv_bytes=lease.kv_bytes if managed and lease else None,
+        priority=lease.weight if managed and lease else None,
+        contended=lease is not None and lease.contended,
+        would_deny=lease.would_deny or None if lease else None,
+        evicted=evicted,
+        charge_tokens=_charge(served, charged),
+        settled_unix_s=settled_unix_s if managed else None,
         prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
+    )
+
+
+def _charge(served: ServedModel | None, charged: Usage | None) -> int | None:
+    if served is None or charged is None:
+        return None
+    return charge_tokens(
+        served.admission,
+        charged.prompt_tokens,
+        charged.completion_tokens,
+        charged.cached_tokens,
     )
 
 
@@ -185,8 +221,7 @@ def count(
     """Count one finished request."""
     model, pool = record.model or "", record.pool or ""
     metrics.requests.add(model, pool, record.outcome)
-    if lease is not None:
-        metrics.admission.add(lease.entitlement, "admitted", "")
+    _count_admission(metrics, record, lease)
     if record.overhead_ms is not None:
         metrics.overhead.observe(record.overhead_ms / 1000, "to_dispatch")
     if record.ttft_s is not None:
@@ -211,6 +246,18 @@ def count(
         estimate.input_tokens_total / record.prompt_tokens, estimate.category
     )
     _count_misroute(metrics, record, estimate, served)
+
+
+def _count_admission(metrics: Metrics, record: DecisionRecord, lease: Lease | None) -> None:
+    if lease is not None:
+        metrics.admission.add(lease.entitlement, "admitted", "")
+        if lease.would_deny:
+            metrics.admission.add(lease.entitlement, "would_deny", lease.would_deny)
+            metrics.would.add("deny")
+    elif record.reason is not None and record.reason in _DENIALS:
+        metrics.admission.add(record.entitlement or "", "denied", record.reason)
+    if record.evicted:
+        metrics.evictions.add(record.model or "", record.pool or "")
 
 
 def _count_misroute(

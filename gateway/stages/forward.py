@@ -112,6 +112,11 @@ class Relay:
         usage = _metered(meter) if meter is not None and meter.events else None
         return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
 
+    @property
+    def emitted(self) -> int:
+        """Events relayed so far: about the tokens of a stream."""
+        return 0 if self._meter is None else self._meter.events
+
     # -- streams
 
     async def _stream(

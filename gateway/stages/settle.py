@@ -30,11 +30,12 @@ def settle(
     estimate: LengthEstimate,
     *,
     dispatched: bool,
+    unix_s: float = 0.0,
 ) -> Usage | None:
     """Release the lease; the usage it was charged (None for a full refund)."""
     window_tokens = served.routing.pools[lease.pool].window_tokens
     usage = charged(outcome, estimate, window_tokens) if dispatched else None
-    store.settle(lease, Settlement(usage=usage, dispatched=dispatched))
+    store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s))
     return usage
 
 
@@ -73,7 +74,9 @@ def learn(
     """Teach the estimator what this request turned out to be."""
     usage = outcome.usage
     reported = usage if usage is not None and usage.source == "engine" else None
-    if outcome.label in ("refused", "error") or (usage is None and not outcome.completed):
+    if outcome.label in ("refused", "error", "evicted") or (
+        usage is None and not outcome.completed
+    ):
         return
     served.estimator.learn(
         Observation(

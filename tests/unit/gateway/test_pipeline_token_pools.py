@@ -1,0 +1,311 @@
+"""The pipeline over a managed model: limits, evictions, extensions, the engines' priority."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import DecisionRecord, Incoming, Principal
+from gateway.errors import RateLimited
+from gateway.pipeline import Pipeline
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.sse import DONE
+from gateway.stages.authenticate import Keyring
+from gateway.telemetry import Metrics
+from tests.builders import answer_body, chat_body, chunk, incoming, served_model, usage_chunk
+from tests.fakes import (
+    HANG,
+    FakeClock,
+    FakeReply,
+    FakeUpstream,
+    ListSink,
+    Script,
+    stream,
+    whole,
+)
+
+OK = whole(200, answer_body())
+STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
+SLOW = stream(chunk("a"), HANG)
+NOW_UNIX_S = 1_700_000_000.0
+
+
+class Bench:
+    """A pipeline over the embedded store, one key an entitlement (`key-NAME`)."""
+
+    def __init__(
+        self, *entitlements: Entitlement, script: tuple[Script, ...] = (OK,), **served: Any
+    ) -> None:
+        self.served = msgspec.structs.replace(
+            served_model(), kv_bytes_per_token=1, reclaim_s=0.01, **served
+        )
+        self.book = TokenPool(Terms(slots=(2, 2), largest_tokens=65_536))
+        for terms in entitlements:
+            self.book.define(terms)
+        self.clock = FakeClock(NOW_UNIX_S)
+        self.store = MemoryLeases(
+            {"m": self.served},
+            self.clock,
+            {"m": self.book},
+            wall_clock=self.clock,
+            jitter=lambda: 0.0,
+        )
+        self.upstream = FakeUpstream(list(script))
+        self.sink = ListSink()
+        self.metrics = Metrics()
+        self.pipeline = Pipeline(
+            wall_clock=self.clock,
+            models={"m": self.served},
+            keyring=Keyring(
+                {
+                    hashlib.sha256(f"key-{e.name}".encode()).digest(): Principal(
+                        entitlement=e.name,
+                        tenant="t",
+                        service_class=e.service_class,
+                        model="m",
+                    )
+                    for e in entitlements
+                }
+            ),
+            store=self.store,
+            upstream=self.upstream,
+            metrics=self.metrics,
+            records=self.sink,
+            clock=self.clock,
+        )
+
+    async def serve(self, name: str, reply: FakeReply, lease: str = "", **body: Any) -> None:
+        await self.pipeline.serve(request(name, lease, **body), reply)
+
+    def begin(
+        self, name: str, reply: FakeReply, lease: str = "", **body: Any
+    ) -> asyncio.Task[None]:
+        return asyncio.create_task(self.serve(name, reply, lease, **body))
+
+    @property
+    def sent(self) -> Any:
+        return orjson.loads(self.upstream.calls[-1][1].body)
+
+    def record(self, request_id: str) -> DecisionRecord:
+        (found,) = [r for r in self.sink.records if r.request_id == request_id]
+        return found
+
+
+def request(name: str, lease: str = "", **body: Any) -> Incoming:
+    lease = lease or f"lease-{name}"
+    return incoming(
+        chat_body(max_tokens=64, **body),
+        request_id=lease,
+        lease_id=lease,
+        headers=[(b"authorization", f"Bearer key-{name}".encode())],
+    )
+
+
+def entitled(name: str, service_class: Any = "elastic", **more: Any) -> Entitlement:
+    return Entitlement(name=name, model="m", service_class=service_class, **more)
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_an_answer_tells_the_limits_in_force() -> None:
+    bench = Bench(entitled("e", limit=5, tokens_per_s=100.0))
+    reply = FakeReply()
+    await bench.serve("e", reply)
+    assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
+    assert reply.headers[b"x-ratelimit-remaining-requests"] == b"4"
+    assert reply.headers[b"x-ratelimit-limit-tokens"] == b"65536"
+    assert int(reply.headers[b"x-ratelimit-remaining-tokens"]) < 65_536
+
+
+async def test_a_stream_tells_the_limits_before_its_first_byte() -> None:
+    bench = Bench(entitled("e", limit=5), script=(STREAM,))
+    reply = FakeReply()
+    await bench.serve("e", reply, stream=True)
+    assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
+
+
+async def test_one_request_too_many_is_a_429_that_reaches_no_engine() -> None:
+    bench = Bench(entitled("e", limit=1), script=(HANG,))
+    first = bench.begin("e", FakeReply(), "one")
+    await bench.upstream.hanging.wait()
+    reply = FakeReply()
+    await bench.serve("e", reply, "two")
+    assert isinstance(reply.refusal, RateLimited)
+    assert (reply.refusal.reason, reply.refusal.retry_after_s) == ("concurrency", 3.0)
+    assert len(bench.upstream.calls) == 1
+    assert bench.metrics.admission.values[("e", "denied", "concurrency")] == 1
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert bench.store.active == 0
+
+
+async def test_what_was_used_is_charged_and_recorded() -> None:
+    bench = Bench(entitled("e", tokens_per_s=100.0))
+    await bench.serve("e", FakeReply())
+    account, record = bench.book.accounts["e"], bench.record("lease-e")
+    assert (account.used, account.debited - account.refunded) == (13, 13)
+    assert (record.charge_tokens, record.service_class) == (13, "elastic")
+    assert record.reserved_tokens is not None
+    assert record.reserved_tokens > 64
+
+
+async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engine() -> None:
+    bench = Bench(entitled("p", "preemptible"), script=(SLOW,))
+    reply = FakeReply()
+    task = bench.begin("p", reply, stream=True)
+    await bench.upstream.hanging.wait()
+    bench.pipeline.evict("lease-p")
+    await task
+    assert reply.broken_off is not None
+    assert reply.broken_off.reason == "evicted"
+    assert bench.upstream.responses[0].aborted
+    assert (bench.store.active, bench.book.pools[0].inflight) == (0, 0)
+    record = bench.record("lease-p")
+    assert (record.outcome, record.evicted) == ("evicted", True)
+    assert record.charge_tokens is not None, "the prompt and what was emitted are charged"
+
+
+async def test_an_evicted_request_without_a_byte_is_a_429_and_costs_nothing() -> None:
+    bench = Bench(entitled("p", "preemptible"), script=(HANG,))
+    reply = FakeReply()
+    task = bench.begin("p", reply)
+    await bench.upstream.hanging.wait()
+    bench.pipeline.evict("lease-p")
+    await task
+    assert isinstance(reply.refusal, RateLimited)
+    assert reply.refusal.should_retry
+    assert bench.book.accounts["p"].used == 0
+    assert bench.store.active == 0
+
+
+async def test_a_client_that_leaves_while_it_is_evicted_is_still_settled_once() -> None:
+    bench = Bench(entitled("p", "preemptible"), script=(HANG,))
+    task = bench.begin("p", FakeReply())
+    await bench.upstream.hanging.wait()
+    bench.pipeline.evict("lease-p")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert bench.store.active == 0
+    assert len(bench.sink.records) == 1
+
+
+async def test_evicting_what_has_ended_does_nothing() -> None:
+    bench = Bench(entitled("p", "preemptible"))
+    await bench.serve("p", FakeReply())
+    bench.pipeline.evict("lease-p")
+    assert len(bench.sink.records) == 1
+
+
+async def test_a_protected_request_that_waits_has_backfill_give_way() -> None:
+    bench = Bench(
+        entitled("g", "guaranteed", baseline=(2, 0)),
+        entitled("p", "preemptible"),
+        script=(HANG,),
+    )
+    bench.book.change(msgspec.structs.replace(bench.book.terms, headroom=0))
+    low = []
+    for n in range(2):
+        low.append(bench.begin("p", FakeReply(), f"p{n}"))
+        await turns()
+        bench.clock.advance(1.0)
+    high = bench.begin("g", FakeReply())
+    async with asyncio.timeout(5.0):
+        await asyncio.wait(low, return_when=asyncio.FIRST_COMPLETED)
+    assert bench.record("p1").outcome == "evicted", "the youngest of equals"
+    assert not high.done()
+    for task in (low[0], high):
+        task.cancel()
+    await asyncio.gather(*low, high, return_exceptions=True)
+    assert bench.store.active == 0
+
+
+async def test_a_protected_request_that_is_served_in_time_displaces_nobody() -> None:
+    bench = Bench(
+        entitled("g", "guaranteed", baseline=(2, 0)),
+        entitled("p", "preemptible"),
+        script=(HANG, SLOW),
+    )
+    bench.book.change(msgspec.structs.replace(bench.book.terms, slots=(1, 2), headroom=0))
+    low = bench.begin("p", FakeReply())
+    await turns()
+    high = bench.begin("g", FakeReply(), stream=True)
+    await asyncio.sleep(0.05)
+    assert not low.done()
+    for task in (low, high):
+        task.cancel()
+    await asyncio.gather(low, high, return_exceptions=True)
+
+
+async def test_a_stream_past_its_reserve_reserves_more_and_is_not_cut() -> None:
+    many = [chunk("word") for _ in range(400)]
+    bench = Bench(entitled("e", tokens_per_s=100.0), script=(stream(*many, HANG),))
+    task = bench.begin("e", FakeReply(), stream=True)
+    await bench.upstream.hanging.wait()
+    before = bench.book.leases["lease-e"].estimate_tokens
+    bench.pipeline.extend()
+    after = bench.book.leases["lease-e"]
+    assert after.estimate_tokens >= 400 > before
+    assert after.kv_bytes == after.estimate_tokens == bench.book.pools[0].kv_bytes
+    bench.pipeline.extend()
+    assert bench.book.leases["lease-e"].estimate_tokens == after.estimate_tokens
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    account = bench.book.accounts["e"]
+    assert account.debited - account.refunded == account.used
+    assert bench.book.pools[0].kv_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("engines", "service_class", "priority"),
+    [
+        ("vllm", "guaranteed", 0),
+        ("vllm", "elastic", 1),
+        ("vllm", "preemptible", 3),
+        ("sglang", "guaranteed", 3),
+        ("sglang", "spot", 1),
+    ],
+)
+async def test_the_engine_is_told_the_priority_of_the_class(
+    engines: str, service_class: str, priority: int
+) -> None:
+    bench = Bench(entitled("e", service_class, baseline=(1, 1)), engine_priority=engines)
+    await bench.serve("e", FakeReply())
+    assert bench.sent["priority"] == priority
+
+
+async def test_a_clients_own_priority_never_reaches_the_engine() -> None:
+    bench = Bench(entitled("e"), engine_priority="vllm")
+    await bench.serve("e", FakeReply(), priority=-5)
+    assert bench.sent["priority"] == 1
+
+
+async def test_engines_without_priorities_are_sent_none() -> None:
+    bench = Bench(entitled("e"))
+    await bench.serve("e", FakeReply(), priority=-5)
+    assert "priority" not in bench.sent
+
+
+async def test_an_observed_entitlement_is_served_and_the_refusal_is_counted() -> None:
+    bench = Bench(entitled("e", limit=1, observe=True), script=(HANG, OK))
+    first = bench.begin("e", FakeReply(), "one")
+    await bench.upstream.hanging.wait()
+    reply = FakeReply()
+    await bench.serve("e", reply, "two")
+    assert reply.status == 200
+    assert b"x-ratelimit-limit-requests" not in reply.headers
+    assert bench.record("two").would_deny == "concurrency"
+    assert bench.metrics.admission.values[("e", "would_deny", "concurrency")] == 1
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert bench.store.active == 0
