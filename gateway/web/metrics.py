@@ -10,11 +10,27 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from gateway.domain import Record
 from gateway.policy import fleet
 from gateway.policy.served import ServedModel
+from gateway.ports import AccountView, PoolView
 from gateway.telemetry import Counter, Histogram, Metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+ACCOUNTS_SHOWN = 500
+"""Entitlements with gauges of their own, for each model; the busiest of more are not sought."""
+
+
+class PoolFigures(Record, frozen=True, kw_only=True):
+    """A managed model's counters at the last look."""
+
+    model: str
+    pools: tuple[tuple[str, PoolView], ...]
+    """(name, view), in the pools' order."""
+    accounts: tuple[AccountView, ...]
+    """`ACCOUNTS_SHOWN` at most."""
 
 
 class MetricsPage:
@@ -27,6 +43,7 @@ class MetricsPage:
         leases: Callable[[], int],
         clock: Callable[[], float],
         store_up: Callable[[], bool] = lambda: True,
+        token_pools: Callable[[], Iterable[PoolFigures]] = tuple,
     ) -> None:
         """`leases` gives the leases in force; `clock` is the fleet's."""
         self._metrics = metrics
@@ -34,6 +51,7 @@ class MetricsPage:
         self._leases = leases
         self._clock = clock
         self._store_up = store_up
+        self._token_pools = token_pools
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -85,6 +103,51 @@ class MetricsPage:
             "sluice_store_up", "1 when the state store answers.", value=int(self._store_up())
         )
         yield from (inflight, up, active, ratio, ignored, leases, store)
+        yield from _token_pools(self._token_pools())
+
+
+def _token_pools(figures: Iterable[PoolFigures]) -> Iterator[Metric]:
+    by_pool, by_account = ["model", "pool"], ["model", "entitlement"]
+    slots = GaugeMetricFamily(
+        "sluice_pool_slots", "Sequences its ready workers run at once.", labels=by_pool
+    )
+    leased = GaugeMetricFamily(
+        "sluice_pool_leased", "Sequences with a lease, of all gateways.", labels=by_pool
+    )
+    kv = GaugeMetricFamily("sluice_pool_kv_bytes", "KV cache reserved.", labels=by_pool)
+    kv_capacity = GaugeMetricFamily(
+        "sluice_pool_kv_capacity_bytes", "KV cache of its ready workers.", labels=by_pool
+    )
+    desired = GaugeMetricFamily(
+        "sluice_pool_desired_replicas", "Workers that demand asks for.", labels=by_pool
+    )
+    inflight = GaugeMetricFamily(
+        "sluice_entitlement_inflight", "Sequences with a lease.", labels=by_account
+    )
+    bound = GaugeMetricFamily(
+        "sluice_entitlement_bound", "1 when in force with its capacity.", labels=by_account
+    )
+    debt = GaugeMetricFamily("sluice_entitlement_debt", "Service debt.", labels=by_account)
+    burst = GaugeMetricFamily("sluice_entitlement_burst", "Burst intensity.", labels=by_account)
+    priority = GaugeMetricFamily(
+        "sluice_entitlement_priority", "Weight under contention.", labels=by_account
+    )
+    for model in figures:
+        for name, pool in model.pools:
+            labels = [model.model, name]
+            slots.add_metric(labels, pool.slots)
+            leased.add_metric(labels, pool.inflight)
+            kv.add_metric(labels, pool.kv_bytes)
+            kv_capacity.add_metric(labels, pool.kv_capacity_bytes)
+            desired.add_metric(labels, pool.desired_replicas)
+        for account in model.accounts:
+            labels = [model.model, account.name]
+            inflight.add_metric(labels, sum(account.inflight))
+            bound.add_metric(labels, int(account.state == "bound"))
+            debt.add_metric(labels, account.debt)
+            burst.add_metric(labels, account.burst)
+            priority.add_metric(labels, account.weight)
+    yield from (slots, leased, kv, kv_capacity, desired, inflight, bound, debt, burst, priority)
 
 
 def _counter(family: Counter) -> Metric:

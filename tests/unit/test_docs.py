@@ -15,6 +15,7 @@ import typer.main
 import gateway.pipeline
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
+from gateway.policy.admission import DenialReason
 from gateway.policy.body import STEERING_FIELDS
 from gateway.policy.head import FORWARDED
 from gateway.policy.retry import FaultKind
@@ -161,8 +162,8 @@ def test_every_refusal_reason_is_documented() -> None:
 
 
 def refusal_reasons() -> set[str]:
-    """Literal reasons of all refusals raised in the gateway."""
-    found = set()
+    """Literal reasons of all refusals raised in the gateway, and those of admission."""
+    found = set(get_args(DenialReason))
     for path in ROOT.glob("gateway/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "Plan":
