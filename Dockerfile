@@ -14,7 +14,9 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY compressor ./compressor
 COPY gateway ./gateway
+COPY planner ./planner
 COPY simulator ./simulator
 COPY sluice ./sluice
 # The environment is made without pip: nothing can be installed into it later.

@@ -18,7 +18,11 @@ BENCHES = {
     "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
     "overhead": "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
     "redis-outage": "kill and hang Redis under load: no request fails or waits",
+    "fleetopt": "FleetOpt's tables: published, ours, what two pools buy; how long a plan takes",
     "pool-routing": "the token-budget paper's tables: published, ours, what cannot be derived",
+    "compressor": "what survives compression, what it costs, whether it fits",
+    "token-pools": "the token-pools paper's experiments on the shipped policy, in virtual time",
+    "token-pools-live": "a flood of spot through a real gateway, with token pools and without",
 }
 
 

@@ -62,8 +62,32 @@ class Engine:
         return requests
 
 
+class Replica:
+    """One gateway process."""
+
+    def __init__(self, port: int, config: Mapping[str, Any]) -> None:
+        """`config`: its file."""
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.config = config
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Its /metrics."""
+        return read_metrics(self.url)
+
+    def leases(self) -> int:
+        """Leases in force here."""
+        return int(self.metrics()['sluice_leases{state="active"}'])
+
+    def admin(self, path: str) -> httpx.Response:
+        """GET an admin path."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        return httpx.get(self.url + path, headers=headers, trust_env=False)
+
+
 class Fleet:
-    """Mock engines in pools and, unless `gateway=False`, a gateway."""
+    """Mock engines in pools and a gateway before them, or several."""
 
     def __init__(
         self,
@@ -77,19 +101,22 @@ class Fleet:
         mock: Sequence[str] = ("--speed", "20"),
         model: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
+        further: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`mock`: further arguments of every mock; `model`, `config`: merged into the file."""
+        """`mock`: further arguments of every mock; `model`, `config`: merged into the file.
+
+        `further`: one more gateway each, with this merged into its file.
+        """
         self._children = Children()
         self._stack = contextlib.ExitStack()
-        ports = free_ports(short + long + 1)
+        ports = free_ports(short + long + 1 + len(further))
         shapes = [("short", short_window, short_slots)] * short
         shapes += [("long", long_window, long_slots)] * long
         self.engines = [
             Engine(pool, port, _mock(port, window, slots, mock))
             for port, (pool, window, slots) in zip(ports, shapes, strict=False)
         ]
-        self.port = ports[-1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        own, *others = ports[short + long :]
         pools = {
             name: {
                 "max_model_len": window,
@@ -98,9 +125,10 @@ class Fleet:
             }
             for name, window, slots in dict.fromkeys(shapes)
         }
-        self._config: dict[str, Any] = {
+        server = {"host": "127.0.0.1", "port": own, "admin_key": ADMIN_KEY}
+        config_of_first: dict[str, Any] = {
             "version": 1,
-            "server": {"host": "127.0.0.1", "port": self.port, "admin_key": ADMIN_KEY},
+            "server": server,
             "health": {"interval_s": 0.25, "timeout_s": 1.0},
             "models": [
                 {
@@ -112,27 +140,27 @@ class Fleet:
             ],
             **(config or {}),
         }
+        self.replicas = [Replica(own, config_of_first)]
+        for port, more in zip(others, further, strict=True):
+            told = {**config_of_first, "server": {**server, "port": port}, **more}
+            self.replicas.append(Replica(port, told))
+        self.port = own
+        self.url = self.replicas[0].url
         self.gateway: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._children)
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            file = folder / "sluice.yaml"
-            file.write_text(yaml.safe_dump(self._config, sort_keys=False), encoding="utf-8")
             for engine in self.engines:
                 self.start_engine(engine)
             for engine in self.engines:
                 self._children.wait_for(f"{engine.url}/health")
-            self.gateway = self._children.start(
-                [
-                    *(sys.executable, "-m", "sluice", "serve", "-c", str(file)),
-                    "--log-level",
-                    "warning",
-                ],
-                quiet=True,
-            )
-            self._children.wait_for(f"{self.url}/ready")
+            for replica in self.replicas:
+                self._start_replica(replica, folder)
+            self.gateway = self.replicas[0].process
+            for replica in self.replicas:
+                self._children.wait_for(f"{replica.url}/ready")
         except BaseException:
             self._stack.close()
             raise
@@ -157,19 +185,27 @@ class Fleet:
             engine.process.wait(10.0)
             engine.process = None
 
+    def kill_replica(self, replica: Replica) -> None:
+        """Kill a gateway's process, as a machine that is lost does."""
+        if replica.process is not None:
+            self._children.forget(replica.process)
+            replica.process.kill()
+            replica.process.wait(10.0)
+            replica.process = None
+
     def forget_gateway(self) -> None:
         """Stop minding a gateway that ended on purpose."""
         if self.gateway is not None:
             self._children.forget(self.gateway)
-            self.gateway = None
+            self.gateway = self.replicas[0].process = None
 
     def metrics(self) -> dict[str, float]:
-        """The gateway's /metrics."""
-        return read_metrics(self.url)
+        """The (first) gateway's /metrics."""
+        return self.replicas[0].metrics()
 
     def leases(self) -> int:
-        """Leases in force."""
-        return int(self.metrics()['sluice_leases{state="active"}'])
+        """Leases in force in living gateways."""
+        return sum(r.leases() for r in self.replicas if r.process is not None)
 
     def decision(self, request_id: str) -> dict[str, Any]:
         """The decision record of a request."""
@@ -179,8 +215,7 @@ class Fleet:
 
     def admin(self, path: str) -> httpx.Response:
         """GET an admin path."""
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        return httpx.get(self.url + path, headers=headers, trust_env=False)
+        return self.replicas[0].admin(path)
 
     def wait_until_idle(self, limit_s: float = 10.0) -> float:
         """Seconds until no engine has a sequence and the gateway no lease; raises TimeoutError."""
@@ -190,6 +225,12 @@ class Fleet:
                 return time.monotonic() - begin
             time.sleep(0.02)
         raise TimeoutError("the fleet did not become idle")
+
+    def _start_replica(self, replica: Replica, folder: Path) -> None:
+        file = folder / f"sluice-{replica.port}.yaml"
+        file.write_text(yaml.safe_dump(replica.config, sort_keys=False), encoding="utf-8")
+        command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
+        replica.process = self._children.start([*command, "--log-level", "warning"], quiet=True)
 
 
 def read_metrics(url: str) -> dict[str, float]:

@@ -9,11 +9,13 @@ import timeit
 from collections.abc import Callable
 from hashlib import sha256
 
-from bench.report import Row
+from bench.report import Row, at_most
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.app import served_model
 from gateway.domain import CHAT, Binding, DecisionRecord, Incoming, Outcome, Prompt, Usage
+from gateway.policy.entitlements import Entitlement
 from gateway.policy.head import read_head
+from gateway.policy.ledger import Terms, TokenPool
 from gateway.policy.sse import StreamMeter
 from gateway.settings import parse
 from gateway.stages import (
@@ -28,6 +30,7 @@ from gateway.stages import (
 )
 from gateway.telemetry import Metrics
 
+_TIMES = 2000
 _KEY = b"sk-profile"
 _CONFIG = f"""version: 1
 models:
@@ -81,15 +84,15 @@ def profile_rows(body: bytes) -> list[Row]:
             incoming, outcome, usage, principal=principal, facts=facts, served=served,
             estimate=lengths, planned=planned, plan=planned, lease=lease, prompt=prompt,
             binding=binding, attempts=(), refusal=None, rescued=False, queue_s=0.0, sent_s=0.0,
-            now_s=1.0, prompts=False,
+            now_s=1.0, settled_unix_s=1.0, lease_changes=(), evicted=False, prompts=False,
         )  # fmt: skip
 
     found = record()
 
-    async def lease_and_release(times: int) -> None:
+    async def lease_and_release(leases: MemoryLeases, times: int) -> None:
         for _ in range(times):
-            taken = await admit.admit(store, served, principal, "x", lengths, planned)
-            settle.settle(store, served, taken, outcome, lengths, dispatched=True)
+            taken = await admit.admit(leases, served, principal, "x", lengths, planned)
+            settle.settle(leases, served, taken, outcome, lengths, dispatched=True)
 
     parts: list[tuple[str, Callable[[], object]]] = [
         ("head", lambda: read_head(headers)),
@@ -115,9 +118,26 @@ def profile_rows(body: bytes) -> list[Row]:
         ("10 count", lambda: explain.count(metrics, found, lengths, served, lease)),
     ]
     rows = [_row(name, call) for name, call in parts]
-    times = 2000
-    spent = min(timeit.repeat(lambda: asyncio.run(lease_and_release(times)), number=1, repeat=5))
-    rows.append(Row(metric="4 admit + 10 settle, us", measured=spent / times * 1e6))
+    book = TokenPool(Terms(slots=(256, 16), tokens_per_s=1e9, largest_tokens=65_536))
+    book.define(
+        Entitlement(
+            name=principal.entitlement, model="m", baseline=(64, 4), tokens_per_s=1e8, slo_ms=500
+        )
+    )
+    managed = MemoryLeases({"m": served}, lambda: 0.0, {"m": book})
+    cost_us = {}
+    for name, leases in (("not managed", store), ("token pools", managed)):
+        spent_s = min(
+            timeit.repeat(
+                lambda leases=leases: asyncio.run(lease_and_release(leases, _TIMES)),  # type: ignore[misc]
+                number=1,
+                repeat=9,
+            )
+        )
+        cost_us[name] = spent_s / _TIMES * 1e6
+        rows.append(Row(metric=f"4 admit + 10 settle, {name}, us", measured=cost_us[name]))
+    added_us = cost_us["token pools"] - cost_us["not managed"]
+    rows.append(at_most("token pools add, us", added_us, 10.0))
     return rows
 
 

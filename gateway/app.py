@@ -24,25 +24,30 @@ from uvicorn.server import ServerState
 from gateway.adapters.probes import Prober
 from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
 from gateway.adapters.store.learning import Learning, open_state
-from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.upstream import HttpUpstream
+from gateway.adapters.usage_export import UsageExport
+from gateway.assembly import TokenPools
 from gateway.domain import PhaseTimeouts, Principal
 from gateway.pipeline import Pipeline
 from gateway.policy.budget import PROFILES, LengthEstimator
+from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
 from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.served import ServedModel
 from gateway.rehearsal import Rehearsal
-from gateway.settings import Config, EntitlementConfig, ModelConfig, not_enforced
+from gateway.settings import Config, ModelConfig, not_enforced
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
+from gateway.web.admission_api import admission_router
+from gateway.web.admission_desk import AdmissionDesk
 from gateway.web.control import control_app
 from gateway.web.data_plane import DataPlane
 from gateway.web.metrics import MetricsPage
 from gateway.web.openapi import openapi_document
 from gateway.web.protocol import SWEEP_EVERY_S, GatewayProtocol
 from gateway.web.surface import Control
+from gateway.web.tenant_api import TenantView, tenant_router
 
 _log = logging.getLogger("sluice")
 
@@ -55,7 +60,14 @@ class Gateway:
         self.config = config
         self.metrics = Metrics()
         self.models = tuple(served_model(config, model) for model in config.models)
-        self.store = MemoryLeases({m.name: m for m in self.models}, clock)
+        self.log: RequestLog | None = None
+        if config.request_log.path is not None:
+            self.log = RequestLog(config.request_log.path, self.metrics)
+            self.log.open()
+        self.pools = TokenPools(
+            config, {m.name: m for m in self.models}, self.metrics, clock, witness=self.log
+        )
+        self.store = self.pools.store
         self.learning = Learning(
             open_state(config.state.url),
             {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
@@ -63,27 +75,43 @@ class Gateway:
         )
         self.upstream = HttpUpstream()
         self.prober = Prober(
-            self.models, interval_s=config.health.interval_s, timeout_s=config.health.timeout_s
+            self.models,
+            interval_s=config.health.interval_s,
+            timeout_s=config.health.timeout_s,
+            kv=self.pools.engine_kv,
         )
         self.ring = DecisionRing(config.decisions_kept)
-        self.log: RequestLog | None = None
-        if config.request_log.path is not None:
-            self.log = RequestLog(config.request_log.path, self.metrics)
-            self.log.open()
-        keyring = Keyring(_principals(config.entitlements))
+        self.export: UsageExport | None = None
+        if config.usage_export.path is not None:
+            self.export = UsageExport(config.usage_export.path, self.metrics)
+            self.export.open()
+        records = Sinks(self.ring, *(s for s in (self.log, self.export) if s is not None))
+        keyring = self.pools.keyring
+        new_id = request_ids()
         self.pipeline = Pipeline(
             models=by_name(config, self.models),
             keyring=keyring,
             store=self.store,
             upstream=self.upstream,
             metrics=self.metrics,
-            records=Sinks(self.ring, *([self.log] if self.log else [])),
+            records=records,
             clock=clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
         )
         names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
         admin_key = config.server.admin_key
+        known = Authenticator(keyring)
+        self.desk = AdmissionDesk(
+            models=by_name(config, self.models),
+            store=self.store,
+            metrics=self.metrics,
+            records=records,
+            new_id=new_id,
+            clock=clock,
+            wall_clock=time.time,
+            draining=lambda: self.data_plane.draining,
+        )
         control = control_app(
             Control(
                 models=self.models,
@@ -93,44 +121,61 @@ class Gateway:
                     self.models,
                     lambda: self.store.active,
                     clock,
-                    lambda: self.learning.up,
+                    lambda: self.learning.up and self.pools.up,
+                    lambda: self.pools.figures,
                 ),
                 find_decision=self.ring.find,
                 latest_decisions=self.ring.latest,
-                entitlements=tuple(_shown(e) for e in config.entitlements),
+                registry=self.pools.registry,
                 draining=lambda: self.data_plane.draining,
                 clock=clock,
                 admin_key_sha256=None
                 if admin_key is None
                 else hashlib.sha256(admin_key.get_secret_value().encode()).digest(),
-                authenticate=lambda key: authenticate(keyring, key, time.time()),
+                authenticate=known,
                 version=version(),
                 created_unix_s=int(time.time()),
                 openapi=lambda: openapi_document(version()),
-            )
+            ),
+            admission_router(self.desk, known),
+            tenant_router(
+                TenantView(
+                    authenticate=known,
+                    terms=self.pools.registry.find,
+                    view=self.store.view,
+                    managed=self.pools.manages,
+                    shapes=self.pools.shapes,
+                    metrics=self.metrics,
+                )
+            ),
         )
         self.data_plane = DataPlane(
             self.pipeline,
             cast("Any", control),
-            new_id=request_ids(),
+            new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
         )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Gateway"]:
         """Probe and log while the block runs; close everything after it."""
-        if self.log is not None:
-            self.log.start()
+        for writer in (self.log, self.export):
+            if writer is not None:
+                writer.start()
         await self.learning.start()
         await self.prober.start()
-        try:
-            yield self
-        finally:
-            await self.prober.close()
-            await self.upstream.close()
-            await self.learning.close()
-            if self.log is not None:
-                await self.log.close()
+        async with self.pools.running(self.pipeline.extend):
+            self.desk.start()
+            try:
+                yield self
+            finally:
+                await self.prober.close()
+                await self.upstream.close()
+                await self.desk.close()
+                await self.learning.close()
+        for writer in (self.log, self.export):
+            if writer is not None:
+                await writer.close()
 
 
 def served_model(config: Config, model: ModelConfig) -> ServedModel:
@@ -170,6 +215,11 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
             idle_s=timeouts.idle_s,
         ),
         max_attempts=config.retry.max_attempts,
+        kv_bytes_per_token=model.kv_bytes_per_token or 0,
+        admission=PROFILES_OF_ADMISSION[model.admission.profile],
+        reclaim_s=model.admission.reclaim_ms / 1000,
+        engine_priority=model.engine_priority,
+        observe_admission=model.observes_admission,
     )
 
 
@@ -203,25 +253,15 @@ def version() -> str:
         return "0"
 
 
-def _principals(entitlements: tuple[EntitlementConfig, ...]) -> dict[bytes, Principal]:
-    table = {}
-    for entitlement in entitlements:
-        expires = entitlement.expires_at
-        principal = Principal(
-            entitlement=entitlement.name,
-            tenant=entitlement.tenant,
-            service_class=entitlement.service_class,
-            model=entitlement.model,
-            expires_unix_s=None if expires is None else expires.timestamp(),
-        )
-        for key in entitlement.api_keys:
-            table[bytes.fromhex(key.removeprefix("sha256:"))] = principal
-    return table
+class Authenticator:
+    """Stage 1 for the control plane: who presents this key, now."""
 
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
 
-def _shown(entitlement: EntitlementConfig) -> dict[str, Any]:
-    shown = entitlement.model_dump(mode="json", exclude={"api_keys"})
-    return {**shown, "live_keys": len(entitlement.api_keys), "enforced": False}
+    def __call__(self, key: bytes | None) -> Principal:
+        """Raises Refusal."""
+        return authenticate(self._keyring, key, time.time())
 
 
 class _Server(uvicorn.Server):

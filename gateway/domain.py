@@ -96,6 +96,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """The one model this key may use; None for any (open gateway)."""
     expires_unix_s: float | None = None
     """From then on its keys answer 403; None for never."""
+    suspended: bool = False
+    """Its keys answer 403 until an admin resumes it."""
 
 
 class PhaseTimeouts(Record, frozen=True, kw_only=True):
@@ -350,6 +352,19 @@ DECISION_SCHEMA = 1
 """Version of the request log's records; raised when a field changes its meaning."""
 
 
+class PoolEvent(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the request log that is no request: what changed a model's token pool."""
+
+    schema: int
+    event: Literal["terms", "entitlement", "removed", "tick"]
+    model: str
+    unix_s: float
+    pools: tuple[str, ...] = ()
+    """Names, with terms."""
+    detail: object = None
+    """The terms or the entitlement as an object, a name, or the tick's seconds."""
+
+
 class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that explains one request: a line of the request log, a look-up's answer.
 
@@ -426,4 +441,6 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     charge_tokens: int | None = None
     """What the entitlement was charged, by the profile's weights; None for a full refund."""
     settled_unix_s: float | None = None
+    lease_changes: tuple[tuple[float, str, int], ...] = ()
+    """(Unix s, resize or transfer, tokens or pool index) between the two."""
     prompt: str | None = None

@@ -82,6 +82,12 @@ class MethodNotAllowed(Refusal):
     status = 405
 
 
+class Conflict(Refusal):
+    """409: not as things stand now (an admin's change)."""
+
+    status = 409
+
+
 class TooLarge(Refusal):
     """413: the body is over max_body_bytes."""
 

@@ -64,6 +64,7 @@ class Walk:
         "evicted",
         "facts",
         "lease",
+        "lease_changes",
         "outcome",
         "plan",
         "planned",
@@ -100,6 +101,7 @@ class Walk:
         self.task: asyncio.Task[object] | None = None
         """Who walks, once it holds a managed lease."""
         self.evicted = False
+        self.lease_changes: list[tuple[float, str, int]] = []
         self.reserved_tokens = 0
         """What the lease has reserved, extensions included."""
 
@@ -175,6 +177,7 @@ class Pipeline:
             used = walk.estimate.input_tokens_total + relay.emitted
             if used > walk.reserved_tokens:
                 walk.reserved_tokens = used + _EXTENSION_TOKENS
+                walk.lease_changes.append((self._wall_clock(), "resize", walk.reserved_tokens))
                 self._store.resize(
                     lease, walk.reserved_tokens, walk.reserved_tokens * served.kv_bytes_per_token
                 )
@@ -270,7 +273,7 @@ class Pipeline:
                 raise stage_explain.engine_refusal(last) from None
             raise
         if binding.pool != lease.pool:
-            walk.lease = await self._store.transfer(lease, binding.pool)
+            walk.lease = await self._transfer(walk, binding.pool)
         walk.binding = binding
         return binding
 
@@ -364,8 +367,13 @@ class Pipeline:
         self._metrics.misroutes.add("overflow")
         walk.rescued = True
         pool = larger[0]
-        walk.lease = await self._store.transfer(_found(walk.lease), pool)
+        walk.lease = await self._transfer(walk, pool)
         walk.plan = msgspec.structs.replace(_found(walk.plan), pool=pool, alternates=larger[1:])
+
+    async def _transfer(self, walk: Walk, pool: int) -> Lease:
+        """Take the lease along to another pool."""
+        walk.lease_changes.append((self._wall_clock(), "transfer", pool))
+        return await self._store.transfer(_found(walk.lease), pool)
 
     async def _give_up(
         self, incoming: Incoming, reply: ClientReply, walk: Walk, fault: Fault
@@ -451,6 +459,7 @@ class Pipeline:
             sent_s=walk.sent_s,
             now_s=self._clock(),
             settled_unix_s=now_unix_s,
+            lease_changes=tuple(walk.lease_changes),
             evicted=walk.evicted,
             prompts=self._log_prompts,
         )

@@ -176,6 +176,8 @@ class PoolView(Record, frozen=True, kw_only=True):
     service_s: float
     desired_replicas: int
     """0 where the configuration gives no bounds."""
+    denied: int = 0
+    """Requests refused for its sake in the last tick, as far as they are remembered."""
 
 
 class TokenPools(Protocol):
@@ -227,11 +229,14 @@ class Directory(Protocol):
     async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
         """What changed after a revision: the newest, entries put, names removed."""
 
-    async def put(self, entry: EntitlementEntry) -> int:
-        """Keep an entry, replacing its namesake; the revision."""
+    async def put(self, *entries: EntitlementEntry) -> int:
+        """Keep entries (500 at most) at once, replacing their namesakes; the revision."""
 
     async def delete(self, name: str) -> int:
         """Forget an entry; the revision."""
+
+    async def close(self) -> None:
+        """Let go of files and connections."""
 
 
 class RecordSink(Protocol):

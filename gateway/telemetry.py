@@ -111,6 +111,9 @@ class Metrics:
             "sluice_evictions", "Requests that gave way to protected ones.", ("model", "pool")
         )
         self.log_dropped = Counter("sluice_request_log_dropped", "Records not written.")
+        self.usage_dropped = Counter(
+            "sluice_usage_export_dropped", "Usage lines not written: requests not billed."
+        )
 
     def families(self) -> list[Counter | Histogram]:
         """All families, for the renderer."""

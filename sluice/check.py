@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.settings import Config, EntitlementConfig, ModelConfig, not_enforced, remarks
+from gateway.settings.token_pools import managed
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 
 
@@ -35,7 +36,7 @@ def summary(config: Config) -> dict[str, Any]:
     return {
         "listen": f"{config.server.host}:{config.server.port}",
         "state": config.state.shown,
-        "models": [_model(model) for model in config.models],
+        "models": [{**_model(model), "managed": managed(config, model)} for model in config.models],
         "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
         "not_enforced": not_enforced(config),
         "remarks": remarks(config),

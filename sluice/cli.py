@@ -37,14 +37,20 @@ def root(
 def register() -> None:
     """Add every verb; each imports what it runs when it runs."""
     from sluice.check import check
+    from sluice.compress import compress
     from sluice.demo import demo
     from sluice.hash_key import hash_key
     from sluice.mock import mock
+    from sluice.plan import plan
     from sluice.schema import schema
     from sluice.serve import serve
+    from sluice.simulate import simulate
+    from sluice.tenant import tenant
+    from sluice.whatif import whatif
 
-    for verb in (demo, serve, check, schema, mock, hash_key):
+    for verb in (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
+    app.add_typer(tenant)
 
 
 def main() -> None:

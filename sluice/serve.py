@@ -26,6 +26,8 @@ def serve(
     )
     for chatty in ("httpx", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Who changed what is on record whatever the level.
+    logging.getLogger("sluice.audit").setLevel(logging.INFO)
     from gateway.app import run
 
     log = logging.getLogger("sluice")

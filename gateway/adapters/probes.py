@@ -1,4 +1,4 @@
-"""Health probes: each worker's /health, and its window as /v1/models reports it.
+"""Health probes: each worker's /health, its window as /v1/models reports it, its KV cache.
 
 One task a worker, one httpx client for all. A probe changes only whether a worker is in the
 rotation, never its load. A worker that refused a request's connection is probed again at the
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import httpx
 
+from gateway.adapters.engine_kv import EngineKv
 from gateway.domain import WorkerAddress
 from gateway.policy import fleet
 from gateway.policy.served import ServedModel
@@ -29,8 +30,13 @@ class Prober:
         interval_s: float,
         timeout_s: float,
         client: Callable[[WorkerAddress], httpx.AsyncClient] | None = None,
+        kv: EngineKv | None = None,
     ) -> None:
-        """`client` makes the HTTP client for a worker (tests pass their own)."""
+        """`client` makes the HTTP client for a worker (tests pass their own).
+
+        `kv` is filled with what engines tell of their KV caches.
+        """
+        self._kv = kv
         self._models = list(models)
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -83,6 +89,11 @@ class Prober:
             )
         if ok:
             await self._check_window(served, pool, address, client, headers)
+        if self._kv is not None:
+            if ok:
+                await self._kv.learn(served, pool, worker, client, headers, self._timeout_s)
+            else:
+                self._kv.forget(served, pool, worker)
         return ok
 
     async def _check_window(

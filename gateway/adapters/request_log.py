@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.domain import DecisionRecord
+from gateway.ports import RecordSink
 from gateway.telemetry import Metrics
 
 FLUSH_S = 0.5
@@ -136,7 +137,7 @@ def _prompt_chars(record: msgspec.Struct) -> int:
 class Sinks:
     """Several record sinks as one."""
 
-    def __init__(self, *sinks: "DecisionRing | RequestLog") -> None:
+    def __init__(self, *sinks: RecordSink) -> None:
         self._sinks = sinks
 
     def append(self, record: msgspec.Struct) -> None:

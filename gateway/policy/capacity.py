@@ -4,17 +4,73 @@ One capacity model for both questions of the token-pools paper: what may enter, 
 replicas should run.
 """
 
-from collections.abc import Iterable, Iterator
-from math import ceil
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil, inf
 
 from gateway.domain import Record
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
 
 SURVEY_SLICE = 1_000
 """Entitlements looked at between two pauses."""
 TARGET_USE = 0.85
 """Share of the slots that the desired replicas leave in use."""
+COOLDOWN_S = 300.0
+"""How long demand has to be lower before fewer replicas are desired."""
+UNLIMITED = 1 << 53
+"""`bound_until` when all fit."""
+
+
+class WorkerShare(Record, frozen=True, kw_only=True):
+    """What one worker of a pool adds to its model's capacity."""
+
+    slots: int
+    """Sequences it runs at once."""
+    kv_bytes: int = 0
+    """Of its KV cache; 0 where the configuration does not say: its engine may."""
+    tokens_per_s: float = 0.0
+    """Input and output; 0 for not enforced."""
+    replicas: tuple[int, int] = (1, 1)
+    """Fewest and most workers of its pool."""
+
+
+class Capacity(Record, frozen=True, kw_only=True):
+    """What the ready workers hold together. Tuples are by pool; 0 for not enforced."""
+
+    slots: tuple[int, ...]
+    kv_bytes: tuple[int, ...]
+    tokens_per_s: float
+
+    @property
+    def total_kv_bytes(self) -> int:
+        """Over all pools; 0 where one of those with slots does not enforce it."""
+        enforced = all(kv or not slots for kv, slots in zip(self.kv_bytes, self.slots, strict=True))
+        return sum(self.kv_bytes) if enforced else 0
+
+
+def capacity_of(
+    shares: Sequence[WorkerShare], engine_kv_bytes: Sequence[Sequence[int]]
+) -> Capacity:
+    """The capacity of some workers: of each pool, what its engines said of their KV caches.
+
+    What the share states counts; where neither says, the pool's KV is not enforced.
+    """
+    kv = []
+    for share, told in zip(shares, engine_kv_bytes, strict=True):
+        each = [share.kv_bytes or said for said in told]
+        kv.append(sum(each) if all(each) else 0)
+    return Capacity(
+        slots=tuple(s.slots * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)),
+        kv_bytes=tuple(kv),
+        tokens_per_s=sum(
+            s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)
+        ),
+    )
+
+
+def most_capacity(shares: Sequence[WorkerShare]) -> Capacity:
+    """The capacity of the most replicas."""
+    return capacity_of(shares, [[0] * share.replicas[1] for share in shares])
 
 
 class Standing(Record, frozen=True, kw_only=True):
@@ -22,44 +78,51 @@ class Standing(Record, frozen=True, kw_only=True):
 
     bound_until: int
     """`created` of the newest reserving entitlement that fits with all older ones."""
+    newest: int
+    """`created` of the newest reserving entitlement in force; 0 for none."""
+    unbound: int
+    """Reserving entitlements in force that do not fit."""
     mean_slo_ms: float
     """Over bound entitlements that state one; 0 when none does."""
     reserved: tuple[int, ...]
     """Sequences that bound entitlements reserve, by pool."""
+    next_expiry_unix_s: float
+    """When the next entitlement expires and this no longer holds; infinity for never."""
 
 
 def survey(
     entitlements: Iterable[Entitlement],
-    slots: tuple[int, ...],
-    kv_bytes: int,
-    tokens_per_s: float,
+    capacity: Capacity,
     now_s: float,
 ) -> Iterator[Standing | None]:
     """Who fits, oldest first; yields None between slices and the Standing at the end.
 
-    `entitlements` in order of creation; `kv_bytes` and `tokens_per_s` 0 for not enforced. The
-    first reserving entitlement that does not fit, and all newer ones, are not bound.
+    `entitlements` in order of creation. The first reserving one that does not fit, and all
+    newer ones, are not bound.
     """
+    slots, kv_bytes, tokens_per_s = capacity.slots, capacity.total_kv_bytes, capacity.tokens_per_s
     reserved = [0] * len(slots)
     kv, rate = 0, 0.0
-    bound_until, cut = 1 << 53, False
+    bound_until, newest, unbound = UNLIMITED, 0, 0
     slo_ms, slo_count = 0, 0
-    for number, e in enumerate(entitlements):
-        if number % SURVEY_SLICE == SURVEY_SLICE - 1:
+    next_expiry_s = inf
+    for number, e in enumerate(entitlements, start=1):
+        if number % SURVEY_SLICE == 0:
             yield None
         if e.suspended or 0 < e.expires_unix_s <= now_s:
             continue
+        if 0 < e.expires_unix_s < next_expiry_s:
+            next_expiry_s = e.expires_unix_s
         if e.reserves:
-            if not cut:
-                fits = all(r + e.baseline_of(p) <= slots[p] for p, r in enumerate(reserved))
-                fits = fits and (not kv_bytes or kv + e.kv_bytes <= kv_bytes)
-                fits = fits and (not tokens_per_s or rate + e.tokens_per_s <= tokens_per_s)
-                if not fits:
-                    cut, bound_until = True, e.created - 1
-            if cut:
+            newest = e.created
+            fits = all(r + e.baseline_of(p) <= slots[p] for p, r in enumerate(reserved))
+            fits = fits and (not kv_bytes or kv + e.kv_bytes <= kv_bytes)
+            fits = fits and (not tokens_per_s or rate + e.tokens_per_s <= tokens_per_s)
+            if unbound or not fits:
+                bound_until = min(bound_until, e.created - 1)
+                unbound += 1
                 continue
-            for pool in range(len(reserved)):
-                reserved[pool] += e.baseline_of(pool)
+            reserved = [r + e.baseline_of(p) for p, r in enumerate(reserved)]
             kv += e.kv_bytes
             rate += e.tokens_per_s
         if e.slo_ms:
@@ -67,25 +130,45 @@ def survey(
             slo_count += 1
     yield Standing(
         bound_until=bound_until,
+        newest=newest,
+        unbound=unbound,
         mean_slo_ms=slo_ms / slo_count if slo_count else 0.0,
         reserved=tuple(reserved),
+        next_expiry_unix_s=next_expiry_s,
     )
 
 
 def desired_replicas(
-    book: TokenPool,
-    pool: int,
-    reserved: int,
-    slots_per_worker: int,
-    elapsed_s: float,
-    bounds: tuple[int, int],
+    demand_sequences: float, slots_per_worker: int, replicas: tuple[int, int]
 ) -> int:
-    """Workers that reserved, admitted and denied demand of the last tick asks for.
+    """Workers that a demand asks for, within the bounds."""
+    wanted = ceil(demand_sequences / TARGET_USE / max(1, slots_per_worker))
+    return min(max(wanted, replicas[0]), replicas[1])
+
+
+def demand_sequences(
+    reserved: int, unreserved: int, denied: int, service_s: float, elapsed_s: float
+) -> float:
+    """What a pool's workers are asked to run: reserved, admitted beyond that, and denied.
 
     Denied demand by Little's law: denials per second times the mean service time.
     """
-    state = book.pools[pool]
-    denied = len(state.denials_last) / max(1e-3, elapsed_s) * state.service_s
-    demand = max(reserved, state.inflight) + denied
-    wanted = ceil(demand / TARGET_USE / max(1, slots_per_worker))
-    return min(max(wanted, bounds[0]), bounds[1])
+    return reserved + unreserved + denied / max(1e-3, elapsed_s) * service_s
+
+
+class ReplicaGoal:
+    """Desired replicas of one pool: up at once, down once a whole cooldown asked for less."""
+
+    def __init__(self, cooldown_s: float = COOLDOWN_S) -> None:
+        self._cooldown_s = cooldown_s
+        self._peaks: deque[tuple[float, int]] = deque()
+        """(when, wanted), each less than those before: the latest is what is wanted now."""
+
+    def wanted(self, replicas: int, now_s: float) -> int:
+        """Note what demand asks for now; the most that it asked for within the cooldown."""
+        while self._peaks and self._peaks[-1][1] <= replicas:
+            self._peaks.pop()
+        self._peaks.append((now_s, replicas))
+        while self._peaks[0][0] <= now_s - self._cooldown_s:
+            self._peaks.popleft()
+        return self._peaks[0][1]

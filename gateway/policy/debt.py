@@ -7,18 +7,28 @@ elastic entitlements have any; below `least_debt` credit is not remembered.
 
 from collections.abc import Iterable
 
+from gateway.policy.buckets import surplus_level
 from gateway.policy.ledger import Account, TokenPool
 
 SETTLED = 1e-3
 """Debt and burst below this need no further ticks."""
 
 
-def tick(book: TokenPool, names: Iterable[str], elapsed_s: float, now_s: float) -> None:
+def tick(
+    book: TokenPool,
+    names: Iterable[str],
+    elapsed_s: float,
+    now_s: float,
+    *,
+    contended: bool | None = None,
+) -> None:
     """Apply a tick to these entitlements, after `elapsed_s` since the last one.
 
-    Ticks that were missed decay what stood (gamma^k) and average over the whole time.
+    Ticks that were missed decay what stood (gamma^k) and average over the whole time. Whoever
+    ticks in slices says how `contended` it was at the start.
     """
-    contended = is_contended(book)
+    if contended is None:
+        contended = is_contended(book)
     for name in names:
         account = book.accounts.get(name)
         if account is None:
@@ -32,8 +42,7 @@ def tick(book: TokenPool, names: Iterable[str], elapsed_s: float, now_s: float) 
 
 def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
     """End the tick for the pool as a whole, once every active entitlement had its part."""
-    book.surplus += book.surplus_per_s * max(0.0, now_s - book.surplus_s)
-    book.surplus_s = now_s
+    surplus_level(book, now_s)
     lent_per_s = book.terms.tokens_per_s - book.own_served / max(1e-3, elapsed_s)
     book.surplus_per_s = max(0.0, lent_per_s)
     book.own_served = 0
@@ -44,7 +53,7 @@ def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
 
 
 def is_contended(book: TokenPool) -> bool:
-    """Whether any pool is full, or anyone was denied on priority in this tick."""
+    """Whether any pool is full, or anyone was denied for a pool's sake in this tick."""
     full = any(
         pool.inflight >= slots for pool, slots in zip(book.pools, book.terms.slots, strict=False)
     )
@@ -58,7 +67,7 @@ def update(
     terms, profile = account.terms, book.terms.profile
     elapsed_s = max(1e-3, elapsed_s)
     missed = max(1, int(elapsed_s / profile.tick_s + 0.5))
-    dt = max(0.0, now_s - account.since_s) if account.since_s > 0 else 0.0
+    dt = max(0.0, now_s - account.since_s)
     sequences = (account.inflight_seconds + account.total * dt) / elapsed_s
     kv = (account.kv_seconds + account.kv_bytes * dt) / elapsed_s
     rate = account.served / elapsed_s
@@ -70,10 +79,14 @@ def update(
             gap = 0.0
         debt = debt_kept * account.debt + (1 - debt_kept) * gap
         account.debt = min(max(debt, profile.least_debt), 1.0)
+    else:
+        account.debt = 0.0
     over = _over(rate, terms.tokens_per_s)
     over = over + _over(kv, float(terms.kv_bytes))
     over = over + _over(sequences, float(sum(terms.baseline)))
     account.burst = burst_kept * account.burst + (1 - burst_kept) * over
+    account.epoch = -1
+    book.note(account)
     account.served = 0
     account.denied = 0
     account.inflight_seconds = 0.0

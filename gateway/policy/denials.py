@@ -4,6 +4,8 @@
 cannot help is a 400; an expired or suspended entitlement 403; one without capacity 503.
 """
 
+from math import ceil
+
 from gateway.domain import Limits
 from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.policy.admission import Denial, Grant
@@ -12,8 +14,8 @@ from gateway.policy.waits import MOST_S, told_s
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-def refusal_of(denial: Denial, entitlement: str, jitter: float, limits: Headers = ()) -> Refusal:
-    """The refusal to send; `jitter` in [0, 1] spreads the retries, `limits` are headers."""
+def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
+    """The refusal to send; `jitter` in [0, 1] spreads the retries."""
     reason = denial.reason
     match reason:
         case "entitlement_expired" | "entitlement_suspended" | "entitlement_unknown":
@@ -34,9 +36,9 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float, limits: Headers 
             )
         case "exceeds_entitlement":
             return BadRequest(
-                f"This request needs {denial.requested:.0f}, and the entitlement '{entitlement}' "
-                f"allows {denial.limit:.0f} at most, however long you wait. Send a shorter "
-                "prompt, ask for fewer output tokens or fewer choices.",
+                f"This request needs {denial.requested:.0f} {denial.unit}, and the entitlement "
+                f"'{entitlement}' gets {denial.limit:.0f} at most, however long you wait. Send a "
+                "shorter prompt, ask for fewer output tokens or fewer choices.",
                 reason=reason,
                 code=reason,
             )
@@ -50,7 +52,7 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float, limits: Headers 
             code="rate_limit_exceeded",
             retry_after_s=wait_s,
             should_retry=True,
-            headers=limits,
+            headers=_limits_told(denial),
         )
     whose = {"concurrency": "requests in flight", "kv": "KV cache bytes"}.get(
         reason, "the pool's slots, taken by traffic of at least this priority"
@@ -63,7 +65,20 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float, limits: Headers 
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
         should_retry=True,
-        headers=limits,
+        headers=_limits_told(denial),
+    )
+
+
+def _limits_told(denial: Denial) -> Headers:
+    """The limit that a request ran into, as x-ratelimit-*; nothing of a pool's."""
+    if denial.of_pool or denial.reason not in ("tokens", "concurrency"):
+        return ()
+    kind = b"tokens" if denial.reason == "tokens" else b"requests"
+    left = max(0, int(denial.limit - denial.used))
+    return (
+        (b"x-ratelimit-limit-" + kind, b"%d" % int(denial.limit)),
+        (b"x-ratelimit-remaining-" + kind, b"%d" % left),
+        (b"x-ratelimit-reset-" + kind, span(min(MOST_S, max(0.0, denial.wait_s)))),
     )
 
 
@@ -101,10 +116,10 @@ def limit_headers(limits: Limits) -> Headers:
 
 
 def span(seconds: float) -> bytes:
-    """A duration as OpenAI writes it: 12ms, 1s, 6m0s."""
+    """A duration as OpenAI writes it, rounded up: 12ms, 1s, 6m0s."""
     if seconds < 1.0:
-        return b"%dms" % int(seconds * 1000)
-    whole = int(seconds)
+        return b"%dms" % ceil(seconds * 1000)
+    whole = ceil(seconds)
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
     if hours:

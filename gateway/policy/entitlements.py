@@ -36,6 +36,8 @@ _BAND = {
     "spot": (0.101, 1.0),
     "preemptible": (1e-6, 0.1),
 }
+OVERDUE_WEIGHT = _BAND["elastic"][1]
+"""What an overdue entitlement weighs: the most of its class."""
 SPILLED_WEIGHT = 1.0
 """The most that work in an alternate pool weighs there: it is spot-band backfill."""
 _LEAST_DEBT_FACTOR = 0.05
@@ -57,6 +59,9 @@ class AdmissionProfile(Record, frozen=True, kw_only=True):
     """gamma_b."""
     least_debt: float = -0.2
     tick_s: float = 5.0
+    overdue_debt: float = 0.9
+    """An elastic entitlement that is owed more than this and has nothing in flight comes first of
+    its class: among oversold baselines debt alone leaves the most patient one out for ever."""
     cached_input_charge: float = 0.1
     """What a prompt token costs that the engine had cached; input and output cost 1."""
 
@@ -64,7 +69,11 @@ class AdmissionProfile(Record, frozen=True, kw_only=True):
 PROFILES = {
     "default": AdmissionProfile(name="default"),
     "paper": AdmissionProfile(
-        name="paper", burst_share=0.0, least_debt=0.0, cached_input_charge=1.0
+        name="paper",
+        burst_share=0.0,
+        least_debt=0.0,
+        overdue_debt=1.0,
+        cached_input_charge=1.0,
     ),
 }
 
@@ -150,6 +159,8 @@ def charge_tokens(
     profile: AdmissionProfile, prompt_tokens: int, completion_tokens: int, cached_tokens: int
 ) -> int:
     """What usage costs an entitlement, in whole tokens, rounded up."""
+    if not cached_tokens:
+        return prompt_tokens + completion_tokens
     cached = min(cached_tokens, prompt_tokens)
     saved = cached - cached * profile.cached_input_charge
     return prompt_tokens + completion_tokens - int(saved)

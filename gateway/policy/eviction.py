@@ -1,7 +1,7 @@
-"""Who gives way when protected traffic would wait: preemptible work, and what was spilled in.
+"""Who gives way when protected traffic would wait: preemptible work, lowest weight first.
 
-Lowest weight first, then youngest: the work that loses least. Spot only where the model says
-`reclaim: cancel`. Victims keep their lease until their owner has cancelled them upstream.
+Of equals the youngest: the work that loses least. Spot, and what was spilled in, only where the
+model says `reclaim: cancel`. Victims keep their lease until their owner has cancelled them.
 """
 
 from heapq import nsmallest

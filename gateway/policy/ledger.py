@@ -1,18 +1,34 @@
 """The state of one model's token pool: what admission reads and changes.
 
 One model has one `TokenPool`; it holds all its pools of workers, so that admission, spillover
-and a lease's transfer are one atomic step. Plain mutable state, changed only by the functions
-of `gateway.policy.admission`, `debt` and `eviction`; the Redis store keeps the same fields and
-its scripts are transcriptions of the same functions.
+and a lease's transfer are one atomic step. Plain mutable state, changed only by functions of this
+package; the Redis store keeps the same fields and its scripts are their transcriptions.
 
 All times are Unix seconds of one clock (the store's). Sequences, bytes and tokens are whole.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from heapq import heappush
 
 from gateway.domain import Record
+from gateway.policy.accounts import FIRST_SERVICE_S, Account, Held, Journal, PoolBook
 from gateway.policy.entitlements import PROFILES, AdmissionProfile, Entitlement
+
+__all__ = [
+    "DENIALS_KEPT",
+    "FIRST_SERVICE_S",
+    "LEASE_TTL_S",
+    "REAPED_AT_ONCE",
+    "RENEW_EVERY_S",
+    "TOMBSTONES",
+    "Account",
+    "Held",
+    "Journal",
+    "PoolBook",
+    "Terms",
+    "TokenPool",
+]
 
 LEASE_TTL_S = 30.0
 RENEW_EVERY_S = 10.0
@@ -21,8 +37,6 @@ TOMBSTONES = 10_000
 """Expired leases whose late usage still replaces the charged estimate."""
 DENIALS_KEPT = 2_000
 """Weights of denied requests that a pool remembers in a tick."""
-FIRST_SERVICE_S = 5.0
-"""Mean service time before any request was served."""
 
 
 class Terms(Record, frozen=True, kw_only=True):
@@ -54,158 +68,6 @@ class Terms(Record, frozen=True, kw_only=True):
         return self.kv_bytes[pool] if pool < len(self.kv_bytes) else 0
 
 
-class Held:
-    """A lease in force."""
-
-    __slots__ = (
-        "entitlement",
-        "estimate_tokens",
-        "evicted",
-        "expires_s",
-        "funded",
-        "id",
-        "issued_s",
-        "kv_bytes",
-        "owner",
-        "pool",
-        "sequences",
-        "spilled",
-        "weight",
-        "would_deny",
-    )
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - what it is
-        entitlement: str,
-        pool: int,
-        sequences: int,
-        estimate_tokens: int,
-        kv_bytes: int,
-        weight: float,
-        issued_s: float,
-        expires_s: float,
-        funded: str,
-        owner: str,
-        would_deny: str,
-        *,
-        spilled: bool,
-    ) -> None:
-        self.id = id
-        self.entitlement = entitlement
-        self.pool = pool
-        self.sequences = sequences
-        self.estimate_tokens = estimate_tokens
-        """Charged so far: the estimate, and what was streamed past it."""
-        self.kv_bytes = kv_bytes
-        self.weight = weight
-        """w_e when it was issued (a spilled lease at most `SPILLED_WEIGHT`)."""
-        self.issued_s = issued_s
-        self.expires_s = expires_s
-        self.funded = funded
-        """own, surplus or none: which bucket paid."""
-        self.spilled = spilled
-        self.owner = owner
-        """The process that serves it."""
-        self.would_deny = would_deny
-        """Observe mode: the reason it would have been denied for, or ""."""
-        self.evicted = False
-
-
-class Account:
-    """What an entitlement uses and is owed."""
-
-    __slots__ = (
-        "borrowed",
-        "borrowed_s",
-        "burst",
-        "debited",
-        "debt",
-        "denied",
-        "inflight",
-        "inflight_seconds",
-        "kv_bytes",
-        "kv_seconds",
-        "level",
-        "level_s",
-        "mean_cost",
-        "promised",
-        "promised_s",
-        "refunded",
-        "served",
-        "since_s",
-        "terms",
-        "total",
-        "used",
-        "waiters",
-        "waiters_s",
-    )
-
-    def __init__(self, terms: Entitlement, pools: int) -> None:
-        self.terms = terms
-        self.inflight = [0] * pools
-        """Sequences holding a lease, by pool."""
-        self.total = 0
-        self.kv_bytes = 0
-        self.level = 0.0
-        """Token bucket at `level_s`; never used before means full."""
-        self.level_s = 0.0
-        self.borrowed = 0.0
-        """Recent borrowing, drained at (limit - lambda_e)."""
-        self.borrowed_s = 0.0
-        self.debt = 0.0
-        self.burst = 0.0
-        self.served = 0
-        """Tokens settled in this tick."""
-        self.denied = 0
-        """Denials for the pool's sake in this tick."""
-        self.promised = 0.0
-        """Tokens that earlier refusals were told to wait for, drained at lambda_e."""
-        self.promised_s = 0.0
-        self.waiters = 0.0
-        """Earlier refusals for concurrency or KV, drained as leases end."""
-        self.waiters_s = 0.0
-        self.mean_cost = 0.0
-        """Moving mean of settled charges, tokens."""
-        self.inflight_seconds = 0.0
-        """Integral of `total` over this tick, for its time average; likewise KV."""
-        self.kv_seconds = 0.0
-        self.since_s = 0.0
-        self.debited = 0
-        self.refunded = 0
-        self.used = 0
-        """The uncut ledger: debited - refunded = used once nothing is in flight."""
-
-
-class PoolBook:
-    """One pool of workers as admission counts it."""
-
-    __slots__ = (
-        "denials",
-        "denials_last",
-        "evictable",
-        "idle_dedicated",
-        "inflight",
-        "kv_bytes",
-        "service_s",
-        "weights",
-    )
-
-    def __init__(self) -> None:
-        self.inflight = 0
-        self.kv_bytes = 0
-        self.idle_dedicated = 0
-        """Unused baseline of dedicated entitlements: lent to nobody."""
-        self.service_s = FIRST_SERVICE_S
-        """Moving mean of a lease's life."""
-        self.weights: list[tuple[float, str]] = []
-        """Heap of (weight, lease id) of leases in force, with dead entries among them."""
-        self.evictable: dict[str, Held] = {}
-        self.denials: list[float] = []
-        """Weights of requests denied on priority in this tick; the newest are kept."""
-        self.denials_last: list[float] = []
-
-
 class TokenPool:
     """Everything that admission knows of one model."""
 
@@ -213,10 +75,13 @@ class TokenPool:
         "accounts",
         "active",
         "dedicated",
+        "epoch",
+        "journal",
         "leases",
         "own_served",
         "pools",
         "priority_denials",
+        "reap_at_s",
         "refunds",
         "settled",
         "surplus",
@@ -229,12 +94,18 @@ class TokenPool:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
+        self.epoch = 0
+        """Counts changes of the terms: what accounts derived from older ones is void."""
         self.pools = [PoolBook() for _ in terms.slots]
         self.accounts: dict[str, Account] = {}
-        self.dedicated: set[str] = set()
-        """Accounts whose idle baseline is reserved."""
+        self.dedicated: list[tuple[int, str]] = []
+        """(created, name) of accounts whose idle baseline is reserved, oldest first."""
+        self.journal: Journal | None = None
+        """Kept only if somebody empties it."""
         self.leases: OrderedDict[str, Held] = OrderedDict()
         """By expiry: every lease lives equally long from its issue or renewal."""
+        self.reap_at_s = 0.0
+        """No lease expires before."""
         self.tombstones: dict[str, tuple[str, int, str]] = {}
         """Expired lease id -> (entitlement, tokens charged, funded), oldest first."""
         self.active: set[str] = set()
@@ -242,11 +113,11 @@ class TokenPool:
         self.surplus = 0.0
         self.surplus_s = 0.0
         self.surplus_per_s = terms.tokens_per_s
-        """Refill of the surplus bucket: Lambda less what own buckets paid for lately."""
+        """Refill of the surplus bucket: Lambda less what was used lately without it."""
         self.own_served = 0
-        """Tokens settled in this tick that own buckets paid for."""
+        """Tokens settled in this tick that the surplus did not pay for."""
         self.priority_denials = 0
-        """Denials on priority in this tick, over all entitlements."""
+        """Denials for a pool's sake in this tick, over all entitlements."""
         self.ticked_s = 0.0
         self.settled = 0
         self.refunds = 0
@@ -259,12 +130,15 @@ class TokenPool:
             self._reserve(account, 1)
         else:
             self._reserve(account, -1)
+            self._forget_dedicated(account.terms)
             account.terms = entitlement
+            account.epoch = -1
             self._reserve(account, 1)
+            if entitlement.service_class != "elastic":
+                account.debt = 0.0
         if entitlement.service_class == "dedicated":
-            self.dedicated.add(entitlement.name)
-        else:
-            self.dedicated.discard(entitlement.name)
+            insort(self.dedicated, (entitlement.created, entitlement.name))
+        self.note(account)
         return account
 
     def remove(self, name: str) -> None:
@@ -275,19 +149,31 @@ class TokenPool:
         if account.total:
             raise ValueError(f"{name} has {account.total} sequences in flight")
         self._reserve(account, -1)
+        self._forget_dedicated(account.terms)
+        self.note(account)
         del self.accounts[name]
         self.active.discard(name)
-        self.dedicated.discard(name)
 
     def change(self, terms: Terms) -> None:
-        """Take over new capacity or rules."""
+        """Take over new capacity or rules; the number of pools stays.
+
+        Takes time for the dedicated entitlements that are bound now and were not, or the other
+        way round; no more than the slots hold.
+        """
+        old, new = self.terms.bound_until, terms.bound_until
+        low = bisect_right(self.dedicated, min(old, new), key=_created)
+        high = bisect_right(self.dedicated, max(old, new), key=_created)
+        differing = [self.accounts[name] for _, name in self.dedicated[low:high]]
+        if new < old:
+            for account in differing:
+                self._reserve(account, -1)
+        more_per_s = terms.tokens_per_s - self.terms.tokens_per_s
+        self.surplus_per_s = max(0.0, self.surplus_per_s + more_per_s)
         self.terms = terms
-        while len(self.pools) < len(terms.slots):
-            self.pools.append(PoolBook())
-        for book in self.pools:
-            book.idle_dedicated = 0
-        for name in self.dedicated:
-            self._reserve(self.accounts[name], 1)
+        self.epoch += 1
+        if new > old:
+            for account in differing:
+                self._reserve(account, 1)
 
     def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
         """Count sequences and KV in (positive) or out (negative) of a pool."""
@@ -302,35 +188,63 @@ class TokenPool:
         account.kv_bytes += kv_bytes
         book.inflight += sequences
         book.kv_bytes += kv_bytes
+        if self.journal is not None:
+            self.journal.accounts.add(account.terms.name)
 
     def hold(self, lease: Held) -> None:
-        """File a lease under everything that looks for leases."""
+        """File a new lease under everything that looks for leases."""
         self.leases[lease.id] = lease
+        self.active.add(lease.entitlement)
         self.file(lease)
+
+    def note(self, account: Account, lease: Held | None = None) -> None:
+        """Enter a change in the journal."""
+        if self.journal is not None:
+            self.journal.accounts.add(account.terms.name)
+            if lease is not None:
+                self.journal.leases.add(lease.id)
+
+    def release(self, account: Account, lease: Held) -> None:
+        """Take a lease out of its pool's books; it may be filed again in another's."""
+        if self.journal is not None:
+            self.journal.leases.add(lease.id)
+        self.pools[lease.pool].evictable.pop(lease.id, None)
+        self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 
     def file(self, lease: Held) -> None:
         """Enter a lease in its pool's books (again, after it moved)."""
+        if self.journal is not None:
+            self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
         if len(book.weights) > 64 and len(book.weights) > 2 * len(self.leases):
             live = [h for h in self.leases.values() if h.pool == lease.pool]
             book.weights = sorted((h.weight, h.id) for h in live)
         heappush(book.weights, (lease.weight, lease.id))
         account = self.accounts[lease.entitlement]
-        gives_way = account.terms.service_class == "preemptible" or (
-            self.terms.reclaim_spot and account.terms.service_class == "spot"
-        )
-        if lease.spilled or gives_way:
+        service_class = account.terms.service_class
+        backfill = lease.spilled or service_class == "spot"
+        if service_class == "preemptible" or (backfill and self.terms.reclaim_spot):
             book.evictable[lease.id] = lease
 
     def bound(self, entitlement: Entitlement) -> bool:
         """Whether today's capacity holds this entitlement's baseline (others have none)."""
         return not entitlement.reserves or entitlement.created <= self.terms.bound_until
 
+    def _forget_dedicated(self, entitlement: Entitlement) -> None:
+        if entitlement.service_class == "dedicated":
+            del self.dedicated[bisect_left(self.dedicated, (entitlement.created, entitlement.name))]
+
     def _reserve(self, account: Account, sign: int) -> None:
         entitlement = account.terms
-        if entitlement.service_class != "dedicated" or not self.bound(entitlement):
+        if entitlement.service_class != "dedicated" or entitlement.suspended:
+            return
+        if not self.bound(entitlement):
             return
         for pool, book in enumerate(self.pools):
             idle = entitlement.baseline_of(pool) - account.inflight[pool]
             if idle > 0:
                 book.idle_dedicated += sign * idle
+
+
+def _created(entry: tuple[int, str]) -> int:
+    return entry[0]

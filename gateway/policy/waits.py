@@ -6,6 +6,7 @@ wait, a burst comes back as a burst: the official client's two retries then comp
 """
 
 import math
+from bisect import bisect_left
 
 from gateway.policy.ledger import Account, PoolBook
 
@@ -42,8 +43,15 @@ def kv_wait_s(
 
 def priority_wait_s(pool: PoolBook, weight: float, slots: int) -> float:
     """Until the pool has served those of at least this weight that were refused before."""
-    ahead = sum(w >= weight for w in pool.denials_last) + sum(w >= weight for w in pool.denials)
-    return (ahead + 1) * pool.service_s / max(1, slots)
+    return (denied_above(pool, weight) + 1) * pool.service_s / max(1, slots)
+
+
+def denied_above(pool: PoolBook, weight: float) -> int:
+    """Requests of at least this weight that the pool refused in this tick and the last."""
+    count = 0
+    for weights in (pool.denials, pool.denials_last):
+        count += len(weights) - bisect_left(weights, weight)
+    return count
 
 
 def told_s(wait_s: float, jitter: float) -> int:

@@ -12,23 +12,24 @@ from gateway.settings.config import (
     RetryConfig,
     ServerConfig,
     StateConfig,
+    UsageExportConfig,
 )
-from gateway.settings.fleet import (
+from gateway.settings.fleet import ModelConfig, PoolConfig, ReplicasConfig, WorkerConfig
+from gateway.settings.json_schema import schema
+from gateway.settings.loading import load, parse
+from gateway.settings.model_parts import (
+    AdmissionConfig,
     BoundaryConfig,
     CompressionConfig,
-    ModelConfig,
-    PoolConfig,
     SchedulingConfig,
     TimeoutOverrides,
     TimeoutsConfig,
-    WorkerConfig,
 )
-from gateway.settings.json_schema import schema
-from gateway.settings.loading import load, parse
 from gateway.settings.notices import not_enforced, remarks
 from gateway.settings.problems import ConfigError, Problem
 
 __all__ = [
+    "AdmissionConfig",
     "BoundaryConfig",
     "CompressionConfig",
     "Config",
@@ -38,6 +39,7 @@ __all__ = [
     "ModelConfig",
     "PoolConfig",
     "Problem",
+    "ReplicasConfig",
     "RequestLogConfig",
     "RetryConfig",
     "SchedulingConfig",
@@ -45,6 +47,7 @@ __all__ = [
     "StateConfig",
     "TimeoutOverrides",
     "TimeoutsConfig",
+    "UsageExportConfig",
     "WorkerConfig",
     "load",
     "not_enforced",

@@ -4,19 +4,18 @@ Each check looks at what is valid by itself and adds its problems to the documen
 section does not hide the others' problems. Positions in the file are the items' indices.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.explain import nearest
+from gateway.settings.config import Config
 from gateway.settings.fleet import ModelConfig, PoolConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 
-GIB = 1 << 30
+NO_KV_BYTES = "the model does not say what a token takes"
+KV_BYTES_FIX = "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)"
 
 Models = Sequence[tuple[int, ModelConfig]]
-Entitlements = Sequence[tuple[int, EntitlementConfig]]
 
 
 def check_config(document: Document, config: Config) -> None:
@@ -38,34 +37,8 @@ def check_models(document: Document, models: Models) -> None:
         _check_boundary(document, path, model)
         for name, pool in model.pools.items():
             _check_workers(document, (*path, "pools", name, "workers"), pool)
-
-
-def check_entitlements(
-    document: Document,
-    entitlements: Entitlements,
-    models: Models,
-    known_models: Collection[str] | None,
-) -> None:
-    """Names, keys and reservations. `known_models`: of invalid models too; None: unknown."""
-    _check_entitlement_names(document, entitlements)
-    _check_keys(document, entitlements)
-    by_name = {model.name: model for _, model in models}
-    aliases = {alias: model.name for _, model in models for alias in model.aliases}
-    for index, entitlement in entitlements:
-        path: KeyPath = ("entitlements", index)
-        name = entitlement.model
-        if known_models is not None and name not in known_models:
-            fix = f"write its name, `{aliases[name]}`" if name in aliases else None
-            document.add(
-                (*path, "model"),
-                f"no model is named `{name}`" if fix is None else f"`{name}` is an alias",
-                fix or nearest(name, sorted(known_models)),
-            )
-        _check_limits(document, path, entitlement, by_name.get(name))
-    for model in by_name.values():
-        reserved = [(i, e) for i, e in entitlements if e.reserves and e.model == model.name]
-        _check_slots(document, reserved, model)
-        _check_kv(document, reserved, model)
+            _check_replicas(document, (*path, "pools", name, "replicas"), pool)
+        _check_capacity(document, path, model)
 
 
 def _check_names(document: Document, models: Models) -> None:
@@ -153,108 +126,39 @@ def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
             )
 
 
+def _check_replicas(document: Document, path: KeyPath, pool: PoolConfig) -> None:
+    fewest, most = pool.replica_bounds
+    listed = len(pool.workers)
+    if most < listed:
+        document.add(
+            (*path, "max"),
+            f"{most} is below the {listed} workers listed",
+            f"give at least {listed}, or list fewer",
+        )
+    elif fewest > most:
+        document.add((*path, "min"), f"{fewest} is over max, {most}", f"give at most {most}")
+
+
+def _check_capacity(document: Document, path: KeyPath, model: ModelConfig) -> None:
+    """A token rate belongs to the whole model, and KV bytes are told from tokens."""
+    stated = [name for name, pool in model.pools.items() if pool.tokens_per_second is not None]
+    silent = [name for name in model.pools if name not in stated]
+    if stated and silent:
+        document.add(
+            (*path, "pools", silent[0]),
+            f"no tokens_per_second here, but in pool `{stated[0]}`",
+            "give it for every pool of a model, or for none",
+            key=True,
+        )
+    if model.kv_bytes_per_token is not None:
+        return
+    for name, pool in model.pools.items():
+        if pool.kv_cache_gib is not None:
+            document.add((*path, "pools", name, "kv_cache_gib"), NO_KV_BYTES, KV_BYTES_FIX)
+
+
 def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
     except (OSError, ValueError):
         return False
-
-
-def _check_entitlement_names(document: Document, entitlements: Entitlements) -> None:
-    seen: dict[str, int] = {}
-    for index, entitlement in entitlements:
-        first = seen.setdefault(entitlement.name, index)
-        if first != index:
-            line = document.place(("entitlements", first, "name")).line
-            document.add(
-                ("entitlements", index, "name"),
-                f"`{entitlement.name}` is taken on line {line}",
-                "give every entitlement a name of its own",
-            )
-
-
-def _check_keys(document: Document, entitlements: Entitlements) -> None:
-    seen: dict[str, KeyPath] = {}
-    for index, entitlement in entitlements:
-        for position, key in enumerate(entitlement.api_keys):
-            path = ("entitlements", index, "api_keys", position)
-            first = seen.setdefault(key, path)
-            if first != path:
-                document.add(
-                    path,
-                    f"the same key as on line {document.place(first).line}",
-                    "a key belongs to one entitlement: make another with `sluice hash-key --new`",
-                )
-
-
-def _check_limits(
-    document: Document, path: KeyPath, entitlement: EntitlementConfig, model: ModelConfig | None
-) -> None:
-    limit = entitlement.max_concurrency
-    if limit is not None and limit < entitlement.baseline:
-        document.add(
-            (*path, "max_concurrency"),
-            f"{limit} is below the baseline, {entitlement.baseline}",
-            "raise max_concurrency or lower concurrency",
-        )
-    if model is not None and isinstance(entitlement.concurrency, Mapping):
-        for name in entitlement.concurrency:
-            if name not in model.pools:
-                document.add(
-                    (*path, "concurrency", name),
-                    f"model `{model.name}` has no pool `{name}`",
-                    nearest(name, model.pools),
-                    key=True,
-                )
-
-
-def _check_slots(document: Document, reserved: Entitlements, model: ModelConfig) -> None:
-    """Reserved baselines against slots: over all pools, and pool by pool where one is named."""
-    total = 0
-    by_pool = dict.fromkeys(model.pools, 0)
-    told: set[str] = set()
-    for index, entitlement in reserved:
-        path: KeyPath = ("entitlements", index, "concurrency")
-        total += entitlement.baseline
-        if total > model.slots and "" not in told:
-            told.add("")
-            document.add(
-                path,
-                f"baselines reserved on `{model.name}` add up to {total} with this one, but its "
-                f"pools have {model.slots} slots (max_num_seqs x workers)",
-                "lower a baseline, or add workers",
-            )
-        if not isinstance(entitlement.concurrency, Mapping):
-            continue
-        for name, amount in entitlement.concurrency.items():
-            if name not in by_pool:
-                continue
-            by_pool[name] += amount
-            slots = model.pools[name].slots
-            if by_pool[name] > slots and name not in told:
-                told.add(name)
-                document.add(
-                    (*path, name),
-                    f"baselines reserved in pool `{name}` add up to {by_pool[name]} with this "
-                    f"one, but it has {slots} slots (max_num_seqs x workers)",
-                    "lower a baseline, or add workers",
-                )
-
-
-def _check_kv(document: Document, reserved: Entitlements, model: ModelConfig) -> None:
-    """Reserved KV against what every slot filled to its window would take: a ceiling."""
-    if model.kv_bytes_per_token is None:
-        return
-    tokens = sum(pool.slots * pool.max_model_len for pool in model.pools.values())
-    ceiling_gib = tokens * model.kv_bytes_per_token / GIB
-    total_gib = 0.0
-    for index, entitlement in reserved:
-        total_gib += entitlement.kv_cache_gib or 0.0
-        if total_gib > ceiling_gib:
-            document.add(
-                ("entitlements", index, "kv_cache_gib"),
-                f"KV cache reserved on `{model.name}` adds up to {total_gib:g} GiB with this one, "
-                f"but all its slots filled take {ceiling_gib:.1f} GiB",
-                "lower kv_cache_gib, or add workers",
-            )
-            return

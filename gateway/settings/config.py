@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from gateway.settings.fleet import ModelConfig, TimeoutsConfig
+from gateway.settings.fleet import ModelConfig
+from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.state import state_url, without_password
 from gateway.settings.types import (
     Amount,
@@ -14,6 +15,7 @@ from gateway.settings.types import (
     Count,
     Drain,
     Flag,
+    Gib,
     Instant,
     Label,
     ModelName,
@@ -53,11 +55,12 @@ class ServerConfig(Section):
 
 
 class StateConfig(Section):
-    """Where what was learned is kept and shared; admission's counters are this process's."""
+    """Where admission's counters and what was learned are kept and shared."""
 
     url: Annotated[Text, AfterValidator(state_url)] = Field(default="memory://", repr=False)
     """memory://: ends with the process. sqlite:///PATH: survives restarts of one gateway.
-    redis://HOST:PORT/DB, rediss:// with TLS: shared by replicas."""
+    redis://HOST:PORT/DB, rediss:// with TLS: shared by replicas; so are
+    redis+cluster://HOST:PORT,HOST:PORT and redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB."""
     fail_mode: Literal["local_share", "closed"] = "local_share"
     """When shared state cannot be reached: this process's share of each limit, or 503."""
 
@@ -74,6 +77,13 @@ class RequestLogConfig(Section):
     """The file, appended to; absent: no log."""
     prompts: Flag = False
     """Record request bodies too. They are personal data: think twice."""
+
+
+class UsageExportConfig(Section):
+    """One JSON line for each settled request, for billing."""
+
+    path: Path | None = None
+    """The file, appended to and synced; absent: no export."""
 
 
 class HealthConfig(Section):
@@ -134,13 +144,19 @@ class EntitlementConfig(Section):
     slo_target_ms: Amount | None = None
     """Time to first token that the tenant expects, in milliseconds."""
     tokens_per_second: Amount | None = None
-    """Input and output tokens per second; absent: no limit."""
-    kv_cache_gib: Amount | None = None
-    """KV cache of requests in flight, in GiB."""
+    """Baseline of input and output tokens per second; absent: no limit, or what others leave
+    where the pools state theirs."""
+    max_tokens_per_second: Amount | None = None
+    """Limit with what is borrowed; at least the baseline. dedicated, elastic and spot only."""
+    kv_cache_gib: Gib | None = None
+    """Baseline of KV cache of requests in flight, in GiB."""
+    max_kv_cache_gib: Gib | None = None
+    """Limit of it; at least the baseline, and the default."""
     concurrency: Concurrency | None = None
     """Baseline of sequences in flight: one number, or one per pool."""
     max_concurrency: Count | None = None
-    """Limit of sequences in flight; at least the baseline."""
+    """Limit of sequences in flight; at least the baseline. Default: the pools' slots;
+    guaranteed: its baseline, and never more."""
     mode: Literal["enforce", "observe"] = "enforce"
     """observe: refusals are computed, logged and counted, never applied."""
     api_keys: Annotated[tuple[KeyHash, ...], Field(max_length=2)] = Field(default=(), repr=False)
@@ -170,9 +186,11 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     """Where the gateway listens, and its limits."""
     state: StateConfig = StateConfig()
-    """Where what was learned is kept and shared."""
+    """Where admission's counters and what was learned are kept and shared."""
     request_log: RequestLogConfig = RequestLogConfig()
     """One JSON line a request."""
+    usage_export: UsageExportConfig = UsageExportConfig()
+    """One JSON line for each settled request, for billing."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """Per-phase limits towards the engines."""
     health: HealthConfig = HealthConfig()

@@ -7,17 +7,22 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.domain import WorkerAddress
+from gateway.settings.model_parts import (
+    AdmissionConfig,
+    BoundaryConfig,
+    CompressionConfig,
+    SchedulingConfig,
+    TimeoutOverrides,
+)
 from gateway.settings.types import (
+    Amount,
     Count,
-    Factor,
-    Flag,
+    Gib,
     Label,
     ModelName,
     Natural,
-    Seconds,
     Secret,
     Section,
-    Share,
     Text,
     reject,
 )
@@ -93,6 +98,15 @@ Worker = Annotated[
 ]
 
 
+class ReplicasConfig(Section):
+    """How many workers a pool may have, whoever starts and stops them."""
+
+    min: Natural | None = None
+    """The fewest that are asked for; default: as many as are listed."""
+    max: Count | None = None
+    """The most; default: as many as are listed. What is reserved must fit them."""
+
+
 class PoolConfig(Section):
     """Engines of one window."""
 
@@ -102,72 +116,26 @@ class PoolConfig(Section):
     """The engines' --max-num-seqs: slots per worker."""
     workers: Annotated[tuple[Worker, ...], Field(min_length=1, max_length=10_000)]
     """URLs, or mappings where a worker needs a key, a served name or a CA."""
+    tokens_per_second: Amount | None = None
+    """Input and output tokens that one worker serves per second; absent: no limit, no surplus."""
+    kv_cache_gib: Gib | None = None
+    """KV cache of one worker, in GiB; absent: as its engine says, else no limit."""
+    replicas: ReplicasConfig = ReplicasConfig()
+    """Bounds of `sluice_pool_desired_replicas`."""
 
     @property
     def slots(self) -> int:
         """Sequences the whole pool runs at once."""
         return self.max_num_seqs * len(self.workers)
 
-
-def _as_list(value: object) -> object:
-    return value if isinstance(value, list | tuple) or value is None else [value]
-
-
-class BoundaryConfig(Section):
-    """Where the planner drew the line between pools; `sluice plan -o` writes it."""
-
-    b_short: (
-        Annotated[
-            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
-        ]
-        | None
-    ) = None
-    """Expected totals (tokens) up to this go to the smaller pool; a list, ascending, for more
-    than two pools. Default: each smaller pool's window."""
-    gamma: Factor = 1.5
-    """Width of the band above the boundary whose requests may be compressed (1 is none)."""
-    auto: Flag = False
-    """Let the controller move the boundary."""
-
-
-class CompressionConfig(Section):
-    """Prompt compression at the boundary."""
-
-    enabled: Flag = False
-    """Compress what lies within gamma of the boundary."""
-    max_cut: Share = 0.5
-    """The largest share of a prompt that may be cut."""
-
-
-class SchedulingConfig(Section):
-    """Which worker of a pool serves a request."""
-
-    policy: Literal["least-loaded", "round-robin", "p2c", "quartz", "bfio", "mix"] = "least-loaded"
-    """The binding policy."""
-    profile: Label = "default"
-    """The policy's parameter set."""
-
-
-class TimeoutsConfig(Section):
-    """Per-phase limits towards the engines, in seconds."""
-
-    connect_s: Seconds = 2.0
-    """To open a connection."""
-    first_byte_s: Seconds = 600.0
-    """From the request to the response's head: queueing and prefill count."""
-    idle_s: Seconds = 120.0
-    """Between two chunks of a response."""
-
-
-class TimeoutOverrides(Section):
-    """A model's own limits; what is absent comes from the top level."""
-
-    connect_s: Seconds | None = None
-    """To open a connection."""
-    first_byte_s: Seconds | None = None
-    """From the request to the response's head."""
-    idle_s: Seconds | None = None
-    """Between two chunks of a response."""
+    @property
+    def replica_bounds(self) -> tuple[int, int]:
+        """Fewest and most workers, the defaults filled in."""
+        listed = len(self.workers)
+        fewest, most = self.replicas.min, self.replicas.max
+        if most is None:
+            most = max(listed, fewest or 0)
+        return min(listed, most) if fewest is None else fewest, most
 
 
 def _by_window(pools: Mapping[str, PoolConfig]) -> Mapping[str, PoolConfig]:
@@ -193,6 +161,11 @@ class ModelConfig(Section):
     """Prompt compression at the boundary."""
     scheduling: SchedulingConfig = SchedulingConfig()
     """The choice of worker."""
+    admission: AdmissionConfig = AdmissionConfig()
+    """Who may enter when its pools are full."""
+    engine_priority: Literal["none", "vllm", "sglang"] = "none"
+    """Send an entitlement's weight to the engines as `priority`, in this engine's sense; vllm
+    refuses it unless priority scheduling is on."""
     pools: Annotated[
         Mapping[Label, PoolConfig], Field(min_length=1, max_length=64), AfterValidator(_by_window)
     ]
@@ -216,6 +189,11 @@ class ModelConfig(Section):
         windows = tuple(pool.max_model_len for pool in self.pools.values())[:-1]
         given = self.boundary.b_short
         return windows if given is None else given[: len(windows)]
+
+    @property
+    def observes_admission(self) -> bool:
+        """Whether refusals of admission are only computed and counted."""
+        return (self.admission.mode or self.mode) == "observe"
 
     @property
     def output_is_cap(self) -> bool:

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from gateway.settings.checks import check_config, check_entitlements, check_models
+from gateway.settings.checks import check_config, check_models
 from gateway.settings.config import Config, EntitlementConfig
+from gateway.settings.entitlement_checks import check_entitlements
 from gateway.settings.explain import explain
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.problems import ConfigError, Problem

@@ -1,23 +1,20 @@
 """What a valid configuration asks for and does not get yet, said in one line each."""
 
+from collections.abc import Iterator
+
+from gateway.policy.entitlements import BACKFILL
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
+from gateway.settings.token_pools import managed, terms_of
 
 BUILT_POLICIES = frozenset({"least-loaded"})
 """Scheduling policies that bind workers today; the others fall back to least-loaded."""
 BUILT_PROFILES = frozenset({"default"})
 
-_LIMITS = ("slo_target_ms", "tokens_per_second", "kv_cache_gib", "concurrency", "max_concurrency")
-
 
 def not_enforced(config: Config) -> list[str]:
     """Settings that are read and have no effect in this version, for people to read."""
-    notices = [notice for model in config.models for notice in _model(model)]
-    if config.state.fail_mode != "local_share":
-        notices.append("state.fail_mode is read but not enforced yet: limits are per process")
-    for entitlement in config.entitlements:
-        notices.extend(_entitlement(entitlement))
-    return notices
+    return [notice for model in config.models for notice in _model(model)]
 
 
 def remarks(config: Config) -> list[str]:
@@ -27,16 +24,12 @@ def remarks(config: Config) -> list[str]:
         found.append("no entitlements: the gateway is open to any key, or none")
     if config.server.admin_key is None:
         found.append("no server.admin_key: the admin routes are closed")
-    found.extend(
-        f"model {model.name}: boundary.b_short has no effect with one pool"
-        for model in config.models
-        if len(model.pools) == 1 and model.boundary.b_short
-    )
-    found.extend(
-        f"entitlement {entitlement.name}: no api_keys, so nobody can use it"
-        for entitlement in config.entitlements
-        if not entitlement.api_keys
-    )
+    for model in config.models:
+        found.extend(_about_model(config, model))
+    by_name = {model.name: model for model in config.models}
+    for entitlement in config.entitlements:
+        about = _about_entitlement(entitlement, by_name[entitlement.model])
+        found.extend(f"entitlement {entitlement.name}: {line}" for line in about)
     return found
 
 
@@ -57,12 +50,27 @@ def _model(model: ModelConfig) -> list[str]:
     return found
 
 
-def _entitlement(entitlement: EntitlementConfig) -> list[str]:
-    fields = [name for name in _LIMITS if getattr(entitlement, name) is not None]
-    if "service_class" in entitlement.model_fields_set:
-        fields.insert(0, "service_class")
-    if not fields:
-        return []
-    names = fields[0] if len(fields) == 1 else f"{', '.join(fields[:-1])} and {fields[-1]}"
-    verb = "is" if len(fields) == 1 else "are"
-    return [f"entitlement {entitlement.name}: {names} {verb} read but not enforced yet"]
+def _about_model(config: Config, model: ModelConfig) -> Iterator[str]:
+    if len(model.pools) == 1 and model.boundary.b_short:
+        yield f"model {model.name}: boundary.b_short has no effect with one pool"
+    if config.entitlements and not managed(config, model):
+        yield (
+            f"model {model.name}: no entitlement states a service_class or a limit, so keys are "
+            "checked and nobody is refused for load"
+        )
+
+
+def _about_entitlement(entitlement: EntitlementConfig, model: ModelConfig) -> Iterator[str]:
+    if not entitlement.api_keys:
+        yield "no api_keys, so nobody can use it"
+    service_class = entitlement.service_class
+    if service_class in BACKFILL and entitlement.concurrency is not None:
+        yield f"{service_class} reserves nothing: concurrency only says where its burst begins"
+    if service_class == "guaranteed":
+        baseline = terms_of(entitlement, model).baseline
+        none = [name for name, part in zip(model.pools, baseline, strict=True) if not part]
+        if none:
+            yield f"no baseline in {', '.join(none)}, so what belongs there is refused"
+    rates = [pool.tokens_per_second for pool in model.pools.values()]
+    if entitlement.max_tokens_per_second is not None and None in rates:
+        yield "max_tokens_per_second has no effect: the pools state no tokens_per_second to borrow"

@@ -1,4 +1,4 @@
-"""`state.url`: memory://, sqlite:///PATH, redis://HOST:PORT/DB. Checked without connecting."""
+"""`state.url`: memory://, sqlite:///PATH, redis:// and its kin. Checked without connecting."""
 
 import importlib.util
 import re
@@ -6,22 +6,27 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from gateway.settings.types import reject
 
-_LATER = frozenset({"redis+sentinel", "redis+cluster"})
 _REDIS = frozenset({"redis", "rediss"})
+_MANY = frozenset({"redis+sentinel", "redis+cluster"})
 # Other options of the client's URLs would undo the time-outs that keep requests unharmed.
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _FIX = "use memory://, sqlite:///PATH, redis://HOST:6379/0 or rediss://HOST:6379/0"
 _REDIS_FIX = "write it as redis://USER:PASSWORD@HOST:6379/0; user, password, port may be absent"
+_CLUSTER_FIX = "write it as redis+cluster://USER:PASSWORD@HOST:6379,HOST:6379; no database"
+_SENTINEL_FIX = "write it as redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379/SERVICE/0"
+_NODE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 def state_url(url: str) -> str:
     """The URL, if a store can be opened by it. Rejections quote nothing of it but its scheme."""
+    scheme, _, rest = url.partition("://")
+    if scheme in _MANY:
+        _check_many(scheme, rest)
+        return url
     try:
         parts = urlsplit(url)
     except ValueError:
         reject("not a state URL", _FIX)
-    if parts.scheme in _LATER:
-        reject(f"{parts.scheme}:// state comes with a later version", _FIX)
     if parts.scheme == "sqlite":
         _check_sqlite(url)
     elif parts.scheme in _REDIS:
@@ -61,5 +66,25 @@ def _check_redis(parts: SplitResult) -> None:
             "an option that is not taken",
             "only rediss:// takes options: " + ", ".join(sorted(_TLS_OPTIONS)),
         )
+    _check_client()
+
+
+def _check_many(scheme: str, rest: str) -> None:
+    """Several nodes, each with its port; a cluster has no databases, a sentinel a service."""
+    cluster = scheme == "redis+cluster"
+    fix = _CLUSTER_FIX if cluster else _SENTINEL_FIX
+    authority, slash, path = rest.partition("/")
+    for node in authority.rpartition("@")[2].split(","):
+        found = _NODE.fullmatch(node)
+        if found is None or not 0 < int(found[1]) < 65536:
+            reject("not a list of HOST:PORT", fix)
+    if cluster and slash:
+        reject("a cluster has no databases", fix)
+    if not cluster and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}/[0-9]{1,4}", path):
+        reject("no service and database after the sentinels", fix)
+    _check_client()
+
+
+def _check_client() -> None:
     if importlib.util.find_spec("redis") is None:
         reject("the client for Redis is not installed", "pip install 'sluice[redis]'")

@@ -61,7 +61,12 @@ Seconds = Annotated[
 Drain = Annotated[
     float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), BeforeValidator(typed)
 ]
-Amount = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), BeforeValidator(typed)]
+Amount = Annotated[
+    float, Field(strict=True, gt=0, le=1 << 53, allow_inf_nan=False), BeforeValidator(typed)
+]
+Gib = Annotated[
+    float, Field(strict=True, gt=0, le=1 << 23, allow_inf_nan=False), BeforeValidator(typed)
+]
 Factor = Annotated[
     float, Field(strict=True, ge=1, le=100, allow_inf_nan=False), BeforeValidator(typed)
 ]

@@ -2,25 +2,61 @@
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gateway.domain import Principal
 from gateway.errors import Forbidden, Unauthorized
 
 OPEN = Principal(entitlement="open", tenant="open")
-"""Whoever asks while no entitlements are configured."""
+"""Whoever asks while no entitlement was ever entered."""
 
 
 class Keyring:
-    """Digests of the live keys. `open` when no entitlement is configured."""
+    """Digests of the live keys, changeable at any time. Buckets keep a look-up short.
 
-    def __init__(self, principals: Mapping[bytes, Principal]) -> None:
-        """`principals` by SHA-256 digest of the key (32 bytes)."""
-        self.open = not principals
+    `open` only while no entitlement was ever entered: whoever deletes the last one must not
+    open the gateway by it.
+    """
+
+    def __init__(self, principals: Mapping[bytes, Principal] | None = None) -> None:
+        """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one."""
+        self.open = True
         # Two bytes of the digest choose a bucket; the rest is compared in constant time.
         self._buckets: dict[bytes, list[tuple[bytes, Principal]]] = {}
-        for digest, principal in principals.items():
-            self._buckets.setdefault(digest[:2], []).append((digest, principal))
+        self._digests: dict[str, tuple[bytes, ...]] = {}
+        of: dict[str, list[bytes]] = {}
+        for digest, principal in (principals or {}).items():
+            of.setdefault(principal.entitlement, []).append(digest)
+        for digests in of.values():
+            self.put((principals or {})[digests[0]], digests)
+
+    def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
+        """Replace an entitlement's principal and its keys; with no digests it has no key.
+
+        A key that was another entitlement's is this one's from now on.
+        """
+        self.open = False
+        self.remove(principal.entitlement)
+        mine = tuple(dict.fromkeys(digests))
+        for digest in mine:
+            bucket = self._buckets.setdefault(digest[:2], [])
+            for at, (known, owner) in enumerate(bucket):
+                if known == digest:
+                    del bucket[at]
+                    kept = self._digests[owner.entitlement]
+                    self._digests[owner.entitlement] = tuple(d for d in kept if d != digest)
+                    break
+            bucket.append((digest, principal))
+        self._digests[principal.entitlement] = mine
+
+    def remove(self, entitlement: str) -> None:
+        """Forget an entitlement and its keys; unknown ones are no failure."""
+        for digest in self._digests.pop(entitlement, ()):
+            left = [pair for pair in self._buckets[digest[:2]] if pair[0] != digest]
+            if left:
+                self._buckets[digest[:2]] = left
+            else:
+                del self._buckets[digest[:2]]
 
     def find(self, key: bytes) -> Principal | None:
         """The key's owner. The digest, not the key, meets the table."""
@@ -34,7 +70,7 @@ class Keyring:
 def authenticate(keyring: Keyring, key: bytes | None, now_unix_s: float) -> Principal:
     """Who asks, by the key as presented.
 
-    Raises Unauthorized for a missing or unknown key, Forbidden for an expired one.
+    Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one.
     """
     if keyring.open:
         return OPEN
@@ -56,6 +92,12 @@ def authenticate(keyring: Keyring, key: bytes | None, now_unix_s: float) -> Prin
             f"The entitlement '{principal.entitlement}' has expired.",
             reason="entitlement_expired",
             code="entitlement_expired",
+        )
+    if principal.suspended:
+        raise Forbidden(
+            f"The entitlement '{principal.entitlement}' is suspended.",
+            reason="entitlement_suspended",
+            code="entitlement_suspended",
         )
     return principal
 

@@ -59,9 +59,15 @@ def response_headers(
             (b"x-sluice-compressed", b"none" if prompt is None else prompt.compressed.encode()),
             (b"x-sluice-queue-ms", b"%d" % int(queue_s * 1000)),
         )
-    if lease is not None and lease.limits is not None and not lease.would_deny:
+    if lease is not None and lease.limits is not None and _applied(served, lease):
         headers += limit_headers(lease.limits)
     return headers
+
+
+def _applied(served: ServedModel | None, lease: Lease) -> bool:
+    """Whether the limits are in force, not only observed."""
+    observed = served is not None and (served.observe or served.observe_admission)
+    return not (observed or lease.would_deny)
 
 
 def engine_refusal(fault: Fault) -> Refusal:
@@ -123,6 +129,7 @@ def decision_record(
     sent_s: float | None,
     now_s: float,
     settled_unix_s: float,
+    lease_changes: tuple[tuple[float, str, int], ...],
     evicted: bool,
     prompts: bool,
 ) -> DecisionRecord:
@@ -196,6 +203,7 @@ def decision_record(
         evicted=evicted,
         charge_tokens=_charge(served, charged),
         settled_unix_s=settled_unix_s if managed else None,
+        lease_changes=lease_changes if managed else (),
         prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
     )
 

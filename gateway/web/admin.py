@@ -11,6 +11,8 @@ from fastapi import APIRouter, Depends, Header, Response
 from gateway.errors import Forbidden, NotFound, Unauthorized
 from gateway.policy import fleet
 from gateway.policy.served import ServedModel
+from gateway.ports import PoolView
+from gateway.web.admin_entitlements import entitlement_routes
 from gateway.web.problems import json_response
 from gateway.web.surface import Control
 
@@ -40,20 +42,20 @@ def admin_router(control: Control) -> APIRouter:
     app = APIRouter(dependencies=[Depends(_guard(control))])
     _reading_routes(app, control)
     _worker_routes(app, control)
+    if control.registry is not None:
+        entitlement_routes(app, control.registry, (control.admin_key_sha256 or b"").hex()[:8])
     return app
 
 
 def _reading_routes(app: APIRouter, control: Control) -> None:
     @app.get("/admin/pools")
     async def pools() -> Response:
-        """Pools and workers: load, health, what was learned."""
-        now_s = control.clock()
-        return json_response([_describe(served, now_s) for served in control.models])
-
-    @app.get("/admin/entitlements")
-    async def entitlements() -> Response:
-        """Entitlements as configured; limits are not enforced in this version."""
-        return json_response(list(control.entitlements))
+        """Pools and workers: load, health, what was learned, what admission counts."""
+        shown = []
+        for served in control.models:
+            counted = await control.registry.pools(served.name) if control.registry else []
+            shown.append(_describe(served, counted, control.clock()))
+        return json_response(shown)
 
     @app.get("/admin/decisions")
     async def decisions(limit: int = 50) -> Response:
@@ -94,9 +96,9 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
         return json_response({"worker": worker, "draining": not undo, "pools": hits})
 
 
-def _describe(served: ServedModel, now_s: float) -> dict[str, Any]:
+def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dict[str, Any]:
     pools = []
-    for shape, pool in zip(served.routing.pools, served.pools, strict=True):
+    for index, (shape, pool) in enumerate(zip(served.routing.pools, served.pools, strict=True)):
         sound = set(fleet.available(pool, now_s))
         workers = [
             {
@@ -118,6 +120,7 @@ def _describe(served: ServedModel, now_s: float) -> dict[str, Any]:
                 "max_num_seqs": pool.slots_per_worker,
                 "inflight": pool.inflight,
                 "ready_slots": fleet.ready_slots(pool, now_s),
+                "admission": msgspec.structs.asdict(counted[index]) if counted else None,
                 "workers": workers,
             }
         )

@@ -6,7 +6,7 @@ shape, so that clients read one format.
 
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -19,13 +19,15 @@ from gateway.web.problems import error_body, error_headers, json_response
 from gateway.web.surface import Control
 
 
-def control_app(control: Control) -> FastAPI:
-    """The FastAPI application of everything that is not the data plane."""
+def control_app(control: Control, *further: APIRouter) -> FastAPI:
+    """The FastAPI application of everything that is not the data plane; `further` routes too."""
     app = FastAPI(title="Sluice", version=control.version, docs_url="/docs", redoc_url=None)
     app.openapi = control.openapi  # type: ignore[method-assign]
     _handle_errors(app)
     _public_routes(app, control)
     app.include_router(admin_router(control))
+    for router in further:
+        app.include_router(router)
     return app
 
 

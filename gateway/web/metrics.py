@@ -23,6 +23,10 @@ ACCOUNTS_SHOWN = 500
 """Entitlements with gauges of their own, for each model; the busiest of more are not sought."""
 
 
+_CLAIMS = frozenset({"bound", "pending", "degraded"})
+"""States of an entitlement that is to have its capacity; suspended and expired ones are not."""
+
+
 class PoolFigures(Record, frozen=True, kw_only=True):
     """A managed model's counters at the last look."""
 
@@ -125,7 +129,7 @@ def _token_pools(figures: Iterable[PoolFigures]) -> Iterator[Metric]:
         "sluice_entitlement_inflight", "Sequences with a lease.", labels=by_account
     )
     bound = GaugeMetricFamily(
-        "sluice_entitlement_bound", "1 when in force with its capacity.", labels=by_account
+        "sluice_entitlement_bound", "1 with its capacity, 0 without.", labels=by_account
     )
     debt = GaugeMetricFamily("sluice_entitlement_debt", "Service debt.", labels=by_account)
     burst = GaugeMetricFamily("sluice_entitlement_burst", "Burst intensity.", labels=by_account)
@@ -143,7 +147,8 @@ def _token_pools(figures: Iterable[PoolFigures]) -> Iterator[Metric]:
         for account in model.accounts:
             labels = [model.model, account.name]
             inflight.add_metric(labels, sum(account.inflight))
-            bound.add_metric(labels, int(account.state == "bound"))
+            if account.state in _CLAIMS:
+                bound.add_metric(labels, int(account.state == "bound"))
             debt.add_metric(labels, account.debt)
             burst.add_metric(labels, account.burst)
             priority.add_metric(labels, account.weight)

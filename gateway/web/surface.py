@@ -1,15 +1,59 @@
 """What the control plane shows and may do, handed to it by the composition root."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from gateway.domain import Principal
 from gateway.policy.served import ServedModel
+from gateway.ports import PoolView
 from gateway.web.metrics import MetricsPage
 
 Authenticate = Callable[[bytes | None], Principal]
+
+
+class EntitlementDesk(Protocol):
+    """Entitlements at run time, as the admin routes use them. All raise Refusal.
+
+    `who` is the admin key's fingerprint, for the audit. An entitlement is a mapping of the
+    file's fields and of what is counted; a new key stands under "key", once.
+    """
+
+    async def page(
+        self, *, model: str | None, tenant: str | None, after: str | None, limit: int
+    ) -> dict[str, object]:
+        """Some of them, oldest first: "data", and "next" for the next page's `after`."""
+
+    async def get(self, name: str) -> dict[str, object]:
+        """One of them."""
+
+    async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
+        """A new one, with its first key."""
+
+    async def change(self, name: str, fields: Mapping[str, object], who: str) -> dict[str, object]:
+        """Other values for some fields; None takes one away."""
+
+    async def suspend(self, name: str, who: str, *, undo: bool = False) -> dict[str, object]:
+        """Refuse its requests, or no longer."""
+
+    async def expire(self, name: str, at: str | None, who: str) -> dict[str, object]:
+        """End it at a time (ISO 8601), or now."""
+
+    async def delete(self, name: str, who: str) -> None:
+        """Forget it."""
+
+    async def add_key(self, name: str, who: str) -> dict[str, object]:
+        """A second live key."""
+
+    async def revoke_key(self, name: str, fingerprint: str, who: str) -> dict[str, object]:
+        """End a key."""
+
+    async def pools(self, model: str) -> list[PoolView]:
+        """Counters of a model's pools; none where nothing is counted."""
+
+    def audit(self, count: int) -> list[dict[str, object]]:
+        """The newest changes, newest first."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +65,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     metrics: MetricsPage
     find_decision: Callable[[str], msgspec.Struct | None]
     latest_decisions: Callable[[int], list[msgspec.Struct]]
-    entitlements: tuple[dict[str, Any], ...]
+    registry: EntitlementDesk | None = None
+    """None: no admin routes of entitlements."""
     draining: Callable[[], bool]
     clock: Callable[[], float]
     admin_key_sha256: bytes | None

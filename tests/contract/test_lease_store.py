@@ -5,7 +5,7 @@ transfer and settle are idempotent by lease id; nothing is left when all are set
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
 import pytest
@@ -20,8 +20,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from bench.redis_server import RedisServer
 from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Lease, Usage
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.ledger import Terms, TokenPool
 from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore, Settlement
 from tests.builders import LONG, SHORT, ask, routing, served_model
@@ -68,6 +72,30 @@ class OpenedFake:
         return self.store.active
 
 
+class OpenedRedis:
+    """A managed model with room for everything: what is refused is the differential's subject."""
+
+    def __init__(self, url: str, served: ServedModel) -> None:
+        self.served = served
+        book = TokenPool(Terms(slots=(99, 99)))
+        book.define(Entitlement(name="open", model="m"))
+        self.store = RedisLeases(
+            url,
+            {"m": served},
+            {"m": book},
+            FakeClock(),
+            local=MemoryLeases({"m": served}, FakeClock()),
+            fail_mode="closed",
+            owner="o",
+        )
+
+    def inflight(self, pool: int) -> int:
+        return self.served.pools[pool].inflight
+
+    def active(self) -> int:
+        return self.store.active
+
+
 STORES: dict[str, Callable[[ServedModel], Opened]] = {"memory": OpenedMemory, "fake": OpenedFake}
 ENFORCING = {k: v for k, v in STORES.items() if k != "fake"}
 """Stores that decide on spillover themselves."""
@@ -78,9 +106,16 @@ def small_fleet() -> ServedModel:
     return served_model(workers=(1, 1), slots=2, spill_queue=1)
 
 
-@pytest.fixture(params=STORES)
-def opened(request: pytest.FixtureRequest) -> Opened:
-    return STORES[request.param](small_fleet())
+@pytest.fixture(params=[*STORES, pytest.param("redis", marks=pytest.mark.redis)])
+async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
+    if request.param != "redis":
+        yield STORES[request.param](small_fleet())
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    on_redis = OpenedRedis(server.url, small_fleet())
+    await on_redis.store.start()
+    yield on_redis
+    await on_redis.store.close()
 
 
 @pytest.fixture(params=ENFORCING)

@@ -1,5 +1,6 @@
 """What gateways learned, across restarts and replicas, with real stores; and without them."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -26,8 +27,20 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
+KEYED = [
+    {
+        "name": "state",
+        "tenant": "t",
+        "model": MODEL,
+        "api_keys": [f"sha256:{hashlib.sha256(b'sk-state').hexdigest()}"],
+    }
+]
+"""The file's own entitlement serves while what is kept elsewhere cannot be read."""
+
+
 def teach(fleet: Fleet, count: int = 30) -> None:
-    with httpx.Client(trust_env=False, timeout=30) as client:
+    headers = {"authorization": "Bearer sk-state"}
+    with httpx.Client(trust_env=False, timeout=30, headers=headers) as client:
         for n in range(count):
             body = {
                 "model": MODEL,
@@ -81,7 +94,8 @@ def test_a_restart_keeps_what_was_learned_in_sqlite(tmp_path: Path) -> None:
 def test_a_bad_state_file_does_not_keep_it_from_serving(tmp_path: Path) -> None:
     file = tmp_path / "sluice.db"
     file.write_bytes(b"no database" * 500)
-    with Fleet(short=1, long=1, config={"state": {"url": f"sqlite:///{file}"}}) as fleet:
+    config = {"state": {"url": f"sqlite:///{file}"}, "entitlements": KEYED}
+    with Fleet(short=1, long=1, config=config) as fleet:
         teach(fleet, 5)
         assert store_up(fleet) == 0
         stop(fleet)
@@ -108,13 +122,14 @@ def test_two_gateways_share_what_one_learned(redis_server: RedisServer) -> None:
 @pytest.mark.redis
 def test_a_gateway_starts_without_its_redis_and_finds_it_later(own_server: RedisServer) -> None:
     own_server.kill()
-    with Fleet(short=1, long=1, config={"state": {"url": own_server.url}}) as fleet:
+    config = {"state": {"url": own_server.url}, "entitlements": KEYED}
+    with Fleet(short=1, long=1, config=config) as fleet:
         assert store_up(fleet) == 0
         teach(fleet, 10)
         own_server.start()
         wait_for(lambda: store_up(fleet) == 1)
         with own_server.client() as client:
-            wait_for(lambda: client.dbsize() == 1)
+            wait_for(lambda: client.dbsize() >= 1)
 
 
 @pytest.mark.redis
@@ -152,3 +167,13 @@ def test_ci_fails_where_a_redis_test_would_be_skipped(tmp_path: Path, ci: str, s
     )
     assert run.returncode == status, run.stdout
     assert ("may not be skipped in CI" in run.stdout) == bool(ci)
+
+
+def test_nobody_comes_in_without_a_key_while_kept_entitlements_cannot_be_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "sluice.db"
+    file.write_bytes(b"no database" * 500)
+    with Fleet(short=1, long=1, config={"state": {"url": f"sqlite:///{file}"}}) as fleet:
+        answer = httpx.post(fleet.url + "/v1/chat/completions", json={"model": MODEL}, timeout=10)
+        assert answer.status_code == 401

@@ -48,7 +48,7 @@ def open_state(url: str) -> EstimatorState:
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite":
         return SqliteState(Path(rest.removeprefix("/")))
-    if scheme in {"redis", "rediss"}:
+    if scheme in {"redis", "rediss", "redis+cluster", "redis+sentinel"}:
         # An extra: only who configures Redis needs its client.
         module = importlib.import_module("gateway.adapters.store.redis")
         found: EstimatorState = module.RedisState(url)

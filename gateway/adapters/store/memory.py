@@ -6,24 +6,29 @@ counts and spills over, and refuses nobody. Either way the pools' own in-flight 
 (`PoolState.inflight`) say what this process has in flight.
 """
 
+import asyncio
 import random
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from gateway.adapters.store.memory_pools import SLICE, MemoryPools, account_view
 from gateway.domain import Ask, Lease
 from gateway.policy import admission, eviction, fleet
 from gateway.policy.admission import Denial, Grant, Request
 from gateway.policy.denials import limits_of, refusal_of
-from gateway.policy.entitlements import Entitlement, charge_tokens
-from gateway.policy.ledger import Account, TokenPool
+from gateway.policy.entitlements import charge_tokens
+from gateway.policy.ledger import TokenPool
 from gateway.policy.served import ServedModel
-from gateway.ports import AccountView, PoolView, Settlement
+from gateway.ports import Settlement
+
+__all__ = ["MemoryLeases", "account_view", "lease_of"]
 
 
-class MemoryLeases:
-    """LeaseStore and TokenPools over plain objects."""
+class MemoryLeases(MemoryPools):
+    """LeaseStore, TokenPools and Upkeep over plain objects."""
 
     def __init__(
         self,
@@ -33,15 +38,17 @@ class MemoryLeases:
         *,
         wall_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
+        owner: str = "",
     ) -> None:
         """`models` by name (not by alias); `books` of those that are managed.
 
-        `clock` monotonic, `wall_clock` Unix time, in seconds; `jitter` gives [0, 1).
+        `clock` monotonic, `wall_clock` Unix time, in seconds; `jitter` gives [0, 1). `owner`
+        names this process: leases that a former one left are never renewed.
         """
-        self.books = dict(books or {})
+        self.owner = owner or secrets.token_hex(4)
+        super().__init__(books or {}, wall_clock)
         self._models = models
         self._clock = clock
-        self._wall_clock = wall_clock
         self._jitter = jitter
         self._leases: dict[str, Lease] = {}
         self._evict: Callable[[str], None] = lambda _: None
@@ -91,6 +98,7 @@ class MemoryLeases:
         """See LeaseStore."""
         held = self._leases.pop(lease.id, None)
         if held is None:
+            self._settle_former(lease, settlement)
             return
         self._models[held.model].pools[held.pool].inflight -= held.sequences
         usage = settlement.usage
@@ -99,19 +107,8 @@ class MemoryLeases:
         else:
             self.settled_total += 1
         book = self.books.get(held.model)
-        if book is None:
-            return
-        charge = (
-            None
-            if usage is None
-            else charge_tokens(
-                book.terms.profile,
-                usage.prompt_tokens,
-                usage.completion_tokens,
-                usage.cached_tokens,
-            )
-        )
-        admission.settle(book, lease.id, charge, self._wall_clock())
+        if book is not None:
+            self._charge(book, lease.id, settlement)
 
     async def reclaim(self, lease: Lease) -> None:
         """See LeaseStore."""
@@ -119,52 +116,24 @@ class MemoryLeases:
         if book is None or lease.id not in book.leases:
             return
         for held in eviction.evict(book, book.leases[lease.id].pool, lease.sequences):
-            self._evict(held.id)
+            if held.id in self._leases:
+                self._evict(held.id)
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
         """See LeaseStore."""
         self._evict = evict
 
-    # -- TokenPools
-
-    async def define(self, terms: Entitlement) -> None:
-        """See TokenPools."""
-        self.books[terms.model].define(terms)
-
-    async def remove(self, model: str, name: str) -> bool:
-        """See TokenPools."""
-        book = self.books[model]
-        account = book.accounts.get(name)
-        if account is not None and account.total:
-            return False
-        book.remove(name)
-        return True
-
-    async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
-        """See TokenPools."""
-        book = self.books[model]
-        now_s = self._wall_clock()
-        return [
-            account_view(book, account, now_s)
-            for account in map(book.accounts.get, names)
-            if account is not None
-        ]
-
-    async def pools(self, model: str) -> list[PoolView]:
-        """See TokenPools."""
-        book = self.books[model]
-        return [
-            PoolView(
-                slots=book.terms.slots[index],
-                inflight=pool.inflight,
-                kv_capacity_bytes=book.terms.kv_of(index),
-                kv_bytes=pool.kv_bytes,
-                idle_dedicated=pool.idle_dedicated,
-                service_s=pool.service_s,
-                desired_replicas=0,
-            )
-            for index, pool in enumerate(book.pools)
-        ]
+    async def renew(self) -> None:
+        """See Upkeep."""
+        held = list(self._leases.values())
+        for start in range(0, len(held), SLICE):
+            # Each slice by the time it runs: leases are kept in the order of their expiry.
+            now_s = self._wall_clock()
+            for lease in held[start : start + SLICE]:
+                book = self.books.get(lease.model)
+                if book is not None:
+                    admission.renew(book, lease.id, now_s)
+            await asyncio.sleep(0)
 
     # -- the two ways in
 
@@ -177,12 +146,33 @@ class MemoryLeases:
             estimate_tokens=ask.cost_tokens,
             kv_bytes=ask.kv_bytes,
             sequences=ask.sequences,
+            owner=self.owner,
         )
-        observe = self._models[ask.model].observe
-        found = admission.admit(book, request, self._wall_clock(), observe=observe)
+        served = self._models[ask.model]
+        now_s = self._wall_clock()
+        found = admission.admit(
+            book, request, now_s, observe=served.observe_admission or served.observe
+        )
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._jitter())
-        return lease_of(ask, found)
+        return lease_of(ask, found, now_s)
+
+    def _settle_former(self, lease: Lease, settlement: Settlement) -> None:
+        """A lease that is no longer held here: a former process's, expired, or settled before."""
+        book = self.books.get(lease.model)
+        if book is not None:
+            self._charge(book, lease.id, settlement)
+
+    def _charge(self, book: TokenPool, lease_id: str, settlement: Settlement) -> None:
+        usage, charge = settlement.usage, None
+        if usage is not None:
+            charge = charge_tokens(
+                book.terms.profile,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.cached_tokens,
+            )
+        admission.settle(book, lease_id, charge, settlement.unix_s or self._wall_clock())
 
     def _counted(self, ask: Ask) -> Lease:
         served = self._models[ask.model]
@@ -209,7 +199,7 @@ class MemoryLeases:
         return ask.pool
 
 
-def lease_of(ask: Ask, grant: Grant) -> Lease:
+def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
     """The lease that a grant gives."""
     return Lease(
         id=ask.lease_id,
@@ -225,30 +215,5 @@ def lease_of(ask: Ask, grant: Grant) -> Lease:
         protected=grant.protected,
         would_deny=grant.would_deny,
         limits=limits_of(grant),
-    )
-
-
-def account_view(book: TokenPool, account: Account, now_s: float) -> AccountView:
-    """An account's counters, its bucket as it stood at its last change."""
-    terms = account.terms
-    state = "bound"
-    if terms.suspended:
-        state = "suspended"
-    elif 0 < terms.expires_unix_s <= now_s:
-        state = "expired"
-    elif not book.bound(terms):
-        state = "degraded" if terms.created <= book.terms.ever_bound_until else "pending"
-    return AccountView(
-        name=terms.name,
-        state=state,
-        inflight=tuple(account.inflight),
-        kv_bytes=account.kv_bytes,
-        level_tokens=account.level,
-        depth_tokens=admission.depth_tokens(book, account),
-        debt=account.debt,
-        burst=account.burst,
-        weight=admission.weight_now(book, account),
-        debited=account.debited,
-        refunded=account.refunded,
-        used=account.used,
+        issued_unix_s=issued_unix_s,
     )

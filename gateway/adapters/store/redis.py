@@ -15,7 +15,7 @@ Rules:
 """
 
 import asyncio
-import contextlib
+import hashlib
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -24,22 +24,21 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.asyncio.connection import Connection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from gateway.adapters.store.redis_route import TIMEOUT_S, close, route_of
 from gateway.errors import StateFailure
 from gateway.policy.learned import Learned, Peer, Sums
 from gateway.ports import Heard
 
-TIMEOUT_S: Final = 0.25
 INTERVAL_S: Final = 1.0
 SILENT_S: Final = 600
 TTL_S: Final = 7 * 86400
 MAX_RECORD_BYTES: Final = 1 << 20
 
 _SCRIPT: Final = Path(__file__).with_name("lua").joinpath("exchange.lua").read_text("utf-8")
+_SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(dict[str, Sums]).decode
 
@@ -57,19 +56,13 @@ class RedisState:
     interval_s = INTERVAL_S
 
     def __init__(self, url: str, *, replica: str | None = None) -> None:
-        """`url` as redis.from_url has it; `replica` unique among those that share it."""
+        """`url` as `redis_route` has it; `replica` unique among those that share it."""
         self.replica = replica or secrets.token_hex(8)
         self._sequence = 0
         self._since: dict[str, int] = {}
-        self._sha = ""
         self._warned = False
-        self._client: Redis = Redis.from_url(
-            url,
-            socket_connect_timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=0,
-        )
+        self._route = route_of(url)
+        self._connections: dict[str, Connection] = {}
 
     async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
         """See EstimatorState."""
@@ -96,28 +89,53 @@ class RedisState:
 
     async def close(self) -> None:
         """See EstimatorState."""
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(TIMEOUT_S):
-                await self._client.aclose()
+        await self._disconnect()
 
     async def _call(
         self, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
     ) -> list[list[bytes]]:
-        """One round trip; three when the server does not know the script."""
+        """One round trip to each server; three when it does not know the script."""
+        if self._route.one_server:
+            return await self._trip(subjects, calls)
+        replies = []
+        for subject, arguments in zip(subjects, calls, strict=True):
+            replies += await self._trip([subject], [arguments])
+        return replies
+
+    async def _trip(
+        self, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
+    ) -> list[list[bytes]]:
+        connection = await self._connected(subjects)
+        commands = [
+            ("EVALSHA", _SHA, 1, key_of(subject), *arguments)
+            for subject, arguments in zip(subjects, calls, strict=True)
+        ]
         for _ in range(2):
-            if not self._sha:
-                self._sha = str(await self._client.script_load(_SCRIPT))
-            pipe = self._client.pipeline(transaction=False)
-            for subject, arguments in zip(subjects, calls, strict=True):
-                pipe.evalsha(self._sha, 1, key_of(subject), *arguments)
-            replies = await pipe.execute(raise_on_error=False)
-            failed = [reply for reply in replies if isinstance(reply, Exception)]
-            if not failed:
+            await connection.send_packed_command(
+                connection.pack_commands(commands), check_health=False
+            )
+            replies, failed = [], None
+            for _ in commands:
+                try:
+                    replies.append(await connection.read_response(disable_decoding=True))
+                except ResponseError as error:
+                    failed = failed or error
+            if failed is None:
                 return replies
-            if not isinstance(failed[0], NoScriptError):
-                raise failed[0]
-            self._sha = ""
+            if not isinstance(failed, NoScriptError):
+                raise failed
+            await connection.send_command("SCRIPT", "LOAD", _SCRIPT, check_health=False)
+            await connection.read_response()
         raise RedisError("the server forgets its scripts")
+
+    async def _connected(self, subjects: Sequence[str]) -> Connection:
+        """The connection to the server that holds these subjects."""
+        name = "" if self._route.one_server or not subjects else subjects[0]
+        found = self._connections.get(name)
+        if found is None:
+            key = key_of(subjects[0] if subjects else "")
+            found = self._connections[name] = await self._route.open(key)
+        return found
 
     def _heard(self, subjects: Sequence[str], replies: Sequence[Sequence[bytes]]) -> Heard:
         peers: dict[str, tuple[Peer, ...]] = {}
@@ -149,10 +167,10 @@ class RedisState:
         return None
 
     async def _disconnect(self) -> None:
-        """Close the connection, so that no late answer is taken for the next call's."""
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(TIMEOUT_S):
-                await self._client.connection_pool.disconnect()
+        """Close connections, so that no late answer is taken for the next call's."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await close(connection)
 
 
 def _reason(error: Exception) -> str:

@@ -97,42 +97,7 @@ class SqliteState:
         return Heard(missing=frozenset(records)) if opened else Heard()
 
     def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
-            with self._path.open("rb") as start:
-                # SQLite itself takes a file of a few bytes for an empty one.
-                if start.read(len(_MAGIC)) not in {b"", _MAGIC}:
-                    raise StateFailure(f"{self._path}: file is not a database; left as it is")
-        file = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
-        try:
-            self._check(file)
-            file.execute("PRAGMA journal_mode = WAL")
-            file.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def _check(self, file: sqlite3.Connection) -> None:
-        """Whether the file is ours and readable; an empty one becomes ours."""
-        if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
-            file.execute("BEGIN IMMEDIATE")
-            if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
-                file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                file.execute(f"PRAGMA user_version = {SCHEMA}")
-                file.execute(_TABLE)
-            file.execute("COMMIT")
-        if _number(file, "PRAGMA application_id") != APPLICATION_ID:
-            raise StateFailure(f"{self._path} is not a state file of this program; left as it is")
-        schema = _number(file, "PRAGMA user_version")
-        if schema > SCHEMA:
-            raise StateFailure(
-                f"{self._path} was written by a newer version (schema {schema}, this one reads "
-                f"{SCHEMA}); left as it is"
-            )
-        (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise StateFailure(f"{self._path} is damaged ({verdict}); left as it is")
+        return open_file(self._path)
 
     def _load(self, file: sqlite3.Connection, subjects: set[str]) -> Heard:
         peers: dict[str, tuple[Peer, ...]] = {}
@@ -165,6 +130,47 @@ class SqliteState:
             self._file.close()
             self._file = None
         return Heard()
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """The state file, made if there is none. Raises StateFailure when it is not ours to use."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        with path.open("rb") as start:
+            # SQLite itself takes a file of a few bytes for an empty one.
+            if start.read(len(_MAGIC)) not in {b"", _MAGIC}:
+                raise StateFailure(f"{path}: file is not a database; left as it is")
+    file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        _check(path, file)
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check(path: Path, file: sqlite3.Connection) -> None:
+    """Whether the file is ours and readable; an empty one becomes ours."""
+    if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
+        file.execute("BEGIN IMMEDIATE")
+        if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
+            file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            file.execute(f"PRAGMA user_version = {SCHEMA}")
+            file.execute(_TABLE)
+        file.execute("COMMIT")
+    if _number(file, "PRAGMA application_id") != APPLICATION_ID:
+        raise StateFailure(f"{path} is not a state file of this program; left as it is")
+    schema = _number(file, "PRAGMA user_version")
+    if schema > SCHEMA:
+        raise StateFailure(
+            f"{path} was written by a newer version (schema {schema}, this one reads "
+            f"{SCHEMA}); left as it is"
+        )
+    (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise StateFailure(f"{path} is damaged ({verdict}); left as it is")
 
 
 def _number(file: sqlite3.Connection, query: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 DASHBOARDS = sorted(ROOT.glob("deploy/grafana/dashboards/*.json"))
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def load_yaml(path: str | Path) -> Any:

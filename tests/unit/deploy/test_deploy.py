@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.unit.deploy.files import (
     instruction,
     load_yaml,
     ours,
+    pyproject,
     queries,
     services,
 )
@@ -44,10 +44,6 @@ needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
     reason="promtool is not on PATH (Debian and Ubuntu have it in the package `prometheus`)",
 )
-
-
-def pyproject() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def options_of(command: list[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gateway.adapters.store.redis_route import route_of
 from gateway.settings import (
     Config,
     ConfigError,
@@ -250,6 +251,10 @@ LONG_URL = "url: https://10.0.0.9:8000"
 SHORT_WORKERS = 'workers: ["http://10.0.0.1:8000"]'
 KEYS = f'api_keys: ["{HASH_A}"]'
 
+PRICED = edited(SHORT_WORKERS, SHORT_WORKERS + "\n        tokens_per_second: 100").replace(
+    "max_num_seqs: 2", "max_num_seqs: 2\n        tokens_per_second: 50"
+)
+
 BAD: list[tuple[str, str, int, list[str]]] = [
     (
         "misspelt key",
@@ -332,12 +337,44 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("too many slots", edited("concurrency: 2", "concurrency: 7"), 28, ["add up to 7", "6 slots", "add workers"]),  # noqa: E501
     ("too many slots in a pool", edited("concurrency: 2", "concurrency: {short: 1, long: 3}"), 28, ["pool `long` add up to 3", "2 slots"]),  # noqa: E501
     ("unknown pool", edited("concurrency: 2", "concurrency: {shrt: 1}"), 28, ["no pool `shrt`", "`short`?"]),  # noqa: E501
-    ("too much KV", edited("concurrency: 2", "kv_cache_gib: 200"), 28, ["200 GiB", "160.0 GiB", "lower kv_cache_gib"]),  # noqa: E501
-    ("limit below baseline", edited("concurrency: 2", "concurrency: 3\n    max_concurrency: 2"), 29, ["below the baseline, 3", "raise max_concurrency"]),  # noqa: E501
+    ("too much KV", edited("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 200"), 29, ["200 GiB", "160.0 GiB", "lower kv_cache_gib"]),  # noqa: E501
+    ("limit below baseline", edited("concurrency: 2", "concurrency: 3\n    max_concurrency: 2"), 29, ["max_concurrency: below concurrency", "raise max_concurrency"]),  # noqa: E501
+    ("headroom", edited("    aliases: [a]", "    admission: {headroom: -1}"), 7, ["models[0].admission.headroom", "at least 0"]),  # noqa: E501
+    ("reclaim", edited("    aliases: [a]", "    admission: {reclaim: spot}"), 7, ["`spot` is not a choice", "preemptible"]),  # noqa: E501
+    ("reclaim_ms", edited("    aliases: [a]", "    admission: {reclaim_ms: 0}"), 7, ["reclaim_ms", "at least 1"]),  # noqa: E501
+    ("mean_slo_ms", edited("    aliases: [a]", "    admission: {mean_slo_ms: 0}"), 7, ["mean_slo_ms", "more than 0"]),  # noqa: E501
+    ("admission's profile", edited("    aliases: [a]", "    admission: {profile: papre}"), 7, ["did you mean `paper`?"]),  # noqa: E501
+    ("admission's mode", edited("    aliases: [a]", "    admission: {mode: watch}"), 7, ["enforce, observe"]),  # noqa: E501
+    ("unknown key of admission", edited("    aliases: [a]", "    admission: {headrom: 1}"), 7, ["did you mean `headroom`?"]),  # noqa: E501
+    ("engine_priority", edited("    aliases: [a]", "    engine_priority: tgi"), 7, ["none, vllm, sglang"]),  # noqa: E501
+    ("replicas below the workers", edited(SHORT_WORKERS, 'workers: ["http://h:1", "http://h:2"]\n        replicas: {max: 1}'), 17, ["1 is below the 2 workers listed", "at least 2"]),  # noqa: E501
+    ("replicas' min over max", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        replicas: {min: 4, max: 3}"), 17, ["4 is over max, 3", "at most 3"]),  # noqa: E501
+    ("unknown key of replicas", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        replicas: {most: 3}"), 17, ["known here: min, max"]),  # noqa: E501
+    ("a rate for one pool of two", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        tokens_per_second: 9"), 18, ["pools.long", "no tokens_per_second here, but in pool `short`", "for none"]),  # noqa: E501
+    ("a pool's KV without bytes per token", edited("    kv_bytes_per_token: 1048576\n", "").replace(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 9"), 16, ["what a token takes", "kv_bytes_per_token"]),  # noqa: E501
+    ("KV without bytes per token", edited("    kv_bytes_per_token: 1048576\n", "").replace("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 1"), 28, ["entitlements[0].kv_cache_gib", "what a token takes", "kv_bytes_per_token"]),  # noqa: E501
+    ("a KV limit without bytes per token", edited("    kv_bytes_per_token: 1048576\n", "").replace("concurrency: 2", "concurrency: 2\n    max_kv_cache_gib: 1"), 28, ["entitlements[0].max_kv_cache_gib", "what a token takes"]),  # noqa: E501
+    ("absurd KV", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 1.0e+300"), 17, ["kv_cache_gib", "at most 8.38861e+06"]),  # noqa: E501
+    ("absurd rate", edited("concurrency: 2", "concurrency: 2\n    tokens_per_second: 1.0e+300"), 29, ["tokens_per_second", "at most 9.0072e+15"]),  # noqa: E501
+    ("KV limit below baseline", edited("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 2\n    max_kv_cache_gib: 1"), 30, ["max_kv_cache_gib: below kv_cache_gib"]),  # noqa: E501
+    ("more KV than stated", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 1").replace("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 130"), 30, ["130 GiB", "129.0 GiB"]),  # noqa: E501
+    ("rate limit of guaranteed", edited("concurrency: 2", "concurrency: 2\n    max_tokens_per_second: 5"), 29, ["guaranteed entitlement never goes above", "dedicated, elastic or spot"]),  # noqa: E501
+    ("rate limit of preemptible", edited("guaranteed\n    concurrency: 2", "preemptible\n    max_tokens_per_second: 5"), 28, ["preemptible entitlement never goes above"]),  # noqa: E501
+    ("rate limit below baseline", edited("guaranteed\n    concurrency: 2", "elastic\n    tokens_per_second: 6\n    max_tokens_per_second: 5"), 29, ["max_tokens_per_second: below tokens_per_second"]),  # noqa: E501
+    ("guaranteed above its baseline", edited("concurrency: 2", "concurrency: 2\n    max_concurrency: 3"), 29, ["never goes above its baseline, 2"]),  # noqa: E501
+    ("guaranteed without a baseline", edited("    concurrency: 2\n", ""), 24, ["without a baseline could never send", "sequences to reserve"]),  # noqa: E501
+    ("split over a pool's slots", edited("concurrency: 2", "concurrency: {long: 2}") + "  - {name: f, tenant: t, model: m, service_class: dedicated, concurrency: 3}\n", 30, ["pool `long` add up to 3", "split 2/1 over the pools", "2 slots", "by pool"]),  # noqa: E501
+    ("too high a rate", PRICED.replace("concurrency: 2", "concurrency: 2\n    tokens_per_second: 151"), 31, ["add up to 151", "150 (per worker x most workers)"]),  # noqa: E501
+    ("usage_export's key", BASE + "usage_export: {file: x}\n", 30, ["unknown key `file`", "path"]),
     ("expiry", edited("concurrency: 2", "expires_at: tomorrow"), 28, ["not a date", "2026-12-31T"]),
     ("expiry as a number", edited("concurrency: 2", "expires_at: 5"), 28, ["not a date"]),
     ("sqlite without a path", BASE + "state: {url: 'sqlite://s.db'}\n", 30, ["not the path of a file", "sqlite:///sluice.db"]),  # noqa: E501
-    ("sentinel", BASE + "state: {url: 'redis+sentinel://:pw@h:6379/0'}\n", 30, ["redis+sentinel:// state comes with a later version", "memory://"]),  # noqa: E501
+    ("sentinel without a service", BASE + "state: {url: 'redis+sentinel://:pw@h:6379/0'}\n", 30, ["no service and database", "HOST:26379/SERVICE/0"]),  # noqa: E501
+    ("sentinel without a port", BASE + "state: {url: 'redis+sentinel://h,i:2/main/0'}\n", 30, ["not a list of HOST:PORT"]),  # noqa: E501
+    ("cluster without a port", BASE + "state: {url: 'redis+cluster://h'}\n", 30, ["not a list of HOST:PORT", "redis+cluster://"]),  # noqa: E501
+    ("cluster with an empty node", BASE + "state: {url: 'redis+cluster://h:1,'}\n", 30, ["not a list of HOST:PORT"]),  # noqa: E501
+    ("cluster with a port out of range", BASE + "state: {url: 'redis+cluster://h:65536'}\n", 30, ["not a list of HOST:PORT"]),  # noqa: E501
+    ("cluster with a database", BASE + "state: {url: 'redis+cluster://h:1/0'}\n", 30, ["a cluster has no databases"]),  # noqa: E501
     ("redis without a host", BASE + "state: {url: 'redis:///0'}\n", 30, ["no host"]),
     ("redis with a name", BASE + "state: {url: 'redis://h/main'}\n", 30, ["not the number of a database"]),  # noqa: E501
     ("redis with a time-out", BASE + "state: {url: 'redis://h/0?socket_timeout=60'}\n", 30, ["an option that is not taken"]),  # noqa: E501
@@ -567,6 +604,8 @@ SECRET = "hunter2-Zx9"
         BASE + f"state: {{url: 'redis://:{SECRET}@h:6379/x'}}\n",
         BASE + f"state: {{url: 'redis+cluster://:{SECRET}@h:6379/0'}}\n",
         BASE + f"state: {{url: 'redis://:{SECRET}@h:99999/0'}}\n",
+        BASE + f"state: {{url: 'redis+cluster://:a/{SECRET}@h:1'}}\n",
+        BASE + f"state: {{url: 'redis+sentinel://:{SECRET}@h:1/s'}}\n",
         BASE + f"state: {{url: '{SECRET}://h'}}\n",
         BASE + f"request_log: {SECRET}\n",
         f"version: {SECRET} and more text than a choice has\nmodels: []\n",
@@ -585,6 +624,10 @@ def test_secrets_stand_in_no_error(text: str) -> None:
         "redis://h",
         f"redis://user:{SECRET}@h:6379/3",
         f"rediss://:{SECRET}@h:6380/0?ssl_ca_certs=/etc/ca.pem",
+        "redis+cluster://h:7000",
+        f"redis+cluster://user:{SECRET}@a:7000,10.0.0.2:7001,[::1]:7002",
+        "redis+sentinel://h:26379/main/0",
+        f"redis+sentinel://:{SECRET}@a:26379,b:26379/my-service/3",
     ],
 )
 def test_state_urls_are_taken_and_shown_without_a_password(url: str) -> None:
@@ -594,15 +637,23 @@ def test_state_urls_are_taken_and_shown_without_a_password(url: str) -> None:
     assert state.shown.startswith(url.partition("//")[0])
 
 
+def test_each_kind_of_redis_has_a_way_of_its_own() -> None:
+    urls = (
+        "redis://h",
+        "rediss://:pw@h:6380/0?ssl_ca_certs=/etc/ca.pem",
+        "redis+cluster://user:p%40w@a:7000,[::1]:7002",
+        "redis+sentinel://a:26379,b:26379/my-service/3",
+    )
+    taken = [read(BASE + f"state: {{url: '{url}'}}\n").state.url for url in urls]
+    direct, tls, cluster, sentinel = (type(route_of(url)) for url in taken)
+    assert direct is tls
+    assert len({direct, cluster, sentinel}) == 3
+
+
 def test_a_missing_redis_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (found,) = problems(BASE + "state: {url: 'redis://h:6379/0'}\n")
     assert "pip install 'sluice[redis]'" in found
-
-
-def test_fail_mode_is_not_enforced_and_that_is_said() -> None:
-    found = not_enforced(read(BASE + "state: {fail_mode: closed}\n"))
-    assert any(notice.startswith("state.fail_mode is read but not enforced") for notice in found)
 
 
 @settings(max_examples=200, deadline=None)
@@ -622,17 +673,52 @@ def test_no_value_from_the_environment_stands_in_an_error(line: str, quoted: boo
 # --- notices
 
 
-def test_what_is_read_and_not_enforced_is_said() -> None:
-    notices = not_enforced(read(CONTRACT))
-    assert "model llama-3-70b: compression is read but not active yet" in notices
-    assert any("scheduling.policy quartz is read but not active" in n for n in notices)
-    assert any("entitlement prod-chat: " in n and "tokens_per_second" in n for n in notices)
-    only = edited(
-        "    service_class: guaranteed\n    concurrency: 2\n", "    tokens_per_second: 5\n"
-    )
-    assert not_enforced(read(only)) == [
-        "entitlement e: tokens_per_second is read but not enforced yet"
+def test_what_is_read_and_has_no_effect_yet_is_said() -> None:
+    assert not_enforced(read(CONTRACT)) == [
+        "model llama-3-70b: compression is read but not active yet",
+        (
+            "model llama-3-70b: scheduling.policy quartz is read but not active yet; "
+            "workers are bound least-loaded"
+        ),
     ]
+
+
+def test_limits_and_the_fail_mode_are_enforced() -> None:
+    assert not_enforced(read(BASE + "state: {fail_mode: closed}\n")) == []
+
+
+def test_a_model_that_nobody_is_limited_on_is_remarked() -> None:
+    plain = edited("    service_class: guaranteed\n    concurrency: 2\n", "")
+    (line,) = remarks(read(plain))
+    assert line.startswith("model m: no entitlement states a service_class or a limit")
+    assert remarks(read(BASE)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "guaranteed\n",
+            "spot\n",
+            "entitlement e: spot reserves nothing: concurrency only says where its burst begins",
+        ),
+        (
+            "concurrency: 2",
+            "concurrency: 1",
+            "entitlement e: no baseline in long, so what belongs there is refused",
+        ),
+        (
+            "guaranteed\n    concurrency: 2",
+            "elastic\n    max_tokens_per_second: 5",
+            (
+                "entitlement e: max_tokens_per_second has no effect: the pools state no "
+                "tokens_per_second to borrow"
+            ),
+        ),
+    ],
+)
+def test_terms_that_may_surprise_are_remarked(old: str, new: str, words: str) -> None:
+    assert remarks(read(edited(old, new))) == [words]
 
 
 def test_an_open_gateway_is_remarked() -> None:

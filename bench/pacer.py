@@ -1,0 +1,35 @@
+"""`python -m bench.pacer RATE SECONDS`: says when requests come, from a process of its own.
+
+Writes the time of each arrival (monotonic seconds, a double) to stdout when it is due. Arrivals
+are a Poisson process, whatever the reader does: an open loop.
+"""
+
+import struct
+import sys
+import time
+from random import Random
+
+_BATCH = 64
+
+
+def main(rate: float, seconds: float) -> None:
+    """Write, then end."""
+    draw = Random(f"pacer/{rate:.0f}")
+    out = sys.stdout.buffer
+    due_s = time.monotonic() + 0.2
+    end_s = due_s + seconds
+    while due_s < end_s:
+        wait_s = due_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        now_s = time.monotonic()
+        count = 0
+        while due_s <= now_s and count < _BATCH:
+            due_s += draw.expovariate(rate)
+            count += 1
+        out.write(struct.pack("<d", time.monotonic()) * count)
+        out.flush()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,244 @@
+"""Redis away for 20 s under load: nobody hangs, the mode holds, the counters are right after.
+
+Hanging: one server is stopped (SIGSTOP) under four gateways, two of which share out what they
+have (`local_share`) and two of which refuse (`closed`). What it knew is there afterwards.
+Killed: the node of a three-node cluster that holds the model's slot, under two gateways with
+`local_share`. It comes back empty, and the gateways tell it what they hold.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from redis.crc import key_slot
+
+from bench.fleet import Fleet
+from bench.redis_nodes import RedisCluster, node
+from bench.redis_server import RedisServer
+from bench.replicas_books import (
+    Books,
+    Entry,
+    Snapshot,
+    entitlement,
+    exports_in,
+    ledger,
+    settled,
+)
+from bench.replicas_load import Load, Sent, Shape, most_at_once
+from bench.report import Row, at_least, at_most, equals
+
+AWAY_S: Final = 20.0
+BEFORE_S: Final = 6.0
+"""Replicas hear of one another within a tick of 5 s."""
+AFTER_S: Final = 3.0
+NOTICED_S: Final = 2.0
+"""What was in flight when Redis went has ended then."""
+BACK_LIMIT_S: Final = 15.0
+SLOTS: Final = 64
+LIMITS: Final = {"guaranteed": 8, "elastic": 40}
+CLIENTS: Final = {"guaranteed": 3, "elastic": 12}
+"""Of each gateway."""
+_OUTPUT: Final = 32
+_SHAPE: Final = Shape(output_tokens=_OUTPUT, pause_s=(0.1, 0.3))
+_SERVICE_S: Final = (_OUTPUT + 1) * (0.008 + 0.00065 * SLOTS / 2)
+"""The mock's default profile with all slots taken."""
+_SLACK_S: Final = 0.025
+
+
+class Outage(msgspec.Struct, kw_only=True):
+    """What one outage showed."""
+
+    sent: list[Sent] = msgspec.field(default_factory=list)
+    away_at_s: float = 0.0
+    back_at_s: float = 0.0
+    """Monotonic: when Redis went and came."""
+    up_s: float = 0.0
+    """From then until every gateway said that its store is back."""
+    seen_away: int = 0
+    """Gateways that said it was away."""
+    after: Snapshot | None = None
+    entries: list[Entry] = msgspec.field(default_factory=list)
+
+
+def hanging_rows() -> list[Row]:
+    """Part 3, one server."""
+    found = Outage()
+    modes = ("local_share", "local_share", "closed", "closed")
+    with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
+        further, files = exports_in(Path(folder), len(modes))
+        for more, mode in zip(further, modes, strict=True):
+            more["state"] = {"url": redis.url, "fail_mode": mode}
+        with _fleet(further) as fleet, redis.client() as client:
+            books = Books(client)
+            asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
+            found.after = settled(fleet, books, 15.0)
+            found.entries = ledger(fleet.replicas[0], files)
+    name = "Redis hanging"
+    exported = sum(abs(e.used - e.exported) for e in found.entries)
+    return [
+        *_rows(name, found, modes),
+        equals(f"{name}: tokens that used differs from what was exported", exported, 0),
+    ]
+
+
+def cluster_rows() -> list[Row]:
+    """Part 3, a cluster."""
+    found = Outage()
+    modes = ("local_share", "local_share")
+    with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as cluster:
+        further, files = exports_in(Path(folder), len(modes))
+        for more in further:
+            more["state"] = {"url": cluster.url, "fail_mode": "local_share"}
+        with _fleet(further) as fleet:
+            port = cluster.owner(key_slot(_model_key().encode()))
+            asyncio.run(
+                _under_load(fleet, lambda: cluster.kill(port), lambda: cluster.start(port), found)
+            )
+            with node(port) as client:
+                found.after = settled(fleet, Books(client), 15.0)
+            found.entries = ledger(fleet.replicas[0], files)
+    return _rows("a cluster's node killed", found, modes)
+
+
+def _model_key() -> str:
+    with node(1) as nobody:  # connects to nothing
+        return Books(nobody).key
+
+
+def _fleet(further: Sequence[dict[str, Any]]) -> Fleet:
+    config = {
+        "entitlements": [
+            entitlement("guaranteed", "guaranteed", concurrency=LIMITS["guaranteed"]),
+            entitlement("elastic", "elastic", concurrency=16, max_concurrency=LIMITS["elastic"]),
+        ],
+        **further[0],
+    }
+    return Fleet(
+        short=2,
+        long=0,
+        short_window=2048,
+        short_slots=SLOTS // 2,
+        mock=("--prefix-cache-tokens", "0"),
+        config=config,
+        further=further[1:],
+    )
+
+
+async def _under_load(
+    fleet: Fleet, breaking: Callable[[], None], mending: Callable[[], None], found: Outage
+) -> None:
+    load = Load([r.url for r in fleet.replicas], _SHAPE)
+    load.start(
+        (tenant, gateway)
+        for gateway in range(len(fleet.replicas))
+        for tenant, count in CLIENTS.items()
+        for _ in range(count)
+    )
+    await asyncio.sleep(BEFORE_S)
+    breaking()
+    found.away_at_s = time.monotonic()
+    await asyncio.sleep(AWAY_S - 1.0)
+    found.seen_away = len(fleet.replicas) - await asyncio.to_thread(_up, fleet)
+    await asyncio.sleep(found.away_at_s + AWAY_S - time.monotonic())
+    # Here and not on a thread: a process ends with the thread that started it.
+    mending()
+    found.back_at_s = time.monotonic()
+    while found.up_s < BACK_LIMIT_S and await asyncio.to_thread(_up, fleet) < len(fleet.replicas):
+        await asyncio.sleep(0.1)
+        found.up_s = time.monotonic() - found.back_at_s
+    await asyncio.sleep(AFTER_S)
+    await load.stop()
+    found.sent = load.sent
+
+
+def _up(fleet: Fleet) -> int:
+    """Gateways whose store answers."""
+    return sum(int(replica.metrics()["sluice_store_up"]) for replica in fleet.replicas)
+
+
+def _rows(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
+    while_away = [
+        s for s in found.sent if found.away_at_s + NOTICED_S <= s.at_s and s.end_s < found.back_at_s
+    ]
+    rows = [*_nobody_hung(name, found, modes)]
+    if "closed" in modes:
+        closed = [s for s in while_away if modes[s.gateway] == "closed"]
+        others = sum((s.status, s.reason) != (503, "state_unavailable") for s in closed)
+        rows.append(
+            equals(
+                f"{name}: closed, other answers than 503 state_unavailable",
+                others,
+                0,
+                f"of {len(closed):,}",
+            )
+        )
+    rows += _shares(name, found, modes, while_away)
+    after = found.after
+    assert after is not None
+    return [
+        *rows,
+        equals(f"{name}: gateways that said so", found.seen_away, len(modes)),
+        at_most(f"{name}: s until all decide by it again", found.up_s, BACK_LIMIT_S),
+        equals(f"{name}: leases left, and sequences counted", after.leases + after.pool, 0),
+        equals(
+            f"{name}: tokens that debited - refunded - used is off",
+            sum(e.off for e in found.entries),
+            0,
+            f"used {sum(e.used for e in found.entries):,}",
+        ),
+    ]
+
+
+def _nobody_hung(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
+    allowed = {200, 429}
+    failed = [
+        s
+        for s in found.sent
+        if s.status not in allowed
+        and not (modes[s.gateway] == "closed" and s.reason == "state_unavailable")
+    ]
+    hung = [s for s in found.sent if s.length_s > 1.0 + (_SERVICE_S if s.status == 200 else 0.0)]
+    served = max((s.length_s for s in found.sent if s.status == 200), default=0.0)
+    refused = max((s.length_s for s in found.sent if s.status != 200), default=0.0)
+    why = sorted({f"{s.status} {s.reason}" for s in failed})
+    return [
+        equals(
+            f"{name}: requests that hung",
+            len(hung),
+            0,
+            f"of {len(found.sent):,}; the slowest answer {served:.2f} s (an engine's own time: "
+            f"{_SERVICE_S:.2f} s), the slowest refusal {refused:.2f} s",
+        ),
+        equals(f"{name}: requests that failed", len(failed), 0, ", ".join(why)),
+    ]
+
+
+def _shares(
+    name: str, found: Outage, modes: Sequence[str], while_away: Sequence[Sent]
+) -> list[Row]:
+    rows = []
+    shared = [n for n, mode in enumerate(modes) if mode == "local_share"]
+    served = [s for s in while_away if s.gateway in shared and s.status == 200]
+    rows.append(
+        at_least(f"{name}: local_share, requests served while it was away", len(served), 100)
+    )
+    span = (found.away_at_s + NOTICED_S, found.back_at_s, _SLACK_S)
+    for tenant, limit in LIMITS.items():
+        share = limit // len(modes)
+        most = [
+            most_at_once((s for s in found.sent if s.gateway == n and s.tenant == tenant), *span)
+            for n in shared
+        ]
+        rows.append(
+            at_most(
+                f"{name}: local_share, {tenant} at once at one gateway",
+                max(most),
+                share,
+                f"{limit} shared by {len(modes)}; {CLIENTS[tenant]} clients ask each",
+            )
+        )
+    return rows

@@ -1,0 +1,168 @@
+"""The public calls, one for each kind of body.
+
+All take the tokens that the prompt may have and the bytes per token of its kind, and give the
+same structure with less text, or a refusal. They are pure and deterministic, read no clock and
+keep nothing between calls but tables; arguments and results can be pickled, for workers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from compressor.chars import hash_table, tables
+from compressor.extract import Counter, Limits, extract, size_bytes
+from compressor.lexicon import ABBREVIATIONS, ASKING_WORDS, STOP_WORDS
+from compressor.messages import (
+    Prompt,
+    all_texts,
+    read_anthropic,
+    read_chat,
+    read_prompt,
+    read_responses,
+    written,
+)
+from compressor.result import Body, Compressed, Reason, Refused
+from compressor.score import PROFILES, Profile
+
+SAFETY = 0.83
+"""Of the budget when tokens are not counted: covers what was seen in English, code and CJK."""
+MAX_CUT = 0.5
+_CODE: dict[str, Reason] = {"code": "code", "json": "json"}
+
+
+def compress(
+    messages: Sequence[Mapping[str, Any]],
+    budget_tokens: int,
+    bytes_per_token: float,
+    *,
+    profile: Profile = "default",
+    exact_counter: Counter | None = None,
+    max_cut: float = MAX_CUT,
+    safety: float = SAFETY,
+    category: str | None = None,
+    fixed_tokens: int = 0,
+) -> Compressed[list[dict[str, Any]]] | Refused:
+    """OpenAI chat messages within `budget_tokens`, or why not.
+
+    `bytes_per_token` is the mean of the prompt's kind; `safety` (0-1] is taken off for what
+    disperses about it. `exact_counter` counts a text's tokens; then nothing is estimated.
+    `max_cut` [0, 1) is the largest share of the estimated tokens that may go. `category` is
+    what the caller knows of the prompt: `code` and `json` are refused. `fixed_tokens` are those
+    that are not text here: chat template, tool definitions, images.
+    """
+    limits = _limits(
+        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+    )
+    return _answered(cast("list[dict[str, Any]]", messages), read_chat, limits, category)
+
+
+def compress_prompt(
+    prompt: str | Sequence[int],
+    budget_tokens: int,
+    bytes_per_token: float,
+    *,
+    profile: Profile = "default",
+    exact_counter: Counter | None = None,
+    max_cut: float = MAX_CUT,
+    safety: float = SAFETY,
+    category: str | None = None,
+    fixed_tokens: int = 0,
+) -> Compressed[str] | Refused:
+    """One completions prompt; arguments as for `compress`. Token ids are refused."""
+    limits = _limits(
+        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+    )
+    if not isinstance(prompt, str):
+        return Refused("token_ids", "the prompt is no text", 0, limits.budget_bytes)
+    return _answered(prompt, read_prompt, limits, category)
+
+
+def compress_responses(
+    request: Mapping[str, Any],
+    budget_tokens: int,
+    bytes_per_token: float,
+    *,
+    profile: Profile = "default",
+    exact_counter: Counter | None = None,
+    max_cut: float = MAX_CUT,
+    safety: float = SAFETY,
+    category: str | None = None,
+    fixed_tokens: int = 0,
+) -> Compressed[dict[str, Any]] | Refused:
+    """A responses request: `instructions` and `input`; arguments as for `compress`."""
+    limits = _limits(
+        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+    )
+    return _answered(cast("dict[str, Any]", request), read_responses, limits, category)
+
+
+def compress_anthropic(
+    request: Mapping[str, Any],
+    budget_tokens: int,
+    bytes_per_token: float,
+    *,
+    profile: Profile = "default",
+    exact_counter: Counter | None = None,
+    max_cut: float = MAX_CUT,
+    safety: float = SAFETY,
+    category: str | None = None,
+    fixed_tokens: int = 0,
+) -> Compressed[dict[str, Any]] | Refused:
+    """An Anthropic request: `system` and `messages`; arguments as for `compress`."""
+    limits = _limits(
+        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+    )
+    return _answered(cast("dict[str, Any]", request), read_anthropic, limits, category)
+
+
+def warm() -> None:
+    """Build tables and touch every step, so that the first prompt costs what the next does."""
+    tables()
+    for words in (STOP_WORDS, ASKING_WORDS, ABBREVIATIONS):
+        hash_table(words)
+    text = "".join(f"[{i}] Passage {i} says {i} things. It is one of many.\n\n" for i in range(40))
+    compress([{"role": "user", "content": text + "What does passage 7 say?"}], 300, 4.0)
+
+
+def _limits(
+    tokens: int,
+    bytes_per_token: float,
+    safety: float,
+    max_cut: float,
+    profile: Profile,
+    counter: Counter | None,
+) -> Limits:
+    if not bytes_per_token > 0:
+        raise ValueError("bytes_per_token must be above 0")
+    if not 0 < safety <= 1:
+        raise ValueError("safety must be above 0 and at most 1")
+    if not 0 <= max_cut < 1:
+        raise ValueError("max_cut must be at least 0 and below 1")
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}; there are {', '.join(PROFILES)}")
+    return Limits(tokens, bytes_per_token, safety, max_cut, profile, counter)
+
+
+def _answered(
+    body: Body, read: Callable[[Body], Prompt], limits: Limits, category: str | None
+) -> Compressed[Body] | Refused:
+    """Reads, extracts, writes back: the type of the body is the caller's."""
+    try:
+        prompt = read(body)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        return Refused("malformed", f"the body is not what it should be: {error}", 0, 0)
+    if reason := _CODE.get(category or ""):
+        before = sum(map(size_bytes, all_texts(prompt)))
+        return Refused(reason, f"the caller's category is {category}", before, limits.budget_bytes)
+    found = extract(prompt, limits)
+    if isinstance(found, Refused):
+        return found
+    return Compressed(
+        body=written(body, found.texts),
+        profile=limits.profile,
+        bytes_before=found.bytes_before,
+        bytes_after=found.bytes_after,
+        budget_bytes=limits.budget_bytes,
+        tokens_after=found.tokens_after,
+        question=found.question,
+        trace=found.trace,
+    )

@@ -1,0 +1,213 @@
+"""From texts to fewer texts: the steps in order, and where they refuse.
+
+Rules:
+- Without a counter the budget is tokens x bytes per token x a safety margin: prompts disperse
+  about their kind's mean, and the extract's ratio is not the prompt's.
+- With a counter the extract is counted and the budget corrected until it fits and is full.
+- Refused is whatever would harm: see `Reason`. The caller then sends the prompt as it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compressor.messages import SYSTEM_ROLES, Path, Prompt, Slot, all_texts
+from compressor.plan import Plan, planned
+from compressor.protect import is_json
+from compressor.result import Reason, Refused, Trace
+from compressor.score import Profile
+from compressor.select import rendered, selected
+
+Counter = Callable[[str], int]
+
+SYSTEM_SHARE: Final = 0.25
+"""A system prompt up to this share of the budget stays whole."""
+BLOCK_SHARE: Final = 0.20
+"""A dropped block above this share of the prompt would be missed."""
+COARSE: Final = 0.50
+"""An extract that fills less of its budget lost more than it had to."""
+CUT_TOLERANCE: Final = 0.05
+"""The size in tokens is an estimate: a prompt at the limit is not judged by its noise."""
+_TRIES: Final = 6
+_FULL: Final = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the extract has to fit in."""
+
+    tokens: int
+    """Tokens left for text."""
+    bytes_per_token: float
+    safety: float
+    max_cut: float
+    profile: Profile
+    counter: Counter | None = None
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that surely fit without a counter; with one, those that should."""
+        margin = 1.0 if self.counter else self.safety
+        return int(max(self.tokens, 0) * self.bytes_per_token * margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """New texts by path, and what became of each unit."""
+
+    texts: dict[Path, str]
+    bytes_before: int
+    bytes_after: int
+    tokens_after: int | None
+    question: str
+    trace: Trace | None
+
+
+def size_bytes(text: str) -> int:
+    """UTF-8 bytes; lone surrogates count three."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def extract(prompt: Prompt, limits: Limits) -> Extract | Refused:
+    """An extract of the prompt's slots that fits, or why there is none."""
+    budget = limits.budget_bytes
+    before = sum(map(size_bytes, all_texts(prompt)))
+
+    def refused(reason: Reason, detail: str, protected: int = 0) -> Refused:
+        return Refused(reason, detail, before, budget, protected)
+
+    if budget <= 0:
+        return refused("no_budget", f"{limits.tokens} tokens are left for the prompt")
+    if not prompt.slots:
+        return refused("no_text", "there is no text to extract from")
+    tokens = None
+    if limits.counter:
+        tokens = sum(counted(limits.counter, text) for text in all_texts(prompt))
+        # The prompt's own ratio is the best guess of the extract's.
+        limits = replace(limits, bytes_per_token=before / max(tokens, 1))
+    if before <= limits.budget_bytes if tokens is None else tokens <= limits.tokens:
+        return Extract({}, before, before, tokens, "", None)
+    budget = limits.budget_bytes
+    cut = 1 - limits.tokens * limits.bytes_per_token / before
+    if cut > limits.max_cut + CUT_TOLERANCE:
+        return refused("cut_too_deep", f"{cut:.0%} would go, {limits.max_cut:.0%} may")
+    free = [slot for slot in prompt.slots if _is_free(slot, budget)]
+    protected = before - sum(size_bytes(slot.text) for slot in free)
+    if not any(slot.text.strip() for slot in free):
+        return refused("json", "all texts are protected: JSON or the system prompt", protected)
+    plan = planned(free, budget, limits.profile)
+    if isinstance(plan, tuple):
+        return refused(*plan, protected)
+    required = protected + plan.required_bytes + plan.margin_bytes
+    if required > budget:
+        detail = f"{required} bytes are kept whatever the score, {budget} fit"
+        return refused("protected_too_large", detail, required)
+    found = _fitted(plan, prompt, limits, before, protected)
+    return refused(*found, required) if isinstance(found, tuple) else found
+
+
+def _is_free(slot: Slot, budget: int) -> bool:
+    if slot.role in SYSTEM_ROLES:
+        return size_bytes(slot.text) > SYSTEM_SHARE * budget
+    return not is_json(slot.text)
+
+
+def _fitted(
+    plan: Plan, prompt: Prompt, limits: Limits, before: int, protected: int
+) -> Extract | tuple[Reason, str]:
+    """The fullest extract that fits, by bytes or by count."""
+    budget = limits.budget_bytes
+    best: Extract | None = None
+    for attempt in range(_TRIES):
+        kept = selected(
+            plan.costs,
+            plan.section,
+            plan.tiers,
+            plan.scores,
+            budget - protected - plan.margin_bytes,
+        )
+        found = _extracted(plan, kept, before, protected)
+        if problem := _lost(plan, kept, found, budget, protected):
+            return best or problem
+        if limits.counter is None:
+            return found
+        tokens = sum(counted(limits.counter, text) for text in _texts_after(prompt, found.texts))
+        if tokens <= limits.tokens:
+            best = _better(best, found, tokens)
+            if tokens >= _FULL * limits.tokens or attempt >= _TRIES // 2:
+                break
+        # A little less than proportional: the next units may have more tokens a byte.
+        budget = int(found.bytes_after * limits.tokens / max(tokens, 1) * 0.995)
+    if best is None:
+        return "over_budget", f"no extract of at most {limits.tokens} tokens was found"
+    return best
+
+
+def _better(best: Extract | None, found: Extract, tokens: int) -> Extract:
+    if best is not None and best.bytes_after >= found.bytes_after:
+        return best
+    return replace(found, tokens_after=tokens)
+
+
+def _extracted(plan: Plan, kept: npt.NDArray[np.bool_], before: int, protected: int) -> Extract:
+    layout = plan.layout
+    chars, spans = layout.ground.chars, layout.parts.spans
+    texts = {
+        slot.path: rendered(chars, spans, kept, start, end)
+        for slot, start, end in zip(
+            layout.texts, layout.starts.tolist(), layout.ends.tolist(), strict=True
+        )
+    }
+    asked = zip(
+        spans.starts[plan.question].tolist(), spans.ends[plan.question].tolist(), strict=True
+    )
+    return Extract(
+        texts={
+            slot.path: texts[slot.path] for slot in layout.texts if texts[slot.path] != slot.text
+        },
+        bytes_before=before,
+        bytes_after=protected + sum(map(size_bytes, texts.values())),
+        tokens_after=None,
+        question="\n".join([chars.text[start:end] for start, end in asked]),
+        trace=Trace(
+            text=chars.text,
+            starts=spans.starts,
+            ends=spans.ends,
+            slots=layout.slots,
+            passages=layout.parts.passage,
+            tiers=plan.tiers,
+            scores=plan.scores,
+            kept=kept,
+        ),
+    )
+
+
+def _lost(
+    plan: Plan, kept: npt.NDArray[np.bool_], found: Extract, budget: int, protected: int
+) -> tuple[Reason, str] | None:
+    """Why an extract lost more than it may: a large block, or most of its budget."""
+    spans = plan.layout.parts.spans
+    for start, _ in plan.layout.blocks:
+        unit = int(np.searchsorted(spans.starts, start))
+        size = int(plan.costs.unit[unit])
+        if size > BLOCK_SHARE * found.bytes_before and not kept[unit]:
+            return "block_too_large", f"a block of {size} bytes does not fit beside the rest"
+    room = min(budget, found.bytes_before) - protected
+    if found.bytes_after - protected < COARSE * room:
+        return "too_coarse", f"only {found.bytes_after} bytes of {budget} could be used"
+    return None
+
+
+def counted(counter: Counter, text: str) -> int:
+    """Tokens of `text`; lone surrogates are counted as question marks."""
+    try:
+        return counter(text)
+    except UnicodeError:
+        return counter(text.encode("utf-8", "replace").decode())
+
+
+def _texts_after(prompt: Prompt, texts: dict[Path, str]) -> list[str]:
+    return [texts.get(slot.path, slot.text) for slot in prompt.slots] + prompt.fixed

@@ -1,0 +1,170 @@
+"""Bodies of the four endpoints as texts, and back: only texts change, never the structure.
+
+Rules:
+- Every text the engine sees is a slot (it may be extracted from) or fixed (it stays).
+- Fixed: names and arguments of calls, refusals, reasoning, items that are not understood.
+- Parts that are not text (images, audio, files) cost nothing here: the caller's
+  `fixed_tokens` has them.
+- A turn begins with each user message.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+Path = tuple[str | int, ...]
+
+SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+TOOL_ROLES: Final = frozenset({"tool", "function"})
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
+_MEDIA_PARTS: Final = frozenset(
+    {
+        *("image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video"),
+        *("video_url", "file", "input_file", "document", "container_upload", "image_file"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One text, where it stands in the body, and whose it is."""
+
+    path: Path
+    role: str
+    text: str
+    turn: int
+    """0 for the first user message and what stands before the second."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """All text of a body, in order."""
+
+    slots: list[Slot] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    turn: int = -1
+
+    def begin(self, role: str) -> None:
+        """Count a message of `role`."""
+        self.turn += role == "user"
+
+    def add(self, path: Path, role: str, text: str) -> None:
+        """A text that may be extracted from."""
+        self.slots.append(Slot(path, role, text, max(self.turn, 0)))
+
+    def keep(self, *values: object) -> None:
+        """Text that stays: strings as they are, anything else as compact JSON."""
+        for value in values:
+            if isinstance(value, str):
+                self.fixed.append(value)
+            elif value is not None:
+                self.fixed.append(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def read_prompt(text: str) -> Prompt:
+    """A completions prompt: one user message."""
+    prompt = Prompt(turn=0)
+    prompt.add((), "user", text)
+    return prompt
+
+
+def read_chat(messages: Sequence[Mapping[str, Any]]) -> Prompt:
+    """OpenAI chat messages."""
+    prompt = Prompt()
+    for index, message in enumerate(messages):
+        role = str(message.get("role", "user"))
+        prompt.begin(role)
+        _content(prompt, (index, "content"), role, message.get("content"))
+        prompt.keep(message.get("refusal"), message.get("reasoning_content"), message.get("name"))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or call.get("custom") or {}
+            prompt.keep(function.get("name"), function.get("arguments"), function.get("input"))
+        if call := message.get("function_call"):
+            prompt.keep(call.get("name"), call.get("arguments"))
+    return prompt
+
+
+def read_anthropic(request: Mapping[str, Any]) -> Prompt:
+    """`system` and `messages` of an Anthropic request."""
+    prompt = Prompt()
+    _content(prompt, ("system",), "system", request.get("system"))
+    for index, message in enumerate(request.get("messages") or ()):
+        role, content = str(message.get("role", "user")), message.get("content")
+        results = isinstance(content, list) and any(
+            part.get("type") == "tool_result" for part in content
+        )
+        # Results of tools come as user messages and begin no turn.
+        prompt.begin("tool" if results else role)
+        _content(prompt, ("messages", index, "content"), role, content)
+    return prompt
+
+
+def read_responses(request: Mapping[str, Any]) -> Prompt:
+    """`instructions` and `input` of a responses request."""
+    prompt = Prompt()
+    _content(prompt, ("instructions",), "system", request.get("instructions"))
+    given = request.get("input")
+    if isinstance(given, str):
+        prompt.begin("user")
+        prompt.add(("input",), "user", given)
+        return prompt
+    for index, item in enumerate(given or ()):
+        kind = item.get("type", "message")
+        if kind == "message":
+            role = str(item.get("role", "user"))
+            prompt.begin(role)
+            _content(prompt, ("input", index, "content"), role, item.get("content"))
+        elif kind.endswith("_call_output"):
+            _content(prompt, ("input", index, "output"), "tool", item.get("output"))
+        elif kind.endswith("_call"):
+            prompt.keep(item.get("name"), item.get("arguments"), item.get("input"))
+        elif kind != "item_reference":
+            prompt.keep(item)
+    return prompt
+
+
+def _content(prompt: Prompt, path: Path, role: str, content: object) -> None:
+    if isinstance(content, str):
+        prompt.add(path, role, content)
+        return
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, str):
+            prompt.add((*path, index), role, part)
+        elif isinstance(part, Mapping):
+            _part(prompt, (*path, index), role, part)
+
+
+def _part(prompt: Prompt, path: Path, role: str, part: Mapping[str, Any]) -> None:
+    kind = part.get("type", "text")
+    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        prompt.add((*path, "text"), role, part["text"])
+    elif kind == "tool_result":
+        _content(prompt, (*path, "content"), "tool", part.get("content"))
+    elif kind in {"tool_use", "server_tool_use", "mcp_tool_use"}:
+        prompt.keep(part.get("name"), part.get("input"))
+    elif kind in {"thinking", "refusal"}:
+        prompt.keep(part.get(kind))
+    elif kind not in _MEDIA_PARTS:
+        prompt.keep(part)
+
+
+def written(body: Any, texts: Mapping[Path, str]) -> Any:
+    """`body` with the texts at some paths replaced; what does not change is shared with it."""
+    if not texts:
+        return body
+    if () in texts:
+        return texts[()]
+    below: dict[str | int, dict[Path, str]] = {}
+    for path, text in texts.items():
+        below.setdefault(path[0], {})[path[1:]] = text
+    copied: Any = list(body) if isinstance(body, Sequence) else dict(body)
+    for key, inner in below.items():
+        copied[key] = written(copied[cast("Any", key)], inner)
+    return copied
+
+
+def all_texts(prompt: Prompt) -> Iterator[str]:
+    """Every text that the engine sees."""
+    yield from (slot.text for slot in prompt.slots)
+    yield from prompt.fixed

@@ -1,0 +1,17 @@
+"""What a unit says first."""
+
+import numpy as np
+
+from compressor.terms import Floats, Terms
+
+
+def novelty(terms: Terms) -> Floats:
+    """Share of a unit's distinct terms that no earlier unit has, in [0, 1]; shape (units,)."""
+    first = np.empty(len(terms.spread), np.int64)
+    # Assigned from the end: the earliest unit is written last.
+    first[terms.term[::-1]] = terms.unit[::-1]
+    new = first[terms.term] == terms.unit
+    distinct = np.bincount(terms.unit, minlength=terms.units)
+    fresh = np.bincount(terms.unit[new], minlength=terms.units)
+    share: Floats = fresh / np.maximum(distinct, 1)
+    return share

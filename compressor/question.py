@@ -1,0 +1,110 @@
+"""Which units ask: the last user message's question, and its terms.
+
+Rules, for the units of that message, blocks and headers left out:
+- A short message is all question.
+- Else what a marker names (`Question:`), near either end; else units that end with a question
+  mark near either end, with the rest of a short last paragraph; else the short last and first
+  paragraphs.
+- Terms are those units' words less stop words and words of asking; when none is left, those
+  of the nearest earlier user message that has some.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compressor.chars import Ints, hash_table
+from compressor.lexicon import ASKING_WORDS
+from compressor.segment import Spans
+from compressor.terms import Terms
+
+SHORT_BYTES: Final = 600
+NEAR: Final = 6
+"""Units from either end in which a question is looked for."""
+_HEAD_ASKED, _TAIL_ASKED = 2, 3
+_MARK: Final = re.compile(
+    r"(?:#+\s*|\*+|<)?(?:user\s+)?(?:question|query|q|task|instructions?|request"
+    r"|问题|問題|質問|вопрос|pregunta"
+    r"|frage|domanda|pergunta|سؤال|السؤال|प्रश्न|질문|câu hỏi)\s*\d*\s*\**(?:[:：>]|$)",
+    re.IGNORECASE,
+)
+_MARKS: Final = ("?", "？", "؟")
+_TRAIL: Final = "\"')]}*_`”’»」』）"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The units of the question, and its terms."""
+
+    units: Ints
+    terms: Ints
+
+
+def asking_units(text: str, spans: Spans, own: Ints, plain: npt.NDArray[np.bool_]) -> Ints:
+    """Units that ask, among the message's units `own` (in order); `plain` bars blocks, headers."""
+    headed = len(own) > 0 and not plain[own[0]]
+    own = own[plain[own]]
+    if not len(own):
+        return own
+    starts, ends = spans.starts, spans.ends
+    if int(ends[own[-1]] - starts[own[0]]) <= SHORT_BYTES:
+        return own
+    head, tail = own[:NEAR].tolist(), own[NEAR:][-NEAR:].tolist()
+    marked = _marked(text, spans, head, limit=2) or []
+    marked += _marked(text, spans, tail, limit=3) or []
+    if marked:
+        return np.unique(np.array(marked, np.int64))
+
+    def asks(unit: int) -> bool:
+        return text[starts[unit] : ends[unit]].rstrip(_TRAIL).endswith(_MARKS)
+
+    asked = [u for u in head if asks(u)][:_HEAD_ASKED] + [u for u in tail if asks(u)][-_TAIL_ASKED:]
+    last = _paragraph(spans, own, len(own) - 1)
+    if asked:
+        if any(u in last for u in asked):
+            asked += last
+        return np.unique(np.array(asked, np.int64))
+    first = [] if headed else _paragraph(spans, own, 0)
+    return np.unique(np.array([*(last or own[-2:].tolist()), *first], np.int64))
+
+
+def _marked(text: str, spans: Spans, units: list[int], limit: int) -> list[int]:
+    """Units from a marker on, at most `limit`."""
+    for index, unit in enumerate(units):
+        if _MARK.match(text, int(spans.starts[unit]), int(spans.ends[unit])):
+            return units[index : index + limit]
+    return []
+
+
+def _paragraph(spans: Spans, own: Ints, at: int) -> list[int]:
+    """The paragraph of the message's unit `at`, if it is short and not the whole message."""
+    first = at
+    while first > 0 and spans.gaps[own[first]] < 2:
+        first -= 1
+    last = at
+    while last + 1 < len(own) and spans.gaps[own[last + 1]] < 2:
+        last += 1
+    units = own[first : last + 1]
+    short = int(spans.ends[units[-1]] - spans.starts[units[0]]) <= SHORT_BYTES
+    return units.tolist() if short and len(units) < len(own) else []
+
+
+def asked(terms: Terms, units: Ints, earlier: list[Ints]) -> Asked:
+    """The question's terms; `earlier` are units of earlier user messages, the nearest first."""
+    for source in (units, *earlier):
+        found = _content(terms, source)
+        if len(found):
+            return Asked(units, found)
+    return Asked(units, np.zeros(0, np.int64))
+
+
+def _content(terms: Terms, units: Ints) -> Ints:
+    mask = np.zeros(terms.units, np.bool_)
+    mask[units] = True
+    table = np.zeros(len(terms.spread), np.bool_)
+    table[terms.term[mask[terms.unit]]] = True
+    table &= ~hash_table(ASKING_WORDS)[terms.hashes]
+    return np.flatnonzero(table)

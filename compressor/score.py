@@ -1,0 +1,89 @@
+"""Scores of units: a weighted sum of components in [0, 1]; profiles name the weights.
+
+`paper` has the weights of FleetOpt (section 5.2): TextRank .20, position .40, TF-IDF .35,
+novelty .05. `default` asks first what the question needs.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from compressor.bm25 import relevance
+from compressor.novelty import novelty
+from compressor.passages import Passages
+from compressor.position import lead, position
+from compressor.question import Asked
+from compressor.segment import Ground
+from compressor.terms import Floats, Terms
+from compressor.textrank import textrank
+from compressor.tfidf import tfidf
+
+Profile = Literal["default", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of each component; their sum is the highest score."""
+
+    textrank: float
+    position: float
+    tfidf: float
+    novelty: float
+    sentence: float = 0.0
+    passage: float = 0.0
+    lead: float = 0.0
+
+
+PROFILES: Final[dict[Profile, Weights]] = {
+    "default": Weights(
+        textrank=0.10,
+        position=0.05,
+        tfidf=0.10,
+        novelty=0.05,
+        sentence=0.35,
+        passage=0.35,
+        lead=0.05,
+    ),
+    "paper": Weights(textrank=0.20, position=0.40, tfidf=0.35, novelty=0.05),
+}
+DUPLICATE: Final = 10.0
+"""Taken off a unit that repeats an earlier one word for word."""
+AGE: Final = 0.30
+"""Taken off the oldest turn, less from later ones: older turns give way first."""
+
+
+def scores(
+    ground: Ground, terms: Terms, parts: Passages, asked: Asked, ages: Floats, profile: Profile
+) -> Floats:
+    """Score of each unit; `ages` is 0 for the current turn up to 1 for the oldest."""
+    weights = PROFILES[profile]
+    trust = 1.0
+    total = np.zeros(terms.units)
+    if weights.sentence or weights.passage:
+        asking = np.zeros(terms.units, np.bool_)
+        asking[asked.units] = True
+        found = relevance(terms, asked.terms, parts.passage, asking)
+        total += weights.sentence * found.sentence + weights.passage * found.passage
+        # Where the question tells nothing, the middle must not be what goes.
+        trust = found.weight
+    total += (
+        weights.textrank * textrank(terms)
+        + trust * weights.position * position(terms.units)
+        + weights.tfidf * tfidf(terms)
+        + weights.novelty * novelty(terms)
+        + weights.lead * lead(parts.rank.astype(np.float64))
+    )
+    scored: Floats = total - DUPLICATE * _repeated(ground, parts) - AGE * ages
+    return scored
+
+
+def _repeated(ground: Ground, parts: Passages) -> npt.NDArray[np.bool_]:
+    """Units that an earlier unit equals in hash and length."""
+    starts, ends = parts.spans.starts, parts.spans.ends
+    keys = ground.chars.hashes(starts, ends).astype(np.int64) << 20 | ((ends - starts) & 0xFFFFF)
+    order = np.argsort(keys, kind="stable")
+    repeated = np.zeros(len(keys), np.bool_)
+    repeated[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+    return repeated

@@ -1,0 +1,64 @@
+"""Who changed which entitlement: one log line a change, and the newest in memory."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.domain import Record
+
+KEPT: Final = 1_000
+
+_log = logging.getLogger("sluice.audit")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class AuditRecord(Record, frozen=True, kw_only=True):
+    """One change. Never holds a key or its digest; `key` is a fingerprint."""
+
+    time_unix_s: float
+    who: str
+    """Fingerprint of the admin key."""
+    what: str
+    """create, change, suspend, resume, expire, delete, add_key or revoke_key."""
+    entitlement: str
+    before: Mapping[str, object] = {}
+    """Changed fields as they were; likewise after."""
+    after: Mapping[str, object] = {}
+
+
+class Audit:
+    """Writes the lines and keeps the newest."""
+
+    def __init__(self, wall_clock: Callable[[], float], kept: int = KEPT) -> None:
+        """`wall_clock` in Unix seconds; `kept` records for GET /admin/audit."""
+        self._wall_clock = wall_clock
+        self._records: deque[AuditRecord] = deque(maxlen=kept)
+
+    def note(
+        self,
+        who: str,
+        what: str,
+        entitlement: str,
+        before: Mapping[str, object],
+        after: Mapping[str, object],
+    ) -> None:
+        """Take a change that was made; of `before` and `after`, what differs."""
+        names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
+        record = AuditRecord(
+            time_unix_s=self._wall_clock(),
+            who=who,
+            what=what,
+            entitlement=entitlement,
+            before={n: before[n] for n in names if n in before},
+            after={n: after[n] for n in names if n in after},
+        )
+        self._records.append(record)
+        _log.info("%s", _encode(record).decode())
+
+    def latest(self, count: int) -> list[dict[str, object]]:
+        """The newest changes first."""
+        found = list(self._records)[: -count - 1 : -1]
+        return [msgspec.structs.asdict(record) for record in found]

@@ -1,0 +1,113 @@
+"""How much KV cache each engine has, as it says itself on its /metrics page.
+
+vLLM tells blocks and their size as labels of `vllm:cache_config_info`, once for each of its
+data-parallel engines; their tokens times the model's bytes per token is the capacity. Asked
+once each time a worker comes up, never on a request's way. An engine that does not tell is
+asked again only after it was away: there KV is enforced only where the configuration states it.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import httpx
+
+from gateway.domain import WorkerAddress
+from gateway.policy.served import ServedModel
+
+MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""Of a metrics page; a longer one tells nothing."""
+
+_METRIC: Final = "vllm:cache_config_info{"
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MOST_TOKENS: Final = 1 << 40
+
+_log = logging.getLogger("sluice.probes")
+
+Place = tuple[str, int, int]
+"""(model, pool, worker)."""
+
+
+class EngineKv:
+    """KV cache by worker, filled while probing."""
+
+    def __init__(self) -> None:
+        self.kv_bytes_by_worker: dict[Place, int] = {}
+        """What engines told; workers that did not are absent."""
+        self._asked: set[Place] = set()
+
+    def of(self, model: str, pool: int, worker: int) -> int:
+        """Bytes of a worker's KV cache; 0 for unknown."""
+        return self.kv_bytes_by_worker.get((model, pool, worker), 0)
+
+    def forget(self, served: ServedModel, pool: int, worker: int) -> None:
+        """The worker is away: it may come back another."""
+        self._asked.discard((served.name, pool, worker))
+
+    async def learn(
+        self,
+        served: ServedModel,
+        pool: int,
+        worker: int,
+        client: httpx.AsyncClient,
+        headers: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:
+        """Ask a worker that is up, unless it was asked since it came up. Never raises."""
+        place = (served.name, pool, worker)
+        if place in self._asked or not served.kv_bytes_per_token:
+            return
+        self._asked.add(place)
+        address = served.workers[pool][worker]
+        try:
+            tokens = await _ask(address, client, headers, timeout_s)
+        except (httpx.HTTPError, OSError, UnicodeError):
+            tokens = None
+        if tokens is None:
+            self.kv_bytes_by_worker.pop(place, None)
+            return
+        found = tokens * served.kv_bytes_per_token
+        if self.kv_bytes_by_worker.get(place) != found:
+            _log.info(
+                "worker %s has a KV cache of %d tokens, %.1f GiB",
+                address.id,
+                tokens,
+                found / (1 << 30),
+            )
+        self.kv_bytes_by_worker[place] = found
+
+
+def kv_tokens(line: str) -> int | None:
+    """Tokens that a line of a metrics page says one engine's KV cache holds, if it says so."""
+    if not line.startswith(_METRIC):
+        return None
+    labels = dict(_LABEL.findall(line))
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isascii() and blocks.isdigit() and size.isascii() and size.isdigit()):
+        return None  # "None" while the engine still measures
+    tokens = int(blocks[:16]) * int(size[:16])
+    return tokens if 0 < tokens <= _MOST_TOKENS else None
+
+
+async def _ask(
+    address: WorkerAddress, client: httpx.AsyncClient, headers: Mapping[str, str], timeout_s: float
+) -> int | None:
+    """The sum over a worker's engines; None when one of them, or the page, does not tell."""
+    async with client.stream(
+        "GET", f"{address.url}/metrics", headers=headers, timeout=timeout_s
+    ) as answer:
+        if answer.status_code != 200:
+            return None
+        total = read = 0
+        async for line in answer.aiter_lines():
+            read += len(line)
+            if read > MAX_PAGE_BYTES:
+                return None
+            if not line.startswith(_METRIC):
+                continue
+            tokens = kv_tokens(line)
+            if tokens is None:
+                return None
+            total += tokens
+        return total or None

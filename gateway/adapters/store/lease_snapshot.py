@@ -1,0 +1,185 @@
+"""Copies of the embedded token pools, taken in slices and yet of one instant.
+
+What changed since the last copy is in the pools' journals. It is copied in slices with a pause
+for requests between them; what changes meanwhile is in the journals again and copied again,
+until the rest fits one slice, which is copied without a pause. So the copy as a whole is the
+state at its end: every estimate that an account was charged has its lease in it.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from gateway.policy.accounts import Account, Held, Journal
+from gateway.policy.debt import SETTLED
+from gateway.policy.ledger import TokenPool
+
+SLICE: Final = 200
+"""Accounts and leases copied between two pauses."""
+ROUNDS: Final = 20
+"""After so many the rest is copied, however much it is."""
+
+
+class AccountCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What of an account outlives the process; in-flight follows from the leases."""
+
+    level: float
+    level_s: float
+    borrowed: float
+    borrowed_s: float
+    debt: float
+    burst: float
+    promised: float
+    promised_s: float
+    waiters: float
+    waiters_s: float
+    mean_cost: float
+    debited: int
+    refunded: int
+    used: int
+
+
+class Grave(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """An expired lease whose late usage still counts."""
+
+    entitlement: str
+    charged_tokens: int
+    funded: str
+
+
+class PoolCopy(msgspec.Struct, frozen=True, array_like=True):
+    """What of a model's pool as a whole outlives the process."""
+
+    surplus: float
+    surplus_s: float
+    surplus_per_s: float
+    ticked_s: float
+    settled: int
+    refunds: int
+    service_s: list[float]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A slice of what changed of one model, by name and id; None for what is gone.
+
+    Holds nothing that the garbage collector follows: a large copy is not to wake it.
+    """
+
+    model: str
+    accounts: dict[str, AccountCopy | None] = {}
+    leases: dict[str, Held | Grave | None] = {}
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A copy of what changed. The same name may be in several parts: the last one counts."""
+
+    parts: list[Part] = []
+    pools: dict[str, PoolCopy] = {}
+
+
+async def collect(books: Mapping[str, TokenPool]) -> Batch:
+    """Copy what the journals name, and empty them."""
+    batch = Batch()
+    for turn in range(ROUNDS):
+        taken = _take(books)
+        count = sum(len(j.accounts) + len(j.leases) for j in taken.values())
+        last = count <= SLICE or turn == ROUNDS - 1
+        for model, journal in taken.items():
+            for part in _parts(books[model], model, journal):
+                batch.parts.append(part)
+                if not last:
+                    await asyncio.sleep(0)
+        if last:
+            break
+    if batch.parts:
+        batch.pools.update((model, copy_pool(book)) for model, book in books.items())
+    return batch
+
+
+def _take(books: Mapping[str, TokenPool]) -> dict[str, Journal]:
+    taken = {}
+    for model, book in books.items():
+        if book.journal is not None:
+            taken[model], book.journal = book.journal, Journal()
+    return taken
+
+
+def _parts(book: TokenPool, model: str, journal: Journal) -> Iterator[Part]:
+    """Each is copied when it is asked for."""
+    names, ids = iter(journal.accounts), iter(journal.leases)
+    while some := list(islice(names, SLICE)):
+        yield Part(model, {name: copy_account(book.accounts.get(name)) for name in some})
+    while some := list(islice(ids, SLICE)):
+        yield Part(model, {}, {lease_id: copy_lease(book, lease_id) for lease_id in some})
+
+
+def copy_account(account: Account | None) -> AccountCopy | None:
+    """An account as it stands."""
+    if account is None:
+        return None
+    return AccountCopy(*(getattr(account, name) for name in AccountCopy.__struct_fields__))
+
+
+def copy_lease(book: TokenPool, lease_id: str) -> Held | Grave | None:
+    """A lease in force, or what is left of an expired one."""
+    held = book.leases.get(lease_id)
+    if held is not None:
+        return msgspec.structs.replace(held)
+    grave = book.tombstones.get(lease_id)
+    return None if grave is None else Grave(*grave)
+
+
+def copy_pool(book: TokenPool) -> PoolCopy:
+    """The pool as a whole."""
+    return PoolCopy(
+        surplus=book.surplus,
+        surplus_s=book.surplus_s,
+        surplus_per_s=book.surplus_per_s,
+        ticked_s=book.ticked_s,
+        settled=book.settled,
+        refunds=book.refunds,
+        service_s=[pool.service_s for pool in book.pools],
+    )
+
+
+def restore_account(book: TokenPool, name: str, copy: AccountCopy) -> bool:
+    """Take over an account's past; False when there is no such entitlement now."""
+    account = book.accounts.get(name)
+    if account is None:
+        return False
+    for field in AccountCopy.__struct_fields__:
+        setattr(account, field, getattr(copy, field))
+    if account.terms.service_class != "elastic":
+        account.debt = 0.0
+    account.epoch = -1
+    if abs(account.debt) > SETTLED or account.burst > SETTLED:
+        book.active.add(name)
+    return True
+
+
+def restore_pool(book: TokenPool, copy: PoolCopy) -> None:
+    """Take over what is known of a pool as a whole."""
+    book.surplus, book.surplus_s = copy.surplus, copy.surplus_s
+    book.surplus_per_s = min(copy.surplus_per_s, book.terms.tokens_per_s)
+    book.ticked_s = copy.ticked_s
+    book.settled, book.refunds = copy.settled, copy.refunds
+    for pool, service_s in zip(book.pools, copy.service_s, strict=False):
+        pool.service_s = service_s
+
+
+def restore_lease(book: TokenPool, held: Held, now_s: float) -> bool:
+    """Count a former process's lease until it expires; False when its place is no more.
+
+    In the order of expiry. Nobody could end it early, so it is not asked to give way.
+    """
+    account = book.accounts.get(held.entitlement)
+    if account is None or held.pool >= len(book.pools):
+        return False
+    account.since_s = now_s
+    book.move(account, held.pool, held.sequences, held.kv_bytes)
+    book.hold(held)
+    book.pools[held.pool].evictable.pop(held.id, None)
+    return True

@@ -1,0 +1,235 @@
+-- admit, version 2: may this request enter? Decides, and takes the lease.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
+--          estimate_tokens, kv_bytes, sequences}. observe: the model's; denials are only noted.
+--
+-- Returns msgpack {true, pool, weight, spilled, contended, protected, funded, would_deny,
+-- limit_sequences, inflight_sequences, depth_tokens, level_tokens, rate_tokens_per_s, service_s,
+-- gives way, issued_unix_s} or {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A
+-- lease id that is held gets its earlier grant.
+--
+-- A transcription of gateway/policy/admission.py and limits.py.
+
+local function not_in_force(entitlement)
+  if entitlement.suspended then
+    return {'entitlement_suspended', 0, 0, 0, 0, 'sequences', false}
+  end
+  if entitlement.expires_unix_s > 0 and entitlement.expires_unix_s <= now_s then
+    return {'entitlement_expired', 0, 0, 0, 0, 'sequences', false}
+  end
+  if bound(entitlement) then return nil end
+  local once = entitlement.created <= terms.ever_bound_until
+  local reason = once and 'entitlement_degraded' or 'entitlement_pending'
+  return {reason, BUCKET_S, 0, 0, 0, 'sequences', false}
+end
+
+local function never(unit, limit, requested)
+  return {'exceeds_entitlement', 0, limit, 0, requested, unit, false}
+end
+
+-- No pool that may serve it could hold it when empty. One that is away may come back.
+local function too_large_for_pools(request)
+  local pools = {request.pool}
+  for _, p in ipairs(request.alternates) do pools[#pools + 1] = p end
+  local room, anybody, kv_room, everywhere = 0, false, 0, true
+  for _, p in ipairs(pools) do
+    room = max(room, slots_of(p) + overshoot(slots_of(p)))
+    anybody = anybody or slots_of(p) > 0
+    kv_room = max(kv_room, kv_of(p))
+    everywhere = everywhere and kv_of(p) > 0
+  end
+  if request.sequences > room and anybody then
+    return never('sequences', room, request.sequences)
+  end
+  if everywhere and request.kv_bytes > kv_room then
+    return never('bytes of KV cache', kv_room, request.kv_bytes)
+  end
+  return nil
+end
+
+-- Check 3: what no waiting would help.
+local function misfit(account, request)
+  local entitlement = account.terms
+  local class = entitlement.service_class
+  local guaranteed = class == 'guaranteed'
+  local most = guaranteed and baseline_of(entitlement, request.pool) or entitlement.limit
+  if request.sequences > most and (most > 0 or guaranteed) then
+    return never('sequences', most, request.sequences)
+  end
+  local depth = 0
+  if entitlement.tokens_per_s > 0 then
+    depth = depth_tokens(account)
+  elseif BORROWING[class] then
+    depth = surplus_depth()
+  end
+  if depth > 0 and depth < request.estimate_tokens then
+    return never('tokens', depth, request.estimate_tokens)
+  end
+  local kv_limit = entitlement.kv_bytes_limit
+  if kv_limit == 0 then kv_limit = entitlement.kv_bytes end
+  if kv_limit > 0 and kv_limit < request.kv_bytes then
+    return never('bytes of KV cache', kv_limit, request.kv_bytes)
+  end
+  if request.sequences == 1 and request.kv_bytes <= kv_of(request.pool) then return nil end
+  return too_large_for_pools(request)
+end
+
+local function may_borrow(account, tokens)
+  local entitlement = account.terms
+  if entitlement.tokens_per_s_limit <= 0 then return true end
+  local rate = entitlement.tokens_per_s_limit - entitlement.tokens_per_s
+  if rate <= 0 then return false end
+  local recent = max(0, account.borrowed - rate * max(0, now_s - account.borrowed_s))
+  return recent <= 0 or recent + tokens <= BUCKET_S * rate
+end
+
+-- Check 5: own, surplus or none (no rate is set) - which bucket pays; nil for neither.
+local function funded_by(account, tokens)
+  local entitlement = account.terms
+  local borrows = BORROWING[entitlement.service_class] and terms.tokens_per_s > 0
+  if entitlement.tokens_per_s > 0 then
+    if own_level(account, depth_tokens(account)) >= tokens then return 'own' end
+    if not borrows then return nil end
+  elseif not borrows then
+    return 'none'
+  end
+  if surplus_level() >= tokens and may_borrow(account, tokens) then return 'surplus' end
+  return nil
+end
+
+local function over_rate(account, request)
+  local rate, level, limit = account.terms.tokens_per_s, account.level, nil
+  if rate > 0 then
+    limit = depth_tokens(account)
+  else
+    rate, level, limit = book.surplus_per_s, book.surplus, surplus_depth()
+  end
+  local wait_s = MOST_S
+  if rate > 0 then
+    local kept = max(0, account.promised - rate * max(0, now_s - account.promised_s))
+    wait_s = (request.estimate_tokens - level + kept) / rate
+  end
+  return {'tokens', wait_s, limit, limit - level, request.estimate_tokens, 'tokens', false}
+end
+
+-- Check 6: chi_e over all pools.
+local function over_kv(account, request)
+  local limit = account.terms.kv_bytes_limit
+  if limit == 0 then limit = account.terms.kv_bytes end
+  local held = account.kv_bytes
+  local short = held + request.kv_bytes - limit
+  if limit == 0 or short <= 0 then return nil end
+  local service_s = max(1e-3, book.pools[request.pool + 1].service_s)
+  local gone = account.total * max(0, now_s - account.waiters_s) / service_s
+  local waiting = max(0, account.waiters - gone)
+  local freed_per_s = max(1, held / service_s)
+  local wait_s = short * (waiting + 1) / freed_per_s
+  return {'kv', wait_s, limit, held, request.kv_bytes, 'bytes of KV cache', false}
+end
+
+-- Checks 1-8: the denial if any, the place, and which bucket pays.
+local function decide(account, request, w)
+  local denial = not_in_force(account.terms) or misfit(account, request)
+    or over_concurrency(account, request)
+  if denial then return denial end
+  local funded = funded_by(account, request.estimate_tokens)
+  if not funded then return over_rate(account, request) end
+  denial = over_kv(account, request)
+  if denial then return denial end
+  local place = find_place(account, request, w)
+  if place.denied then return pool_denial(account, request, w, place) end
+  return nil, place, funded
+end
+
+-- Remembers what this refusal was promised, so that the next one is told to wait longer.
+local function refused(account, request, w, denial)
+  local reason, of_pool = denial[1], denial[7]
+  if of_pool then
+    local denials = denials_of(request.pool)
+    if call('ZCARD', denials) < DENIALS_KEPT then call('ZADD', denials, w, next_serial()) end
+    account.denied = account.denied + 1
+    book.priority_denials = book.priority_denials + 1
+    call('SADD', ACTIVE, account.name)
+  elseif reason == 'tokens' then
+    -- Nobody is told more than MOST_S, so nothing beyond that was promised either.
+    local rate = account.terms.tokens_per_s
+    if rate == 0 then rate = book.surplus_per_s end
+    local kept = max(0, account.promised - rate * max(0, now_s - account.promised_s))
+    account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
+    account.promised_s = now_s
+  elseif reason == 'concurrency' or reason == 'kv' then
+    local service_s = max(1e-3, book.pools[request.pool + 1].service_s)
+    local gone = account.total * max(0, now_s - account.waiters_s) / service_s
+    local waiting = max(0, account.waiters - gone) + request.sequences
+    account.waiters = min(waiting, MOST_S * (account.total + 1) / service_s)
+    account.waiters_s = now_s
+  end
+end
+
+local function granted(account, lease, contended, evictable)
+  local entitlement, p = account.terms, lease.pool
+  local limit, used = most_sequences(account), account.total
+  local protected = false
+  if RESERVING[entitlement.service_class] then
+    local here = account.inflight[p + 1]
+    protected = not lease.spilled and here <= baseline_of(entitlement, p)
+    if entitlement.service_class == 'guaranteed' then
+      limit, used = baseline_of(entitlement, p), here
+    end
+  end
+  return pack({true, p, lease.weight, lease.spilled, contended, protected, lease.funded,
+    lease.would_deny, limit, used, entitlement.tokens_per_s > 0 and depth_tokens(account) or 0,
+    account.level, entitlement.tokens_per_s, book.pools[p + 1].service_s,
+    evictable, lease.issued_s})
+end
+
+local function admit(id, owner, observe, request)
+  reap()
+  local account = account_of(request.entitlement)
+  if not account then return denied({'entitlement_unknown', 0, 0, 0, 0, 'sequences', false}) end
+  local held = lease_of(id)
+  if held then
+    local evictable = call('ZSCORE', evictable_of(held.pool), id) and true or false
+    return granted(account_of(held.entitlement), held, false, evictable)
+  end
+  average(account)
+  local w = weight_now(account)
+  local denial, place, funded = decide(account, request, w)
+  local would_deny = ''
+  if denial then
+    refused(account, request, w, denial)
+    if not (observe or account.terms.observe) then
+      return denied(denial)
+    end
+    would_deny = denial[1]
+    place = {pool = request.pool, spilled = false, contended = false}
+    funded = funded_by(account, request.estimate_tokens)
+      or (account.terms.tokens_per_s > 0 and 'own' or 'surplus')
+  end
+  local lease = {
+    entitlement = request.entitlement,
+    pool = place.pool,
+    sequences = request.sequences,
+    estimate_tokens = request.estimate_tokens,
+    kv_bytes = request.kv_bytes,
+    weight = place.spilled and min(w, SPILLED_WEIGHT) or w,
+    issued_s = now_s,
+    funded = funded,
+    owner = owner,
+    would_deny = would_deny,
+    spilled = place.spilled,
+    evicted = false,
+  }
+  move(account, place.pool, request.sequences, request.kv_bytes)
+  pay(account, funded, request.estimate_tokens)
+  account.debited = account.debited + request.estimate_tokens
+  hold(account, lease, id)
+  return granted(account, lease, place.contended, gives_way(account, lease))
+end
+
+local failed = load_book()
+if failed then return failed end
+local reply = admit(arg.lease_id, arg.owner, arg.observe, arg.request)
+save()
+return reply

@@ -1,0 +1,54 @@
+-- adopt, version 2: takes leases over that this server has lost, or never knew.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {owner, leases}, 500 at most; a lease: {id, entitlement, pool, sequences,
+--          estimate_tokens, kv_bytes, weight, spilled, issued_unix_s}
+--
+-- Returns how many were taken over. Those that are in force are left alone, and those that were
+-- adopted and settled before: this may be the second time of telling. Nothing is decided, the
+-- engines run them already. One that had expired takes up its charge again.
+
+local function own_or_none(account) return account.terms.tokens_per_s > 0 and 'own' or 'none' end
+
+local function adopt(known)
+  local account = account_of(known.entitlement)
+  if not account or known.pool >= #book.pools or lease_of(known.id) then return 0 end
+  local kept = call('HGET', GRAVES, known.id)
+  local grave = kept and unpacked(kept)
+  if grave and not grave[1] then return 0 end
+  average(account)
+  local lease = {
+    entitlement = known.entitlement,
+    pool = known.pool,
+    sequences = known.sequences,
+    estimate_tokens = known.estimate_tokens,
+    kv_bytes = known.kv_bytes,
+    weight = known.weight,
+    issued_s = min(now_s, known.issued_unix_s),
+    funded = own_or_none(account),
+    owner = arg.owner,
+    would_deny = '',
+    spilled = known.spilled,
+    evicted = false,
+    adopted = true,
+  }
+  move(account, known.pool, known.sequences, known.kv_bytes)
+  if grave then
+    call('HDEL', GRAVES, known.id)
+    call('ZREM', GRAVES_ORDER, known.id)
+    account.used = account.used - grave[2]
+    lease.estimate_tokens, lease.funded = grave[2], grave[3]
+  else
+    pay(account, lease.funded, known.estimate_tokens)
+    account.debited = account.debited + known.estimate_tokens
+  end
+  hold(account, lease, known.id)
+  return 1
+end
+
+local failed = load_book()
+if failed then return failed end
+local count = 0
+for _, known in ipairs(arg.leases) do count = count + adopt(known) end
+save()
+return count

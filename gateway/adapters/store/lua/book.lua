@@ -1,0 +1,329 @@
+-- book, version 2: what every script of the lease store shares. It is put before each of them.
+--
+-- A transcription of gateway/policy/ledger.py, buckets.py and leases.py, names and order of
+-- floating-point operations included, so that both give the same decisions.
+--
+-- KEYS     all of one model and one hash tag, `sluice:2:{MODEL}:NAME`, the same for every script:
+--   1 state         hash: "terms", "book" -> msgpack maps
+--   2 defs          hash: entitlement -> msgpack map of its terms
+--   3 accounts      hash: entitlement -> msgpack map of its counters; absent means all zero
+--   4 leases        hash: lease id -> msgpack map
+--   5 expiry        sorted set: serial .. lease id, by expiry
+--   6 graves        hash: expired lease id -> msgpack {entitlement, tokens charged, funded};
+--                   of an adopted lease that was settled: {false}
+--   7 graves_order  sorted set: their ids, by serial
+--   8 active        set: entitlements that the next tick looks at
+--   9 ticking       set: those that a tick in progress has yet to look at
+--  10 evictions     sorted set, all scores 0: owner NUL lease id
+--  11 leader        string: the replica that ticks
+--  12 replicas      sorted set: replicas by when they were last heard
+--  13 dedicated     sorted set: dedicated entitlements by order of creation
+--  14 + 4p ..       of pool p, from 0: weights (sorted set of lease ids by weight), evictable
+--                   (sorted set likewise), denials and denials_last (sorted sets of serials by
+--                   weight)
+-- ARGV[1]  msgpack, see each script
+--
+-- Times are Unix seconds of the server's clock, tokens and bytes whole numbers. Pools count
+-- from 0 outside, so pool p is `book.pools[p + 1]`.
+-- Errors: NOSTATE (the model is not known here: define it), POOLS n (it has n pools).
+
+local STATE, DEFS, ACCOUNTS, LEASES, EXPIRY, GRAVES, GRAVES_ORDER, ACTIVE, TICKING, EVICTIONS,
+  LEADER, REPLICAS, DEDICATED = unpack(KEYS, 1, 13)
+
+local LEASE_TTL_S, REAPED_AT_ONCE, TOMBSTONES, DENIALS_KEPT = 30, 64, 10000, 2000
+local FIRST_SERVICE_S, BUCKET_S, MEAN_GAIN = 5, 10, 0.1
+local SPILLED_WEIGHT, LEAST_DEBT_FACTOR, MOST_S = 1, 0.05, 60
+
+local CLASS_WEIGHT =
+  {dedicated = 1000, guaranteed = 1000, elastic = 100, spot = 1, preemptible = 0.1}
+local BAND_LOW =
+  {dedicated = 501, guaranteed = 501, elastic = 1.01, spot = 0.101, preemptible = 1e-6}
+local BAND_HIGH =
+  {dedicated = 1000, guaranteed = 1000, elastic = 500, spot = 1, preemptible = 0.1}
+local RESERVING = {dedicated = true, guaranteed = true}
+local BORROWING = {dedicated = true, elastic = true, spot = true}
+local BACKFILL = {spot = true, preemptible = true}
+
+local call, pack, unpacked, max, min = redis.call, cmsgpack.pack, cmsgpack.unpack, math.max, math.min
+
+local function server_time()
+  local t = call('TIME')
+  return tonumber(t[1]) + tonumber(t[2]) / 1e6
+end
+local now_s = server_time()
+local arg = unpacked(ARGV[1])
+
+-- -- state
+
+local terms, book
+local accounts = {}
+
+local function weights_of(p) return KEYS[14 + 4 * p] end
+local function evictable_of(p) return KEYS[15 + 4 * p] end
+local function denials_of(p) return KEYS[16 + 4 * p] end
+local function denials_last_of(p) return KEYS[17 + 4 * p] end
+
+local function new_pool()
+  return {inflight = 0, kv_bytes = 0, idle_dedicated = 0, service_s = FIRST_SERVICE_S}
+end
+
+-- Loads the model; the error to return when that is not possible.
+local function load_book()
+  local kept = call('HMGET', STATE, 'terms', 'book')
+  if not (kept[1] and kept[2]) then return redis.error_reply('NOSTATE the model is unknown') end
+  terms, book = unpacked(kept[1]), unpacked(kept[2])
+  if #KEYS < 13 + 4 * #book.pools then
+    return redis.error_reply('POOLS ' .. #book.pools)
+  end
+  return nil
+end
+
+-- An entitlement's account, with its terms as `terms`; nil when nobody defined it.
+local function account_of(name)
+  local account = accounts[name]
+  if account then return account end
+  local def = call('HGET', DEFS, name)
+  if not def then return nil end
+  local kept = call('HGET', ACCOUNTS, name)
+  if kept then
+    account = unpacked(kept)
+  else
+    account = {
+      inflight = {}, total = 0, kv_bytes = 0, level = 0, level_s = 0, borrowed = 0,
+      borrowed_s = 0, debt = 0, burst = 0, served = 0, denied = 0, promised = 0, promised_s = 0,
+      waiters = 0, waiters_s = 0, mean_cost = 0, inflight_seconds = 0, kv_seconds = 0,
+      since_s = 0, debited = 0, refunded = 0, used = 0,
+    }
+  end
+  for p = #account.inflight + 1, #book.pools do account.inflight[p] = 0 end
+  account.terms, account.name = unpacked(def), name
+  accounts[name] = account
+  return account
+end
+
+-- Writes the book and every account that was looked at.
+local function save()
+  for name, account in pairs(accounts) do
+    account.terms, account.name = nil, nil
+    call('HSET', ACCOUNTS, name, pack(account))
+  end
+  call('HSET', STATE, 'book', pack(book))
+end
+
+local function next_serial()
+  book.serial = book.serial + 1
+  return string.format('%016.0f', book.serial)
+end
+
+local function lease_of(id)
+  local kept = call('HGET', LEASES, id)
+  return kept and unpacked(kept)
+end
+
+-- -- ledger.py
+
+local function baseline_of(entitlement, p) return entitlement.baseline[p + 1] or 0 end
+local function slots_of(p) return terms.slots[p + 1] or 0 end
+local function kv_of(p) return terms.kv_bytes[p + 1] or 0 end
+
+local function all_slots()
+  local sum = 0
+  for _, slots in ipairs(terms.slots) do sum = sum + slots end
+  return sum
+end
+
+local function bound(entitlement)
+  return not RESERVING[entitlement.service_class] or entitlement.created <= terms.bound_until
+end
+
+local function reserve(account, sign)
+  local entitlement = account.terms
+  if entitlement.service_class ~= 'dedicated' or entitlement.suspended then return end
+  if not bound(entitlement) then return end
+  for i, pool in ipairs(book.pools) do
+    local idle = baseline_of(entitlement, i - 1) - account.inflight[i]
+    if idle > 0 then pool.idle_dedicated = pool.idle_dedicated + sign * idle end
+  end
+end
+
+-- Counts sequences and KV in (positive) or out (negative) of a pool.
+local function move(account, p, sequences, kv_bytes)
+  local pool = book.pools[p + 1]
+  local dedicated = account.terms.service_class == 'dedicated'
+  if dedicated then reserve(account, -1) end
+  account.inflight[p + 1] = account.inflight[p + 1] + sequences
+  if dedicated then reserve(account, 1) end
+  account.total = account.total + sequences
+  account.kv_bytes = account.kv_bytes + kv_bytes
+  pool.inflight = pool.inflight + sequences
+  pool.kv_bytes = pool.kv_bytes + kv_bytes
+end
+
+local function gives_way(account, lease)
+  local class = account.terms.service_class
+  local backfill = lease.spilled or class == 'spot'
+  return class == 'preemptible' or (backfill and terms.reclaim_spot)
+end
+
+local function file(account, lease, id)
+  call('ZADD', weights_of(lease.pool), lease.weight, id)
+  if gives_way(account, lease) then call('ZADD', evictable_of(lease.pool), lease.weight, id) end
+end
+
+local function keep(lease, id) call('HSET', LEASES, id, pack(lease)) end
+
+-- Files a lease under everything that looks for leases.
+local function hold(account, lease, id)
+  lease.serial = next_serial()
+  call('ZADD', EXPIRY, now_s + LEASE_TTL_S, lease.serial .. id)
+  keep(lease, id)
+  call('SADD', ACTIVE, lease.entitlement)
+  file(account, lease, id)
+end
+
+-- Takes a lease out of its pool's books; it may be filed again in another's.
+local function release(account, lease, id)
+  call('ZREM', weights_of(lease.pool), id)
+  call('ZREM', evictable_of(lease.pool), id)
+  move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
+end
+
+-- -- entitlements.py and buckets.py
+
+local function weight_now(account)
+  local entitlement, profile = account.terms, terms.profile
+  local urgency = 1
+  if entitlement.slo_ms > 0 and terms.mean_slo_ms > 0 then
+    urgency = entitlement.slo_ms / terms.mean_slo_ms
+  end
+  local class = entitlement.service_class
+  local w = CLASS_WEIGHT[class] / (1 + profile.slo_share * urgency)
+  w = w / (1 + profile.burst_share * account.burst)
+  w = w * max(LEAST_DEBT_FACTOR, 1 + profile.debt_share * account.debt)
+  if account.debt > profile.overdue_debt and class == 'elastic' and account.total == 0 then
+    local baseline = 0
+    for _, n in ipairs(entitlement.baseline) do baseline = baseline + n end
+    if baseline > 0 then return BAND_HIGH[class] end
+  end
+  return min(max(w, BAND_LOW[class]), BAND_HIGH[class])
+end
+
+-- r_e over all pools: the baseline of a guaranteed entitlement, else its limit or C.
+local function most_sequences(account)
+  local entitlement = account.terms
+  if entitlement.service_class == 'guaranteed' then
+    local sum = 0
+    for _, n in ipairs(entitlement.baseline) do sum = sum + n end
+    return sum
+  end
+  return entitlement.limit > 0 and entitlement.limit or all_slots()
+end
+
+local function depth_tokens(account)
+  local floor_tokens = max(BUCKET_S * account.terms.tokens_per_s, terms.largest_tokens)
+  return max(floor_tokens, most_sequences(account) * account.mean_cost)
+end
+
+-- An entitlement's own bucket, filled up to now.
+local function own_level(account, depth)
+  local passed_s = now_s - account.level_s
+  if passed_s > 0 then
+    account.level = account.level + account.terms.tokens_per_s * passed_s
+    account.level_s = now_s
+  end
+  account.level = min(account.level, depth)
+  return account.level
+end
+
+local function surplus_depth()
+  local rate = terms.tokens_per_s
+  return rate > 0 and max(BUCKET_S * rate, terms.largest_tokens) or 0
+end
+
+-- The surplus bucket, filled up to now.
+local function surplus_level()
+  local gained = book.surplus_per_s * max(0, now_s - book.surplus_s)
+  book.surplus = min(surplus_depth(), book.surplus + gained)
+  book.surplus_s = max(now_s, book.surplus_s)
+  return book.surplus
+end
+
+-- Takes tokens from the bucket that funds a lease (negative: gives back), within its depth.
+local function pay(account, funded, tokens)
+  if funded == 'own' then
+    local depth = depth_tokens(account)
+    local level = own_level(account, depth) - tokens
+    account.level = min(max(level, -depth), depth)
+  elseif funded == 'surplus' then
+    local depth = surplus_depth()
+    local level = surplus_level() - tokens
+    book.surplus = min(max(level, -depth), depth)
+    if account.terms.tokens_per_s_limit > 0 then
+      local rate = account.terms.tokens_per_s_limit - account.terms.tokens_per_s
+      local drained = max(0, rate) * max(0, now_s - account.borrowed_s)
+      account.borrowed = max(0, max(0, account.borrowed - drained) + tokens)
+      account.borrowed_s = now_s
+    end
+  end
+end
+
+-- Replaces a reserved estimate by what was used, in bucket and ledger.
+local function correct(account, funded, estimate, used)
+  if used ~= estimate then pay(account, funded, used - estimate) end
+  if used <= estimate then
+    account.refunded = account.refunded + (estimate - used)
+  else
+    account.debited = account.debited + (used - estimate)
+  end
+  account.used = account.used + used
+end
+
+local function serve(account, funded, tokens)
+  account.served = account.served + tokens
+  if funded ~= 'surplus' then book.own_served = book.own_served + tokens end
+  call('SADD', ACTIVE, account.name)
+end
+
+-- Extends the tick's integrals of sequences and KV up to now.
+local function average(account)
+  local passed_s = now_s - account.since_s
+  if account.total > 0 and passed_s > 0 then
+    account.inflight_seconds = account.inflight_seconds + account.total * passed_s
+    account.kv_seconds = account.kv_seconds + account.kv_bytes * passed_s
+  end
+  account.since_s = now_s
+end
+
+-- Takes a lease out of everything.
+local function finish(account, lease, id)
+  call('HDEL', LEASES, id)
+  call('ZREM', EXPIRY, lease.serial .. id)
+  if lease.evicted then call('ZREM', EVICTIONS, lease.owner .. '\0' .. id) end
+  release(account, lease, id)
+end
+
+local function bury(id, grave)
+  call('HSET', GRAVES, id, pack(grave))
+  call('ZADD', GRAVES_ORDER, next_serial(), id)
+  if call('HLEN', GRAVES) > TOMBSTONES then
+    local oldest = call('ZRANGE', GRAVES_ORDER, 0, 0)[1]
+    call('ZREM', GRAVES_ORDER, oldest)
+    call('HDEL', GRAVES, oldest)
+  end
+end
+
+-- Ends leases whose time is up, charging their estimate; how many.
+local function reap(most)
+  local due = call('ZRANGEBYSCORE', EXPIRY, '-inf', now_s, 'LIMIT', 0, most or REAPED_AT_ONCE)
+  for _, member in ipairs(due) do
+    local id = string.sub(member, 17)
+    local lease = lease_of(id)
+    local account = account_of(lease.entitlement)
+    average(account)
+    finish(account, lease, id)
+    account.used = account.used + lease.estimate_tokens
+    serve(account, lease.funded, lease.estimate_tokens)
+    bury(id, {lease.entitlement, lease.estimate_tokens, lease.funded})
+  end
+  return #due
+end

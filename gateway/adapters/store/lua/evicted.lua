@@ -1,0 +1,14 @@
+-- evicted, version 2: what others had give way of a replica's leases; told once.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {owner}
+--
+-- Returns lease ids.
+
+local members = call('ZRANGEBYLEX', EVICTIONS, '[' .. arg.owner .. '\0', '(' .. arg.owner .. '\1')
+local ids = {}
+for i, member in ipairs(members) do
+  ids[i] = string.sub(member, #arg.owner + 2)
+  call('ZREM', EVICTIONS, member)
+end
+return ids

@@ -1,0 +1,121 @@
+-- place, version 2: where a request may go, and what it is told when it may not. Shared by the
+-- scripts that admit and transfer; a transcription of gateway/policy/placement.py, of check 4 in
+-- limits.py, and of waits.py.
+--
+-- `request` everywhere: {entitlement, pool, alternates, estimate_tokens, kv_bytes, sequences}.
+-- A denial: {reason, wait_s, limit, used, requested, unit, for the pool's sake}. A place: {pool,
+-- spilled, contended, denied}.
+
+local function least_weight(p)
+  local least = call('ZRANGE', weights_of(p), 0, 0, 'WITHSCORES')
+  return least[2] and tonumber(least[2]) or 0
+end
+
+local function overshoot(slots) return max(1, math.ceil(slots / 8)) end
+
+-- Slots that are taken, or kept for dedicated entitlements other than this one.
+local function occupied(account, p)
+  local pool, entitlement = book.pools[p + 1], account.terms
+  local reserved = pool.idle_dedicated
+  if reserved == 0 then return pool.inflight end
+  local dedicated = entitlement.service_class == 'dedicated' and not entitlement.suspended
+  if dedicated and bound(entitlement) then
+    reserved = reserved - max(0, baseline_of(entitlement, p) - account.inflight[p + 1])
+  end
+  return pool.inflight + reserved
+end
+
+local function kv_over(p, kv_bytes, allowance)
+  local capacity = kv_of(p)
+  return capacity > 0 and book.pools[p + 1].kv_bytes + kv_bytes > capacity + allowance
+end
+
+-- Whether an alternate pool has slots and KV that nobody else would have.
+local function idle_room(account, p, request)
+  if occupied(account, p) + request.sequences > slots_of(p) - terms.headroom then return false end
+  return not kv_over(p, request.kv_bytes, 0)
+end
+
+-- Check 7 for traffic that is not protected; preemptible never outranks anybody.
+local function outranking(account, request, w, used)
+  local p = request.pool
+  local slots, least = slots_of(p), least_weight(p)
+  local place = {pool = p, spilled = false, contended = true}
+  -- Nothing in flight and yet contended: all is kept for idle dedicated baselines.
+  if account.terms.service_class == 'preemptible' or least == 0 or w <= least then
+    place.denied = 'priority'
+  elseif used + request.sequences > slots + overshoot(slots) then
+    place.denied = 'priority'
+  elseif kv_over(p, request.kv_bytes, math.floor(kv_of(p) / 8)) then
+    place.denied = 'kv'
+  end
+  return place
+end
+
+-- Checks 7 and 8: the asked pool, an alternate with idle room, or nothing.
+local function find_place(account, request, w)
+  local entitlement, p, n = account.terms, request.pool, request.sequences
+  local slots = slots_of(p)
+  local used = occupied(account, p)
+  local within = account.inflight[p + 1] + n <= baseline_of(entitlement, p)
+  local protected = within and RESERVING[entitlement.service_class]
+  local kv_full = kv_over(p, request.kv_bytes, 0)
+  local contended = kv_full or used + n > slots
+  if not contended then
+    local keeps_clear = not within or BACKFILL[entitlement.service_class]
+    if keeps_clear and not protected and used + n > slots - terms.headroom then
+      return {pool = p, spilled = false, contended = false, denied = 'priority'}
+    end
+    return {pool = p, spilled = false, contended = false}
+  end
+  if slots <= 0 or (not protected and (kv_full or used + n > slots + terms.spill_queue)) then
+    for _, other in ipairs(request.alternates) do
+      if idle_room(account, other, request) then
+        return {pool = other, spilled = true, contended = false}
+      end
+    end
+  end
+  if protected or slots <= 0 then return {pool = p, spilled = false, contended = true} end
+  return outranking(account, request, w, used)
+end
+
+-- Requests of at least this weight that the pool refused in this tick and the last.
+local function denied_above(p, w)
+  return call('ZCOUNT', denials_last_of(p), w, '+inf') + call('ZCOUNT', denials_of(p), w, '+inf')
+end
+
+local function pool_denial(account, request, w, place)
+  local p = place.pool
+  local pool, slots = book.pools[p + 1], slots_of(p)
+  if place.denied == 'kv' then
+    local capacity = kv_of(p)
+    local short = pool.kv_bytes + request.kv_bytes - capacity
+    local freed_per_s = max(1, pool.kv_bytes / max(1e-3, pool.service_s))
+    return {'kv', short * (denied_above(p, w) + 1) / freed_per_s, capacity, pool.kv_bytes,
+      request.kv_bytes, 'bytes of KV cache', true}
+  end
+  local wait_s = (denied_above(p, w) + 1) * pool.service_s / max(1, slots)
+  return {'priority', wait_s, slots, occupied(account, p), request.sequences, 'sequences', true}
+end
+
+-- Check 4: r_e over all pools; guaranteed is held to its baseline, pool by pool too.
+local function over_concurrency(account, request)
+  local entitlement, inflight = account.terms, account.inflight[request.pool + 1]
+  local limit, used = most_sequences(account), account.total
+  if entitlement.service_class == 'guaranteed' then
+    local here = baseline_of(entitlement, request.pool)
+    if inflight + request.sequences > here then limit, used = here, inflight end
+  elseif limit == 0 then
+    return nil
+  end
+  if used + request.sequences <= limit then return nil end
+  local service_s = book.pools[request.pool + 1].service_s
+  local gone = used * max(0, now_s - account.waiters_s) / max(1e-3, service_s)
+  local waiting = max(0, account.waiters - gone)
+  local wait_s = (waiting + 1) * service_s / (used + 1)
+  return {'concurrency', wait_s, limit, used, request.sequences, 'sequences', false}
+end
+
+local function denied(denial)
+  return pack({false, denial[1], denial[2], denial[3], denial[4], denial[5], denial[6], denial[7]})
+end

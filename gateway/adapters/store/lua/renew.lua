@@ -1,0 +1,23 @@
+-- renew, version 2: keeps leases in force for another term.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {lease_ids}, 500 at most
+--
+-- Returns the ids of those that are no longer in force.
+
+local failed = load_book()
+if failed then return failed end
+local gone = {}
+for _, id in ipairs(arg.lease_ids) do
+  local lease = lease_of(id)
+  if lease then
+    call('ZREM', EXPIRY, lease.serial .. id)
+    lease.serial = next_serial()
+    call('ZADD', EXPIRY, now_s + LEASE_TTL_S, lease.serial .. id)
+    keep(lease, id)
+  else
+    gone[#gone + 1] = id
+  end
+end
+save()
+return gone

@@ -1,0 +1,56 @@
+-- settle, version 2: ends a lease and charges it, once.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {lease_id, charge, timely}: charge in tokens, false refunds all. timely: it ended just
+--          now; else its life is unknown and teaches nothing.
+--
+-- Returns 1 when the lease was in force, else 0: the first usage that comes after a lease expired
+-- replaces the estimate it was charged. A transcription of gateway/policy/leases.py.
+
+local function settle_late(id, charge)
+  local kept = call('HGET', GRAVES, id)
+  if not kept then return 0 end
+  local grave = unpacked(kept)
+  if not grave[1] then return 0 end
+  call('HDEL', GRAVES, id)
+  call('ZREM', GRAVES_ORDER, id)
+  local account = account_of(grave[1])
+  if not account then return 0 end
+  account.used = account.used - grave[2]
+  correct(account, grave[3], grave[2], charge or 0)
+  return 0
+end
+
+local function settle(id, charge, timely)
+  local lease = lease_of(id)
+  if not lease then return settle_late(id, charge) end
+  local account = account_of(lease.entitlement)
+  average(account)
+  finish(account, lease, id)
+  if lease.adopted then bury(id, {false}) end
+  local used = charge or 0
+  correct(account, lease.funded, lease.estimate_tokens, used)
+  if not charge then
+    book.refunds = book.refunds + 1
+    return 1
+  end
+  book.settled = book.settled + 1
+  local pool = book.pools[lease.pool + 1]
+  if timely then
+    local life_s = max(0, now_s - lease.issued_s)
+    pool.service_s = pool.service_s + MEAN_GAIN * (life_s - pool.service_s)
+  end
+  if account.mean_cost > 0 then
+    account.mean_cost = account.mean_cost + MEAN_GAIN * (used - account.mean_cost)
+  else
+    account.mean_cost = used
+  end
+  serve(account, lease.funded, used)
+  return 1
+end
+
+local failed = load_book()
+if failed then return failed end
+local reply = settle(arg.lease_id, arg.charge, arg.timely)
+save()
+return reply

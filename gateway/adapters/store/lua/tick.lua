@@ -1,0 +1,117 @@
+-- tick, version 2: hears a replica; where it leads and a tick is due, applies one slice of it.
+--
+-- A transcription of gateway/policy/debt.py. A tick is applied in slices of `most` entitlements,
+-- all with the elapsed time and contention of its beginning; it goes on where a leader that
+-- vanished has left it. A model that nobody ticks for KEPT_S vanishes.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {owner, leader_ms, silent_s, most}: a leader that is not heard for leader_ms loses its
+--          place, a replica that is not heard for silent_s is not counted
+--
+-- Returns {1 if this replica leads, entitlements left in the tick, or -1 when none was due,
+-- replicas, epoch}. The epoch is another one when the server lost what it knew.
+
+local SETTLED = 1e-3
+local KEPT_S = 7 * 86400
+
+local function is_contended()
+  for i, pool in ipairs(book.pools) do
+    if terms.slots[i] and pool.inflight >= terms.slots[i] then return true end
+  end
+  return book.priority_denials > 0
+end
+
+local function over(used, baseline)
+  if baseline <= 0 then return 0 end
+  return max(0, used / baseline - 1)
+end
+
+local function update(account, elapsed_s, contended)
+  local entitlement, profile = account.terms, terms.profile
+  elapsed_s = max(1e-3, elapsed_s)
+  local missed = max(1, math.floor(elapsed_s / profile.tick_s + 0.5))
+  local dt = max(0, now_s - account.since_s)
+  local sequences = (account.inflight_seconds + account.total * dt) / elapsed_s
+  local kv = (account.kv_seconds + account.kv_bytes * dt) / elapsed_s
+  local rate = account.served / elapsed_s
+  local debt_kept = profile.debt_keep ^ missed
+  local burst_kept = profile.burst_keep ^ missed
+  if entitlement.service_class == 'elastic' and entitlement.tokens_per_s > 0 then
+    local gap = (entitlement.tokens_per_s - rate) / entitlement.tokens_per_s
+    if gap > 0 and not (contended and account.denied > 0) then gap = 0 end
+    local debt = debt_kept * account.debt + (1 - debt_kept) * gap
+    account.debt = min(max(debt, profile.least_debt), 1)
+  else
+    account.debt = 0
+  end
+  local baseline = 0
+  for _, n in ipairs(entitlement.baseline) do baseline = baseline + n end
+  local beyond = over(rate, entitlement.tokens_per_s)
+  beyond = beyond + over(kv, entitlement.kv_bytes)
+  beyond = beyond + over(sequences, baseline)
+  account.burst = burst_kept * account.burst + (1 - burst_kept) * beyond
+  account.served = 0
+  account.denied = 0
+  account.inflight_seconds = 0
+  account.kv_seconds = 0
+  account.since_s = now_s
+end
+
+-- Ends the tick for the pool as a whole.
+local function close(elapsed_s)
+  surplus_level()
+  book.surplus_per_s = max(0, terms.tokens_per_s - book.own_served / max(1e-3, elapsed_s))
+  book.own_served = 0
+  book.priority_denials = 0
+  for p = 0, #book.pools - 1 do
+    if call('EXISTS', denials_of(p)) == 1 then
+      call('RENAME', denials_of(p), denials_last_of(p))
+    else
+      call('DEL', denials_last_of(p))
+    end
+  end
+  book.ticked_s = now_s
+end
+
+local function slice(most)
+  if not book.tick then
+    if now_s - book.ticked_s < terms.profile.tick_s then return -1 end
+    book.tick = {elapsed_s = now_s - book.ticked_s, contended = is_contended()}
+    if call('EXISTS', ACTIVE) == 1 then call('RENAME', ACTIVE, TICKING) end
+  end
+  for _, name in ipairs(call('SPOP', TICKING, most)) do
+    local account = account_of(name)
+    if account then
+      update(account, book.tick.elapsed_s, book.tick.contended)
+      local idle = account.total == 0 and math.abs(account.debt) <= SETTLED
+        and account.burst <= SETTLED
+      if not idle then call('SADD', ACTIVE, name) end
+    end
+  end
+  local left = call('SCARD', TICKING)
+  if left == 0 then
+    close(book.tick.elapsed_s)
+    book.tick = nil
+    for _, key in ipairs(KEYS) do
+      if key ~= LEADER then call('EXPIRE', key, KEPT_S) end
+    end
+  end
+  return left
+end
+
+local failed = load_book()
+if failed then return failed end
+call('ZADD', REPLICAS, now_s, arg.owner)
+call('ZREMRANGEBYSCORE', REPLICAS, '-inf', now_s - arg.silent_s)
+local leads = call('GET', LEADER) == arg.owner
+if leads then
+  call('PEXPIRE', LEADER, arg.leader_ms)
+else
+  leads = call('SET', LEADER, arg.owner, 'NX', 'PX', arg.leader_ms) and true
+end
+local left = -1
+if leads then
+  left = slice(arg.most)
+  if left >= 0 then save() end
+end
+return {leads and 1 or 0, left, call('ZCARD', REPLICAS), book.epoch}

@@ -1,0 +1,50 @@
+-- transfer, version 2: moves a lease to another pool; the old place stays in force on refusal.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {lease_id, pool, force}; without force only if it would be admitted there
+--
+-- Returns msgpack {true, gives way} when it moved, was there already or is not in force, else
+-- {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A denial is no
+-- refusal of work, which goes on where it was: nothing is remembered of it.
+--
+-- A transcription of gateway/policy/admission.py.
+
+-- Checks 4, 7 and 8 for a lease that would come from another pool.
+local function inadmissible(account, lease, p)
+  local request = {
+    pool = p,
+    alternates = {},
+    estimate_tokens = lease.estimate_tokens,
+    kv_bytes = lease.kv_bytes,
+    sequences = lease.sequences,
+  }
+  local denial = over_concurrency(account, request)
+  if denial then return denial end
+  local place = find_place(account, request, lease.weight)
+  if slots_of(p) <= 0 then place = {pool = p, contended = true, denied = 'priority'} end
+  return place.denied and pool_denial(account, request, lease.weight, place)
+end
+
+local function transfer(id, p, force)
+  local lease = lease_of(id)
+  if not lease then return pack({true, false}) end
+  if lease.pool == p then
+    return pack({true, call('ZSCORE', evictable_of(p), id) and true or false})
+  end
+  local account = account_of(lease.entitlement)
+  average(account)
+  release(account, lease, id)
+  local denial = not force and inadmissible(account, lease, p)
+  if not denial then lease.pool = p end
+  move(account, lease.pool, lease.sequences, lease.kv_bytes)
+  keep(lease, id)
+  file(account, lease, id)
+  if denial then return denied(denial) end
+  return pack({true, gives_way(account, lease)})
+end
+
+local failed = load_book()
+if failed then return failed end
+local reply = transfer(arg.lease_id, arg.pool, arg.force)
+save()
+return reply

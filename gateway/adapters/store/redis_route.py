@@ -1,0 +1,170 @@
+"""Which Redis server to talk to: the one named, a sentinel's master, or a cluster's shard.
+
+    redis://USER:PASSWORD@HOST:PORT/DB, rediss://...      one server (rediss: TLS)
+    redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB       the master that sentinels name
+    redis+cluster://HOST:PORT,HOST:PORT                   the node that holds a key's slot
+
+A route opens one connection; whoever uses it closes it after any failure and asks again, which
+finds a new master or a slot's new owner. Nothing here retries.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+from redis.asyncio.connection import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+TIMEOUT_S: Final = 0.25
+"""Connecting, and each answer."""
+
+
+class Route(Protocol):
+    """A way to the server that holds a key."""
+
+    @property
+    def one_server(self) -> bool:
+        """Whether all keys are on one."""
+
+    async def open(self, key: str) -> Connection:
+        """A connection to that server. Raises RedisError, OSError, TimeoutError."""
+
+
+def route_of(url: str) -> Route:
+    """The route of a checked `state.url`; connects to nothing yet."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"redis+sentinel", "redis+cluster"}:
+        return _Direct(url)
+    authority, _, path = rest.partition("/")
+    user, _, nodes = authority.rpartition("@")
+    name, _, password = user.partition(":")
+    options = {"username": unquote(name) or None, "password": unquote(password) or None}
+    seeds = [_address(node) for node in nodes.split(",")]
+    if scheme == "redis+cluster":
+        return _Cluster(seeds, options)
+    service, _, db = path.partition("/")
+    return _Sentinel(seeds, options, service, int(db or 0))
+
+
+class _Direct:
+    one_server = True
+
+    def __init__(self, url: str) -> None:
+        self._pool = ConnectionPool.from_url(url, **_options())
+
+    async def open(self, key: str) -> Connection:
+        """See Route."""
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        return await _connected(connection)
+
+
+class _Seeded:
+    """Servers to ask in turn; the one that answered last is asked first."""
+
+    one_server = True
+
+    def __init__(self, seeds: Sequence[tuple[str, int]], options: dict[str, Any]) -> None:
+        self._seeds = list(seeds)
+        self._options = options
+
+    async def _ask(self, *command: object) -> tuple[Any, tuple[str, int]]:
+        # One a call: a caller's time is short, and it calls again.
+        seed = self._seeds[0]
+        self._seeds = [*self._seeds[1:], seed]
+        connection = await connect(seed, **self._asking())
+        try:
+            await connection.send_command(*command)
+            answer = await connection.read_response()
+        finally:
+            await close(connection)
+        self._seeds = [seed, *(s for s in self._seeds if s != seed)]
+        return answer, seed
+
+    def _asking(self) -> dict[str, Any]:
+        return self._options
+
+
+class _Sentinel(_Seeded):
+    def __init__(
+        self, seeds: Sequence[tuple[str, int]], options: dict[str, Any], service: str, db: int
+    ) -> None:
+        super().__init__(seeds, options)
+        self._service = service
+        self._db = db
+
+    async def open(self, key: str) -> Connection:
+        """See Route."""
+        answer, _ = await self._ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        if not answer:
+            raise RedisConnectionError(f"the sentinels know no service '{self._service}'")
+        connection = await connect(
+            (answer[0].decode(), int(answer[1])), db=self._db, **self._options
+        )
+        try:
+            await connection.send_command("ROLE")
+            if (await connection.read_response())[0] != b"master":
+                raise RedisConnectionError("the sentinels' master is none (any more)")
+        except BaseException:
+            await close(connection)
+            raise
+        return connection
+
+    def _asking(self) -> dict[str, Any]:
+        # The password is the servers'; sentinels that want one want the same.
+        return self._options if self._options["password"] else {}
+
+
+class _Cluster(_Seeded):
+    one_server = False
+
+    async def open(self, key: str) -> Connection:
+        """See Route."""
+        slot = key_slot(key.encode())
+        slots, seed = await self._ask("CLUSTER", "SLOTS")
+        for low, high, master, *_ in slots:
+            node = (master[0].decode() or seed[0], int(master[1]))
+            if node not in self._seeds:
+                self._seeds.append(node)
+            if low <= slot <= high:
+                return await connect(node, **self._options)
+        raise RedisConnectionError(f"no node of the cluster holds slot {slot}")
+
+
+async def connect(address: tuple[str, int], **options: Any) -> Connection:
+    """A connection to one server. Raises RedisError, OSError, TimeoutError."""
+    connection = Connection(host=address[0], port=address[1], **options, **_options())
+    return await _connected(connection)
+
+
+async def _connected(connection: Any) -> Connection:
+    await connection.connect()
+    found: Connection = connection
+    return found
+
+
+async def close(connection: Connection) -> None:
+    """Close at once, so that no late answer is taken for the next call's. Never raises."""
+    with contextlib.suppress(RedisError, OSError, TimeoutError):
+        await connection.disconnect(nowait=True)
+
+
+def _options() -> dict[str, Any]:
+    # Time-outs of calls are the caller's: one over a batch, not one an answer.
+    return {
+        "socket_connect_timeout": TIMEOUT_S,
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "protocol": 2,
+        "driver_info": None,
+    }
+
+
+def _address(node: str) -> tuple[str, int]:
+    host, _, port = node.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,70 @@
+"""How many replicas demand asks for, pool by pool: what `sluice_pool_desired_replicas` shows."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.policy.capacity import (
+    ReplicaGoal,
+    WorkerShare,
+    demand_sequences,
+    desired_replicas,
+)
+from gateway.policy.entitlements import Entitlement
+from gateway.ports import TokenPools
+
+SLICE: Final = 250
+"""Entitlements asked for between two pauses for requests."""
+
+
+class Replicas:
+    """Desired replicas of one managed model."""
+
+    def __init__(self, store: TokenPools, model: str, shares: Sequence[WorkerShare]) -> None:
+        """`shares`: what one worker of each pool adds, and how many there may be."""
+        self._store = store
+        self._model = model
+        self._shares = shares
+        self._goals = [ReplicaGoal() for _ in shares]
+        self._reserved: tuple[int, ...] = (0,) * len(shares)
+        self._reserving: Mapping[str, Entitlement] = {}
+        self._since_s: float | None = None
+        self.desired = [0] * len(shares)
+        """By pool; 0 before the first update."""
+
+    def entitled(self, reserved: tuple[int, ...], reserving: Mapping[str, Entitlement]) -> None:
+        """Whose baselines are to be held, as far as the most replicas could: no more than slots.
+
+        `reserved` by pool; `reserving` by name, not changed afterwards.
+        """
+        self._reserved = reserved
+        self._reserving = reserving
+
+    async def update(self, now_s: float) -> None:
+        """Look at the demand since the last update; a monotonic clock. Raises as the store."""
+        within = await self._within_baseline()
+        since_s, self._since_s = self._since_s, now_s
+        elapsed_s = 0.0 if since_s is None else now_s - since_s
+        for pool, view in enumerate(await self._store.pools(self._model)):
+            share = self._shares[pool]
+            demand = demand_sequences(
+                self._reserved[pool],
+                max(0, view.inflight - within[pool]),
+                view.denied if elapsed_s else 0,
+                view.service_s,
+                elapsed_s,
+            )
+            wanted = desired_replicas(demand, share.slots, share.replicas)
+            self.desired[pool] = self._goals[pool].wanted(wanted, now_s)
+
+    async def _within_baseline(self) -> list[int]:
+        """Sequences in flight that reserved baselines hold already, by pool."""
+        within = [0] * len(self._shares)
+        names = list(self._reserving)
+        for start in range(0, len(names), SLICE):
+            for view in await self._store.view(self._model, names[start : start + SLICE]):
+                terms = self._reserving[view.name]
+                for pool, inflight in enumerate(view.inflight):
+                    within[pool] += min(inflight, terms.baseline_of(pool))
+            await asyncio.sleep(0)
+        return within

@@ -1,0 +1,83 @@
+"""What the store of leases has yet to hear of entitlements: told in slices, and again on failure.
+
+An entitlement that must go while it has anything in flight is suspended first; it goes when
+that has ended.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.policy.entitlements import Entitlement
+from gateway.ports import EntitlementEntry, TokenPools
+
+SLICE: Final = 50
+"""Entitlements told between two pauses."""
+
+_log = logging.getLogger("sluice.entitlements")
+
+
+class StoreDues:
+    """Entitlements whose definition or removal is due."""
+
+    def __init__(
+        self, store: TokenPools, managed: Container[str], changed: Callable[[str], None]
+    ) -> None:
+        """`changed` hears each model of which the store was told something."""
+        self._store = store
+        self._managed = managed
+        self._changed = changed
+        self._due: dict[tuple[str, str], Entitlement] = {}
+        """(model, name), with the last terms."""
+        self._failed = False
+
+    def add(self, terms: Entitlement) -> None:
+        """The store is to be told of this one: defined if it is in the roster, else removed."""
+        if terms.model in self._managed:
+            self._due[terms.model, terms.name] = terms
+
+    async def settle(self, entries: Mapping[str, EntitlementEntry]) -> None:
+        """Tell the store of all that is due; what fails or is in flight stays due."""
+        touched: dict[str, None] = {}
+        todo = list(self._due)
+        for start in range(0, len(todo), SLICE):
+            keys = todo[start : start + SLICE]
+            found = await asyncio.gather(
+                *(self._tell(key, entries.get(key[1])) for key in keys), return_exceptions=True
+            )
+            for (model, name), result in zip(keys, found, strict=True):
+                if result is True:
+                    del self._due[model, name]
+                    touched[model] = None
+                elif isinstance(result, BaseException):
+                    self._told_in_vain(result)
+            if any(isinstance(result, BaseException) for result in found):
+                break
+            self._failed = False
+            await asyncio.sleep(0)
+        for model in touched:
+            self._changed(model)
+
+    async def _tell(self, key: tuple[str, str], entry: EntitlementEntry | None) -> bool:
+        """One entitlement to the store; False while it must go but has anything in flight."""
+        model, name = key
+        if entry is not None and entry.terms.model == model:
+            await self._store.define(entry.terms)
+            return True
+        if await self._store.remove(model, name):
+            return True
+        last = self._due[key]
+        if not last.suspended:
+            self._due[key] = msgspec.structs.replace(last, suspended=True)
+            await self._store.define(self._due[key])
+        return False
+
+    def _told_in_vain(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        if not self._failed:
+            self._failed = True
+            _log.error("the store did not take an entitlement, trying again", exc_info=error)

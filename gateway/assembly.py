@@ -1,0 +1,210 @@
+"""Token pools put together for one process: store, keeper, entitlements, admission for others.
+
+Part of the composition root: `gateway.app` builds it from the configuration and starts and ends
+it. The order matters: a shared store connects first, then entitlements are entered, then the
+embedded store learns what it held before the restart, then capacity is published.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from gateway.adapters.engine_kv import EngineKv
+from gateway.adapters.entitlement_sync import EntitlementSync
+from gateway.adapters.registry import Registry
+from gateway.adapters.store.directory import open_directory
+from gateway.adapters.store.keeper import Keeper, ModelSpec
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.domain import DECISION_SCHEMA, PoolEvent
+from gateway.policy.ledger import TokenPool
+from gateway.policy.served import ServedModel
+from gateway.ports import RecordSink
+from gateway.settings import Config, ModelConfig
+from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
+from gateway.stages.authenticate import Keyring
+from gateway.telemetry import Metrics
+from gateway.web.metrics import ACCOUNTS_SHOWN, PoolFigures
+
+if TYPE_CHECKING:
+    from gateway.adapters.store.redis_leases import RedisLeases
+
+_log = logging.getLogger("sluice.pools")
+
+FIGURES_EVERY_S = 1.0
+EXTEND_EVERY_S = 1.0
+
+
+class TokenPools:
+    """The objects of one process that admission needs."""
+
+    def __init__(
+        self,
+        config: Config,
+        models: Mapping[str, ServedModel],
+        metrics: Metrics,
+        clock: Callable[[], float],
+        witness: RecordSink | None = None,
+    ) -> None:
+        """`models` by name (not by alias); `witness` hears what changes the pools. No I/O."""
+        self._entries = entries(config)
+        self._url = config.state.url
+        kept = config.server.admin_key is not None and self._url != "memory://"
+        self._guarded = bool(self._entries) or kept
+        self._metrics = metrics
+        self._clock = clock
+        by_name = {model.name: model for model in config.models}
+        self._managed = {n: m for n, m in by_name.items() if managed(config, m)}
+        self._served = models
+        self.shapes = {name: shape_of(model) for name, model in by_name.items()}
+        self.engine_kv = EngineKv()
+        self.keyring = Keyring()
+        books = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
+        self.store, self._kept = self._open_store(config, books)
+        sync = EntitlementSync(
+            directory=open_directory(self._url),
+            keyring=self.keyring,
+            store=self.store,
+            models=self.shapes,
+            managed=self._managed,
+            changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108 - made below
+            clock=clock,
+        )
+        self.registry = Registry(
+            sync,
+            self.store,
+            self.shapes,
+            managed=self._managed,
+            wall_clock=time.time,
+            pools=lambda model: self.keeper.pools(model),  # noqa: PLW0108 - made below
+        )
+        specs = {name: self._spec(name, model) for name, model in self._managed.items()}
+        self.keeper = Keeper(self.store, specs, clock, time.time)
+        if isinstance(self.store, MemoryLeases) and witness is not None:
+            self.store.witness = lambda *told: witness.append(self._event(*told))
+            for name, book in books.items():
+                self.store.witness(name, "terms", time.time(), book.terms)
+        self.figures: tuple[PoolFigures, ...] = ()
+        """What was counted at the last look, for /metrics."""
+
+    def manages(self, model: str) -> bool:
+        """Whether a model's entitlements have limits."""
+        return model in self._managed
+
+    @property
+    def up(self) -> bool:
+        """Whether the shared store decides, the kept one saves and the directory answers."""
+        shared = True if isinstance(self.store, MemoryLeases) else self.store.up
+        return shared and self.registry.up and (self._kept is None or self._kept.up)
+
+    @asynccontextmanager
+    async def running(self, extend: Callable[[], None]) -> AsyncIterator[None]:
+        """Keep everything current while the block runs; `extend` has streams reserve more."""
+        if not isinstance(self.store, MemoryLeases):
+            await self.store.start()
+        # Where an admin may have made entitlements, nobody comes in before they are known.
+        await self.registry.start(self._entries, guarded=self._guarded)
+        if self._kept is not None:
+            await self._kept.start()
+        await self.keeper.start()
+        await self._look()
+        chores = [
+            asyncio.create_task(self._often(FIGURES_EVERY_S, self._look)),
+            asyncio.create_task(self._extending(extend)),
+        ]
+        try:
+            yield
+        finally:
+            for chore in chores:
+                chore.cancel()
+            await asyncio.gather(*chores, return_exceptions=True)
+            await self.keeper.close()
+            if self._kept is not None:
+                await self._kept.close()
+            if not isinstance(self.store, MemoryLeases):
+                await self.store.close()
+            await self.registry.close()
+
+    def _open_store(
+        self, config: Config, books: Mapping[str, TokenPool]
+    ) -> "tuple[MemoryLeases | RedisLeases, SqliteLeases | None]":
+        scheme, _, rest = self._url.partition("://")
+        owner = secrets.token_hex(6)
+        if books and scheme.startswith(("redis", "rediss")):
+            # An extra: only who configures Redis needs its client.
+            module = importlib.import_module("gateway.adapters.store.redis_leases")
+            store: RedisLeases = module.RedisLeases(
+                self._url,
+                self._served,
+                books,
+                self._clock,
+                local=MemoryLeases(self._served, self._clock, owner=owner),
+                fail_mode=config.state.fail_mode,
+                owner=owner,
+            )
+            return store, None
+        embedded = MemoryLeases(self._served, self._clock, books, owner=owner)
+        if books and scheme == "sqlite":
+            return embedded, SqliteLeases(Path(rest.removeprefix("/")), books)
+        return embedded, None
+
+    def _spec(self, name: str, model: ModelConfig) -> ModelSpec:
+        return ModelSpec(
+            base=base_terms(model),
+            pools=self._served[name].pools,
+            shares=worker_shares(model),
+            entitlements=lambda: tuple(self.registry.terms(name)),
+            kv_bytes=lambda pool, worker: self.engine_kv.of(name, pool, worker),
+        )
+
+    def _event(self, model: str, event: str, unix_s: float, detail: object) -> PoolEvent:
+        pools = tuple(pool.name for pool in self._served[model].pools)
+        return PoolEvent(
+            schema=DECISION_SCHEMA,
+            event=cast("Any", event),
+            model=model,
+            unix_s=unix_s,
+            pools=pools if event == "terms" else (),
+            detail=detail,
+        )
+
+    async def _look(self) -> None:
+        """Take the counters that /metrics shows, so that a scrape waits for no store."""
+        found = []
+        for name in self._managed:
+            names = [
+                terms.name
+                for terms, _ in zip(self.registry.terms(name), range(ACCOUNTS_SHOWN), strict=False)
+            ]
+            pools = await self.keeper.pools(name)
+            accounts = await self.store.view(name, names)
+            served = self._served[name]
+            found.append(
+                PoolFigures(
+                    model=name,
+                    pools=tuple(
+                        (pool.name, view) for pool, view in zip(served.pools, pools, strict=False)
+                    ),
+                    accounts=tuple(accounts),
+                )
+            )
+        self.figures = tuple(found)
+
+    async def _often(self, every_s: float, work: Callable[[], object]) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            # A store that is away has said so already; the figures stay as they were.
+            with contextlib.suppress(Exception):
+                await work()  # type: ignore[misc]
+
+    async def _extending(self, extend: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(EXTEND_EVERY_S)
+            extend()

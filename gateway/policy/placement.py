@@ -1,0 +1,123 @@
+"""Checks 7 and 8: which pool takes the request now, or does its traffic have to stand back?
+
+Contended (its pool is full): protected traffic passes, the rest needs more weight than the
+least in flight, and room under the overshoot. Uncontended: backfill leaves headroom. A pool
+that is more than full spills into an alternate's idle room (token-pools paper, section 4.3).
+"""
+
+from heapq import heappop
+from math import inf
+
+from gateway.policy.decision import Denial, Place, Request
+from gateway.policy.entitlements import BACKFILL, RESERVING
+from gateway.policy.ledger import Account, TokenPool
+from gateway.policy.waits import denied_above, priority_wait_s
+
+
+def least_weight(book: TokenPool, pool: int) -> float:
+    """The admission threshold: the least weight in flight in a pool; 0 when it is empty."""
+    weights = book.pools[pool].weights
+    while weights:
+        lease = book.leases.get(weights[0][1])
+        if lease is not None and lease.pool == pool:
+            return weights[0][0]
+        heappop(weights)
+    return 0.0
+
+
+def overshoot(slots: int) -> int:
+    """Sequences beyond capacity that outranking traffic may take."""
+    return max(1, -(-slots // 8))
+
+
+def place(book: TokenPool, account: Account, request: Request, w: float) -> Place:
+    """The asked pool, an alternate with idle room, or nothing."""
+    terms = account.terms
+    pool, n = request.pool, request.sequences
+    slots = book.terms.slots[pool]
+    used = occupied(book, account, pool)
+    within = account.inflight[pool] + n <= terms.baseline_of(pool)
+    protected = within and terms.service_class in RESERVING
+    kv_full = kv_over(book, pool, request.kv_bytes, 0)
+    contended = kv_full or used + n > slots
+    if not contended:
+        keeps_clear = not within or terms.service_class in BACKFILL
+        if keeps_clear and not protected and used + n > slots - book.terms.headroom:
+            return Place(pool, denied="priority")
+        return Place(pool)
+    if slots <= 0 or (not protected and (kv_full or used + n > slots + book.terms.spill_queue)):
+        for other in request.alternates:
+            if _idle_room(book, account, other, request):
+                return Place(other, spilled=True)
+    # Without slots nobody is there to queue for: binding says so.
+    if protected or slots <= 0:
+        return Place(pool, contended=True)
+    return _outranking(book, request, w, used)
+
+
+def _outranking(book: TokenPool, request: Request, w: float, used: int) -> Place:
+    """Check 7 for traffic that is not protected; preemptible never outranks anybody."""
+    pool, slots = request.pool, book.terms.slots[request.pool]
+    service_class = book.accounts[request.entitlement].terms.service_class
+    # Nothing in flight and yet contended: all is kept for idle dedicated baselines.
+    least = least_weight(book, pool) or inf
+    if service_class == "preemptible" or w <= least:
+        return Place(pool, contended=True, denied="priority")
+    if used + request.sequences > slots + overshoot(slots):
+        return Place(pool, contended=True, denied="priority")
+    if kv_over(book, pool, request.kv_bytes, book.terms.kv_of(pool) // 8):
+        return Place(pool, contended=True, denied="kv")
+    return Place(pool, contended=True)
+
+
+def occupied(book: TokenPool, account: Account, pool: int) -> int:
+    """Slots that are taken, or kept for dedicated entitlements other than this one."""
+    state = book.pools[pool]
+    if not state.idle_dedicated:
+        return state.inflight
+    reserved, terms = state.idle_dedicated, account.terms
+    if terms.service_class == "dedicated" and book.bound(terms) and not terms.suspended:
+        reserved -= max(0, terms.baseline_of(pool) - account.inflight[pool])
+    return state.inflight + reserved
+
+
+def kv_over(book: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
+    """Whether a pool's KV would be over its capacity and an allowance beyond it."""
+    capacity = book.terms.kv_of(pool)
+    return capacity > 0 and book.pools[pool].kv_bytes + kv_bytes > capacity + allowance
+
+
+def _idle_room(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
+    """Whether an alternate pool has slots and KV that nobody else would have."""
+    free = book.terms.slots[pool] - book.terms.headroom
+    if occupied(book, account, pool) + request.sequences > free:
+        return False
+    return not kv_over(book, pool, request.kv_bytes, 0)
+
+
+def pool_denial(
+    book: TokenPool, account: Account, request: Request, w: float, found: Place
+) -> Denial:
+    """The denial of a place that was not given."""
+    state, slots = book.pools[found.pool], book.terms.slots[found.pool]
+    if found.denied == "kv":
+        capacity = book.terms.kv_of(found.pool)
+        short = state.kv_bytes + request.kv_bytes - capacity
+        freed_per_s = max(1.0, state.kv_bytes / max(1e-3, state.service_s))
+        return Denial(
+            reason="kv",
+            wait_s=short * (denied_above(state, w) + 1) / freed_per_s,
+            limit=capacity,
+            used=state.kv_bytes,
+            requested=request.kv_bytes,
+            unit="bytes of KV cache",
+            of_pool=True,
+        )
+    return Denial(
+        reason="priority",
+        wait_s=priority_wait_s(state, w, slots),
+        limit=slots,
+        used=occupied(book, account, found.pool),
+        requested=request.sequences,
+        of_pool=True,
+    )

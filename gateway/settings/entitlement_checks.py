@@ -1,0 +1,186 @@
+"""Entitlements against one another and against their models: names, keys, terms, reservations.
+
+Terms are those that `gateway.policy.entitlement_terms` makes of a section, so that a line of
+the file and a POST to the admin API mean the same. Reservations must fit the most replicas;
+what does not fit today's is pending until there are more.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from gateway.policy.entitlement_terms import GIB, BadTerms, ModelShape, terms_from
+from gateway.policy.entitlements import Entitlement
+from gateway.settings.checks import KV_BYTES_FIX, NO_KV_BYTES, Models
+from gateway.settings.config import EntitlementConfig
+from gateway.settings.explain import nearest
+from gateway.settings.fleet import ModelConfig
+from gateway.settings.problems import KeyPath
+from gateway.settings.source import Document
+from gateway.settings.token_pools import fields_of, shape_of
+
+Entitlements = Sequence[tuple[int, EntitlementConfig]]
+Reserved = Sequence[tuple[int, EntitlementConfig, Entitlement]]
+
+_MORE = "lower a baseline, or add workers"
+
+
+def check_entitlements(
+    document: Document,
+    entitlements: Entitlements,
+    models: Models,
+    known_models: Collection[str] | None,
+) -> None:
+    """Names, keys, terms and reservations.
+
+    `known_models`: names of invalid models too; None: unknown.
+    """
+    _check_names(document, entitlements)
+    _check_keys(document, entitlements)
+    by_name = {model.name: model for _, model in models}
+    aliases = {alias: model.name for _, model in models for alias in model.aliases}
+    found: list[tuple[int, EntitlementConfig, Entitlement]] = []
+    for index, entitlement in entitlements:
+        path: KeyPath = ("entitlements", index)
+        name = entitlement.model
+        if known_models is not None and name not in known_models:
+            fix = f"write its name, `{aliases[name]}`" if name in aliases else None
+            document.add(
+                (*path, "model"),
+                f"no model is named `{name}`" if fix is None else f"`{name}` is an alias",
+                fix or nearest(name, sorted(known_models)),
+            )
+        terms = _check_terms(document, path, entitlement, by_name.get(name))
+        if terms is not None and terms.reserves:
+            found.append((index, entitlement, terms))
+    for model in by_name.values():
+        shape = shape_of(model)
+        reserved = [item for item in found if item[2].model == model.name]
+        _check_slots(document, reserved, shape)
+        _check_kv(document, reserved, shape)
+        _check_rate(document, reserved, shape)
+
+
+def _check_names(document: Document, entitlements: Entitlements) -> None:
+    seen: dict[str, int] = {}
+    for index, entitlement in entitlements:
+        first = seen.setdefault(entitlement.name, index)
+        if first != index:
+            line = document.place(("entitlements", first, "name")).line
+            document.add(
+                ("entitlements", index, "name"),
+                f"`{entitlement.name}` is taken on line {line}",
+                "give every entitlement a name of its own",
+            )
+
+
+def _check_keys(document: Document, entitlements: Entitlements) -> None:
+    seen: dict[str, KeyPath] = {}
+    for index, entitlement in entitlements:
+        for position, key in enumerate(entitlement.api_keys):
+            path = ("entitlements", index, "api_keys", position)
+            first = seen.setdefault(key, path)
+            if first != path:
+                document.add(
+                    path,
+                    f"the same key as on line {document.place(first).line}",
+                    "a key belongs to one entitlement: make another with `sluice hash-key --new`",
+                )
+
+
+def _check_terms(
+    document: Document, path: KeyPath, entitlement: EntitlementConfig, model: ModelConfig | None
+) -> Entitlement | None:
+    """The section's terms, or None with a problem. Without a model its pools are taken on trust."""
+    by_pool = entitlement.concurrency
+    pools = tuple(by_pool) if isinstance(by_pool, Mapping) else ("",)
+    shape = ModelShape(name=entitlement.model, pools=pools, slots=(1,) * len(pools))
+    if model is not None:
+        shape = shape_of(model)
+        unknown = [name for name in pools if name not in model.pools] if by_pool else []
+        if isinstance(by_pool, Mapping) and unknown:
+            for name in unknown:
+                document.add(
+                    (*path, "concurrency", name),
+                    f"model `{model.name}` has no pool `{name}`",
+                    nearest(name, model.pools),
+                    key=True,
+                )
+            return None
+        if model.kv_bytes_per_token is None:
+            for field in ("kv_cache_gib", "max_kv_cache_gib"):
+                if getattr(entitlement, field) is not None:
+                    document.add((*path, field), NO_KV_BYTES, KV_BYTES_FIX)
+    try:
+        return terms_from(fields_of(entitlement), shape, 0)
+    except BadTerms as error:
+        where = (*path, error.field, error.part) if error.part else (*path, error.field)
+        document.add(where, error.message, error.fix)
+        return None
+
+
+def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> None:
+    """Reserved baselines against slots: over all pools, then pool by pool as they are split."""
+    total, slots = 0, sum(shape.max_slots)
+    by_pool = [0] * len(shape.pools)
+    told: set[int] = set()
+    for index, entitlement, terms in reserved:
+        path: KeyPath = ("entitlements", index, "concurrency")
+        before, total = total, total + sum(terms.baseline)
+        if total > slots:
+            if before <= slots:
+                document.add(
+                    path,
+                    f"baselines reserved on `{shape.name}` add up to {total} with this one, but "
+                    f"its pools have {slots} slots (max_num_seqs x most workers)",
+                    _MORE,
+                )
+            return
+        for pool, name in enumerate(shape.pools):
+            by_pool[pool] += terms.baseline_of(pool)
+            if by_pool[pool] <= shape.max_slots[pool] or pool in told:
+                continue
+            told.add(pool)
+            named = isinstance(entitlement.concurrency, Mapping)
+            document.add(
+                (*path, name) if named else path,
+                f"baselines reserved in pool `{name}` add up to {by_pool[pool]} with this one"
+                + ("" if named else f", split {'/'.join(map(str, terms.baseline))} over the pools")
+                + f", but it has {shape.max_slots[pool]} slots (max_num_seqs x most workers)",
+                _MORE if named else "give concurrency by pool, lower it, or add workers",
+            )
+
+
+def _check_kv(document: Document, reserved: Reserved, shape: ModelShape) -> None:
+    """Reserved KV against what the pools have; where unsaid, what all slots filled would take."""
+    amounts = ((index, terms.kv_bytes / GIB) for index, _, terms in reserved)
+    over = _first_over(amounts, shape.max_kv_bytes / GIB)
+    if over is not None:
+        index, total = over
+        document.add(
+            ("entitlements", index, "kv_cache_gib"),
+            f"KV cache reserved on `{shape.name}` adds up to {total:g} GiB with this one, but its "
+            f"pools have {shape.max_kv_bytes / GIB:.1f} GiB (per worker x most workers)",
+            "lower kv_cache_gib, or add workers",
+        )
+
+
+def _check_rate(document: Document, reserved: Reserved, shape: ModelShape) -> None:
+    amounts = ((index, terms.tokens_per_s) for index, _, terms in reserved)
+    over = _first_over(amounts, shape.max_tokens_per_s)
+    if over is not None:
+        index, total = over
+        document.add(
+            ("entitlements", index, "tokens_per_second"),
+            f"token rates reserved on `{shape.name}` add up to {total:g} with this one, but its "
+            f"pools have {shape.max_tokens_per_s:g} (per worker x most workers)",
+            "lower tokens_per_second, or add workers",
+        )
+
+
+def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> tuple[int, float] | None:
+    """The first index whose running sum is over `most`, with the sum; `most` 0 is no limit."""
+    total = 0.0
+    for index, amount in amounts:
+        total += amount
+        if 0 < most < total:
+            return index, total
+    return None

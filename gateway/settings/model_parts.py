@@ -1,0 +1,97 @@
+"""The parts of a model's section: boundary, compression, scheduling, admission, time-outs."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from gateway.settings.types import (
+    Amount,
+    Count,
+    Factor,
+    Flag,
+    Label,
+    Natural,
+    Seconds,
+    Section,
+    Share,
+)
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, list | tuple) or value is None else [value]
+
+
+class BoundaryConfig(Section):
+    """Where the planner drew the line between pools; `sluice plan -o` writes it."""
+
+    b_short: (
+        Annotated[
+            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
+        ]
+        | None
+    ) = None
+    """Expected totals (tokens) up to this go to the smaller pool; a list, ascending, for more
+    than two pools. Default: each smaller pool's window."""
+    gamma: Factor = 1.5
+    """Width of the band above the boundary whose requests may be compressed (1 is none)."""
+    auto: Flag = False
+    """Let the controller move the boundary."""
+
+
+class CompressionConfig(Section):
+    """Prompt compression at the boundary."""
+
+    enabled: Flag = False
+    """Compress what lies within gamma of the boundary."""
+    max_cut: Share = 0.5
+    """The largest share of a prompt that may be cut."""
+
+
+class SchedulingConfig(Section):
+    """Which worker of a pool serves a request."""
+
+    policy: Literal["least-loaded", "round-robin", "p2c", "quartz", "bfio", "mix"] = "least-loaded"
+    """The binding policy."""
+    profile: Label = "default"
+    """The policy's parameter set."""
+
+
+class AdmissionConfig(Section):
+    """Who may enter when a model's pools are full."""
+
+    mode: Literal["enforce", "observe"] | None = None
+    """observe: refusals of admission are computed and counted, not applied; default: the
+    model's mode."""
+    profile: Literal["default", "paper"] = "default"
+    """Coefficients of weight, debt and charge; paper: as published."""
+    headroom: Natural = 1
+    """Slots of a pool that spot, preemptible and above-baseline traffic leave free."""
+    mean_slo_ms: Amount | None = None
+    """The average SLO that weights compare with; default: the mean over entitlements."""
+    reclaim: Literal["preemptible", "cancel"] = "preemptible"
+    """Whose running requests give way to protected ones that wait: preemptible's; cancel:
+    spot's too."""
+    reclaim_ms: Count = 500
+    """How long a protected request waits before others give way."""
+
+
+class TimeoutsConfig(Section):
+    """Per-phase limits towards the engines, in seconds."""
+
+    connect_s: Seconds = 2.0
+    """To open a connection."""
+    first_byte_s: Seconds = 600.0
+    """From the request to the response's head: queueing and prefill count."""
+    idle_s: Seconds = 120.0
+    """Between two chunks of a response."""
+
+
+class TimeoutOverrides(Section):
+    """A model's own limits; what is absent comes from the top level."""
+
+    connect_s: Seconds | None = None
+    """To open a connection."""
+    first_byte_s: Seconds | None = None
+    """From the request to the response's head."""
+    idle_s: Seconds | None = None
+    """Between two chunks of a response."""

@@ -1,0 +1,131 @@
+"""The file's part in token pools: shapes, terms and entries, as policy and adapters take them.
+
+A model is managed when an entitlement of it states a service class or a limit. One that is not
+has keys only: requests are counted and spill over, and nobody is refused.
+"""
+
+import hashlib
+import json
+
+from gateway.policy.capacity import WorkerShare
+from gateway.policy.entitlement_terms import GIB, ModelShape, terms_from
+from gateway.policy.entitlements import PROFILES, Entitlement
+from gateway.policy.ledger import Terms
+from gateway.ports import EntitlementEntry
+from gateway.settings.config import Config, EntitlementConfig
+from gateway.settings.fleet import ModelConfig, PoolConfig
+
+LIMITS = (
+    *("slo_target_ms", "tokens_per_second", "max_tokens_per_second", "kv_cache_gib"),
+    *("max_kv_cache_gib", "concurrency", "max_concurrency"),
+)
+
+
+def managed(config: Config, model: ModelConfig) -> bool:
+    """Whether anybody may be refused: an entitlement of the model states a class or a limit."""
+    return any(
+        "service_class" in e.model_fields_set
+        or any(getattr(e, name) is not None for name in LIMITS)
+        for e in config.entitlements
+        if e.model == model.name
+    )
+
+
+def base_terms(model: ModelConfig) -> Terms:
+    """A model's capacity with every listed worker ready, and its rules.
+
+    `mean_slo_ms` 0: the mean over entitlements. `kv_bytes` 0: as the engines say.
+    """
+    pools = tuple(model.pools.values())
+    return Terms(
+        slots=tuple(pool.slots for pool in pools),
+        kv_bytes=tuple(_kv_bytes(model, pool) * len(pool.workers) for pool in pools),
+        tokens_per_s=sum(share.tokens_per_s * len(p.workers) for p, share in _shares(model)),
+        largest_tokens=max(pool.max_model_len for pool in pools),
+        mean_slo_ms=model.admission.mean_slo_ms or 0.0,
+        headroom=model.admission.headroom,
+        spill_queue=model.spill_queue,
+        reclaim_spot=model.admission.reclaim == "cancel",
+        profile=PROFILES[model.admission.profile],
+    )
+
+
+def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
+    """What one worker of each pool adds to the model's capacity."""
+    return tuple(share for _, share in _shares(model))
+
+
+def shape_of(model: ModelConfig) -> ModelShape:
+    """The model as its entitlements' terms see it."""
+    pools = tuple(model.pools.values())
+    return ModelShape(
+        name=model.name,
+        pools=tuple(model.pools),
+        slots=tuple(pool.slots for pool in pools),
+        max_slots=tuple(pool.max_num_seqs * pool.replica_bounds[1] for pool in pools),
+        max_kv_bytes=sum(_most_kv_bytes(model, pool) for pool in pools),
+        max_tokens_per_s=sum(s.tokens_per_s * s.replicas[1] for s in worker_shares(model)),
+    )
+
+
+def entries(config: Config) -> list[EntitlementEntry]:
+    """Every entitlement of the file, in its order, which is that of their creation."""
+    models = {model.name: model for model in config.models}
+    return [
+        EntitlementEntry(
+            terms=terms_of(e, models[e.model], created),
+            key_sha256=tuple(key.removeprefix("sha256:") for key in e.api_keys),
+            origin="file",
+            file_digest=digest_of(e),
+        )
+        for created, e in enumerate(config.entitlements, start=1)
+    ]
+
+
+def terms_of(entitlement: EntitlementConfig, model: ModelConfig, created: int = 0) -> Entitlement:
+    """An entitlement's terms. Raises BadTerms, but not for a checked configuration."""
+    return terms_from(fields_of(entitlement), shape_of(model), created)
+
+
+def fields_of(entitlement: EntitlementConfig) -> dict[str, object]:
+    """All that is written of an entitlement but its keys, as `terms_from` takes it."""
+    return {
+        name: getattr(entitlement, name)
+        for name in EntitlementConfig.model_fields
+        if name != "api_keys"
+    }
+
+
+def digest_of(entitlement: EntitlementConfig) -> str:
+    """SHA-256 of a section, in hex: the same however it is laid out and whatever has defaults."""
+    said = entitlement.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _shares(model: ModelConfig) -> list[tuple[PoolConfig, WorkerShare]]:
+    stated = all(pool.tokens_per_second is not None for pool in model.pools.values())
+    return [
+        (
+            pool,
+            WorkerShare(
+                slots=pool.max_num_seqs,
+                kv_bytes=_kv_bytes(model, pool),
+                tokens_per_s=(pool.tokens_per_second or 0.0) if stated else 0.0,
+                replicas=pool.replica_bounds,
+            ),
+        )
+        for pool in model.pools.values()
+    ]
+
+
+def _kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
+    """Of one worker; 0 where it is not stated, or cannot be told from tokens."""
+    if model.kv_bytes_per_token is None or pool.kv_cache_gib is None:
+        return 0
+    return round(pool.kv_cache_gib * GIB)
+
+
+def _most_kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
+    """Of a pool at the most replicas; where it is not stated, what all slots filled would take."""
+    filled = pool.max_num_seqs * pool.max_model_len * (model.kv_bytes_per_token or 0)
+    return (_kv_bytes(model, pool) or filled) * pool.replica_bounds[1]

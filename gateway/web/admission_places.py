@@ -1,0 +1,45 @@
+"""How many leases are held for other proxies, in all and for each entitlement."""
+
+from collections import Counter
+
+from gateway.errors import RateLimited, Unavailable
+
+MAX_HELD = 10_000
+"""Leases held at once; more are refused with 503."""
+MAX_HELD_EACH = 2_000
+"""The same for one entitlement; more are refused with 429."""
+
+
+class Places:
+    """Places taken: by leases that are held, and by those that are being asked for."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._each: Counter[str] = Counter()
+
+    def take(self, entitlement: str) -> None:
+        """Take a place. Raises Unavailable, or RateLimited where the entitlement has its share."""
+        if self._taken >= MAX_HELD:
+            raise Unavailable(
+                "This gateway holds as many leases as it can. Report usage when a request ends.",
+                reason="too_many_leases",
+                code="too_many_leases",
+                retry_after_s=5.0,
+            )
+        if self._each[entitlement] >= MAX_HELD_EACH:
+            raise RateLimited(
+                f"The entitlement '{entitlement}' holds {MAX_HELD_EACH} leases whose usage was "
+                "not reported. Report usage when a request ends.",
+                reason="too_many_leases",
+                code="rate_limit_exceeded",
+                retry_after_s=5.0,
+            )
+        self._taken += 1
+        self._each[entitlement] += 1
+
+    def free(self, entitlement: str) -> None:
+        """Give a place back that was taken."""
+        self._taken -= 1
+        self._each[entitlement] -= 1
+        if not self._each[entitlement]:
+            del self._each[entitlement]

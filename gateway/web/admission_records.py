@@ -1,0 +1,84 @@
+"""Decision records of requests that another proxy forwards."""
+
+from gateway.domain import DECISION_SCHEMA, DecisionRecord, LengthEstimate, Principal
+from gateway.errors import Refusal
+from gateway.policy.external import Ending, HeldLease, Settled, Wanted
+from gateway.policy.served import ServedModel
+
+_OUTCOMES: dict[Ending, tuple[str, int]] = {
+    "ok": ("ok", 200),
+    "failed": ("upstream_error", 502),
+    "cancelled": ("disconnected", 499),
+    "expired": ("expired", 504),
+}
+
+
+def refused_record(
+    principal: Principal,
+    wanted: Wanted,
+    served: ServedModel | None,
+    estimate: LengthEstimate | None,
+    refusal: Refusal,
+    lease_id: str,
+    unix_s: float,
+) -> DecisionRecord:
+    """A request that was not admitted."""
+    return DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=unix_s,
+        request_id=wanted.request_id or lease_id,
+        endpoint="admission",
+        outcome="refused",
+        status=refusal.status,
+        model=None if served is None else served.name,
+        asked_model=wanted.model,
+        tenant=principal.tenant,
+        entitlement=principal.entitlement,
+        reason=refusal.reason,
+        estimated_total_tokens=None if estimate is None else estimate.fit_tokens,
+        lease_id=lease_id,
+    )
+
+
+def settled_record(
+    held: HeldLease, settled: Settled, duration_s: float, unix_s: float
+) -> DecisionRecord:
+    """A lease that ended."""
+    lease, estimate, served = held.lease, held.estimate, held.served
+    outcome, status = _OUTCOMES[settled.status]
+    source = "counted" if settled.status == "expired" else "proxy"
+    return DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=held.received_unix_s,
+        request_id=held.wanted.request_id or lease.id,
+        endpoint="admission",
+        outcome=outcome,
+        status=status,
+        model=served.name,
+        asked_model=held.wanted.model,
+        tenant=held.principal.tenant,
+        entitlement=held.principal.entitlement,
+        category=estimate.category,
+        text_bytes=held.wanted.text_bytes,
+        estimated_input_tokens=estimate.input_tokens_total,
+        estimated_output_tokens=estimate.output_tokens,
+        estimated_total_tokens=estimate.fit_tokens,
+        cap_tokens=estimate.cap_tokens,
+        sequences=estimate.sequences,
+        pool=served.pools[lease.pool].name,
+        spilled=lease.spilled,
+        prompt_tokens=settled.prompt_tokens,
+        completion_tokens=settled.completion_tokens,
+        cached_tokens=settled.cached_tokens,
+        usage_source=None if settled.charge_tokens is None else source,
+        duration_s=duration_s,
+        lease_id=lease.id,
+        admitted_unix_s=held.received_unix_s,
+        reserved_tokens=lease.cost_tokens,
+        reserved_kv_bytes=lease.kv_bytes,
+        priority=lease.weight,
+        contended=lease.contended,
+        would_deny=lease.would_deny or None,
+        charge_tokens=settled.charge_tokens,
+        settled_unix_s=unix_s,
+    )

@@ -1,0 +1,142 @@
+"""What else two pools change: times at equal numbers of nodes; limits asked against used."""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.moments import Prepared, prepare
+from planner.profile import NodeProfile
+from planner.records import Asked, EqualNodes, FleetPlan, Question
+from planner.search import loads_of, pool_loads, size
+from planner.sizing import Loads, paged_slots, run_with
+from planner.workload import Workload, from_lengths
+
+_MOST_SHARES: Final = 512
+
+
+def equal_nodes(
+    question: Question, prepared: Prepared, one: FleetPlan, two: FleetPlan
+) -> EqualNodes | None:
+    """Times of one pool and of two with as many nodes in all, shared out to equal utilisation.
+
+    None where there are no two pools of the single pool's kind of node.
+    """
+    if len(two.pools) != 2 or not one.pools:
+        return None
+    alone = one.pools[0]
+    node, total = alone.node, alone.serving_nodes
+    if any(pool.node != node for pool in two.pools) or total < 2:
+        return None
+    b_short = two.boundaries[0]
+    shares = np.unique(np.linspace(1, total - 1, min(total - 1, _MOST_SHARES)).round())
+    short = _pool(question, prepared, node, b_short, shares.size, long=False)
+    long = _pool(question, prepared, node, b_short, shares.size, long=True)
+    first, second = run_with(short, node, shares), run_with(long, node, total - shares)
+    best = int(np.maximum(first.utilisation, second.utilisation).argmin())
+    prefill_s = float(short.chunks_p99[0] + 1) * alone.step_s
+    prefill_s += float(short.prompt_p99_tokens[0]) * node.prefill_s_per_token
+    return EqualNodes(
+        nodes=total,
+        b_short=b_short,
+        one_short_ttft_s=alone.wait_p99_s + prefill_s,
+        one_ttft_s=alone.ttft_p99_s,
+        one_tpot_s=alone.tpot_p99_s,
+        short_nodes=int(shares[best]),
+        short_ttft_s=float(first.ttft_p99_s[best]),
+        short_tpot_s=float(first.tpot_p99_s[best]),
+        long_nodes=int(total - shares[best]),
+        long_ttft_s=float(second.ttft_p99_s[best]),
+        long_tpot_s=float(second.tpot_p99_s[best]),
+    )
+
+
+def _pool(
+    question: Question,
+    prepared: Prepared,
+    node: NodeProfile,
+    b_short: int,
+    times: int,
+    *,
+    long: bool,
+) -> Loads:
+    """One pool at a boundary without compression, so many times over."""
+    loads = pool_loads(
+        prepared,
+        "paged",
+        node,
+        question.window,
+        question.goals.rate_per_s,
+        question.compressible,
+        long=long,
+    )
+    at = np.full(times, prepared.boundaries.index(b_short) * len(prepared.gammas))
+    return Loads(
+        sums=loads.sums[:, at],
+        rate_per_s=loads.rate_per_s[at],
+        prompt_p99_tokens=loads.prompt_p99_tokens[at],
+        chunks_p99=loads.chunks_p99[at],
+        slots=loads.slots[at],
+    )
+
+
+def asked_against_used(question: Question, fleet: FleetPlan) -> Asked | None:
+    """Routing by what clients ask for against routing by what they use, at one boundary.
+
+    None where the workload does not say what was asked. A request without a limit asks for
+    the rest of the window.
+    """
+    workload = question.workload
+    pairs, asked = workload.pairs, workload.asked
+    if pairs is None or asked is None or len(fleet.pools) != 2:
+        return None
+    limited = np.isfinite(asked)
+    limits = np.where(limited, asked, question.window - pairs.prompts)
+    boundary = fleet.boundaries[0]
+    by_asked, by_used = pairs.prompts + limits <= boundary, pairs.totals <= boundary
+    mass = pairs.weights
+    known = float(mass[limited].sum())
+    return Asked(
+        asked_mean_tokens=float(limits[limited] @ mass[limited]) / known if known else 0.0,
+        used_mean_tokens=float(pairs.answers @ mass),
+        unlimited_share=1 - known,
+        short_share_asked=float(mass[by_asked].sum()),
+        short_share_used=float(mass[by_used].sum()),
+        nodes_asked=_nodes_routed(question, fleet, by_asked),
+        nodes_used=_nodes_routed(question, fleet, by_used),
+    )
+
+
+def _nodes_routed(question: Question, fleet: FleetPlan, short: NDArray[np.bool_]) -> int | None:
+    """Nodes of both pools when these requests go short and the others long."""
+    total = 0
+    for pool, members in zip(fleet.pools, (short, ~short), strict=True):
+        part = _part(question.workload, members)
+        if part is None:
+            continue
+        workload, share = part
+        sums = prepare(workload, boundaries=(), chunk_tokens=pool.node.chunk_tokens)
+        whole, counted = sums.whole[:, None], sums.prompts_whole[:, None]
+        rate = np.array([question.goals.rate_per_s * share])
+        slots = (
+            paged_slots(whole, pool.node)
+            if question.mode == "paged"
+            else float(pool.node.window_slots(pool.window_tokens))
+        )
+        loads = loads_of(sums, whole, counted, rate, slots)
+        sized = size(question.mode, loads, pool.node, question.goals)
+        nodes = question.goals.installed(sized.nodes)[0]
+        if not np.isfinite(nodes):
+            return None
+        total += int(nodes)
+    return total
+
+
+def _part(workload: Workload, members: NDArray[np.bool_]) -> tuple[Workload, float] | None:
+    pairs = workload.pairs
+    if pairs is None or not members.any():
+        return None
+    weights = pairs.weights[members]
+    part = from_lengths(pairs.prompts[members], pairs.answers[members], weights=weights)
+    return msgspec.structs.replace(part, name=workload.name), float(weights.sum())

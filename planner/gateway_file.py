@@ -1,0 +1,79 @@
+"""The chosen fleet as the gateway's own configuration, sluice.yaml.
+
+Nodes that no URL is given for get placeholders under `.invalid`, which never resolves. In
+mode paged a short pool's window is twice its boundary (at most the whole window): KV by block
+makes room cost nothing, and an answer that outgrows its estimate ends where it is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from planner.records import Plan, PoolPlan
+
+
+def gateway_file(plan: Plan, workers: Mapping[str, Sequence[str]] | None = None) -> str:
+    """YAML that `sluice check` accepts; `workers` are URLs by pool."""
+    return "\n".join([*_lines(plan, workers or {}), ""])
+
+
+def assign_workers(plan: Plan, given: Sequence[str]) -> dict[str, list[str]]:
+    """`POOL=URL` as it says; bare URLs fill the pools in order, as many as each needs."""
+    pools = {pool.name: pool for pool in plan.chosen.pools}
+    found: dict[str, list[str]] = {name: [] for name in pools}
+    bare = []
+    for text in given:
+        name, _, url = text.partition("=")
+        if url and name in pools:
+            found[name].append(url)
+        else:
+            bare.append(text)
+    for name, pool in pools.items():
+        while bare and len(found[name]) < pool.nodes:
+            found[name].append(bare.pop(0))
+    if bare and pools:
+        found[next(reversed(pools))].extend(bare)
+    return found
+
+
+def _lines(plan: Plan, workers: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    question, fleet = plan.question, plan.chosen
+    node = fleet.pools[0].node
+    goals = question.goals
+    yield "# Written by `sluice plan`; check it with `sluice check`, run it with `sluice serve`."
+    yield (
+        f"# {question.workload.name}, {goals.rate_per_s:g} requests/s, P99 TTFT "
+        f"{1000 * goals.ttft_s:g} ms, mode {question.mode}."
+    )
+    yield "version: 1"
+    yield "models:"
+    yield f"  - name: {_quoted(node.model)}"
+    if node.kv_bytes_per_token:
+        yield f"    kv_bytes_per_token: {node.kv_bytes_per_token}"
+    if len(fleet.pools) > 1:
+        listed = ", ".join(map(str, fleet.boundaries))
+        b_short = f"[{listed}]" if len(fleet.boundaries) > 1 else listed
+        yield f"    boundary: {{b_short: {b_short}, gamma: {max(fleet.gamma, 1.0):g}}}"
+        if fleet.gamma > 1:
+            yield f"    compression: {{enabled: true, max_cut: {question.max_cut:g}}}"
+    yield "    pools:"
+    for pool in fleet.pools:
+        yield from _pool_lines(pool, plan, workers.get(pool.name, ()))
+
+
+def _pool_lines(pool: PoolPlan, plan: Plan, urls: Sequence[str]) -> Iterator[str]:
+    window = pool.window_tokens
+    if pool.boundary_tokens is not None and plan.question.mode == "paged":
+        window = min(2 * window, plan.question.window)
+    needs = f"{pool.nodes} nodes of {pool.node.gpus} x {pool.node.gpu}"
+    short = f"; {len(urls)} given" if urls and len(urls) != pool.nodes else ""
+    yield f"      {pool.name}: # {needs}{short}"
+    yield f"        max_model_len: {window}"
+    yield f"        max_num_seqs: {pool.slots_per_node}"
+    yield "        workers:"
+    listed = urls or [f"http://{pool.name}-{i + 1}.invalid:8000" for i in range(pool.nodes)]
+    for url in listed:
+        yield f"          - {_quoted(url)}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{escaped}"'

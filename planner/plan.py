@@ -1,0 +1,257 @@
+"""The planner: one question in, the chosen fleet and its alternatives out."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import msgspec
+import numpy as np
+
+from planner.checks import checked_boundaries
+from planner.closed_form import best_boundary, savings, shape_of
+from planner.compare import asked_against_used, equal_nodes
+from planner.fleets import from_grid, from_ranges
+from planner.moments import Prepared, prepare
+from planner.paper_fleets import paper_one, paper_pairs
+from planner.profile import NodeProfile
+from planner.records import EqualNodes, FleetPlan, Plan, Question
+from planner.search import Grid, Mode, sweep
+from planner.split import Ranges, cheapest_splits, size_ranges, whole_range
+from planner.verdict import notes_of
+
+_ONE_SLOTS, _ONE_PAGED = "one pool, slots", "one pool, paged"
+_TWO, _COMPRESSED = "two pools", "two, compressed"
+
+
+def make_plan(question: Question) -> Plan:
+    """The cheapest fleet that meets the goals; PlanError where the question makes no sense.
+
+    Ties go to fewer pools, then to no compression. With a fixed boundary the two (or more)
+    pools it describes are chosen, and what one pool would take stands beside them.
+    """
+    boundaries = checked_boundaries(question)
+    tables = _tables(question, boundaries)
+    one_paged = _one_pool(question, tables, "paged", _ONE_PAGED)
+    splits: tuple[FleetPlan, ...] = ()
+    if question.mode == "paper":
+        one_slots = paper_one(question, _ONE_SLOTS)
+        two, compressed, grid = paper_pairs(
+            question, boundaries, _gammas(question), (_TWO, _COMPRESSED)
+        )
+    else:
+        one_slots = _one_pool(question, tables, _slots_mode(question.mode), _ONE_SLOTS)
+        two, compressed, grid = _pairs_of_pools(question, tables)
+        splits = _splits(question, tables)
+    one = one_paged if question.mode == "paged" else one_slots
+    chosen = _choose(question, one, two, compressed, splits)
+    looked_at = chosen if len(chosen.pools) == 2 else min((two, compressed), key=_weight)
+    shape = None
+    if looked_at.boundaries:
+        wide = looked_at.gamma if looked_at.gamma > 1 else 1.5
+        shape = shape_of(question.workload, looked_at.boundaries[0], wide)
+    retrofit, codesign = _theorem_2(tables, question, compressed)
+    plan = Plan(
+        question=question,
+        chosen=chosen,
+        one_by_slots=one_slots,
+        one_paged=one_paged,
+        two=two,
+        compressed=compressed,
+        splits=splits,
+        baseline=one.label,
+        savings=_saved(chosen, one),
+        shape=shape,
+        closed_form_savings=_closed_form(question, looked_at),
+        closed_form_boundary=best_boundary(question.workload, question.window),
+        retrofit_nodes=retrofit,
+        codesign_nodes=codesign,
+        equal_nodes=_equal_nodes(question, tables, one_paged, two),
+        asked=asked_against_used(question, looked_at),
+        grid=tuple(tuple(map(float, row)) for row in grid),
+        grid_boundaries=boundaries,
+        grid_gammas=_gammas(question),
+    )
+    return msgspec.structs.replace(plan, notes=notes_of(plan))
+
+
+def _gammas(question: Question) -> tuple[float, ...]:
+    return question.gammas if question.gamma is None else (question.gamma,)
+
+
+class _Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums for each chunk size; a search reads these and no request."""
+
+    by_chunk: dict[int, Prepared]
+    short: tuple[NodeProfile, ...]
+    long: tuple[NodeProfile, ...]
+
+    def of(self, node: NodeProfile) -> Prepared:
+        """The sums that fit a node's chunks."""
+        return self.by_chunk[node.chunk_tokens]
+
+
+def _tables(question: Question, boundaries: Sequence[int]) -> _Tables:
+    short = (question.short_node,) if question.short_node else question.nodes
+    long = (question.long_node,) if question.long_node else question.nodes
+    # gamma = 1 is always there: two pools without compression are one of the answers.
+    gammas = tuple(sorted({1.0, *_gammas(question)}))
+    sums = {
+        chunk: prepare(
+            question.workload,
+            boundaries=boundaries,
+            gammas=gammas,
+            chunk_tokens=chunk,
+            max_cut=question.max_cut,
+        )
+        for chunk in {node.chunk_tokens for node in (*short, *long)}
+    }
+    return _Tables(by_chunk=sums, short=short, long=long)
+
+
+def _slots_mode(mode: Mode) -> Mode:
+    return "corrected" if mode == "paged" else mode
+
+
+def _one_pool(question: Question, tables: _Tables, mode: Mode, label: str) -> FleetPlan:
+    """The cheapest kind of node for everything."""
+    fleets = []
+    for node in tables.long:
+        ranges = size_ranges(
+            tables.of(node), node, mode, question.goals, question.window, only_whole=True
+        )
+        picked = [(0, whole_range(ranges))]
+        fleets.append(from_ranges(label, [ranges], [node], picked, question.goals))
+    return min(fleets, key=_weight)
+
+
+def _pairs_of_pools(
+    question: Question, tables: _Tables
+) -> tuple[FleetPlan, FleetPlan, list[list[float]]]:
+    """Best cell at gamma 1, best above it, and the cheapest grid's costs."""
+    two, compressed = FleetPlan(label=_TWO), FleetPlan(label=_COMPRESSED)
+    costs: np.ndarray | None = None
+    if len(question.b_short) > 1 or not next(iter(tables.by_chunk.values())).boundaries:
+        return two, compressed, []
+    for short, long in product(tables.short, tables.long):
+        grid = sweep(
+            question.mode,
+            question.goals,
+            short=(tables.of(short), short),
+            long=(tables.of(long), long),
+            window_tokens=question.window,
+            compressible=question.compressible,
+        )
+        plain, squeezed = _best_cells(grid)
+        two = min(two, from_grid(_TWO, grid, plain, question, (short, long)), key=_weight)
+        if squeezed is not None:
+            found = from_grid(_COMPRESSED, grid, squeezed, question, (short, long))
+            compressed = min(compressed, found, key=_weight)
+        costs = grid.cost if costs is None else np.minimum(costs, grid.cost)
+    kept = [i for i, gamma in enumerate(grid.prepared.gammas) if gamma in _gammas(question)]
+    return two, compressed, [] if costs is None else costs[:, kept].tolist()
+
+
+def _best_cells(grid: Grid) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """Cheapest cells without and with compression; ties to the narrower band."""
+    plain = (int(np.argmin(grid.cost[:, 0])), 0)
+    if grid.cost.shape[1] == 1:
+        return plain, None
+    columns = grid.cost[:, 1:]
+    ties = np.argwhere(columns <= columns.min() * (1 + 1e-12))
+    if ties.size == 0:
+        return plain, (0, 1)
+    row, column = min(ties.tolist(), key=lambda cell: (cell[1], -cell[0]))
+    return plain, (row, column + 1)
+
+
+def _splits(question: Question, tables: _Tables) -> tuple[FleetPlan, ...]:
+    """Three pools and more without compression; all kinds of node compete for each pool."""
+    nodes = tuple(dict.fromkeys((*tables.short, *tables.long)))
+    if question.short_node or question.long_node:
+        return ()
+    choices: list[Ranges] = [
+        size_ranges(tables.of(n), n, question.mode, question.goals, question.window) for n in nodes
+    ]
+    fixed = len(question.b_short) + 1 if len(question.b_short) > 1 else 0
+    found = cheapest_splits(choices, fixed or question.most_pools)
+    wanted = [k for k in found if (k == fixed if fixed else k >= 3)]
+    return tuple(
+        from_ranges(f"{k} pools", choices, nodes, found[k], question.goals) for k in wanted
+    )
+
+
+def _choose(
+    question: Question,
+    one: FleetPlan,
+    two: FleetPlan,
+    compressed: FleetPlan,
+    splits: tuple[FleetPlan, ...],
+) -> FleetPlan:
+    if len(question.b_short) > 1:
+        return splits[0] if splits else FleetPlan(label=f"{len(question.b_short) + 1} pools")
+    pairs = [fleet for fleet in (two, compressed) if _allowed(fleet, question)]
+    options = pairs if question.b_short else [one, *pairs, *splits]
+    if question.gamma is not None and question.gamma > 1:
+        options = pairs
+    return _cheapest(options) if options else one
+
+
+def _cheapest(options: Sequence[FleetPlan]) -> FleetPlan:
+    """The first of equals: fewer pools, no compression."""
+    best = options[0]
+    for fleet in options[1:]:
+        if fleet.weight < best.weight * (1 - 1e-9):
+            best = fleet
+    return best
+
+
+def _allowed(fleet: FleetPlan, question: Question) -> bool:
+    return question.gamma is None or (fleet.gamma > 1) == (question.gamma > 1)
+
+
+def _weight(fleet: FleetPlan) -> float:
+    return fleet.weight
+
+
+def _saved(chosen: FleetPlan, baseline: FleetPlan) -> float | None:
+    if not chosen.feasible or not baseline.feasible:
+        return None
+    return 1 - chosen.weight / baseline.weight
+
+
+def _closed_form(question: Question, fleet: FleetPlan) -> float | None:
+    """Of alpha (1 - 1 / rho), rho the ratio of window slots."""
+    if not fleet.boundaries:
+        return None
+    node = fleet.pools[0].node
+    ratio = node.window_slots(fleet.boundaries[0]) / node.window_slots(question.window)
+    return savings(question.workload.share(fleet.boundaries[0]), ratio)
+
+
+def _theorem_2(
+    tables: _Tables, question: Question, fleet: FleetPlan
+) -> tuple[int | None, int | None]:
+    """Nodes of a fleet sized without compression and run with it, and of one sized for it."""
+    if len(fleet.pools) != 2 or question.mode == "paper":
+        return None, None
+    boundary, (short, long) = fleet.boundaries[0], fleet.pools
+    grid = sweep(
+        question.mode,
+        question.goals,
+        short=(tables.of(short.node), short.node),
+        long=(tables.of(long.node), long.node),
+        window_tokens=question.window,
+        compressible=question.compressible,
+    )
+    row = grid.prepared.boundaries.index(boundary)
+    plain = from_grid(_TWO, grid, (row, 0), question, (short.node, long.node))
+    if len(plain.pools) != 2:
+        return None, fleet.nodes
+    return max(short.nodes, plain.pools[0].nodes) + plain.pools[1].nodes, fleet.nodes
+
+
+def _equal_nodes(
+    question: Question, tables: _Tables, one: FleetPlan, two: FleetPlan
+) -> EqualNodes | None:
+    if question.mode != "paged" or not one.pools:
+        return None
+    return equal_nodes(question, tables.of(one.pools[0].node), one, two)

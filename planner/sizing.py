@@ -1,0 +1,254 @@
+"""How many nodes a pool needs: FleetOpt's slots taken in full, or iterations as they run.
+
+Two models of a node's iteration:
+- full (`exact`, `mix`): every slot is taken, S = it (W + h n_max L), and n follows from
+  equation 11 and the cap on utilisation, as published;
+- running (`corrected`, `paged`): an iteration lasts W + h (resident tokens) + e (prompt tokens),
+  and what is resident follows from Little's law. With k = lambda (h E[it L] + e E[L_in]) and
+  x = k / n that gives t = W / (1 - x), a fixed point in closed form, and
+  slots:          n >= lambda W E[it] / (rho slots) + k
+  prefill budget: n >= lambda W E[L_in] / (rho budget) + k
+  stability:      n >= k / x_max
+  a limit t <= T: n >= k T / (T - W).
+  TPOT at P99 adds 2.33 standard deviations of the resident tokens on a node that gets its share
+  at random (least-loaded dispatch does better). Occupancy is Poisson, proportional to t - W;
+  slower iterations hold requests longer, which makes its variance t / W times as large. So the
+  limit t + b sqrt((t - W) t / W) <= T is a quadratic in t.
+All functions take arrays over pools.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.goals import Goals
+from planner.moments import (
+    HELD,
+    MASS,
+    PROMPT,
+    STEP_TOKENS,
+    STEP_TOKENS2,
+    STEPS,
+    STEPS2,
+    STEPS2_TOKENS,
+    STEPS2_TOKENS2,
+)
+from planner.profile import NodeProfile
+from planner.queueing import wait_p99_s
+from planner.workload import Floats
+
+WaitOf = Callable[[Floats, NDArray[np.intp]], Floats]
+"""Waits of so many nodes, for the pools picked."""
+
+_LEAST_VARIATION: Final = 0.01
+_NORMAL_P99: Final = 2.326
+_CEIL_SLACK: Final = 1e-9
+_MOST_STEPS: Final = 64
+KV_USED: Final = 0.9
+"""Share of the KV cache that a paged pool is planned to fill."""
+
+
+class Loads(msgspec.Struct, frozen=True, kw_only=True):
+    """What pools are given; arrays over pools."""
+
+    sums: Floats
+    """Rows of planner.moments; (ROWS, pools)."""
+    rate_per_s: Floats
+    prompt_p99_tokens: Floats
+    chunks_p99: Floats
+    """Of that prompt."""
+    slots: Floats
+    """Sequences a node runs at once."""
+
+
+class Sized(msgspec.Struct, frozen=True, kw_only=True):
+    """What pools come to; arrays over pools."""
+
+    nodes: Floats
+    """Whole numbers; infinite where no number of nodes meets the goals."""
+    unrounded: Floats
+    """Before rounding up and waiting."""
+    utilisation: Floats
+    """Of slots."""
+    step_s: Floats
+    """Mean iteration."""
+    wait_p99_s: Floats
+    ttft_p99_s: Floats
+    tpot_p99_s: Floats
+
+
+def paged_slots(sums: Floats, profile: NodeProfile) -> Floats:
+    """Sequences whose resident tokens fill KV_USED of the cache, time-weighted."""
+    held = sums[HELD] / np.maximum(sums[STEPS], 1e-300)
+    fit = np.floor(KV_USED * profile.kv_tokens / np.maximum(held, 1.0))
+    return np.asarray(np.clip(fit, 1, profile.max_num_seqs))
+
+
+def size_full(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
+    """Every slot taken; prefill is not subtracted from the SLO (as published)."""
+    mean, variation, per_step = _full_service(loads, profile)
+    load = loads.rate_per_s * mean / loads.slots
+    floor = np.maximum(np.ceil(load / goals.utilisation - _CEIL_SLACK), np.ceil(load) + 1)
+    floor[loads.rate_per_s <= 0] = 0
+
+    def wait_of(nodes: Floats, pick: NDArray[np.intp]) -> Floats:
+        slots = loads.slots[pick]
+        return wait_p99_s(nodes * slots, load[pick] * slots, mean[pick], variation[pick])
+
+    nodes, wait = _raise_until(floor, wait_of, np.full(load.shape, goals.ttft_s))
+    return Sized(
+        nodes=nodes,
+        unrounded=load / goals.utilisation,
+        utilisation=load / np.maximum(nodes, 1),
+        step_s=per_step,
+        wait_p99_s=wait,
+        ttft_p99_s=wait + (loads.chunks_p99 + 1) * per_step,
+        tpot_p99_s=per_step,
+    )
+
+
+def size_running(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
+    """Iterations as they run; wait + (chunks + 1) t + e L_in at P99 is the TTFT (eq. 8)."""
+    means = _means(loads, profile)
+    w = profile.w_s
+    needed = means.demand + w * np.maximum(
+        loads.rate_per_s * means.steps / (goals.utilisation * loads.slots),
+        loads.rate_per_s * means.prompt / (goals.utilisation * profile.max_num_batched_tokens),
+    )
+    needed = np.maximum(needed, means.demand / goals.stretch)
+    own = _own_prefill_s(loads, profile)
+    prefill_limit = np.maximum(goals.ttft_s - own, 0.0) / (loads.chunks_p99 + 1)
+    needed = np.maximum(needed, _nodes_for_step(means.demand, prefill_limit, w))
+    if goals.tpot_s is not None:
+        step = _step_within(goals.tpot_s, means.spread, w)
+        needed = np.maximum(needed, _nodes_for_step(means.demand, step, w))
+    used = loads.rate_per_s > 0
+    floor = np.where(used, np.maximum(np.ceil(needed - _CEIL_SLACK), goals.least_nodes), 0.0)
+
+    def wait_of(nodes: Floats, pick: NDArray[np.intp]) -> Floats:
+        step = w / (1 - means.demand[pick] / nodes)
+        service = means.steps[pick] * step
+        servers, load = nodes * loads.slots[pick], loads.rate_per_s[pick] * service
+        # The SLO limits wait and prefill together: prefill is handed over as waiting.
+        wait = wait_p99_s(servers, load, service, means.variation[pick])
+        return wait + (loads.chunks_p99[pick] + 1) * step + own[pick]
+
+    limit = np.full(needed.shape, goals.ttft_s)
+    nodes, _ = _raise_until(floor, wait_of, limit)
+    return _running(loads, means, profile, nodes, np.where(used, needed, 0.0))
+
+
+def run_with(loads: Loads, profile: NodeProfile, nodes: Floats) -> Sized:
+    """How pools of so many nodes do; infinite times where they cannot keep up."""
+    means = _means(loads, profile)
+    return _running(loads, means, profile, nodes, means.demand)
+
+
+class _Means(msgspec.Struct, frozen=True, kw_only=True):
+    """Per request of a pool."""
+
+    steps: Floats
+    """E[it]."""
+    prompt: Floats
+    """E[L_in]."""
+    variation: Floats
+    """Var[it] / E[it]^2."""
+    demand: Floats
+    """k, nodes kept busy by resident and prompt tokens alone."""
+    spread: Floats
+    """b: 2.33 h sd(resident tokens) = b sqrt((t - W) t / W)."""
+
+
+def _means(loads: Loads, profile: NodeProfile) -> _Means:
+    sums, mass = loads.sums, np.maximum(loads.sums[MASS], 1e-300)
+    steps, prompt = sums[STEPS] / mass, sums[PROMPT] / mass
+    tokens = sums[STEP_TOKENS] / mass
+    per_request = profile.h_s_per_token * tokens + profile.prefill_s_per_token * prompt
+    demand = loads.rate_per_s * per_request
+    # occupancy = lambda E[it] t / n = lambda E[it] (t - W) / k.
+    square = sums[STEP_TOKENS2] / np.maximum(sums[STEPS], 1e-300)
+    busy = demand > 0
+    occupancy = np.where(busy, loads.rate_per_s * steps / np.where(busy, demand, 1.0), 0.0)
+    return _Means(
+        steps=steps,
+        prompt=prompt,
+        variation=np.maximum(
+            sums[STEPS2] / mass / np.maximum(steps**2, 1e-300) - 1, _LEAST_VARIATION
+        ),
+        demand=demand,
+        spread=_NORMAL_P99 * profile.h_s_per_token * np.sqrt(square * occupancy),
+    )
+
+
+def _running(
+    loads: Loads, means: _Means, profile: NodeProfile, nodes: Floats, needed: Floats
+) -> Sized:
+    with np.errstate(all="ignore"):
+        stretch = means.demand / np.maximum(nodes, 1e-9)
+        step = np.where(stretch < 1, profile.w_s / (1 - stretch), np.inf)
+        step = np.where(np.isfinite(nodes), step, profile.w_s)
+        service = means.steps * step
+        servers = np.where(np.isfinite(nodes), nodes, 1.0) * loads.slots
+        load = np.where(nodes > 0, loads.rate_per_s * service, 0.0)
+        busy = np.isfinite(nodes) & (nodes > 0)
+        wait = np.zeros(nodes.shape)
+        wait[busy] = wait_p99_s(servers[busy], load[busy], service[busy], means.variation[busy])
+        utilisation = np.where(busy, load / np.maximum(servers, 1e-9), 0.0)
+        tail = means.spread * np.sqrt((step - profile.w_s) * step / profile.w_s)
+    return Sized(
+        nodes=nodes,
+        unrounded=needed,
+        utilisation=utilisation,
+        step_s=step,
+        wait_p99_s=wait,
+        ttft_p99_s=wait + (loads.chunks_p99 + 1) * step + _own_prefill_s(loads, profile),
+        tpot_p99_s=step + tail,
+    )
+
+
+def _own_prefill_s(loads: Loads, profile: NodeProfile) -> Floats:
+    """What the P99 prompt itself adds to its iterations, beyond the mean of all prompts."""
+    return profile.prefill_s_per_token * loads.prompt_p99_tokens
+
+
+def _full_service(loads: Loads, profile: NodeProfile) -> tuple[Floats, Floats, Floats]:
+    """Mean S, its squared variation, and mean seconds an iteration."""
+    s, w, grow = loads.sums, profile.w_s, profile.h_s_per_token * loads.slots
+    mass = np.maximum(s[MASS], 1e-300)
+    mean = (w * s[STEPS] + grow * s[STEP_TOKENS]) / mass
+    square = w * w * s[STEPS2] + 2 * w * grow * s[STEPS2_TOKENS] + grow**2 * s[STEPS2_TOKENS2]
+    variation = np.maximum(square / mass / np.maximum(mean**2, 1e-300) - 1, _LEAST_VARIATION)
+    return mean, variation, mean * mass / np.maximum(s[STEPS], 1e-300)
+
+
+def _step_within(tpot_s: float, spread: Floats, w_s: float) -> Floats:
+    """The mean iteration t at which t + b sqrt((t - W) t / W) is the limit."""
+    square = spread**2
+    linear = 2 * tpot_s - square
+    root = spread * np.sqrt(square + 4 * tpot_s * (tpot_s / w_s - 1))
+    return np.asarray(2 * tpot_s**2 / (linear + root))
+
+
+def _nodes_for_step(demand: Floats, limit_s: Floats, w_s: float) -> Floats:
+    """Nodes at which t = W / (1 - k / n) is within the limit; infinite where W is over it."""
+    share = w_s / np.maximum(limit_s, 1e-300)
+    return np.where(share < 1, demand / np.maximum(1 - share, 1e-300), np.inf)
+
+
+def _raise_until(floor: Floats, wait_of: WaitOf, limit: Floats) -> tuple[Floats, Floats]:
+    """The fewest nodes from `floor` on whose wait is within the limit, and that wait."""
+    nodes, wait = floor.copy(), np.zeros(floor.shape)
+    active = np.flatnonzero((floor > 0) & np.isfinite(floor))
+    wait[active] = wait_of(nodes[active], active)
+    over = active[wait[active] > limit[active]]
+    for step in range(_MOST_STEPS):
+        if over.size == 0:
+            break
+        nodes[over] += 1 if step < _MOST_STEPS // 2 else np.maximum(1, nodes[over] // 16)
+        wait[over] = wait_of(nodes[over], over)
+        over = over[wait[over] > limit[over]]
+    nodes[over] = np.inf
+    return nodes, wait

@@ -1,0 +1,118 @@
+"""What a plan comes to, in sentences: for the reader who looks at one page."""
+
+import math
+
+from planner.goals import Goals
+from planner.records import FleetPlan, Plan
+
+
+def notes_of(plan: Plan) -> tuple[str, ...]:
+    """What the plan says, what limits it, and what it rests on."""
+    notes = [_answer(plan)]
+    notes += _limits(plan)
+    notes += _shape(plan)
+    if plan.question.mode != "paged":
+        notes.append(
+            "slots are counted by window here, as the papers do; engines that allocate KV by "
+            "block run more, and mode paged is what to provision with"
+        )
+    if plan.question.mode == "paper":
+        notes.append(
+            "billed as the paper's tables are, a node as one GPU; eight A100 cost eight times that"
+        )
+    if len(plan.chosen.pools) == 1 and plan.chosen.boundaries:
+        notes.append(
+            f"no pool is left for what stays above {plan.chosen.boundaries[0]} tokens when "
+            "compression fails"
+        )
+    if plan.question.mode in {"paper", "exact"} and plan.chosen.gamma > 1:
+        notes.append(
+            f"mode {plan.question.mode} leaves compressed requests out of the short pool's mix, "
+            "as published: such a fleet overloads its short pool; see mode corrected"
+        )
+    for node in {pool.node for pool in plan.chosen.pools}:
+        if node.source.startswith("roofline"):
+            notes.append(f"{node.name} is a roofline, not a measurement")
+        if node.verified is False:
+            notes.append(f"{node.name} is unverified: its held-out load was missed")
+    sources = {node.source.startswith("roofline") for node in plan.question.nodes}
+    if len(sources) > 1:
+        notes.append(
+            "rooflines charge prompts their arithmetic, the published constants do not: the kinds "
+            "of node are not compared like for like"
+        )
+    notes += plan.question.workload.notes
+    return tuple(notes)
+
+
+def _answer(plan: Plan) -> str:
+    chosen = plan.chosen
+    if not chosen.feasible:
+        return f"no fleet meets the goals{_easier(plan)}"
+    if not chosen.boundaries:
+        others = [f for f in (plan.two, plan.compressed, *plan.splits) if f.feasible]
+        cheapest = min(others, key=lambda fleet: fleet.weight, default=None)
+        if cheapest is None:
+            why = "no split of it meets the goals" if plan.grid else "no boundary would split it"
+            return f"one pool of {chosen.nodes} nodes; {why}"
+        return (
+            f"one pool of {chosen.nodes} nodes: the best split takes {cheapest.nodes}, so pools "
+            "would buy no nodes here"
+        )
+    saved = ""
+    if plan.savings is not None:
+        side = "below" if plan.savings >= 0 else "above"
+        saved = f", {100 * abs(plan.savings):.1f} % {side} {plan.baseline}"
+    return f"{chosen.label}: {fleet_line(chosen)} nodes{saved}"
+
+
+def _easier(plan: Plan) -> str:
+    """The TTFT that a long prompt takes on an idle node, where that is over the SLO."""
+    goals: Goals = plan.question.goals
+    node = plan.question.long_node or plan.question.nodes[0]
+    longest = plan.question.workload.longest_tokens
+    least_s = (math.ceil(longest / node.chunk_tokens) + 1) * node.w_s
+    least_s += longest * node.prefill_s_per_token
+    if least_s <= goals.ttft_s:
+        return ": raise --slo-ttft-ms or --slo-tpot-ms"
+    return (
+        f": the longest prompts take up to {1000 * least_s:.0f} ms of prefill alone on an idle "
+        f"{node.name}; raise --slo-ttft-ms above that, or use a node with larger chunks"
+    )
+
+
+def _limits(plan: Plan) -> list[str]:
+    """Alternatives that the SLO rules out, and pools that it, not capacity, sizes."""
+    out = []
+    for fleet in (plan.one_paged, plan.two, plan.compressed):
+        if not fleet.feasible and (plan.grid or fleet is plan.one_paged):
+            out.append(f"{fleet.label}: no number of nodes meets the goals{_easier(plan)}")
+            break
+    enough = 0.5 * plan.question.goals.utilisation
+    out += [
+        f"pool {pool.name} uses {100 * pool.utilisation:.0f} % of its slots: latency or KV "
+        "bandwidth sizes it, not slots"
+        for pool in plan.chosen.pools
+        if pool.utilisation < enough and pool.serving_nodes > 2
+    ]
+    return out
+
+
+def _shape(plan: Plan) -> list[str]:
+    shape = plan.shape
+    if shape is None:
+        return []
+    out = [f"archetype {shape.archetype}: {shape.advice}"]
+    if plan.closed_form_savings is not None:
+        out.append(
+            f"alpha (1 - 1/rho) promises {100 * plan.closed_form_savings:.0f} %; it gives the "
+            "long pool the mix of all requests and counts slots by window"
+        )
+    return out
+
+
+def fleet_line(fleet: FleetPlan) -> str:
+    """`39 + 60`, or why there is none."""
+    if not fleet.feasible:
+        return "not feasible"
+    return " + ".join(str(pool.nodes) for pool in fleet.pools)

@@ -1,0 +1,1 @@
+"""Experiments on simulated fleets that benchmarks and the planner call."""

@@ -1,0 +1,257 @@
+"""Does a planned fleet hold? Each pool is run until its figures mean something, and judged.
+
+Pools without spillover are independent under Poisson arrivals, so each is run alone, as long
+as it needs: ten times its longest service.
+"""
+
+from math import ceil
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from simulator import arrivals
+from simulator.experiments.paper_fleets import OneMore, by_slots, paged
+from simulator.fleet import FleetSpec, PoolSpec, simulate
+from simulator.outcome import HORIZON_SERVICES, PoolSummary
+from simulator.profiles import EngineProfile
+from simulator.routing import route
+from simulator.summary import summarise
+from simulator.traffic import (
+    Breakpoints,
+    CdfLengths,
+    Lengths,
+    Traffic,
+    joined,
+    selected,
+)
+
+LEAST_REQUESTS: Final = 20_000
+MOST_DRAWN: Final = 30_000_000
+"""Requests drawn for one pool, those of other pools included."""
+SATURATED: Final = 0.999
+_DRAWN_FOR_MORE: Final = 3_000_000
+"""Drawn at most to have LEAST_REQUESTS of a pool that few requests reach."""
+_PILOT: Final = 100_000
+_AT_ONCE: Final = 1_000_000
+
+Criterion = Literal["wait", "ttft"]
+
+
+class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool: its figures, and what is wrong with it (nothing when it holds)."""
+
+    name: str
+    instances: int
+    requests: int
+    utilisation: float
+    wait_p99_s: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    duration_s: float
+    """Simulated; the wait of an overloaded pool grows with it."""
+    drifting: bool
+    faults: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Nothing is wrong."""
+        return not self.faults
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """All pools of a fleet."""
+
+    pools: tuple[PoolVerdict, ...]
+    criterion: Criterion
+    slo_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether every pool does."""
+        return all(pool.holds for pool in self.pools)
+
+
+class Goals(msgspec.Struct, frozen=True, kw_only=True):
+    """What every pool must hold at P99, in seconds."""
+
+    slo_s: float
+    tpot_slo_s: float | None = None
+    criterion: Criterion = "ttft"
+    """What `slo_s` is about."""
+
+
+def verdict(
+    breakpoints: Breakpoints,
+    fleet: tuple[int, ...],
+    *,
+    boundary: int,
+    gamma: float = 1.0,
+    compressible: float = 1.0,
+    rate_per_s: float = 1000.0,
+    slo_s: float = 0.5,
+    input_share: float = 0.8,
+    counting: Literal["slots", "paged"] = "slots",
+    criterion: Criterion = "wait",
+    seed: int = 0,
+    services: int = HORIZON_SERVICES,
+    most_drawn: int = MOST_DRAWN,
+) -> Verdict:
+    """FleetOpt's question about nodes (n,) or (short, long) for a distribution of totals.
+
+    `criterion`: what must stay within `slo_s` at P99. `wait` is what the papers' tables are
+    sized by; `ttft` adds prefill and the first token (Eq. 8).
+    """
+    make = by_slots if counting == "slots" else paged
+    spec = make(fleet, boundary=boundary, gamma=gamma, compressible=compressible)
+    lengths = OneMore(CdfLengths(breakpoints, input_share))
+    return judge(
+        spec,
+        lengths,
+        rate_per_s=rate_per_s,
+        slo_s=slo_s,
+        criterion=criterion,
+        seed=seed,
+        services=services,
+        most_drawn=most_drawn,
+    )
+
+
+def judge(
+    spec: FleetSpec,
+    lengths: Lengths,
+    *,
+    rate_per_s: float,
+    slo_s: float,
+    tpot_slo_s: float | None = None,
+    criterion: Criterion = "ttft",
+    seed: int = 0,
+    services: int = HORIZON_SERVICES,
+    most_drawn: int = MOST_DRAWN,
+) -> Verdict:
+    """Run each pool alone on its share of a Poisson stream, and hold it against the SLOs.
+
+    `services`: longest services that a run lasts, at least. Loads of a heavy tail differ by
+    several percent between runs of ten: ask for 100 to compare figures. ValueError where the
+    fleet spills: its pools are then not independent (use `simulate`).
+    """
+    if spec.spill_queue is not None:
+        raise ValueError("a fleet that spills is judged as a whole: take spill_queue away")
+    goals = Goals(slo_s=slo_s, tpot_slo_s=tpot_slo_s, criterion=criterion)
+    pools = tuple(
+        _judge_pool(spec, p, lengths, rate_per_s, goals, seed, services, most_drawn)
+        for p in range(len(spec.pools))
+    )
+    return Verdict(pools=pools, criterion=criterion, slo_s=slo_s)
+
+
+def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
+    """What is wrong with a pool, in words; nothing when it holds."""
+    faults = []
+    if pool.drifting or pool.utilisation > SATURATED:
+        faults.append("overloaded: waits depend on how long it runs")
+    tail = pool.wait if goals.criterion == "wait" else pool.ttft
+    if not tail.p99_s <= goals.slo_s:
+        faults.append(f"{goals.criterion} P99 {tail.p99_s:.3g} s, above {goals.slo_s:g} s")
+    if goals.tpot_slo_s is not None and not pool.tpot.p99_s <= goals.tpot_slo_s:
+        faults.append(f"TPOT P99 {pool.tpot.p99_s:.3g} s, above {goals.tpot_slo_s:g} s")
+    return tuple(faults)
+
+
+def _judge_pool(
+    spec: FleetSpec,
+    p: int,
+    lengths: Lengths,
+    rate_per_s: float,
+    goals: Goals,
+    seed: int,
+    services: int,
+    most_drawn: int,
+) -> PoolVerdict:
+    pilot = _share_of(spec, p, lengths, rate_per_s, _PILOT, seed)
+    pool = spec.pools[p]
+    if pilot is None:
+        count = most_drawn
+    else:
+        service_s = _longest_service_s(pool.profile, pilot)
+        share = len(pilot) / _PILOT
+        for_tails = min(LEAST_REQUESTS / share, _DRAWN_FOR_MORE)
+        count = min(most_drawn, ceil(max(services * service_s * rate_per_s, for_tails)))
+    requests = _share_of(spec, p, lengths, rate_per_s, count, seed)
+    if requests is None:
+        return _idle(pool, count / rate_per_s)
+    alone = msgspec.structs.replace(
+        spec,
+        pools=(msgspec.structs.replace(pool, boundary_tokens=None),),
+        gamma=1.0,
+    )
+    found = summarise(alone, simulate(alone, requests, seed=seed)).pools[0]
+    return PoolVerdict(
+        name=pool.name,
+        instances=pool.instances,
+        requests=found.requests,
+        utilisation=found.utilisation,
+        wait_p99_s=found.wait.p99_s,
+        ttft_p99_s=found.ttft.p99_s,
+        tpot_p99_s=found.tpot.p99_s,
+        duration_s=count / rate_per_s,
+        drifting=found.drifting,
+        faults=faults_of(found, goals),
+    )
+
+
+def _share_of(
+    spec: FleetSpec, p: int, lengths: Lengths, rate_per_s: float, count: int, seed: int
+) -> Traffic | None:
+    """Of so many requests to the fleet, those of one pool, compressed; None for none."""
+    random = np.random.default_rng((seed, p))
+    found: list[Traffic] = []
+    start_s = 0.0
+    for drawn in range(0, count, _AT_ONCE):
+        at_s = start_s + arrivals.poisson(rate_per_s, min(_AT_ONCE, count - drawn), random)
+        start_s = float(at_s[-1])
+        prompts, outputs = lengths.sample(len(at_s), random)
+        routed = route(
+            spec.routing,
+            prompts,
+            outputs,
+            gamma=spec.gamma,
+            compressible=spec.compressible,
+            random=random,
+        )
+        mine = routed.pool == p
+        if mine.any():
+            whole = Traffic(
+                arrival_s=at_s, prompt_tokens=routed.prompt_tokens, output_tokens=outputs
+            )
+            found.append(selected(whole, mine))
+    return joined(found) if found else None
+
+
+def _longest_service_s(profile: EngineProfile, requests: Traffic) -> float:
+    """The longest sequence with every slot taken by the mix that is found in them."""
+    chunks = -(-requests.prompt_tokens // profile.chunk_tokens)
+    iterations = chunks + requests.output_tokens - 1
+    tokens = requests.total_tokens
+    if profile.timing == "slots":
+        step_s = profile.w_s + profile.h_s * profile.max_num_seqs
+    else:
+        mean = float(iterations @ tokens) / max(1.0, float(iterations.sum()))
+        held = min(profile.max_num_seqs * mean, profile.kv_blocks * profile.block_tokens)
+        step_s = profile.w_s + profile.h_s_per_token * held
+    return float(iterations.max()) * step_s
+
+
+def _idle(pool: PoolSpec, duration_s: float) -> PoolVerdict:
+    return PoolVerdict(
+        name=pool.name,
+        instances=pool.instances,
+        requests=0,
+        utilisation=0.0,
+        wait_p99_s=0.0,
+        ttft_p99_s=0.0,
+        tpot_p99_s=0.0,
+        duration_s=duration_s,
+        drifting=False,
+        faults=(),
+    )

@@ -1,0 +1,112 @@
+"""Who may enter a simulated fleet, and which pool takes it: nobody asks, spillover, token pools."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.policy import admission, debt, fleet
+from gateway.policy.admission import Denial, Request
+from gateway.policy.fleet import PoolState
+from gateway.policy.ledger import RENEW_EVERY_S, TokenPool
+
+DENIED = -1
+
+
+class Gate(Protocol):
+    """Asked once for each request; whom it let in comes back once through `leave`."""
+
+    def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
+        """The pool that takes it: the planned one, an alternate, or DENIED."""
+        ...
+
+    def leave(self, request: int, used_tokens: int, now_s: float) -> None:
+        """It ended, or was lost, having used so many tokens."""
+        ...
+
+
+class OpenGate:
+    """Everybody goes where the plan says."""
+
+    def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
+        """See Gate."""
+        return pool
+
+    def leave(self, request: int, used_tokens: int, now_s: float) -> None:
+        """See Gate."""
+
+
+class SpillGate:
+    """A full pool's requests go to the first alternate that is not full (gateway, unmanaged)."""
+
+    def __init__(self, pools: Sequence[PoolState], spill_queue: int) -> None:
+        self._pools = pools
+        self._spill_queue = spill_queue
+
+    def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
+        """See Gate."""
+        if fleet.overloaded(self._pools[pool], self._spill_queue, now_s):
+            for other in alternates:
+                if not fleet.overloaded(self._pools[other], self._spill_queue, now_s):
+                    return other
+        return pool
+
+    def leave(self, request: int, used_tokens: int, now_s: float) -> None:
+        """See Gate."""
+
+
+class TokenPoolGate:
+    """The gateway's token pools: `gateway.policy.admission` decides on a book of the caller's.
+
+    Time 0 is the book's epoch. Leases are renewed and debts are ticked as the gateway does,
+    when the next request comes or goes.
+    """
+
+    def __init__(
+        self,
+        book: TokenPool,
+        entitlements: Sequence[str],
+        tokens: Sequence[int],
+        kv_bytes_per_token: int = 0,
+    ) -> None:
+        """`entitlements` and `tokens` (reserved, whole) are by request."""
+        self._book = book
+        self._entitlements = entitlements
+        self._tokens = tokens
+        self._kv_bytes = kv_bytes_per_token
+        self._live: set[int] = set()
+        self._ticked_s = self._renewed_s = 0.0
+
+    def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
+        """See Gate."""
+        self._upkeep(now_s)
+        tokens = self._tokens[request]
+        asked = Request(
+            lease_id=str(request),
+            entitlement=self._entitlements[request],
+            pool=pool,
+            alternates=tuple(alternates),
+            estimate_tokens=tokens,
+            kv_bytes=tokens * self._kv_bytes,
+        )
+        found = admission.admit(self._book, asked, now_s, observe=False)
+        if isinstance(found, Denial):
+            return DENIED
+        self._live.add(request)
+        return found.pool
+
+    def leave(self, request: int, used_tokens: int, now_s: float) -> None:
+        """See Gate."""
+        self._upkeep(now_s)
+        self._live.discard(request)
+        admission.settle(self._book, str(request), used_tokens, now_s)
+
+    def _upkeep(self, now_s: float) -> None:
+        book = self._book
+        tick_s = book.terms.profile.tick_s
+        while now_s - self._ticked_s >= tick_s:
+            self._ticked_s += tick_s
+            debt.tick(book, list(book.active), tick_s, self._ticked_s)
+            debt.close(book, tick_s, self._ticked_s)
+        while now_s - self._renewed_s >= RENEW_EVERY_S:
+            self._renewed_s += RENEW_EVERY_S
+            for request in sorted(self._live):
+                admission.renew(book, str(request), self._renewed_s)

@@ -1,0 +1,104 @@
+"""The admin API of a running gateway, for the verbs that use it.
+
+Exit codes: 1 when the gateway could not be reached or could not do it, 2 when it refused what
+was asked for (400, 404) or the key. The admin key never stands in an argument: arguments are
+seen by everybody on the machine.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+from urllib.parse import quote
+
+import typer
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+KEY_VARIABLE: Final = "SLUICE_ADMIN_KEY"
+LIMIT_S: Final = 30.0
+_BAD_INPUT: Final = frozenset({400, 401, 403, 404, 413})
+
+UrlOption = Annotated[str, typer.Option("--url", help="The gateway.")]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-key-file",
+        help=f"File with the admin key; without it ${KEY_VARIABLE}.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+class AdminClient:
+    """Calls the gateway; every failure ends the command with a message and its exit code."""
+
+    def __init__(self, url: str, key_file: Path | None) -> None:
+        """Read the key; nothing is sent yet."""
+        self._url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {_admin_key(key_file)}"}
+
+    def call(
+        self,
+        method: str,
+        *path: str,
+        params: Mapping[str, str | int] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> Any:
+        """The answer's JSON, or None for none. `path` below /admin, one part each, unquoted."""
+        import httpx
+
+        where = "/".join(quote(part, safe="") for part in ("admin", *path))
+        try:
+            # Neither proxies nor .netrc of the environment: the key goes to the gateway alone.
+            with httpx.Client(timeout=LIMIT_S, trust_env=False) as client:
+                answer = client.request(
+                    method,
+                    f"{self._url}/{where}",
+                    params=params,
+                    json=body,
+                    headers=self._headers,
+                )
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            stop(f"--url {self._url}: {error}", 2)
+        except httpx.HTTPError as error:
+            stop(f"{self._url}: {error}", 1)
+        try:
+            found = answer.json() if answer.content else None
+        except ValueError:
+            stop(f"{self._url}: {answer.status_code}, not JSON: is this a gateway?", 1)
+        if not answer.is_success:
+            message = f"{self._url}: {answer.status_code}"
+            if isinstance(found, dict) and isinstance(found.get("error"), dict):
+                message = str(found["error"].get("message"))
+            stop(message, 2 if answer.status_code in _BAD_INPUT else 1)
+        return found
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """End the command."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def echo_json(content: object) -> None:
+    """Print for machines."""
+    typer.echo(json.dumps(content, indent=2))
+
+
+def _admin_key(key_file: Path | None) -> str:
+    if key_file is None:
+        key = os.environ.get(KEY_VARIABLE, "")
+        source = f"${KEY_VARIABLE}"
+    else:
+        source = str(key_file)
+        try:
+            key = key_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            stop(f"{key_file}: {error}", 2)
+    if not key:
+        stop(f"no admin key: set ${KEY_VARIABLE} or give --admin-key-file", 2)
+    if not all("!" <= char <= "~" for char in key):
+        stop(f"{source}: a key is visible ASCII without blanks", 2)
+    return key

@@ -1,0 +1,242 @@
+"""`sluice compress`: what compression would leave of a prompt, what goes and why."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from compressor import Compressed, Refused
+    from sluice.judge import Verdict
+
+    Found = Compressed[list[dict[str, Any]]] | Refused
+
+_STYLES = {"question": "bold cyan", "edge": "cyan", "scored": "", "furniture": "magenta"}
+_BYTES_PER_TOKEN = 4.0
+_KEY = "SLUICE_JUDGE_KEY"
+_TIMEOUT_S = 120.0
+
+BudgetOption = Annotated[int, typer.Option(min=1, help="Tokens that the prompt may have.")]
+RatioOption = Annotated[float, typer.Option(min=0.1, help="Mean bytes per token of such text.")]
+
+
+def compress(
+    file: Annotated[
+        Path | None, typer.Argument(help="Messages as JSON, or plain text; stdin without it.")
+    ] = None,
+    budget: BudgetOption = 4096,
+    question: Annotated[str | None, typer.Option(help="Asked of a plain text.")] = None,
+    bytes_per_token: RatioOption = _BYTES_PER_TOKEN,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The model's tokenizer.json: counts exactly.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="default or paper.")] = "default",
+    max_cut: Annotated[float, typer.Option(min=0.0, max=0.99, help="Most that may go.")] = 0.5,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File for the compressed messages.")
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option("--judge", help="Base URL of a model to ask both prompts.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Its name; else the first it lists.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How often each prompt is asked.")] = 10,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the judge's answers.")] = 0.7,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Compress a prompt and show what goes and why. Exit code 1 when it is refused.
+
+    The judge's key is taken from SLUICE_JUDGE_KEY. It is sent both prompts.
+    """
+    messages = _messages(file, question)
+    found = _compressed(messages, budget, bytes_per_token, tokenizer, profile, max_cut)
+    report: dict[str, Any] = _summary(found)
+    console = Console(highlight=False, stderr=as_json)
+    if not as_json:
+        _show(console, found)
+    if found:
+        if out is not None:
+            text = json.dumps(found.messages, ensure_ascii=False, indent=2)
+            out.write_bytes(text.encode("utf-8", "surrogatepass"))
+        if judge_url is not None:
+            verdict = _judged(judge_url, model, messages, found.messages, samples, temperature)
+            report["judge"] = _verdict(verdict)
+            if not as_json:
+                _show_verdict(console, verdict)
+    if as_json:
+        typer.echo(json.dumps(report))
+    if not found:
+        raise typer.Exit(1)
+
+
+def _fail(message: str, code: int) -> typer.Exit:
+    typer.echo(message, err=True)
+    return typer.Exit(code)
+
+
+def _messages(file: Path | None, question: str | None) -> list[dict[str, Any]]:
+    """Chat messages of the input: a list, a request with `messages`, or a text."""
+    try:
+        text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _fail(f"{file or 'stdin'}: {error}", 2) from None
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if isinstance(given, dict):
+        given = given.get("messages")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
+    if isinstance(given, list) and all(isinstance(m, dict) and "role" in m for m in given):
+        messages = given
+    if question:
+        last = messages[-1]
+        if isinstance(last.get("content"), str) and last["role"] == "user":
+            joined = f"{last['content'].rstrip()}\n\nQuestion: {question}"
+            return [*messages[:-1], {**last, "content": joined}]
+        return [*messages, {"role": "user", "content": question}]
+    return messages
+
+
+def _compressed(
+    messages: list[dict[str, Any]],
+    budget: int,
+    bytes_per_token: float,
+    tokenizer: Path | None,
+    profile: str,
+    max_cut: float,
+) -> "Found":
+    import compressor
+
+    try:
+        return compressor.compress(
+            messages,
+            budget,
+            bytes_per_token,
+            profile=profile,  # type: ignore[arg-type]
+            exact_counter=compressor.load_counter(tokenizer) if tokenizer else None,
+            max_cut=max_cut,
+        )
+    except ImportError:
+        raise _fail("--tokenizer needs the extra: pip install 'sluice[exact]'", 2) from None
+    except ValueError as error:
+        raise _fail(str(error), 2) from None
+
+
+def _summary(
+    found: "Found",
+) -> dict[str, Any]:
+    shared = {"bytes_before": found.bytes_before, "budget_bytes": found.budget_bytes}
+    if not found:
+        return {
+            "compressed": False,
+            "reason": found.reason,
+            "detail": found.detail,
+            "protected_bytes": found.protected_bytes,
+            **shared,
+        }
+    return {
+        "compressed": True,
+        "changed": found.changed,
+        "profile": found.profile,
+        "bytes_after": found.bytes_after,
+        "tokens_after": found.tokens_after,
+        "cut": found.cut,
+        "question": found.question,
+        **shared,
+        "messages": found.messages,
+        "units": [
+            {
+                "text": unit.text,
+                "tier": unit.tier,
+                "score": unit.score,
+                "passage": unit.passage,
+                "kept": unit.kept,
+            }
+            for unit in found.units
+        ],
+    }
+
+
+def _show(console: Console, found: "Found") -> None:
+    if not found:
+        console.print(f"[bold red]refused[/]: {found.reason}: {escape(found.detail)}")
+        return
+    if not found.changed:
+        console.print("[green]it fits as it is[/]")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for name in ("", "tier", "score"):
+        table.add_column(name, justify="right" if name == "score" else "left")
+    table.add_column("text", overflow="ellipsis", no_wrap=True, ratio=1)
+    for unit in found.units:
+        text = escape(" ".join(_printable(unit.text).split()))
+        style = _STYLES[unit.tier] if unit.kept else "red strike"
+        table.add_row("+" if unit.kept else "-", unit.tier, f"{unit.score:.2f}", text, style=style)
+    console.print(table)
+    console.print(_footer(found))
+
+
+def _footer(found: "Compressed[list[dict[str, Any]]]") -> str:
+    kept = sum(unit.kept for unit in found.units)
+    tokens = "" if found.tokens_after is None else f", {found.tokens_after} tokens"
+    return (
+        f"\n[bold]{found.bytes_before} -> {found.bytes_after} bytes[/] "
+        f"({found.cut:.1%} gone, {kept} of {len(found.units)} units kept{tokens}); "
+        f"the budget is {found.budget_bytes} bytes.\n"
+        f"Asked: [cyan]{escape(_printable(found.question)) or 'none found'}[/]"
+    )
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _judged(
+    url: str,
+    model: str | None,
+    full: list[dict[str, Any]],
+    compressed: list[dict[str, Any]],
+    samples: int,
+    temperature: float,
+) -> "Verdict":
+    import httpx
+
+    from sluice.judge import JudgeError, asker, judge
+
+    try:
+        with httpx.Client(timeout=_TIMEOUT_S) as client:
+            ask = asker(client, url, model, os.environ.get(_KEY), temperature)
+            return judge(ask, full, compressed, samples)
+    except JudgeError as error:
+        raise _fail(str(error), 1) from None
+
+
+def _verdict(verdict: "Verdict") -> dict[str, Any]:
+    return {
+        "samples": verdict.samples,
+        "agreement": verdict.agreement,
+        "interval_95": [verdict.low, verdict.high],
+        "self_agreement": verdict.self_agreement,
+        "prompt_tokens": [verdict.full_tokens, verdict.compressed_tokens],
+        "answers": verdict.answers,
+    }
+
+
+def _show_verdict(console: Console, verdict: "Verdict") -> None:
+    own = "" if verdict.self_agreement is None else (
+        f" The full prompt's own answers agree in {verdict.self_agreement:.0%}."
+    )  # fmt: skip
+    console.print(
+        f"\n[bold]{verdict.agreed} of {verdict.samples} answers agree[/] "
+        f"(95 % interval {verdict.low:.0%} to {verdict.high:.0%}).{own}"
+    )
+    if verdict.full_tokens:
+        console.print(
+            f"Prompt tokens by the engine: {verdict.full_tokens} -> {verdict.compressed_tokens}."
+        )

@@ -1,0 +1,205 @@
+"""What `plan` and `whatif` share: where a workload comes from, and how a question is put."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+import msgspec
+import typer
+
+from planner import histograms
+from planner.errors import PlanError
+from planner.goals import Goals
+from planner.library import SHIPPED
+from planner.profile import NodeProfile, profile_for, profile_from_json
+from planner.readers import FieldMap, parse_field_map, read_workload
+from planner.records import Question
+from planner.search import Mode
+from planner.synthetic import synthetic
+from planner.workload import Workload, by_category
+
+_TIMEOUT_S = 10.0
+_PROM_RANGE = "7d"
+
+
+class Kinds(msgspec.Struct, frozen=True, kw_only=True):
+    """Kinds of node as the command line names them."""
+
+    gpus: Sequence[str] = ()
+    short: str | None = None
+    long: str | None = None
+    model: str = "llama-3-70b"
+    gpus_per_node: int | None = None
+    dtype: str | None = None
+    usd_per_gpu_hour: float | None = None
+    profile: Path | None = None
+
+    def node(self, gpu: str) -> NodeProfile:
+        """By name of the GPU."""
+        return profile_for(
+            gpu,
+            self.model,
+            gpus=self.gpus_per_node,
+            dtype=self.dtype,
+            usd_per_gpu_hour=self.usd_per_gpu_hour,
+        )
+
+    def nodes(self) -> tuple[NodeProfile, ...]:
+        """Those every pool may choose from; a measured profile wins over names."""
+        if self.profile is not None:
+            origin = str(self.profile)
+            try:
+                document = json.loads(self.profile.read_bytes())
+            except (OSError, ValueError) as error:
+                raise PlanError(f"{origin}: {error}", "give a profile as JSON") from None
+            return (profile_from_json(document, origin=origin),)
+        return tuple(self.node(gpu) for gpu in self.gpus or ("A100",))
+
+
+def load_workload(
+    source: str, *, fields: str | None = None, input_share: float | None = None
+) -> Workload:
+    """From a name, a file or URLs; PlanError says what to change."""
+    mapped: FieldMap | None = parse_field_map(fields) if fields else None
+    kind, _, rest = source.partition(":")
+    if source in SHIPPED:
+        workload = SHIPPED[source].workload
+    elif kind == "synthetic":
+        workload = synthetic(rest)
+    elif kind == "metrics" and rest:
+        pages = [_get(_metrics_url(url)).text for url in rest.split(",")]
+        workload = histograms.from_counts(histograms.parse_metrics(pages), name=source)
+    elif kind == "prom" and rest:
+        workload = histograms.from_counts(_ask_prometheus(rest), name=source)
+    else:
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            known = ", ".join(SHIPPED)
+            raise PlanError(f"{source}: {error}", f"give a file, or one of {known}") from None
+        workload = read_workload(text, name=Path(source).name, fields=mapped)
+    if input_share is None or workload.cdf is None:
+        return workload
+    if not 0 < input_share < 1:
+        raise PlanError(f"an input share of {input_share:g}", "give one between 0 and 1")
+    return msgspec.structs.replace(workload, input_share=input_share)
+
+
+def make_question(
+    workload: Workload,
+    kinds: Kinds,
+    *,
+    rate: float | None,
+    mode: Mode,
+    slo_ttft_ms: float,
+    slo_tpot_ms: float | None,
+    b_short: str = "auto",
+    gamma: str = "auto",
+    pc: str = "1",
+    max_cut: float = 0.5,
+    window_tokens: int | None = None,
+    most_pools: int = 3,
+    spare_nodes: int = 0,
+    availability: float = 1.0,
+) -> Question:
+    """The question as the command line puts it; PlanError says what to change."""
+    if rate is None:
+        rate = workload.rate_per_s
+        if rate is None:
+            raise PlanError("the workload has no times", "give --rate, in requests/s")
+    compressible, by_kind = _compressible(pc)
+    if by_kind:
+        workload = by_category(workload, by_kind)
+    return Question(
+        workload=workload,
+        goals=Goals(
+            rate_per_s=rate,
+            ttft_s=slo_ttft_ms / 1000,
+            tpot_s=None if slo_tpot_ms is None else slo_tpot_ms / 1000,
+            spare_nodes=spare_nodes,
+            availability=availability,
+        ),
+        mode=mode,
+        nodes=kinds.nodes(),
+        short_node=kinds.node(kinds.short) if kinds.short else None,
+        long_node=kinds.node(kinds.long) if kinds.long else None,
+        window_tokens=window_tokens,
+        b_short=_boundaries(b_short),
+        gamma=_gamma(gamma),
+        compressible=compressible,
+        # The papers cut as much as it takes.
+        max_cut=1.0 if mode in {"paper", "exact"} else max_cut,
+        most_pools=most_pools,
+    )
+
+
+def refuse(error: PlanError, *, as_json: bool) -> NoReturn:
+    """Say what is wrong and what to change; exit code 2."""
+    if as_json:
+        body: dict[str, Any] = {"ok": False, "problem": error.problem, "fix": error.fix}
+        typer.echo(json.dumps(body, indent=2))
+    else:
+        typer.echo(f"{error.problem}\nfix: {error.fix}", err=True)
+    raise typer.Exit(2) from None
+
+
+def _boundaries(text: str) -> tuple[int, ...]:
+    if text == "auto":
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise PlanError(f"--b-short {text}", "give auto, tokens, or tokens,tokens") from None
+
+
+def _compressible(text: str) -> tuple[float, dict[str, float]]:
+    """p_c of all, or of each category."""
+    try:
+        if "=" not in text:
+            return float(text), {}
+        pairs = (part.split("=", 1) for part in text.split(","))
+        return 1.0, {name: float(share) for name, share in pairs}
+    except ValueError:
+        raise PlanError(f"--pc {text}", "give a share, or prose=1,code=0") from None
+
+
+def _gamma(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise PlanError(f"--gamma {text}", "give auto or a number of at least 1") from None
+
+
+def _metrics_url(url: str) -> str:
+    return url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
+
+
+def _ask_prometheus(url: str) -> histograms.Counts:
+    answers: dict[str, Any] = {}
+    for name in histograms.HISTOGRAMS:
+        query = f"sum by (le) (increase({name}_bucket[{_PROM_RANGE}]))"
+        answers[name] = _query(url, query)
+    for name in histograms.COUNTERS:
+        answers[name] = _query(url, f"sum(increase({name}[{_PROM_RANGE}]))")
+    return histograms.parse_prometheus(answers)
+
+
+def _query(url: str, query: str) -> Any:
+    page = _get(url.rstrip("/") + "/api/v1/query", query=query)
+    try:
+        return page.json()
+    except ValueError:
+        raise PlanError(f"{url} does not answer as Prometheus does", "give its base URL") from None
+
+
+def _get(url: str, **params: str) -> httpx.Response:
+    try:
+        page = httpx.get(url, params=params or None, timeout=_TIMEOUT_S, follow_redirects=True)
+        page.raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise PlanError(f"{url}: {error}", "check that the URL answers") from None
+    return page

@@ -1,0 +1,256 @@
+"""From what a command line or a sluice.yaml names to a fleet and traffic that can be simulated."""
+
+import json
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from gateway.settings import ModelConfig
+from planner.errors import PlanError
+from planner.fleets import pool_names
+from planner.profile import NodeProfile
+from planner.records import FleetPlan
+from planner.workload import Workload
+from simulator import arrivals
+from simulator.fleet import FleetSpec, PoolSpec
+from simulator.profiles import PAPER_WINDOW_TOKENS, EngineProfile
+from simulator.traffic import CdfLengths, Floats, Lengths, PairLengths, Traffic, traffic
+
+Counting = Literal["paged", "slots"]
+Arrivals = Literal["poisson", "gamma", "bursty", "recorded"]
+
+_GIB = 1 << 30
+_LONGEST_PRACTICAL = 20_000_000
+"""Requests; columns of so many take 2 GB."""
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests come, and how many."""
+
+    arrivals: Arrivals
+    rate_per_s: float
+    requests: int
+    cv: float = 2.0
+    """Of `gamma`."""
+    peak: float = 3.0
+    """Of `bursty`: the rate in a burst over the mean."""
+    burst_share: float = 0.2
+    burst_s: float = 30.0
+
+
+def engine_of(
+    node: NodeProfile,
+    window_tokens: int,
+    counting: Counting,
+    *,
+    max_num_seqs: int | None = None,
+    kv_tokens: int | None = None,
+) -> EngineProfile:
+    """The engine model of a node. PlanError when the window does not fit its KV cache.
+
+    paged: as vLLM, KV by block and prompts packed. slots: as the papers, a window of KV for
+    each sequence and a chunk an iteration for each prompt; prefill costs iterations only.
+    """
+    kv_blocks = (node.kv_tokens if kv_tokens is None else kv_tokens) // node.block_tokens
+    blocks = -(-window_tokens // node.block_tokens)
+    if kv_blocks < blocks:
+        raise PlanError(
+            f"a window of {window_tokens} tokens does not fit the KV cache of "
+            f"{kv_blocks * node.block_tokens} tokens",
+            "give a smaller window or a larger node",
+        )
+    slots = max_num_seqs or (node.max_num_seqs if counting == "paged" else kv_blocks // blocks)
+    paged = counting == "paged"
+    return EngineProfile(
+        name=node.name,
+        w_s=node.w_s,
+        h_s=node.h_s_per_token * PAPER_WINDOW_TOKENS,
+        h_s_per_token=node.h_s_per_token,
+        timing="kv",
+        prefill="packed" if paged else "independent",
+        load="growing" if paged else "reserved",
+        prefill_s_per_token=node.prefill_s_per_token if paged else 0.0,
+        max_num_batched_tokens=max(node.max_num_batched_tokens, slots),
+        chunk_tokens=node.chunk_tokens,
+        kv_blocks=kv_blocks,
+        block_tokens=node.block_tokens,
+        max_model_len=window_tokens,
+        max_num_seqs=slots,
+        prefix_cache_tokens=0,
+    )
+
+
+def fleet_of(
+    nodes: str,
+    b_short: str,
+    node: NodeProfile,
+    *,
+    window_tokens: int,
+    counting: Counting,
+    gamma: float = 1.0,
+    compressible: float = 1.0,
+    dispatch: str = "least-loaded",
+    spill_queue: int | None = None,
+) -> FleetSpec:
+    """`nodes` as 80+2, `b_short` as 4096 or 1536,8192: one boundary fewer than pools."""
+    counts = _numbers("--fleet", nodes.replace("+", ","))
+    boundaries = _numbers("--b-short", b_short) if b_short else []
+    if len(boundaries) != len(counts) - 1:
+        raise PlanError(
+            f"{len(counts)} pools and {len(boundaries)} boundaries",
+            "give one boundary fewer than pools: --fleet 80+2 --b-short 4096",
+        )
+    windows = [*boundaries, window_tokens]
+    pools = tuple(
+        PoolSpec(
+            name=name,
+            instances=count,
+            profile=engine_of(node, window, counting),
+            boundary_tokens=boundary,
+        )
+        for name, count, window, boundary in zip(
+            pool_names(len(counts)), counts, windows, [*boundaries, None], strict=True
+        )
+    )
+    return _spec(pools, gamma, compressible, dispatch, spill_queue)
+
+
+def fleet_of_model(
+    model: ModelConfig,
+    node: NodeProfile,
+    *,
+    counting: Counting,
+    compressible: float = 1.0,
+    dispatch: str = "least-loaded",
+) -> FleetSpec:
+    """The pools of a sluice.yaml: windows, slots, workers, KV cache, boundaries, spillover.
+
+    Timing is the node's; so is the KV cache, where the file does not say. Compression counts
+    where it is enabled.
+    """
+    boundaries = (*model.boundaries, None)
+    pools = []
+    for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True):
+        kv_tokens = None
+        if pool.kv_cache_gib is not None:
+            per_token = model.kv_bytes_per_token or node.kv_bytes_per_token
+            kv_tokens = int(pool.kv_cache_gib * _GIB / per_token) if per_token else None
+        profile = engine_of(
+            node,
+            pool.max_model_len,
+            counting,
+            max_num_seqs=pool.max_num_seqs,
+            kv_tokens=kv_tokens,
+        )
+        pools.append(
+            PoolSpec(
+                name=name,
+                instances=len(pool.workers),
+                profile=profile,
+                boundary_tokens=boundary,
+            )
+        )
+    gamma = model.boundary.gamma if model.compression.enabled else 1.0
+    return _spec(tuple(pools), gamma, compressible, dispatch, model.spill_queue)
+
+
+def fleet_of_plan(
+    planned: FleetPlan,
+    *,
+    counting: Counting,
+    compressible: float = 1.0,
+    dispatch: str = "least-loaded",
+) -> FleetSpec:
+    """A fleet of the planner, as `simulator.experiments.fleet_verdicts.judge` takes it.
+
+    Its serving nodes only: spares are for when others are away. PlanError for a fleet that
+    has no pools.
+    """
+    if not planned.feasible:
+        raise PlanError(f"{planned.label} is no fleet", "simulate one that meets the goals")
+    pools = tuple(
+        PoolSpec(
+            name=pool.name,
+            instances=pool.serving_nodes,
+            profile=engine_of(pool.node, pool.window_tokens, counting),
+            boundary_tokens=pool.boundary_tokens,
+        )
+        for pool in planned.pools
+    )
+    return _spec(pools, planned.gamma, compressible, dispatch, None)
+
+
+def lengths_of(workload: Workload) -> Lengths:
+    """What the planner knows of a workload, as something to draw from."""
+    if workload.pairs is not None:
+        pairs = workload.pairs
+        return PairLengths(pairs.prompts, pairs.answers, pairs.weights)
+    return CdfLengths(workload.as_cdf().points, workload.input_share)
+
+
+def traffic_of(workload: Workload, stream: Stream, random: np.random.Generator) -> Traffic:
+    """Requests of a workload as a stream; PlanError says what to change."""
+    if not 1 <= stream.requests <= _LONGEST_PRACTICAL:
+        raise PlanError(
+            f"{stream.requests} requests", f"ask for 1 to {_LONGEST_PRACTICAL:,} of them"
+        )
+    try:
+        return traffic(lengths_of(workload), _times(stream, random), random)
+    except ValueError as error:
+        raise PlanError(str(error), "see `sluice simulate --help`") from None
+
+
+def _times(stream: Stream, random: np.random.Generator) -> Floats:
+    rate, count = stream.rate_per_s, stream.requests
+    if stream.arrivals == "gamma":
+        return arrivals.gamma(rate, stream.cv, count, random)
+    if stream.arrivals == "bursty":
+        return arrivals.bursty(
+            rate,
+            count,
+            random,
+            peak=stream.peak,
+            share=stream.burst_share,
+            burst_s=stream.burst_s,
+        )
+    return arrivals.poisson(rate, count, random)
+
+
+def _spec(
+    pools: tuple[PoolSpec, ...],
+    gamma: float,
+    compressible: float,
+    dispatch: str,
+    spill_queue: int | None,
+) -> FleetSpec:
+    if not gamma >= 1 or not 0 <= compressible <= 1:
+        raise PlanError(
+            f"gamma {gamma:g} and p_c {compressible:g}",
+            "gamma is at least 1, p_c between 0 and 1",
+        )
+    try:
+        return FleetSpec(
+            pools=pools,
+            gamma=gamma,
+            compressible=compressible,
+            dispatch=dispatch,
+            spill_queue=spill_queue,
+        )
+    except ValueError as error:
+        raise PlanError(str(error), "see `sluice simulate --help`") from None
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise PlanError(f"{flag} {text}", "give whole numbers of at least 1")
+    return found
+
+
+def plain(document: object) -> object:
+    """Structs as builtins that JSON can hold; what did not happen is null."""
+    return json.loads(msgspec.json.encode(document))

@@ -1,0 +1,338 @@
+"""The Redis scripts decide as the policy does: the same history gives the same state, exactly.
+
+Every operation is carried out on policy objects and by the scripts on a real Redis, under one
+clock. Answers are compared with `==`, waits and levels included, and so is all state after it.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from bench.redis_server import RedisServer
+from gateway.adapters.store.redis_kept import book_of, decision, moved
+from gateway.adapters.store.redis_scripts import Calls, Scripts, argument
+from gateway.policy import admission, debt, eviction
+from gateway.policy.admission import Denial, DenialReason, Request
+from gateway.policy.entitlements import CLASSES, PROFILES, Entitlement
+from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
+
+pytestmark = pytest.mark.redis
+T = TypeVar("T")
+Pick = Callable[[Sequence[Any]], Any]
+NAMES = ("a", "b", "c", "d", "e", "f")
+DERIVED = {"terms", "epoch", "weight", "most", "floor_tokens"}
+DECODE = msgspec.msgpack.decode
+
+
+class Pair:
+    """One model, in policy objects and in Redis."""
+
+    def __init__(self, client: "Redis", terms: Terms) -> None:
+        self.now_s = 1_700_000_000.25
+        self.client = client
+        self.calls = Calls(Scripts(lambda: self.now_s), "m", len(terms.slots))
+        client.flushdb()
+        for script in self.calls.scripts.all.values():
+            client.script_load(script.text)
+        self.book = TokenPool(terms)
+        self.book.ticked_s = self.now_s
+        self.script("change", owner="o", leader_ms=60_000, terms=terms, epoch="x")
+        self.issued = 0
+        self.met: set[str] = set()
+        """What was decided so far."""
+
+    def script(self, script: str, /, **fields: Any) -> Any:
+        keys = self.calls.all_keys()
+        sha = self.calls.scripts.all[script].sha.decode()
+        return self.client.evalsha(
+            sha, len(keys), *keys, argument(**fields), repr(self.now_s).encode()
+        )
+
+    # -- operations
+
+    def define(self, entitlement: Entitlement) -> None:
+        self.book.define(entitlement)
+        self.script("define", entitlements=[(entitlement.name, entitlement)])
+
+    def change(self, terms: Terms) -> None:
+        self.book.change(terms)
+        assert self.script("change", owner="o", leader_ms=60_000, terms=terms, epoch="y") == 1
+
+    def admit(self, request: Request, *, observe: bool) -> None:
+        expected = admission.admit(self.book, request, self.now_s, observe=observe)
+        fields = msgspec.structs.asdict(request)
+        lease_id, owner = fields.pop("lease_id"), fields.pop("owner")
+        answer = self.script(
+            "admit", lease_id=lease_id, owner=owner, observe=observe, request=fields
+        )
+        found, gives_way, issued_s = decision(answer)
+        assert found == expected
+        if isinstance(expected, Denial):
+            self.met.add(f"denied: {expected.reason}")
+            if expected.of_pool and expected.reason == "kv":
+                self.met.add("kv for the pool")
+        else:
+            self.met.add(f"funded: {expected.funded}")
+            self.met |= {w for w in ("spilled", "protected") if getattr(expected, w)}
+        held = self.book.leases.get(request.lease_id)
+        if held is not None and not isinstance(expected, Denial):
+            evictable = request.lease_id in self.book.pools[held.pool].evictable
+            assert (gives_way, issued_s) == (evictable, held.issued_s)
+
+    def settle(self, lease_id: str, charge: int | None) -> None:
+        if lease_id in self.book.tombstones:
+            self.met.add("late usage")
+        expected = admission.settle(self.book, lease_id, charge, self.now_s)
+        charged: Any = False if charge is None else charge
+        assert (
+            bool(self.script("settle", lease_id=lease_id, charge=charged, timely=True)) == expected
+        )
+
+    def resize(self, lease_id: str, tokens: int, kv_bytes: int) -> None:
+        expected = admission.resize(self.book, lease_id, tokens, kv_bytes, self.now_s)
+        answer = self.script("resize", lease_id=lease_id, estimate_tokens=tokens, kv_bytes=kv_bytes)
+        assert bool(answer) == expected
+
+    def transfer(self, lease_id: str, pool: int, *, force: bool) -> None:
+        expected = admission.transfer(self.book, lease_id, pool, self.now_s, force=force)
+        if expected is not None:
+            self.met.add("kept in its pool")
+        assert (
+            moved(self.script("transfer", lease_id=lease_id, pool=pool, force=force))[0] == expected
+        )
+
+    def renew(self, lease_ids: Sequence[str]) -> None:
+        gone = [i for i in lease_ids if not admission.renew(self.book, i, self.now_s)]
+        answer = self.script("renew", lease_ids=list(lease_ids))
+        assert [raw.decode() for raw in answer] == gone
+
+    def reap(self, most: int) -> None:
+        assert self.script("reap", most=most) == admission.reap(self.book, self.now_s, most)
+
+    def tick(self, most: int) -> None:
+        elapsed_s = self.now_s - self.book.ticked_s
+        due = elapsed_s >= self.book.terms.profile.tick_s
+        if due:
+            debt.tick(self.book, list(self.book.active), elapsed_s, self.now_s)
+            debt.close(self.book, elapsed_s, self.now_s)
+        lefts: list[int] = []
+        while not lefts or lefts[-1] > 0:
+            answer = self.script("tick", owner="o", leader_ms=60_000, silent_s=30.0, most=most)
+            assert answer[0] == 1
+            lefts.append(answer[1])
+        assert lefts[-1] == (0 if due else -1)
+
+    def evict(self, lease_id: str, sequences: int) -> None:
+        waiting = self.book.leases.get(lease_id)
+        chosen = [] if waiting is None else eviction.evict(self.book, waiting.pool, sequences)
+        if chosen:
+            self.met.add("evicted")
+        own = self.script("evict", lease_id=lease_id, sequences=sequences, owner="x")
+        assert [raw.decode() for raw in own] == [h.id for h in chosen if h.owner == "x"]
+        theirs = self.script("evicted", owner="y")
+        assert sorted(raw.decode() for raw in theirs) == sorted(
+            h.id for h in chosen if h.owner == "y"
+        )
+
+    def remove(self, name: str) -> None:
+        account = self.book.accounts.get(name)
+        busy = account is not None and account.total > 0
+        assert bool(self.script("remove", name=name)) == (not busy)
+        if not busy:
+            self.book.remove(name)
+
+    # -- comparison
+
+    def compare(self) -> None:
+        book, names = self.book, list(self.book.accounts)
+        seen = book_of(self.script("view", names=names))
+        assert seen.terms == book.terms
+        for name in ("surplus", "surplus_s", "surplus_per_s", "ticked_s", "own_served"):
+            assert getattr(seen, name) == getattr(book, name), name
+        for name in ("priority_denials", "settled", "refunds"):
+            assert getattr(seen, name) == getattr(book, name), name
+        assert set(seen.accounts) == set(book.accounts)
+        for name, account in book.accounts.items():
+            for field in set(type(account).__slots__) - DERIVED:
+                assert getattr(seen.accounts[name], field) == getattr(account, field), (name, field)
+            assert seen.accounts[name].terms == account.terms
+        self._compare_pools(seen)
+        self._compare_leases()
+        assert self._set("active") == book.active
+
+    def _compare_pools(self, seen: TokenPool) -> None:
+        for index, pool in enumerate(self.book.pools):
+            other = seen.pools[index]
+            for field in ("inflight", "kv_bytes", "idle_dedicated", "service_s"):
+                assert getattr(other, field) == getattr(pool, field), field
+            for field in ("denials", "denials_last"):
+                assert [w for _, w in self._sorted(f"{field}:{index}")] == getattr(pool, field)
+            evictable = {i: h.weight for i, h in pool.evictable.items()}
+            assert dict(self._sorted(f"evictable:{index}")) == evictable
+            weights = {h.id: h.weight for h in self.book.leases.values() if h.pool == index}
+            assert dict(self._sorted(f"weights:{index}")) == weights
+
+    def _compare_leases(self) -> None:
+        book = self.book
+        kept = {k.decode(): DECODE(v) for k, v in self._hash("leases")}
+        assert set(kept) == set(book.leases)
+        for lease_id, held in book.leases.items():
+            for field, value in kept[lease_id].items():
+                if field != "serial":
+                    assert getattr(held, field) == value, field
+        expiry = self._sorted("expiry")
+        assert [(m[16:], s) for m, s in expiry] == [
+            (h.id, h.expires_s) for h in book.leases.values()
+        ]
+        graves = {k.decode(): tuple(DECODE(v)) for k, v in self._hash("graves")}
+        assert graves == book.tombstones
+
+    def _key(self, name: str) -> str:
+        return self.calls.key.replace(":state", f":{name}")
+
+    def _hash(self, name: str) -> list[tuple[bytes, bytes]]:
+        found: Any = self.client.hgetall(self._key(name))
+        return list(found.items())
+
+    def _set(self, name: str) -> set[str]:
+        found: Any = self.client.smembers(self._key(name))
+        return {member.decode() for member in found}
+
+    def _sorted(self, name: str) -> list[tuple[str, float]]:
+        found: Any = self.client.zrange(self._key(name), 0, -1, withscores=True)
+        return [(member.decode(), score) for member, score in found]
+
+
+# -- histories
+
+
+def some_terms(pick: Pick) -> Terms:
+    return Terms(
+        slots=(pick((0, 1, 3, 5)), pick((0, 2, 4))),
+        kv_bytes=pick(((), (0, 0), (5_000, 9_000), (3_000, 4_000))),
+        tokens_per_s=pick((0.0, 0.0, 37.5, 400.0)),
+        largest_tokens=pick((0, 900, 2_000)),
+        mean_slo_ms=pick((0.0, 700.0, 15_250.0)),
+        bound_until=pick((0, 3, 1 << 53, 1 << 53)),
+        ever_bound_until=pick((3, 1 << 53)),
+        headroom=pick((0, 1, 2)),
+        spill_queue=pick((0, 1, 3)),
+        reclaim_spot=pick((True, False)),
+        profile=PROFILES[pick(("default", "paper"))],
+    )
+
+
+def some_entitlement(pick: Pick) -> Entitlement:
+    return Entitlement(
+        name=pick(NAMES),
+        model="m",
+        tenant="t",
+        service_class=pick(CLASSES),
+        slo_ms=pick((0, 500, 5_000, 30_000)),
+        baseline=pick(((), (1,), (2, 1), (0, 3), (5, 5))),
+        limit=pick((0, 0, 2, 7)),
+        tokens_per_s=pick((0.0, 0.0, 10.0, 77.7)),
+        tokens_per_s_limit=pick((0.0, 0.0, 100.0)),
+        kv_bytes=pick((0, 0, 3_000)),
+        kv_bytes_limit=pick((0, 6_000)),
+        expires_unix_s=pick((0.0, 0.0, 0.0, 0.0, 1_700_000_060.0)),
+        suspended=pick((False,) * 7 + (True,)),
+        observe=pick((False,) * 5 + (True,)),
+        created=pick((0, 1, 2, 3, 4, 5)),
+    )
+
+
+def some_step(pair: Pair, pick: Pick) -> None:
+    """One operation on both sides."""
+    held = [*pair.book.leases, *list(pair.book.tombstones)[:3], "nobody"]
+    match pick(("admit",) * 9 + ("settle",) * 3 + ("pass",) * 3 + OTHERS):
+        case "admit":
+            pair.issued += 1
+            request = Request(
+                lease_id=pick((f"l{pair.issued}",) * 12 + (held[0] if pair.book.leases else "l0",)),
+                entitlement=pick((*NAMES, "unknown")),
+                pool=pick((0, 1)),
+                alternates=pick(((), (0,), (1,))),
+                estimate_tokens=pick((1, 40, 130, 333, 1_500)),
+                kv_bytes=pick((0, 0, 500, 2_500)),
+                sequences=pick((1, 1, 1, 2, 3)),
+                owner=pick(("x", "y")),
+            )
+            pair.admit(request, observe=pick((False,) * 9 + (True,)))
+        case "settle":
+            pair.settle(pick(held), pick((None, 0, 1, 50, 130, 700)))
+        case "pass":
+            pair.now_s += pick((0.0, 0.001, 0.37, 0.37, 1.1, 1.1, 5.0, 9.93, 31.0))
+        case "resize":
+            pair.resize(pick(held), pick((10, 200, 900)), pick((0, 100, 4_000)))
+        case "transfer":
+            pair.transfer(pick(held), pick((0, 1)), force=pick((True, False)))
+        case "renew":
+            pair.renew([pick(held), pick(held)])
+        case "reap":
+            pair.reap(pick((1, 64)))
+        case "tick":
+            pair.tick(pick((1, 2, 500)))
+        case "evict":
+            pair.evict(pick(held), pick((1, 2, 5)))
+        case "define":
+            pair.define(some_entitlement(pick))
+        case "change":
+            pair.change(some_terms(pick))
+        case "remove":
+            pair.remove(pick(NAMES))
+
+
+OTHERS = (
+    *("resize", "resize", "transfer", "transfer", "renew", "reap", "tick", "tick", "evict"),
+    *("define", "define", "change", "remove"),
+)
+
+
+def run(pair: Pair, pick: Pick, steps: int) -> None:
+    for name in NAMES[:-1]:
+        pair.define(msgspec.structs.replace(some_entitlement(pick), name=name))
+    for _ in range(steps):
+        some_step(pair, pick)
+        pair.compare()
+    pair.now_s += LEASE_TTL_S
+    while pair.book.leases:
+        pair.reap(64)
+    pair.compare()
+    assert [pool.inflight for pool in pair.book.pools] == [0, 0]
+
+
+@given(data=st.data())
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_any_short_history_gives_the_same_decisions_and_state(
+    redis_process: RedisServer, data: st.DataObject
+) -> None:
+    def pick(options: Sequence[T]) -> T:
+        return data.draw(st.sampled_from(options))
+
+    with redis_process.client() as client:
+        run(Pair(client, some_terms(pick)), pick, data.draw(st.integers(1, 25)))
+
+
+def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisServer) -> None:
+    met: set[str] = set()
+    with redis_process.client() as client:
+        for seed in range(60):
+            pick = random.Random(seed).choice
+            pair = Pair(client, some_terms(pick))
+            run(pair, pick, 120)
+            met |= pair.met
+    # The histories are worth something: they meet everything that can be decided.
+    assert met >= {f"denied: {reason}" for reason in get_args(DenialReason)}
+    assert met >= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
+    assert met >= {"evicted", "kv for the pool", "kept in its pool", "late usage"}

@@ -1,0 +1,66 @@
+"""A gateway's process that is killed while it holds leases, and the one that comes after it."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.policy import admission
+from gateway.policy.ledger import LEASE_TTL_S
+from tests.token_pools import entitled, pool
+
+ROOT = Path(__file__).parents[2]
+HOLDER = """
+import asyncio, pathlib, sys, time
+from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.policy import admission
+from tests.token_pools import entitled, granted, pool
+
+async def main():
+    book = pool(entitled(tokens_per_s=100.0, baseline=8), slots=(8,))
+    kept = SqliteLeases(pathlib.Path(sys.argv[1]), {"m": book})
+    await kept.start()
+    for number in range(5):
+        granted(book, f"l{number}", at=time.time(), kv_bytes=10)
+    admission.settle(book, "l0", 30, time.time())
+    await asyncio.sleep(1.5)
+    print("saved", flush=True)
+    granted(book, "lost", at=time.time())
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_process_s_leases_return_within_their_time(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.db"
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, str(path), cwd=ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        async with asyncio.timeout(20):
+            assert await holder.stdout.readline() == b"saved\n"
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        await holder.wait()
+
+    now_s = time.time()
+    book = pool(entitled(tokens_per_s=100.0, baseline=8), slots=(8,))
+    kept = SqliteLeases(path, {"m": book})
+    await kept.start()
+    account = book.accounts["e"]
+    assert set(book.leases) - {"lost"} == {"l1", "l2", "l3", "l4"}
+    assert book.pools[0].inflight == account.total == len(book.leases)
+    assert book.pools[0].kv_bytes == 40
+    assert account.used == 30
+    assert account.debited - account.refunded == 30 + 100 * len(book.leases)
+
+    admission.reap(book, now_s + LEASE_TTL_S)
+    assert (book.pools[0].inflight, account.total, account.kv_bytes) == (0, 0, 0)
+    assert account.debited - account.refunded == account.used
+    assert account.used in (430, 530)
+    await kept.close()

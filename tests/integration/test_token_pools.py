@@ -1,0 +1,381 @@
+"""Token pools over real sockets: the official client waits as told, tenants are kept apart."""
+
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bench.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
+from bench.redis_server import RedisServer
+from gateway.domain import DecisionRecord
+from gateway.policy.replay import replay
+
+CHAT = "/v1/chat/completions"
+
+
+def entitlement(name: str, service_class: str = "elastic", **more: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(f"sk-{name}".encode()).hexdigest()
+    return {
+        "name": name,
+        "tenant": f"tenant-{name}",
+        "model": MODEL,
+        "service_class": service_class,
+        "api_keys": [f"sha256:{digest}"],
+        **more,
+    }
+
+
+def fleet_of(
+    *entitlements: dict[str, Any], model: dict[str, Any] | None = None, **more: Any
+) -> Fleet:
+    config = {"entitlements": list(entitlements), **more.pop("config", {})}
+    return Fleet(config=config, model=model or {}, **{"short": 1, "long": 0, **more})
+
+
+def post(fleet: Fleet, name: str, tokens: int = 8, **more: Any) -> httpx.Response:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "hello there"}],
+        "max_tokens": tokens,
+        "mock_output_tokens": tokens,
+        **more,
+    }
+    return httpx.post(
+        fleet.url + CHAT, json=body, headers={"authorization": f"Bearer sk-{name}"}, timeout=60
+    )
+
+
+def admin(fleet: Fleet, method: str, path: str, **more: Any) -> httpx.Response:
+    return httpx.request(
+        method,
+        fleet.url + path,
+        headers={"authorization": f"Bearer {ADMIN_KEY}"},
+        timeout=10,
+        **more,
+    )
+
+
+def wait_until(true: Any, limit_s: float = 10.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "did not happen in time"
+        time.sleep(0.05)
+
+
+def test_the_official_client_waits_as_told_and_completes() -> None:
+    limited = entitlement("a", max_concurrency=2)
+    with fleet_of(limited, mock=("--speed", "20")) as fleet, ThreadPoolExecutor(6) as threads:
+        client = openai.OpenAI(base_url=fleet.url + "/v1", api_key="sk-a")
+
+        def ask(_: int) -> str | None:
+            answer = client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=30
+            )
+            return answer.choices[0].finish_reason
+
+        assert all(threads.map(ask, range(6)))
+        refused = fleet.metrics().get(
+            'sluice_admission_total{decision="denied",entitlement="a",reason="concurrency"}', 0
+        )
+        assert refused > 0, "the bursts were over the limit"
+
+
+def test_a_refusal_says_what_who_and_how_long() -> None:
+    with fleet_of(
+        entitlement("a", tokens_per_second=1.0), short_window=128, mock=("--speed", "50")
+    ) as fleet:
+        answers = [post(fleet, "a", 60) for _ in range(4)]
+        refused = answers[-1]
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert int(refused.headers["retry-after-ms"]) >= 1000
+        assert refused.headers["x-should-retry"] == "true"
+        assert refused.headers["x-sluice-reason"] == "tokens"
+        assert int(refused.headers["x-ratelimit-remaining-tokens"]) < 60
+        assert answers[0].headers["x-ratelimit-limit-tokens"] == "128"
+
+
+def test_a_protected_tenant_displaces_preemptible_streams() -> None:
+    with (
+        fleet_of(
+            entitlement("g", "guaranteed", concurrency=2),
+            entitlement("p", "preemptible"),
+            model={"admission": {"headroom": 0, "reclaim_ms": 200}},
+            short_slots=2,
+            mock=("--speed", "1"),
+        ) as fleet,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        low = [threads.submit(post, fleet, "p", 2000, stream=True) for _ in range(2)]
+        wait_until(
+            lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2
+        )
+        started_s = time.monotonic()
+        high = post(fleet, "g", 4)
+        assert high.status_code == 200
+        assert time.monotonic() - started_s < 5.0, "2,000 tokens would take many times that"
+        ended = [f.result(60) for f in low]
+        broken = [a for a in ended if "evicted" in a.text]
+        assert len(broken) == 1, "one place was needed, one gave way"
+        wait_until(lambda: fleet.engines[0].running() == 0)
+        wait_until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
+
+
+def test_entitlements_are_made_changed_and_ended_at_run_time() -> None:
+    with fleet_of(entitlement("a")) as fleet:
+        made = admin(
+            fleet,
+            "POST",
+            "/admin/entitlements",
+            json={
+                "name": "b",
+                "tenant": "t",
+                "model": MODEL,
+                "service_class": "guaranteed",
+                "concurrency": 4,
+            },
+        )
+        assert made.status_code in (200, 201), made.text
+        key = made.json()["key"]
+
+        def ask() -> httpx.Response:
+            return httpx.post(
+                fleet.url + CHAT,
+                json={"model": MODEL, "messages": [{"role": "user", "content": "x"}]},
+                headers={"authorization": f"Bearer {key}"},
+                timeout=30,
+            )
+
+        assert ask().status_code == 200
+        me = httpx.get(
+            fleet.url + "/v1/sluice/me", headers={"authorization": f"Bearer {key}"}, timeout=10
+        ).json()
+        assert (me["entitlement"], me["terms"]["concurrency"]) == ("b", 4)
+        assert admin(fleet, "POST", "/admin/entitlements/b/suspend").status_code == 200
+        assert ask().status_code == 403
+        assert admin(fleet, "POST", "/admin/entitlements/b/resume").status_code == 200
+        assert ask().status_code == 200
+        assert admin(fleet, "DELETE", "/admin/entitlements/b").status_code in (200, 204)
+        assert ask().status_code == 401
+        assert "sk-sluice" not in admin(fleet, "GET", "/admin/audit").text
+
+
+def test_another_proxy_can_use_admission_alone() -> None:
+    with fleet_of(entitlement("a", max_concurrency=1)) as fleet:
+        key = {"authorization": "Bearer sk-a"}
+        asked = {"model": MODEL, "input_tokens": 100, "max_tokens": 50}
+        granted = httpx.post(fleet.url + "/admission/authorize", json=asked, headers=key)
+        assert granted.status_code == 200, granted.text
+        again = httpx.post(fleet.url + "/admission/authorize", json=asked, headers=key)
+        assert (again.status_code, again.headers["x-sluice-reason"]) == (429, "concurrency")
+        usage = {
+            "lease_id": granted.json()["lease_id"],
+            "prompt_tokens": 90,
+            "completion_tokens": 10,
+            "status": "ok",
+        }
+        for _ in range(2):
+            assert httpx.post(fleet.url + "/admission/usage", json=usage, headers=key).is_success
+        assert httpx.post(fleet.url + "/admission/authorize", json=asked, headers=key).is_success
+
+
+def test_lost_workers_degrade_the_newest_reserve_and_their_return_restores_it() -> None:
+    with fleet_of(
+        entitlement("old", "guaranteed", concurrency=4),
+        entitlement("new", "guaranteed", concurrency=4),
+        short=2,
+        short_slots=4,
+    ) as fleet:
+        assert post(fleet, "new").status_code == 200
+        fleet.kill_engine(fleet.engines[1])
+        wait_until(lambda: post(fleet, "new").status_code == 503)
+        refused = post(fleet, "new")
+        assert refused.headers["x-sluice-reason"] == "entitlement_degraded"
+        assert post(fleet, "old").status_code == 200
+        fleet.start_engine(fleet.engines[1])
+        wait_until(lambda: post(fleet, "new").status_code == 200, 20.0)
+
+
+def test_buckets_and_ledgers_survive_a_restart_in_sqlite(tmp_path: Path) -> None:
+    file = tmp_path / "sluice.db"
+    config = {"state": {"url": f"sqlite:///{file}"}}
+    spent = entitlement("a", tokens_per_second=0.001)
+    with fleet_of(spent, config=config, short_window=128, mock=("--speed", "50")) as fleet:
+        statuses = [post(fleet, "a", 60).status_code for _ in range(4)]
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+    with sqlite3.connect(file) as db:
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
+    with fleet_of(spent, config=config, short_window=128, mock=("--speed", "50")) as fleet:
+        assert post(fleet, "a", 60).status_code == 429, "a restart is no way to a full bucket"
+
+
+def test_observe_mode_refuses_nobody_and_says_whom_it_would_have(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with (
+        fleet_of(
+            entitlement("a", max_concurrency=1),
+            model={"mode": "observe"},
+            config={"request_log": {"path": str(log)}},
+            mock=("--speed", "2"),
+        ) as fleet,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        answers = list(threads.map(lambda _: post(fleet, "a", 20), range(4)))
+        assert [a.status_code for a in answers] == [200] * 4
+        assert "x-ratelimit-limit-requests" not in answers[0].headers
+        wait_until(lambda: log.exists() and log.read_text().count('"lease_id"') == 4)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        records = [line for line in lines if "event" not in line]
+        assert {r.get("would_deny") for r in records} == {None, "concurrency"}
+
+
+def test_the_log_replayed_through_the_policy_gives_the_same_decisions(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    tenants = [
+        entitlement("g", "guaranteed", concurrency=2),
+        entitlement("e", concurrency=2, slo_target_ms=500, tokens_per_second=40),
+        entitlement("f", concurrency=2, slo_target_ms=30_000, tokens_per_second=40),
+        entitlement("s", "spot"),
+    ]
+    with (
+        fleet_of(
+            *tenants,
+            model={"mode": "observe"},
+            config={"request_log": {"path": str(log)}},
+            short_slots=6,
+            short_window=512,
+            mock=("--speed", "2"),
+        ) as fleet,
+        ThreadPoolExecutor(12) as threads,
+    ):
+        end_s = time.monotonic() + 12.0
+
+        def ask(n: int) -> int:
+            count = 0
+            while time.monotonic() < end_s:
+                name = "gefs"[(n + count) % 4]
+                stream = count % 3 == 0
+                assert post(fleet, name, 10 + 7 * (n % 5), stream=stream).status_code == 200
+                count += 1
+            return count
+
+        asked = sum(threads.map(ask, range(12)))
+        wait_until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
+        wait_until(lambda: log.read_text().count('"lease_id"') == asked)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sum(line.get("event") == "tick" for line in lines) >= 2
+    found = replay(lines, MODEL)
+    assert len(found) == asked
+    assert [r for r in found if r.logged != r.decided] == []
+    assert {r.decided for r in found} > {""}, "somebody would have been refused"
+
+
+def test_every_settled_request_is_exported_once_with_its_charge(tmp_path: Path) -> None:
+    file = tmp_path / "usage.jsonl"
+    with fleet_of(
+        entitlement("a"), config={"usage_export": {"path": str(file)}}, mock=("--speed", "50")
+    ) as fleet:
+        for _ in range(3):
+            assert post(fleet, "a", 8).status_code == 200
+        wait_until(lambda: file.exists() and len(file.read_text().splitlines()) == 3)
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert len({line["id"] for line in lines}) == 3
+        assert all(line["entitlement"] == "a" and line["charge_tokens"] > 8 for line in lines)
+
+
+@pytest.mark.redis
+def test_two_gateways_share_one_limit(redis_server: RedisServer) -> None:
+    config = {"state": {"url": redis_server.url}}
+    limited = entitlement("a", max_concurrency=3)
+    with (
+        fleet_of(limited, config=config, mock=("--speed", "1")) as one,
+        fleet_of(limited, config=config, mock=("--speed", "1")) as two,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        answers = list(threads.map(lambda n: post((one, two)[n % 2], "a", 100), range(8)))
+        assert sorted(a.status_code for a in answers) == [200] * 3 + [429] * 5
+        wait_until(lambda: post(one, "a").status_code == 200)
+
+
+@pytest.mark.redis
+def test_redis_away_hangs_nobody_and_limits_go_on() -> None:
+    limited = entitlement("a", max_concurrency=2)
+    with RedisServer() as redis:
+        config = {"state": {"url": redis.url}}
+        with fleet_of(limited, config=config, mock=("--speed", "5")) as fleet:
+            assert post(fleet, "a").status_code == 200
+            redis.kill()
+            slowest_s, statuses = 0.0, set()
+            for _ in range(20):
+                started_s = time.monotonic()
+                statuses.add(post(fleet, "a").status_code)
+                slowest_s = max(slowest_s, time.monotonic() - started_s)
+            assert statuses == {200}, "local_share: this gateway's own limits"
+            assert slowest_s < 3.0
+            assert read_metrics(fleet.url)["sluice_store_up"] == 0
+            redis.start()
+            wait_until(lambda: read_metrics(fleet.url)["sluice_store_up"] == 1, 20.0)
+            assert post(fleet, "a").status_code == 200
+
+
+def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
+    with fleet_of(
+        entitlement("g", "guaranteed", concurrency=8),
+        entitlement("s", "spot"),
+        short_slots=16,
+        mock=("--speed", "2"),
+    ) as fleet:
+        stop = threading.Event()
+
+        def leave(name: str) -> None:
+            while not stop.is_set():
+                body = {
+                    "model": MODEL,
+                    "messages": [{"role": "user", "content": "x"}],
+                    "max_tokens": 500,
+                    "mock_output_tokens": 500,
+                    "stream": True,
+                }
+                try:
+                    httpx.post(
+                        fleet.url + CHAT,
+                        json=body,
+                        headers={"authorization": f"Bearer sk-{name}"},
+                        timeout=0.15,
+                    )
+                except httpx.TimeoutException:
+                    continue
+
+        threads = [threading.Thread(target=leave, args=(n,)) for n in "gsgs"]
+        for thread in threads:
+            thread.start()
+        time.sleep(2.0)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        wait_until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
+        for name in "gs":
+            (view,) = [
+                e
+                for e in admin(fleet, "GET", "/admin/entitlements").json()["data"]
+                if e["name"] == name
+            ]
+            usage = view["usage"]
+            assert usage["debited_tokens"] - usage["refunded_tokens"] == usage["used_tokens"], view
+
+
+def test_log_fields_of_admission_are_those_of_the_record() -> None:
+    assert {"lease_id", "reserved_tokens", "charge_tokens", "would_deny"} <= set(
+        DecisionRecord.__struct_fields__
+    )

@@ -1,0 +1,60 @@
+"""Builders for tests of token pools; each states only what matters."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.policy import admission
+from gateway.policy.admission import Denial, Grant, Request
+from gateway.policy.entitlements import Entitlement, ServiceClass
+from gateway.policy.ledger import Terms, TokenPool
+
+NOW_S = 1_700_000_000.0
+
+
+def entitled(name: str = "e", service_class: ServiceClass = "elastic", **terms: Any) -> Entitlement:
+    """An entitlement of model "m"; `baseline` may be one number, of the first pool."""
+    if isinstance(terms.get("baseline"), int):
+        terms["baseline"] = (terms["baseline"],)
+    return Entitlement(name=name, model="m", service_class=service_class, **terms)
+
+
+def pool(*entitlements: Entitlement, slots: tuple[int, ...] = (4,), **terms: Any) -> TokenPool:
+    """A model's pools with these entitlements, created in this order unless they say."""
+    book = TokenPool(Terms(slots=slots, **terms))
+    for number, each in enumerate(entitlements, start=1):
+        book.define(each if each.created else msgspec.structs.replace(each, created=number))
+    return book
+
+
+def request(lease_id: str = "a", entitlement: str = "e", **more: Any) -> Request:
+    """A request of 100 tokens and one sequence to the first pool."""
+    known: dict[str, Any] = {"pool": 0, "estimate_tokens": 100, **more}
+    return Request(lease_id=lease_id, entitlement=entitlement, **known)
+
+
+def admit(
+    book: TokenPool,
+    lease_id: str = "a",
+    entitlement: str = "e",
+    *,
+    at: float = NOW_S,
+    observe: bool = False,
+    **more: Any,
+) -> Grant | Denial:
+    """Ask for a lease."""
+    return admission.admit(book, request(lease_id, entitlement, **more), at, observe=observe)
+
+
+def granted(book: TokenPool, lease_id: str = "a", entitlement: str = "e", **more: Any) -> Grant:
+    """A lease that must be given."""
+    found = admit(book, lease_id, entitlement, **more)
+    assert isinstance(found, Grant), found
+    return found
+
+
+def denied(book: TokenPool, lease_id: str = "a", entitlement: str = "e", **more: Any) -> Denial:
+    """A lease that must be refused."""
+    found = admit(book, lease_id, entitlement, **more)
+    assert isinstance(found, Denial), found
+    return found

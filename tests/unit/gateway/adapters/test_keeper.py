@@ -1,0 +1,248 @@
+"""The keeper: terms follow the fleet and the entitlements, ticks and renewals come in time."""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from gateway.adapters.store.keeper import STEP_S, Keeper, ModelSpec
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import Ask
+from gateway.policy import fleet
+from gateway.policy.capacity import WorkerShare
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
+from tests.builders import served_model
+from tests.fakes import FakeClock
+from tests.token_pools import NOW_S, entitled
+
+SHARES = (
+    WorkerShare(slots=4, kv_bytes=100, tokens_per_s=10.0, replicas=(1, 5)),
+    WorkerShare(slots=2, kv_bytes=0, tokens_per_s=5.0, replicas=(1, 2)),
+)
+OLD = entitled("old", "guaranteed", baseline=(4, 1), slo_ms=1000, created=1)
+NEW = entitled("new", "guaranteed", baseline=(4, 1), slo_ms=3000, created=2)
+SPOT = entitled("spot", "spot", created=3)
+
+
+class Recording(MemoryLeases):
+    """The embedded store, which remembers what was published and can fail."""
+
+    def __init__(self, served: object, clock: FakeClock, book: TokenPool) -> None:
+        super().__init__({"m": served}, clock, {"m": book}, wall_clock=clock)  # type: ignore[dict-item]
+        self.published: list[Terms] = []
+        self.ticks = 0
+        self.failing = False
+
+    async def change(self, model: str, terms: Terms) -> None:
+        if self.failing:
+            raise ConnectionError("away")
+        self.published.append(terms)
+        await super().change(model, terms)
+
+    async def tick(self) -> None:
+        self.ticks += 1
+        await super().tick()
+
+
+class Kept:
+    """A fleet of two and one workers, its store and its keeper; one clock for all."""
+
+    def __init__(self, *entitlements: Entitlement, base: Terms | None = None) -> None:
+        self.clock = FakeClock(NOW_S)
+        self.served = served_model(workers=(2, 1), slots=4)
+        base = base or Terms(slots=(8, 2), largest_tokens=100, tokens_per_s=25.0)
+        self.book = TokenPool(base)
+        self.entitlements: Sequence[Entitlement] = entitlements
+        for each in entitlements:
+            self.book.define(each)
+        self.store = Recording(self.served, self.clock, self.book)
+        self.engine_kv = 0
+        spec = ModelSpec(
+            base=base,
+            pools=self.served.pools,
+            shares=SHARES,
+            entitlements=lambda: self.entitlements,
+            kv_bytes=lambda _pool, _worker: self.engine_kv,
+        )
+        self.keeper = Keeper(self.store, {"m": spec}, self.clock, self.clock)
+
+    async def step(self, seconds: float = STEP_S) -> None:
+        self.clock.advance(seconds)
+        await self.keeper.step()
+
+    def worker(self, *, up: bool) -> None:
+        fleet.probed(self.served.pools[0], 1, ok=up)
+
+    @property
+    def terms(self) -> Terms:
+        return self.book.terms
+
+    async def admit(self, lease_id: str, entitlement: str, pool: int = 0) -> None:
+        await self.store.admit(
+            Ask(
+                lease_id=lease_id,
+                model="m",
+                entitlement=entitlement,
+                pool=pool,
+                alternates=(),
+                cost_tokens=10,
+                sequences=1,
+            )
+        )
+
+
+async def test_the_first_step_publishes_what_the_workers_hold() -> None:
+    kept = Kept(OLD, NEW)
+    await kept.step()
+    assert (kept.terms.slots, kept.terms.kv_bytes, kept.terms.tokens_per_s) == (
+        (8, 2),
+        (200, 0),
+        25,
+    )
+    assert kept.terms.mean_slo_ms == 2000
+    assert kept.terms.largest_tokens == 100
+
+
+async def test_nothing_is_published_while_nothing_changes() -> None:
+    kept = Kept(OLD)
+    for _ in range(20):
+        await kept.step()
+    assert len(kept.store.published) == 1
+    assert kept.store.ticks == 20
+
+
+async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept(OLD, NEW)
+    await kept.step()
+    kept.worker(up=False)
+    with caplog.at_level(logging.WARNING, "sluice.pools"):
+        for _ in range(3):
+            await kept.step()
+        assert kept.terms.slots == (4, 2)
+        states = [view.state for view in await kept.store.view("m", ["old", "new"])]
+        assert states == ["bound", "degraded"]
+        kept.worker(up=True)
+        await kept.step()
+    assert [view.state for view in await kept.store.view("m", ["new"])] == ["bound"]
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            "model m: capacity (slots: short 4, long 2) does not hold the baselines of 1 "
+            "entitlements; the newest wait"
+        ),
+        "model m: capacity holds all baselines again",
+    ]
+
+
+async def test_one_that_never_fitted_is_pending() -> None:
+    kept = Kept(OLD)
+    await kept.step()
+    third = msgspec.structs.replace(NEW, baseline=(5, 0))
+    kept.entitlements = (OLD, third)
+    await kept.store.define(third)
+    kept.keeper.entitlements_changed("m")
+    kept.keeper.entitlements_changed("another")
+    await kept.step()
+    assert [view.state for view in await kept.store.view("m", ["new"])] == ["pending"]
+    assert [view.state for view in await kept.store.view("m", ["old"])] == ["bound"]
+
+
+async def test_a_configured_mean_slo_stays() -> None:
+    kept = Kept(OLD, base=Terms(slots=(8, 2), mean_slo_ms=15_250.0))
+    await kept.step()
+    assert kept.terms.mean_slo_ms == 15_250
+
+
+async def test_what_engines_say_of_their_kv_counts_where_nothing_is_stated() -> None:
+    kept = Kept(OLD)
+    await kept.step()
+    kept.engine_kv = 70
+    await kept.step()
+    assert kept.terms.kv_bytes == (200, 70)
+
+
+async def test_an_expiry_makes_room_for_others() -> None:
+    expiring = msgspec.structs.replace(
+        OLD, service_class="dedicated", baseline=(5, 0), expires_unix_s=NOW_S + 60
+    )
+    kept = Kept(expiring, NEW)
+    await kept.step()
+    assert [v.state for v in await kept.store.view("m", ["old", "new"])] == ["bound", "pending"]
+    assert kept.book.pools[0].idle_dedicated == 5
+    await kept.step(60.0)
+    assert [v.state for v in await kept.store.view("m", ["old", "new"])] == ["expired", "bound"]
+    assert kept.book.pools[0].idle_dedicated == 0
+
+
+async def test_leases_are_renewed_before_they_expire() -> None:
+    kept = Kept(SPOT)
+    await kept.step()
+    await kept.admit("a", "spot")
+    for _ in range(int(4 * LEASE_TTL_S)):
+        await kept.step(1.0)
+    assert list(kept.book.leases) == ["a"]
+
+
+async def test_a_step_that_fails_is_logged_once_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept(OLD)
+    kept.store.failing = True
+    with caplog.at_level(logging.ERROR, "sluice.pools"):
+        for _ in range(5):
+            await kept.step()
+        assert [record.getMessage() for record in caplog.records] == [
+            "keeping the capacity of m failed, trying again"
+        ]
+        assert kept.store.ticks == 5
+        kept.store.failing = False
+        await kept.step()
+        assert len(kept.store.published) == 1
+        kept.store.failing = True
+        kept.worker(up=False)
+        await kept.step()
+    assert len(caplog.records) == 2
+
+
+async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
+    kept = Kept(OLD, SPOT)
+    await kept.step()
+    assert kept.keeper.desired_replicas("m", 0) == 2  # 4 reserved of 4 * .85 usable
+    for number in range(3):
+        await kept.admit(f"s{number}", "spot")
+    await kept.admit("o", "old")
+    await kept.step(5.0)
+    assert kept.keeper.desired_replicas("m", 0) == 3  # 4 reserved + 3, the one within counts once
+    (short, long) = await kept.keeper.pools("m")
+    assert (short.desired_replicas, long.desired_replicas) == (3, 1)
+    assert kept.keeper.desired_replicas("unmanaged", 0) == 0
+
+
+async def test_refused_demand_asks_for_more_and_falls_after_the_cooldown() -> None:
+    kept = Kept(SPOT)
+    await kept.step()
+    kept.book.pools[0].denials = [1.0] * 10
+    await kept.step(5.0)
+    assert kept.keeper.desired_replicas("m", 0) == 3  # two a second for five seconds
+    await kept.step(290.0)
+    assert kept.keeper.desired_replicas("m", 0) == 3
+    await kept.step(20.0)
+    assert kept.keeper.desired_replicas("m", 0) == 1
+
+
+async def test_a_pending_entitlement_within_the_most_replicas_starts_scaling() -> None:
+    kept = Kept(OLD, msgspec.structs.replace(NEW, baseline=(12, 0)))
+    await kept.step()
+    assert [v.state for v in await kept.store.view("m", ["new"])] == ["pending"]
+    assert kept.keeper.desired_replicas("m", 0) == 5
+
+
+async def test_started_it_steps_by_itself_until_closed() -> None:
+    kept = Kept(SPOT)
+    await kept.keeper.start()
+    assert len(kept.store.published) == 1
+    await kept.keeper.close()
+    await kept.keeper.close()

@@ -1,0 +1,313 @@
+"""The file's part in token pools: shapes, terms and entries, as policy and adapters take them."""
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from gateway.policy.capacity import WorkerShare
+from gateway.policy.entitlement_fit import check_fit
+from gateway.policy.entitlement_terms import BadTerms, terms_from
+from gateway.policy.entitlements import PROFILES
+from gateway.settings import Config, ConfigError, parse, remarks
+from gateway.settings.token_pools import (
+    base_terms,
+    entries,
+    managed,
+    shape_of,
+    terms_of,
+    worker_shares,
+)
+
+GIB = 1 << 30
+HASH = "a" * 64
+FLEET = """\
+version: 1
+models:
+  - name: m
+    kv_bytes_per_token: 65536
+    spill_queue: 3
+    pools:
+      short:
+        max_model_len: 8192
+        max_num_seqs: 4
+        workers: ["http://a:1", "http://a:2"]
+        tokens_per_second: 100
+        kv_cache_gib: 4
+        replicas: {min: 1, max: 5}
+      long:
+        max_model_len: 65536
+        max_num_seqs: 2
+        workers: ["http://b:1"]
+        tokens_per_second: 50
+  - name: other
+    pools: {only: {max_model_len: 1024, max_num_seqs: 1, workers: ["http://c:1"]}}
+"""
+ENTITLED = (
+    FLEET
+    + f"""\
+entitlements:
+  - name: prod
+    tenant: acme
+    model: m
+    service_class: guaranteed
+    slo_target_ms: 500
+    tokens_per_second: 120
+    kv_cache_gib: 1.5
+    concurrency: {{short: 3, long: 1}}
+    api_keys: ["sha256:{HASH}"]
+    expires_at: 2030-01-01T00:00:00Z
+  - {{name: batch, tenant: acme, model: m, service_class: spot, max_concurrency: 6,
+     max_tokens_per_second: 40, max_kv_cache_gib: 2, mode: observe}}
+  - {{name: plain, tenant: acme, model: other}}
+"""
+)
+
+
+def read(text: str) -> Config:
+    return parse(text, "sluice.yaml", {})
+
+
+def test_a_model_is_managed_when_an_entitlement_states_a_class_or_a_limit() -> None:
+    config = read(ENTITLED)
+    assert [managed(config, model) for model in config.models] == [True, False]
+    assert not managed(read(FLEET), read(FLEET).models[0])
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        "service_class: elastic",
+        "slo_target_ms: 5",
+        "tokens_per_second: 5",
+        "max_tokens_per_second: 5",
+        "kv_cache_gib: 1",
+        "max_kv_cache_gib: 1",
+        "concurrency: 1",
+        "max_concurrency: 1",
+    ],
+)
+def test_each_of_them_alone_is_enough(stated: str) -> None:
+    text = FLEET + f"entitlements: [{{name: e, tenant: t, model: m, {stated}}}]\n"
+    config = read(text)
+    assert managed(config, config.models[0])
+
+
+def test_base_terms_are_those_of_every_listed_worker() -> None:
+    terms = base_terms(read(ENTITLED).models[0])
+    assert terms.slots == (8, 2)
+    assert terms.kv_bytes == (8 * GIB, 0), "what the long pool has, its engines say"
+    assert terms.tokens_per_s == 250
+    assert terms.largest_tokens == 65536
+    assert (terms.headroom, terms.spill_queue, terms.mean_slo_ms) == (1, 3, 0)
+    assert (terms.reclaim_spot, terms.profile) == (False, PROFILES["default"])
+
+
+def test_base_terms_take_the_rules_of_admission() -> None:
+    rules = "{headroom: 3, profile: paper, mean_slo_ms: 15250, reclaim: cancel, mode: observe}"
+    model = read(FLEET.replace("spill_queue: 3", f"admission: {rules}")).models[0]
+    terms = base_terms(model)
+    assert (terms.headroom, terms.mean_slo_ms, terms.reclaim_spot) == (3, 15250, True)
+    assert terms.profile == PROFILES["paper"]
+    assert model.observes_admission
+    assert model.mode == "enforce"
+
+
+def test_admission_observes_where_the_model_does_unless_it_says_otherwise() -> None:
+    observing = FLEET.replace("spill_queue: 3", "mode: observe")
+    assert read(observing).models[0].observes_admission
+    assert not read(FLEET).models[0].observes_admission
+    own = observing.replace("mode: observe", "mode: observe\n    admission: {mode: enforce}")
+    assert not read(own).models[0].observes_admission
+
+
+def test_without_bytes_per_token_no_kv_is_enforced() -> None:
+    model = read(FLEET).models[1]
+    assert base_terms(model).kv_bytes == (0,)
+    assert shape_of(model).max_kv_bytes == 0
+
+
+def test_a_worker_s_share_of_its_pool() -> None:
+    assert worker_shares(read(FLEET).models[0]) == (
+        WorkerShare(slots=4, kv_bytes=4 * GIB, tokens_per_s=100, replicas=(1, 5)),
+        WorkerShare(slots=2, kv_bytes=0, tokens_per_s=50, replicas=(1, 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "bounds"),
+    [("{}", (2, 2)), ("{min: 1}", (1, 2)), ("{max: 4}", (2, 4)), ("{min: 3}", (3, 3)),
+     ("{min: 0, max: 9}", (0, 9))],
+)  # fmt: skip
+def test_replica_bounds_are_the_workers_listed_unless_given(
+    replicas: str, bounds: tuple[int, int]
+) -> None:
+    model = read(FLEET.replace("{min: 1, max: 5}", replicas)).models[0]
+    assert worker_shares(model)[0].replicas == bounds
+
+
+def test_the_shape_counts_the_most_replicas() -> None:
+    shape = shape_of(read(FLEET).models[0])
+    assert (shape.pools, shape.slots, shape.max_slots) == (("short", "long"), (8, 2), (20, 2))
+    assert shape.max_tokens_per_s == 550
+    assert shape.max_kv_bytes == 5 * 4 * GIB + 2 * 65536 * 65536, "unsaid: all slots filled"
+
+
+def test_what_fits_only_with_more_replicas_is_taken() -> None:
+    text = ENTITLED.replace("{short: 3, long: 1}", "{short: 20, long: 1}")
+    assert entries(read(text))[0].terms.baseline == (20, 1)
+
+
+def test_entries_carry_terms_keys_and_the_order_of_the_file() -> None:
+    prod, batch, plain = entries(read(ENTITLED))
+    assert (prod.origin, prod.key_sha256, batch.key_sha256) == ("file", (HASH,), ())
+    assert [e.terms.created for e in (prod, batch, plain)] == [1, 2, 3]
+    terms = prod.terms
+    assert (terms.service_class, terms.baseline, terms.limit) == ("guaranteed", (3, 1), 4)
+    assert (terms.tokens_per_s, terms.kv_bytes, terms.slo_ms) == (120, 3 * GIB // 2, 500)
+    assert terms.expires_unix_s == 1893456000
+    spot = batch.terms
+    assert (spot.limit, spot.tokens_per_s, spot.tokens_per_s_limit) == (6, 0, 40)
+    assert (spot.kv_bytes, spot.kv_bytes_limit, spot.observe) == (0, 2 * GIB, True)
+
+
+def test_a_section_s_digest_is_the_same_however_it_is_written() -> None:
+    one = entries(read(ENTITLED))
+    assert len({entry.file_digest for entry in one}) == 3
+    moved = ENTITLED.replace("    tenant: acme\n    model: m\n", "    model: m\n    tenant: acme\n")
+    spelt = moved.replace("model: other}", "model: other, service_class: elastic, mode: enforce}")
+    assert [e.file_digest for e in entries(read(spelt))] == [e.file_digest for e in one]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("slo_target_ms: 500", "slo_target_ms: 501"), (HASH, "b" * 64), ("long: 1", "long: 2")],
+)
+def test_a_section_that_says_something_else_has_another_digest(old: str, new: str) -> None:
+    before, after = (entries(read(t))[0] for t in (ENTITLED, ENTITLED.replace(old, new)))
+    assert before.file_digest != after.file_digest
+
+
+baselines = st.one_of(
+    st.integers(1, 12).map(str),
+    st.tuples(st.integers(0, 12), st.integers(0, 3)).map(
+        lambda p: f"{{short: {p[0]}, long: {p[1]}}}"
+    ),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["dedicated", "guaranteed", "elastic"]),
+            baselines,
+            st.integers(1, 300),
+            st.integers(1, 20),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_the_file_and_the_admin_api_agree_on_what_fits(
+    rows: list[tuple[str, str, int, int]],
+) -> None:
+    lines = [
+        f"  - {{name: e{i}, tenant: t, model: m, service_class: {kind}, concurrency: {baseline}, "
+        f"tokens_per_second: {rate}, kv_cache_gib: {kv}}}\n"
+        for i, (kind, baseline, rate, kv) in enumerate(rows)
+    ]
+    taken: list[str] = []
+    for line in lines:
+        before = read(FLEET + "entitlements:\n" + "".join(taken)) if taken else read(FLEET)
+        try:
+            after = read(FLEET + "entitlements:\n" + "".join([*taken, line]))
+        except ConfigError:
+            with pytest.raises(BadTerms):
+                _post(before, line)
+        else:
+            _post(before, line)
+            assert len(after.entitlements) == len(taken) + 1
+            taken.append(line)
+
+
+def _post(config: Config, line: str) -> None:
+    """The line as the admin API would judge it."""
+    model = config.models[0]
+    terms = terms_from(yaml.safe_load(line)[0], shape_of(model), 1)
+    check_fit(terms, shape_of(model), [terms_of(e, model) for e in config.entitlements])
+
+
+huge = st.sampled_from([1 << 23, 1 << 31, 1 << 53, 1 << 60, 10**40])
+sizes = st.one_of(st.integers(1, 40), st.integers(1, 40), st.integers(-1, 40), huge)
+bounds = st.fixed_dictionaries({}, optional={"min": sizes, "max": sizes})
+amounts = st.one_of(sizes, st.floats(0, 9), st.floats(allow_nan=True, allow_infinity=True))
+classes = st.sampled_from(["dedicated", "guaranteed", "elastic", "spot", "preemptible"])
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> dict[str, Any]:
+    """Configurations whose numbers know no measure."""
+    pools = {
+        name: {
+            "max_model_len": draw(st.sampled_from([window, 1 << 53])),
+            "max_num_seqs": draw(sizes),
+            "workers": [f"http://{name}:{port + 1}" for port in range(draw(st.integers(1, 3)))],
+            **draw(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "tokens_per_second": amounts,
+                        "kv_cache_gib": amounts,
+                        "replicas": bounds,
+                    },
+                )
+            ),
+        }
+        for name, window in (("short", 8192), ("long", 65536))
+    }
+    entitlement = st.fixed_dictionaries(
+        {"tenant": st.just("t"), "model": st.just("m"), "service_class": classes},
+        optional={
+            "slo_target_ms": amounts,
+            "tokens_per_second": amounts,
+            "max_tokens_per_second": amounts,
+            "kv_cache_gib": amounts,
+            "max_kv_cache_gib": amounts,
+            "concurrency": st.one_of(sizes, st.fixed_dictionaries({"short": sizes})),
+            "max_concurrency": sizes,
+        },
+    )
+    model: dict[str, Any] = {"name": "m", "pools": pools}
+    if draw(st.booleans()):
+        model["kv_bytes_per_token"] = draw(st.sampled_from([1, 327680, 1 << 53]))
+    listed = draw(st.lists(entitlement, max_size=4))
+    return {
+        "version": 1,
+        "models": [model],
+        "entitlements": [{"name": f"e{i}", **e} for i, e in enumerate(listed)],
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees())
+def test_whatever_the_numbers_a_file_is_refused_or_has_terms(tree: dict[str, Any]) -> None:
+    try:
+        config = read(yaml.safe_dump(tree, sort_keys=False))
+    except ConfigError:
+        event("refused")
+        return
+    event("taken")
+    model = config.models[0]
+    terms = base_terms(model)
+    assert all(slots > 0 for slots in terms.slots)
+    assert len(terms.kv_bytes) == len(worker_shares(model)) == 2
+    shape = shape_of(model)
+    made = [entry.terms for entry in entries(config)]
+    for e in made:
+        check_fit(e, shape, made)
+        assert e.limit >= sum(e.baseline) or not e.limit
+    assert remarks(config) is not None
+    assert managed(config, model) == bool(made)

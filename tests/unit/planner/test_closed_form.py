@@ -1,0 +1,51 @@
+"""Closed forms: savings, the best boundary, archetypes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from planner.closed_form import best_boundary, corrected_nodes, savings, shape_of
+from planner.distribution import Cdf
+from planner.library import SHIPPED
+from planner.workload import from_cdf
+from tests.unit.planner.lengths import cdfs, whole_lengths
+
+
+def test_savings_as_the_token_budget_paper_states_them() -> None:
+    # Section 3: alpha .80, rho 4 give 60 %; .70 and 2 give 35 %.
+    assert savings(0.80, 4) == pytest.approx(0.60)
+    assert savings(0.70, 2) == pytest.approx(0.35)
+    # Section 4.2: 917/13.5 + 83/.37 = 68 + 224.
+    assert corrected_nodes(1000, 0.917, 13.5, 0.37) == pytest.approx(68 + 224, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "boundary"), [("azure", 8192), ("lmsys", 8192), ("agent-heavy", 24_576)]
+)
+def test_best_boundaries(name: str, boundary: int) -> None:
+    assert best_boundary(SHIPPED[name].workload, 65_536) == boundary
+
+
+@settings(max_examples=40, deadline=None)
+@given(cdf=cdfs())
+def test_no_whole_length_is_a_better_boundary(cdf: Cdf) -> None:
+    lengths = whole_lengths(cdf)
+    steps = lengths.weight * (np.ceil(lengths.prompt / 512) + lengths.answer)
+    below = np.cumsum(steps)
+    nodes = lengths.total * below + 65_536 * (below[-1] - below)
+    found = best_boundary(from_cdf(cdf), 65_536)
+    inside = nodes[: min(65_535, nodes.size)]
+    assert nodes[found - 1] <= inside.min() * 1.01
+
+
+@pytest.mark.parametrize(
+    ("name", "b_short", "archetype"),
+    [
+        ("azure", 4096, "I"),
+        ("lmsys", 1536, "I"),
+        ("agent-heavy", 8192, "II"),
+        ("agent-heavy", 2048, "III"),
+    ],
+)
+def test_archetypes(name: str, b_short: int, archetype: str) -> None:
+    assert shape_of(SHIPPED[name].workload, b_short, 1.5).archetype == archetype

@@ -1,0 +1,65 @@
+"""The fleet as sluice.yaml: the gateway reads it."""
+
+import pytest
+
+from gateway.settings import Config, parse
+from planner.gateway_file import assign_workers, gateway_file
+from planner.goals import Goals
+from planner.library import SHIPPED
+from planner.plan import make_plan
+from planner.records import Plan, Question
+
+
+def plan_of(**given: object) -> Plan:
+    question = Question(
+        workload=SHIPPED["azure"].workload, goals=Goals(rate_per_s=50.0, ttft_s=2.0)
+    )
+    fields = {name: getattr(question, name) for name in question.__struct_fields__}
+    return make_plan(Question(**{**fields, **given}))
+
+
+def config_of(plan: Plan, *workers: str) -> Config:
+    return parse(gateway_file(plan, assign_workers(plan, workers)), "plan.yaml", {})
+
+
+def test_two_pools() -> None:
+    plan = plan_of(b_short=(4096,), gamma=1.5, max_cut=0.5)
+    model = config_of(plan).models[0]
+    assert model.boundary.b_short == (4096,)
+    assert model.boundary.gamma == 1.5
+    assert model.compression.enabled
+    assert model.kv_bytes_per_token == 327_680
+    for pool in plan.chosen.pools:
+        assert len(model.pools[pool.name].workers) == pool.nodes
+        assert model.pools[pool.name].max_num_seqs == pool.slots_per_node
+    assert model.pools["short"].max_model_len == 8192
+    assert model.pools["long"].max_model_len == 65_536
+
+
+def test_slots_by_window_keep_the_window_at_the_boundary() -> None:
+    plan = plan_of(b_short=(4096,), gamma=1.0, mode="corrected")
+    model = config_of(plan).models[0]
+    assert model.pools["short"].max_model_len == 4096
+    assert not model.compression.enabled
+
+
+def test_one_pool_and_three() -> None:
+    one = plan_of(gamma=1.0, most_pools=1)
+    assert list(config_of(one).models[0].pools) == [pool.name for pool in one.chosen.pools]
+    three = config_of(plan_of(b_short=(1024, 4096))).models[0]
+    assert list(three.pools) == ["short", "middle", "long"]
+    assert three.boundaries == (1024, 4096)
+
+
+@pytest.mark.parametrize("quote", ['http://a:1/"x', "http://b:1/$x"])
+def test_workers_are_dealt_out_and_quoted(quote: str) -> None:
+    plan = plan_of(b_short=(4096,), gamma=1.0)
+    short = plan.chosen.pools[0].nodes
+    bare = [f"http://10.0.0.{i}:8000" for i in range(short + 1)]
+    dealt = assign_workers(plan, ["long=http://10.1.0.1:8000", *bare])
+    assert dealt["short"] == bare[:short]
+    assert dealt["long"] == ["http://10.1.0.1:8000", bare[-1]]
+    model = config_of(plan, "long=http://10.1.0.1:8000", *bare).models[0]
+    assert [worker.url for worker in model.pools["long"].workers] == dealt["long"]
+    assert model.pools["short"].workers[0].url == bare[0]
+    assert quote not in gateway_file(plan, {"short": [quote]})
