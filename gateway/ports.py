@@ -239,6 +239,47 @@ class Directory(Protocol):
         """Let go of files and connections."""
 
 
+class CompressTask(Record, frozen=True, kw_only=True):
+    """A request body that should be made to fit. Plain values: it travels to another process."""
+
+    endpoint: str
+    """chat, completions, responses or messages."""
+    body: bytes
+    budget_tokens: int
+    """T_c: what the prompt may have, template and media included."""
+    bytes_per_token: float
+    """The category's mean."""
+    fixed_tokens: int = 0
+    """Template and media: they are not text and cannot be cut."""
+    category: str | None = None
+    max_cut: float = 0.5
+    tokenizer: str | None = None
+    """Path of the model's tokenizer.json, for exact counts."""
+
+
+class CompressResult(Record, frozen=True, kw_only=True):
+    """A body that fits, or why there is none."""
+
+    body: bytes | None = None
+    """The client's own bytes but for the text that was cut."""
+    reason: str = ""
+    """Why not: one of the compressor's, or queue_full, timeout, failed."""
+    text_bytes_before: int = 0
+    text_bytes_after: int = 0
+    tokens_after: int | None = None
+    """Exact, where a tokenizer is configured."""
+
+
+class CompressRunner(Protocol):
+    """Compresses off the event loop. Never raises but for cancellation."""
+
+    async def compress(self, task: CompressTask) -> CompressResult:
+        """The compressed body, or the reason there is none, within the time limit."""
+
+    async def close(self) -> None:
+        """End the worker processes."""
+
+
 class RecordSink(Protocol):
     """Where decision records go (request log and the look-up ring)."""
 
