@@ -27,9 +27,9 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# What the gateway runs with, and nothing else.
+# What the gateway runs with, the compressor included.
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) -e '.[compress]'
 	@touch $@
 
 # All that development needs; it holds the runtime too.

@@ -21,7 +21,9 @@ BENCHES = {
     "fleetopt": "FleetOpt's tables: published, ours, what two pools buy; how long a plan takes",
     "pool-routing": "the token-budget paper's tables: published, ours, what cannot be derived",
     "compressor": "what survives compression, what it costs, whether it fits",
+    "compressor-load": "what compressing costs the requests beside it",
     "token-pools": "the token-pools paper's experiments on the shipped policy, in virtual time",
+    "token-pools-replicas": "four gateways on one Redis: limits, a killed one, Redis away, observe",
     "token-pools-live": "a flood of spot through a real gateway, with token pools and without",
 }
 

@@ -186,7 +186,7 @@ class Fleet:
             engine.process = None
 
     def kill_replica(self, replica: Replica) -> None:
-        """Kill a gateway's process, as a machine that is lost does."""
+        """Kill a gateway's process."""
         if replica.process is not None:
             self._children.forget(replica.process)
             replica.process.kill()

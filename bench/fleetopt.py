@@ -3,13 +3,15 @@
 Published figures: arXiv:2603.16514, CC BY 4.0. Mode `paper` is the published model; its rows
 hold when they equal what was printed. The columns `exact`, `mix`, `corrected` and `paged` are
 our models (docs/planner.md); their targets are figures derived beside the planner, by exact
-sums over whole lengths. Nothing is started; traces come by --data.
+sums over whole lengths. Then fleets are simulated (bench.fleetopt_simulated), in two processes
+of this one's kind. Nothing else is started; traces come by --data.
 """
 
 from pathlib import Path
 from typing import Any, Final
 
 from bench.fleetopt_columns import columns, pairs_columns
+from bench.fleetopt_simulated import NAMES, paged_rows, speed, verdict_rows
 from bench.fleetopt_timing import timing
 from bench.report import Report, Row
 from planner import paper
@@ -22,7 +24,6 @@ from planner.workload import Workload, from_lengths
 RATE: Final = 1000.0
 SLO_S: Final = 0.5
 WINDOW: Final = 65_536
-NAMES: Final = {"azure": "Azure", "lmsys": "LMSYS", "agent-heavy": "Agent-heavy"}
 AZURE_FILES: Final = ("AzureLLMInferenceTrace_code.csv", "AzureLLMInferenceTrace_conv.csv")
 
 # alpha, beta at gamma 1.5, rho.
@@ -77,12 +78,18 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
         rows += columns(shipped, NAMES[shipped.workload.name])
     rows += pairs_columns(pairs) if pairs else [_not_measured()]
     rows += timing(pairs)
+    rows += simulated()
     detail: dict[str, Any] = {"source": "arXiv:2603.16514, CC BY 4.0"}
     if plot is not None:
         from bench.fleetopt_plot import draw
 
         detail["plots"] = [str(file) for file in draw(plot)]
     return Report(name="fleetopt", rows=rows, detail=detail)
+
+
+def simulated() -> list[Row]:
+    """All that the simulator says; the speed first, while nothing else runs."""
+    return [speed(), *verdict_rows(), *paged_rows()]
 
 
 def azure_pairs(data: Path | None) -> Workload | None:

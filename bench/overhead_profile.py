@@ -84,7 +84,8 @@ def profile_rows(body: bytes) -> list[Row]:
             incoming, outcome, usage, principal=principal, facts=facts, served=served,
             estimate=lengths, planned=planned, plan=planned, lease=lease, prompt=prompt,
             binding=binding, attempts=(), refusal=None, rescued=False, queue_s=0.0, sent_s=0.0,
-            now_s=1.0, settled_unix_s=1.0, lease_changes=(), evicted=False, prompts=False,
+            now_s=1.0, settled_unix_s=1.0, lease_changes=(), evicted=False, compress_s=None,
+            prompts=False,
         )  # fmt: skip
 
     found = record()

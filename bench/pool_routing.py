@@ -1,8 +1,9 @@
-"""`python -m bench pool-routing`: Tables 1, 2, 4, 5 and Figure 6 of token-budget pool routing.
+"""`python -m bench pool-routing`: Tables 1 to 5 and Figure 6 of token-budget pool routing.
 
 Published figures: arXiv:2604.09613, CC BY 4.0. Ours are computed: fleets by the paper's own
 timing model from breakpoints fitted to it (bench.pool_routing_model), learning by the shipped
-estimator on seeded streams (bench.pool_routing_learning). Nothing is started.
+estimator on seeded streams (bench.pool_routing_learning), latencies by the fleet simulator
+(bench.pool_routing_latency). Nothing is started.
 A row has a target where the published figure can be had; the note says why where it cannot.
 """
 
@@ -10,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
+from bench.pool_routing_latency import table_3
 from bench.pool_routing_learning import (
     AT,
     CATEGORIES,
@@ -62,7 +64,7 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
         *_table_1(azure, lmsys),
         *_table_2(azure, lmsys),
         *_closed_forms(azure, lmsys),
-        _table_3(),
+        *table_3(azure),
         *_table_4(),
         *_table_5(),
         *_figure_6(),
@@ -201,14 +203,6 @@ def _closed_forms(azure: Sizing, lmsys: Sizing) -> list[Row]:
         _rounds("Eq. 8, Azure: long instances", long, 224),
         _rounds("Eq. 8, Azure: both", short + long, 292),
     ]
-
-
-def _table_3() -> Row:
-    return Row(
-        metric="Table 3: latencies",
-        measured="not measured",
-        note="comes with the fleet simulator, in a later version",
-    )
 
 
 def _table_4() -> list[Row]:

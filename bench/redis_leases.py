@@ -48,6 +48,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     own_share: float
     redis_us: float
     redis_share: float
+    others_share: float
+    """What else the machine did meanwhile: of a core."""
     failed: int
     """Round trips."""
 
@@ -71,7 +73,8 @@ def main() -> None:
         f"{what}: {found.admissions_per_s:,.0f} admissions/s (each with its settlement)\n"
         f"latency p50 {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms\n"
         f"process {found.own_share:.0%} of a core, {found.own_us:.0f} us each; "
-        f"Redis {found.redis_share:.0%}, {found.redis_us:.0f} us each\n"
+        f"Redis {found.redis_share:.0%}, {found.redis_us:.0f} us each; "
+        f"others {found.others_share:.0%}\n"
         f"failed round trips {found.failed}"
     )
 
@@ -84,14 +87,15 @@ def measured(*, clients: int, entitlements: int, seconds: float, rate: float = 0
 async def _measure(clients: int, entitlements: int, seconds: float, rate: float) -> Figures:
     async with _store(entitlements) as (store, redis_pid):
         load = _Load(store, entitlements)
-        redis_s, own_s = _cpu_s(redis_pid), time.process_time()
+        redis_s, own_s, machine_s = _cpu_s(redis_pid), _own_s(), _machine_s()
         if rate:
             await load.paced(rate, seconds)
         else:
             await load.by_turns(clients, seconds)
         passed_s = time.monotonic() - load.began_s
         redis_s = _cpu_s(redis_pid) - redis_s
-        own_s = time.process_time() - own_s
+        own_s = _own_s() - own_s
+        others_s = _machine_s() - machine_s - redis_s - own_s
         latencies = sorted(load.latencies)
         count = len(latencies)
         return Figures(
@@ -102,6 +106,7 @@ async def _measure(clients: int, entitlements: int, seconds: float, rate: float)
             own_share=own_s / passed_s,
             redis_us=redis_s / count * 1e6,
             redis_share=redis_s / passed_s,
+            others_share=max(0.0, others_s) / passed_s,
             failed=store.failures_total,
         )
 
@@ -200,6 +205,18 @@ async def _store(entitlements: int) -> AsyncIterator[tuple[RedisLeases, int]]:
             yield store, server.process.pid
         finally:
             await store.close()
+
+
+def _own_s() -> float:
+    """CPU seconds of this process, and of the pacer once it has ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def _machine_s() -> float:
+    """CPU seconds of everything that runs here, and what the host took (Linux)."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_s(pid: int) -> float:

@@ -3,7 +3,7 @@
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +27,25 @@ def entitlement(name: str, service_class: str, **more: Any) -> dict[str, Any]:
         "api_keys": [f"sha256:{digest}"],
         **more,
     }
+
+
+def fleet_of(
+    entitlements: Sequence[Mapping[str, Any]],
+    gateways: Sequence[Mapping[str, Any]],
+    *,
+    window_tokens: int = 2048,
+) -> Fleet:
+    """Two engines of 32 slots, and a gateway for each of what `gateways` adds to their files."""
+    first, *further = gateways
+    return Fleet(
+        short=2,
+        long=0,
+        short_window=window_tokens,
+        short_slots=32,
+        mock=("--prefix-cache-tokens", "0"),
+        config={"entitlements": list(entitlements), **first},
+        further=[{"entitlements": list(entitlements), **more} for more in further],
+    )
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +125,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.debited - self.refunded - self.used)
 
 
-def ledger(replica: Replica, exports: Iterable[Path]) -> list[Entry]:
-    """Every entitlement's, as the admin API tells it."""
-    charged = exported(exports)
+def ledger(replica: Replica, exports: Iterable[Path], *, since_unix_s: float = 0.0) -> list[Entry]:
+    """Every entitlement's, as the admin API tells it; exported is what was settled since then."""
+    charged = exported(exports, since_unix_s=since_unix_s)
     found = []
     for shown in replica.admin("/admin/entitlements").raise_for_status().json()["data"]:
         usage = shown["usage"]
@@ -125,7 +144,7 @@ def ledger(replica: Replica, exports: Iterable[Path]) -> list[Entry]:
     return found
 
 
-def exported(files: Iterable[Path]) -> dict[str, int]:
+def exported(files: Iterable[Path], *, since_unix_s: float = 0.0) -> dict[str, int]:
     """Tokens charged by entitlement; the first line of each id counts."""
     lines: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -134,6 +153,8 @@ def exported(files: Iterable[Path]) -> dict[str, int]:
             lines.setdefault(line["id"], line)
     charged: dict[str, int] = {}
     for line in lines.values():
+        if line["time_unix_s"] < since_unix_s:
+            continue
         name = line["entitlement"]
         charged[name] = charged.get(name, 0) + line["charge_tokens"]
     return charged
@@ -162,8 +183,3 @@ def exports_in(folder: Path, count: int) -> tuple[list[dict[str, Any]], list[Pat
     """What each of so many gateways is told of its export, and the files."""
     files = [folder / f"usage-{n}.jsonl" for n in range(count)]
     return [{"usage_export": {"path": str(file)}} for file in files], files
-
-
-def names(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Of entitlements."""
-    return [entry["name"] for entry in entries]

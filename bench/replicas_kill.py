@@ -22,6 +22,7 @@ from bench.replicas_books import (
     Snapshot,
     entitlement,
     exports_in,
+    fleet_of,
     ledger,
     settled,
 )
@@ -58,25 +59,14 @@ def rows() -> list[Row]:
     """Part 2."""
     found = Death()
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
-        further, files = exports_in(Path(folder), GATEWAYS)
-        config = {
-            "state": {"url": redis.url},
-            "entitlements": [
-                entitlement("holder", "elastic", concurrency=HELD, max_concurrency=HELD),
-                entitlement("guaranteed", "guaranteed", concurrency=SERVED),
-            ],
-            **further[0],
-        }
+        gateways, files = exports_in(Path(folder), GATEWAYS)
+        entitlements = [
+            entitlement("holder", "elastic", concurrency=HELD, max_concurrency=HELD),
+            entitlement("guaranteed", "guaranteed", concurrency=SERVED),
+        ]
+        told = [{**more, "state": {"url": redis.url}} for more in gateways]
         with (
-            Fleet(
-                short=2,
-                long=0,
-                short_window=65_536,
-                short_slots=32,
-                mock=("--prefix-cache-tokens", "0"),
-                config=config,
-                further=further[1:],
-            ) as fleet,
+            fleet_of(entitlements, told, window_tokens=65_536) as fleet,
             redis.client() as client,
         ):
             books = Books(client)

@@ -7,6 +7,7 @@ process, `run` serves them until SIGTERM.
 import asyncio
 import gc
 import hashlib
+import importlib
 import importlib.metadata
 import logging
 import secrets
@@ -16,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -29,6 +30,7 @@ from gateway.adapters.usage_export import UsageExport
 from gateway.assembly import TokenPools
 from gateway.domain import PhaseTimeouts, Principal
 from gateway.pipeline import Pipeline
+from gateway.policy.band import CompressionRules
 from gateway.policy.budget import PROFILES, LengthEstimator
 from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
 from gateway.policy.fleet import HealthRules, PoolState
@@ -48,6 +50,9 @@ from gateway.web.openapi import openapi_document
 from gateway.web.protocol import SWEEP_EVERY_S, GatewayProtocol
 from gateway.web.surface import Control
 from gateway.web.tenant_api import TenantView, tenant_router
+
+if TYPE_CHECKING:
+    from gateway.adapters.compress_workers import CompressWorkers
 
 _log = logging.getLogger("sluice")
 
@@ -88,6 +93,7 @@ class Gateway:
         records = Sinks(self.ring, *(s for s in (self.log, self.export) if s is not None))
         keyring = self.pools.keyring
         new_id = request_ids()
+        self.compressor = _compress_workers(config)
         self.pipeline = Pipeline(
             models=by_name(config, self.models),
             keyring=keyring,
@@ -95,6 +101,7 @@ class Gateway:
             upstream=self.upstream,
             metrics=self.metrics,
             records=records,
+            compressor=self.compressor,
             clock=clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
@@ -162,6 +169,8 @@ class Gateway:
         for writer in (self.log, self.export):
             if writer is not None:
                 writer.start()
+        if self.compressor is not None:
+            await self.compressor.start()
         await self.learning.start()
         await self.prober.start()
         async with self.pools.running(self.pipeline.extend):
@@ -173,6 +182,8 @@ class Gateway:
                 await self.upstream.close()
                 await self.desk.close()
                 await self.learning.close()
+                if self.compressor is not None:
+                    await self.compressor.close()
         for writer in (self.log, self.export):
             if writer is not None:
                 await writer.close()
@@ -220,6 +231,18 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
         reclaim_s=model.admission.reclaim_ms / 1000,
         engine_priority=model.engine_priority,
         observe_admission=model.observes_admission,
+        compression=_compression(model),
+    )
+
+
+def _compression(model: ModelConfig) -> CompressionRules | None:
+    if not model.compression.enabled:
+        return None
+    tokenizer = model.compression.tokenizer
+    return CompressionRules(
+        gamma=model.boundary.gamma,
+        max_cut=model.compression.max_cut,
+        tokenizer=None if tokenizer is None else str(tokenizer),
     )
 
 
@@ -230,6 +253,24 @@ def by_name(config: Config, models: tuple[ServedModel, ...]) -> dict[str, Served
         for name in (model.name, *model.aliases):
             table[name] = served
     return table
+
+
+def _compress_workers(config: Config) -> "CompressWorkers | None":
+    if not any(model.compression.enabled for model in config.models):
+        return None
+    # An extra: only who compresses needs numpy.
+    module = importlib.import_module("gateway.adapters.compress_workers")
+    made: CompressWorkers = module.CompressWorkers(
+        processes=config.compressor.processes,
+        time_limit_s=config.compressor.time_limit_ms / 1000,
+        queue=config.compressor.queue,
+        tokenizers=[
+            str(model.compression.tokenizer)
+            for model in config.models
+            if model.compression.enabled and model.compression.tokenizer is not None
+        ],
+    )
+    return made
 
 
 def request_ids() -> Callable[[], str]:

@@ -98,6 +98,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """From then on its keys answer 403; None for never."""
     suspended: bool = False
     """Its keys answer 403 until an admin resumes it."""
+    compress: bool = True
+    """Whether its prompts may be compressed."""
 
 
 class PhaseTimeouts(Record, frozen=True, kw_only=True):
@@ -251,6 +253,12 @@ class Prompt(Record, frozen=True, kw_only=True):
     body: bytes
     compressed: str = "none"
     """`none` or `12043->8110`, as in the x-sluice-compressed header."""
+    not_compressed: str = ""
+    """Why a prompt that should have been compressed was not."""
+    only_pool: int | None = None
+    """The pool a compressed body is for; every other gets the client's own."""
+    kept_share: float = 1.0
+    """Of the text's bytes."""
 
 
 class Binding(Record, frozen=True, kw_only=True):
@@ -322,6 +330,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """The client's own, when it is usable."""
     category: str | None = None
     """What x-sluice-category names, unchecked."""
+    compress: bool = True
+    """False where x-sluice-compress says off."""
     content_length: int | None = None
     json_body: bool = True
     """The content type is JSON, or not given."""
@@ -422,6 +432,11 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     ttft_s: float | None = None
     tpot_s: float | None = None
     duration_s: float | None = None
+    not_compressed: str | None = None
+    """Why a prompt in the band went as it came."""
+    kept_share: float | None = None
+    """Of a compressed prompt's text, in bytes."""
+    compress_ms: float | None = None
     lease_id: str | None = None
     service_class: str | None = None
     asked_pool: str | None = None

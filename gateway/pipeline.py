@@ -29,11 +29,19 @@ from gateway.domain import (
 )
 from gateway.errors import ContextLengthExceeded, RateLimited, Refusal, Unavailable
 from gateway.policy import fleet
+from gateway.policy.band import Band, band_plan
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import larger_pools
 from gateway.policy.retry import Fault, hurts_health, next_step
 from gateway.policy.served import ServedModel
-from gateway.ports import ClientReply, Headers, LeaseStore, RecordSink, Upstream
+from gateway.ports import (
+    ClientReply,
+    CompressRunner,
+    Headers,
+    LeaseStore,
+    RecordSink,
+    Upstream,
+)
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
@@ -59,6 +67,7 @@ class Walk:
     __slots__ = (
         "attempts",
         "binding",
+        "compress_s",
         "dispatched",
         "estimate",
         "evicted",
@@ -89,6 +98,7 @@ class Walk:
         self.plan: Plan | None = None
         self.lease: Lease | None = None
         self.prompt: Prompt | None = None
+        self.compress_s: float | None = None
         self.binding: Binding | None = None
         self.relay: stage_forward.Relay | None = None
         self.queue_s = 0.0
@@ -118,6 +128,7 @@ class Pipeline:
         upstream: Upstream,
         metrics: Metrics,
         records: RecordSink,
+        compressor: CompressRunner | None = None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log_prompts: bool = False,
@@ -129,6 +140,7 @@ class Pipeline:
         self._upstream = upstream
         self._metrics = metrics
         self._records = records
+        self._compressor = compressor
         self._clock = clock
         self._wall_clock = wall_clock
         self._log_prompts = log_prompts
@@ -199,7 +211,12 @@ class Pipeline:
         walk.estimate = estimate = stage_estimate.estimate(served, endpoint, facts, principal)
         # 3 plan
         walk.planned = planned = stage_plan.plan(served, endpoint, estimate)
-        walk.plan = plan = stage_plan.applied(served, estimate, planned)
+        band = stage_plan.band(served, endpoint, principal, incoming, facts, estimate, planned)
+        compresses = isinstance(band, Band) and self._compressor is not None
+        if isinstance(band, Band) and compresses and not served.observe:
+            walk.plan = plan = band_plan(planned, band)
+        else:
+            walk.plan = plan = stage_plan.applied(served, estimate, planned)
         # 4 admit
         walk.lease = await stage_admit.admit(
             self._store, served, principal, incoming.lease_id, estimate, plan
@@ -209,10 +226,37 @@ class Pipeline:
             walk.task = asyncio.current_task()
             self._held[walk.lease.id] = walk
         # 5 compress, 6 adjust the lease
-        walk.prompt = prompt = stage_compress.compress(incoming.body)
-        walk.lease = stage_adjust.adjust(walk.lease)
+        if isinstance(band, Band) and plan.compress and walk.lease.pool == band.pool:
+            await self._compress(incoming, walk, served, facts, band)
+        else:
+            why = ("observed" if served.observe else "spilled") if compresses else str(band)
+            walk.prompt = Prompt(body=incoming.body, not_compressed=why)
+        prompt = _found(walk.prompt)
         # 7 bind, 8 queue, 9 dispatch and forward
         walk.outcome = await self._serve_leased(incoming, reply, walk, served, facts, prompt)
+
+    async def _compress(
+        self, incoming: Incoming, walk: Walk, served: ServedModel, facts: BodyFacts, band: Band
+    ) -> None:
+        """Stages 5 and 6: the prompt, its estimate and its lease; the plan if it went wrong."""
+        runner, planned = _found(self._compressor), _found(walk.planned)
+        started_s = self._clock()
+        walk.prompt, walk.estimate = await stage_compress.compress(
+            runner, served, incoming, facts, _found(walk.estimate), band
+        )
+        walk.compress_s = self._clock() - started_s
+        if walk.prompt.only_pool is None:
+            walk.plan = planned
+        held = _found(walk.lease)
+        walk.lease = await stage_adjust.adjust(
+            self._store, served, held, planned, walk.prompt, walk.estimate
+        )
+        now_s = self._wall_clock()
+        if walk.lease.pool != held.pool:
+            walk.lease_changes.append((now_s, "transfer", walk.lease.pool))
+        elif walk.prompt.only_pool is not None:
+            walk.reserved_tokens = walk.lease.cost_tokens
+            walk.lease_changes.append((now_s, "resize", walk.lease.cost_tokens))
 
     async def _serve_leased(
         self,
@@ -291,6 +335,9 @@ class Pipeline:
         pool = served.pools[binding.pool]
         worker = served.workers[binding.pool][binding.worker]
         lease, estimate = _found(walk.lease), _found(walk.estimate)
+        if prompt.only_pool is not None and prompt.only_pool != binding.pool:
+            # What was cut was cut for one pool; any other gets the client's own.
+            walk.prompt = prompt = Prompt(body=incoming.body, not_compressed="other_pool")
         priority = stage_dispatch.engine_priority(served, _found(walk.principal), lease)
         call = stage_dispatch.upstream_call(
             served, incoming, facts, estimate, prompt, binding, priority
@@ -439,6 +486,7 @@ class Pipeline:
                     walk.prompt,
                     outcome,
                 )
+                stage_settle.remember(served, walk.principal, walk.prompt, outcome)
         record = stage_explain.decision_record(
             incoming,
             outcome,
@@ -461,6 +509,7 @@ class Pipeline:
             settled_unix_s=now_unix_s,
             lease_changes=tuple(walk.lease_changes),
             evicted=walk.evicted,
+            compress_s=walk.compress_s,
             prompts=self._log_prompts,
         )
         stage_explain.count(self._metrics, record, estimate, served, lease)

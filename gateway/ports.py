@@ -263,11 +263,11 @@ class CompressResult(Record, frozen=True, kw_only=True):
     body: bytes | None = None
     """The client's own bytes but for the text that was cut."""
     reason: str = ""
-    """Why not: one of the compressor's, or queue_full, timeout, failed."""
+    """Why not: one of the compressor's, or several_prompts, queue_full, timeout, failed."""
     text_bytes_before: int = 0
     text_bytes_after: int = 0
     tokens_after: int | None = None
-    """Exact, where a tokenizer is configured."""
+    """Of the whole prompt, `fixed_tokens` too; exact, None without a tokenizer."""
 
 
 class CompressRunner(Protocol):

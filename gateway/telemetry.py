@@ -15,6 +15,7 @@ SECONDS = (
 FAST_SECONDS = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0,
 )  # fmt: skip
+SHARES = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 RATIOS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
 
 
@@ -107,6 +108,14 @@ class Metrics:
         self.tokens = Counter("sluice_tokens", "Tokens metered.", ("model", "entitlement", "kind"))
         self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
         self.ejections = Counter("sluice_ejections", "Workers ejected.", ("pool", "worker"))
+        self.compressions = Counter(
+            "sluice_compressions",
+            "Prompts in the band above a boundary: compressed, or why not.",
+            ("model", "result"),
+        )
+        self.kept_share = Histogram(
+            "sluice_compression_kept_ratio", "Share of the text's bytes that was kept.", (), SHARES
+        )
         self.evictions = Counter(
             "sluice_evictions", "Requests that gave way to protected ones.", ("model", "pool")
         )

@@ -279,6 +279,7 @@ def _routed(spec: FleetSpec, traffic: Traffic, random: Random) -> Route:
         traffic.output_tokens,
         gamma=spec.gamma,
         compressible=spec.compressible,
+        max_cut=spec.max_cut,
         random=random,
     )
 

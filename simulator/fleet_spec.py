@@ -26,6 +26,8 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Totals up to gamma x boundary may be compressed below it."""
     compressible: float = 1.0
     """p_c: the share of them that can."""
+    max_cut: float = 1.0
+    """The largest share of a prompt that compression removes."""
     dispatch: str = "jsq"
     """One of `simulator.dispatch.DISPATCHERS`."""
     spill_queue: int | None = None

@@ -38,17 +38,19 @@ def route(
     *,
     gamma: float = 1.0,
     compressible: float = 1.0,
+    max_cut: float = 1.0,
     random: Random,
 ) -> Route:
     """Plan all requests; those a little above a boundary may be compressed below it first.
 
     The band is boundary < L <= int(gamma boundary), gamma >= 1; a share `compressible` (p_c) of
-    its requests fits: L_in becomes boundary - L_out, where that leaves a prompt at all
-    (FleetOpt, sections 2.3 and 5.1).
+    its requests fits: L_in becomes boundary - L_out, where that leaves a prompt at all and
+    takes no more than a share `max_cut` of it (FleetOpt, sections 2.3 and 5.1).
     """
     if not gamma >= 1 or not 0 <= compressible <= 1:
         raise ValueError("gamma must be at least 1 and p_c between 0 and 1")
-    shorter, compressed = _compress(routing, prompts, outputs, gamma, compressible, random)
+    lucky = random.random(len(prompts)) < compressible if gamma > 1 else None
+    shorter, compressed = _compress(routing, prompts, outputs, gamma, max_cut, lucky)
     totals, where = np.unique(shorter + outputs, return_inverse=True)
     plans = [_plan(routing, int(total)) for total in totals]
     pools = np.array([REFUSED if plan is None else plan.pool for plan in plans], dtype=np.int64)
@@ -66,20 +68,20 @@ def _compress(
     prompts: Ints,
     outputs: Ints,
     gamma: float,
-    compressible: float,
-    random: Random,
+    max_cut: float,
+    lucky: NDArray[np.bool_] | None,
 ) -> tuple[Ints, NDArray[np.bool_]]:
+    """`lucky` can be compressed; None for no compression at all."""
     totals = prompts + outputs
     shorter, done = prompts.copy(), np.zeros(len(prompts), dtype=np.bool_)
-    if gamma <= 1:
+    if lucky is None:
         return shorter, done
-    lucky = random.random(len(prompts)) < compressible
     for pool in routing.pools[:-1]:
         boundary = pool.boundary_tokens
         if boundary is None:
             continue
         band = (totals > boundary) & (totals <= int(gamma * boundary)) & ~done
-        band &= lucky & (outputs < boundary)
+        band &= lucky & (outputs < boundary) & (totals - boundary <= max_cut * prompts)
         shorter[band] = boundary - outputs[band]
         done |= band
     return shorter, done

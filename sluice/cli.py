@@ -36,6 +36,7 @@ def root(
 
 def register() -> None:
     """Add every verb; each imports what it runs when it runs."""
+    from sluice.calibrate import calibrate
     from sluice.check import check
     from sluice.compress import compress
     from sluice.demo import demo
@@ -48,7 +49,8 @@ def register() -> None:
     from sluice.tenant import tenant
     from sluice.whatif import whatif
 
-    for verb in (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate):
+    verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
+    for verb in (*verbs, calibrate):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
     app.add_typer(tenant)
 

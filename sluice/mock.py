@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from math import ceil
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -58,14 +59,15 @@ def make_server(config: MockConfig, *, host: str, port: int) -> uvicorn.Server:
 
 def _profile(
     name: str,
+    file: Path | None,
     *,
     max_model_len: int | None,
     max_num_seqs: int | None,
     prefix_cache_tokens: int | None,
     scheduling: Literal["fcfs", "priority"] | None,
 ) -> EngineProfile:
-    """A named profile with the flags laid over it; ValueError when they contradict it."""
-    base = PROFILES.get(name)
+    """A profile with the flags laid over it; ValueError when they contradict it."""
+    base = PROFILES.get(name) if file is None else _read_profile(file)
     if base is None:
         raise ValueError(f"--profile {name} is unknown; there are {', '.join(sorted(PROFILES))}")
     window = max_model_len or base.max_model_len
@@ -82,6 +84,17 @@ def _profile(
         ),
         scheduling=scheduling or base.scheduling,
     )
+
+
+def _read_profile(file: Path) -> EngineProfile:
+    """`EngineProfile` as JSON, alone or as the `engine` of what `sluice calibrate` wrote."""
+    try:
+        document = msgspec.json.decode(file.read_bytes())
+        if isinstance(document, dict) and "engine" in document:
+            document = document["engine"]
+        return msgspec.convert(document, EngineProfile)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--profile-file {file}: {error}") from error
 
 
 def _faults(spec: str) -> Faults:
@@ -103,6 +116,9 @@ def mock(
     ] = None,
     speed: Annotated[float, typer.Option(min=0.001, help="So many times real speed.")] = 1.0,
     profile: Annotated[str, typer.Option(help="The engine's constants.")] = "llama-3-70b-a100",
+    profile_file: Annotated[
+        Path | None, typer.Option(help="The same from JSON, or from `sluice calibrate`.")
+    ] = None,
     prefix_cache_tokens: Annotated[
         int | None, typer.Option(min=0, help="Tokens kept for reuse; 0: no prefix cache.")
     ] = None,
@@ -126,6 +142,7 @@ def mock(
     try:
         engine = _profile(
             profile,
+            profile_file,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             prefix_cache_tokens=prefix_cache_tokens,

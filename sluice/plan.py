@@ -10,6 +10,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from planner.records import Plan
+    from sluice.plan_verify import Verification
 
 Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
 
@@ -77,6 +78,12 @@ def plan(
     worker: Annotated[
         list[str] | None, typer.Option(help="URL, or POOL=URL, for -o; repeat it.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Simulate the fleet: does it hold? Exit 1 if not.")
+    ] = False,
+    verify_requests: Annotated[
+        int, typer.Option(min=1000, help="Requests drawn for each pool's run, at most.")
+    ] = 300_000,
     plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
@@ -120,10 +127,13 @@ def plan(
     except PlanError as error:
         refuse(error, as_json=as_json)
     console = Console(highlight=False, stderr=as_json)
-    if as_json:
-        typer.echo(json.dumps(plan_json(found, elapsed_ms), indent=2))
-    else:
+    if not as_json:
         show_plan(found, elapsed_ms, console)
+    checked = None
+    if verify and found.chosen.feasible:
+        checked = _verify(found, verify_requests, console, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps(plan_json(found, elapsed_ms, checked), indent=2))
     if found.chosen.feasible and output is not None:
         from planner.gateway_file import assign_workers, gateway_file
 
@@ -131,8 +141,9 @@ def plan(
         output.write_text(gateway_file(found, workers), encoding="utf-8")
         console.print(f"wrote {output}")
     if plot is not None:
-        _draw(found, plot, console)
-    raise typer.Exit(0 if found.chosen.feasible else 1)
+        _draw(found, checked, plot, console)
+    holds = found.chosen.feasible and (checked is None or checked.holds)
+    raise typer.Exit(0 if holds else 1)
 
 
 def need_libraries() -> None:
@@ -144,11 +155,35 @@ def need_libraries() -> None:
         raise typer.Exit(2) from None
 
 
-def _draw(found: "Plan", folder: Path, console: Console) -> None:
+def _verify(found: "Plan", requests: int, console: Console, *, as_json: bool) -> "Verification":
+    """Simulate under a progress bar, and print what came of it."""
+    from rich.progress import Progress
+
+    from planner.errors import PlanError
+    from sluice.plan_verify import show_verification, verify
+    from sluice.planning import refuse
+
+    stderr = Console(stderr=True)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
+        tasks = {p.name: bars.add_task(f"{p.name}, simulated") for p in found.chosen.pools}
+
+        def progress(name: str, arrived: int, *, total: int) -> None:
+            bars.update(tasks[name], completed=arrived, total=total)
+
+        try:
+            checked = verify(found, most_requests=requests, progress=progress)
+        except PlanError as error:
+            refuse(error, as_json=as_json)
+    if not as_json:
+        show_verification(checked, console)
+    return checked
+
+
+def _draw(found: "Plan", checked: "Verification | None", folder: Path, console: Console) -> None:
     try:
         from sluice.plan_plot import draw
     except ImportError:
         typer.echo("plots need matplotlib\nfix: pip install 'sluice[bench]'", err=True)
         raise typer.Exit(2) from None
-    for file in draw(found, folder):
+    for file in draw(found, folder, checked):
         console.print(f"wrote {file}")

@@ -1,4 +1,4 @@
-"""Plots of a plan: cost over B x gamma, and the distribution with the band shaded."""
+"""Plots of a plan: cost over B x gamma, lengths with the band shaded, plan against simulation."""
 
 from pathlib import Path
 
@@ -7,16 +7,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from planner.records import Plan
+from simulator.experiments.verdict_records import PoolVerdict
+from sluice.plan_verify import Verification
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
 
-def draw(plan: Plan, folder: Path) -> list[Path]:
-    """Write the plots that the plan has figures for; returns their files."""
+def draw(plan: Plan, folder: Path, checked: Verification | None = None) -> list[Path]:
+    """Write the plots that there are figures for; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"plan-distribution.png": _distribution(plan)}
     if plan.grid and np.isfinite(np.array(plan.grid)).any():
         figures["plan-cost.png"] = _cost(plan)
+    if checked is not None:
+        figures["plan-verified.png"] = _verified(checked)
     files = []
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=120)
@@ -39,6 +43,47 @@ def _cost(plan: Plan) -> Figure:
     axes.legend(loc="upper right")
     figure.colorbar(image, ax=axes, label="$ per hour (nodes where no price is known)")
     return figure
+
+
+def _verified(checked: Verification) -> Figure:
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [pool.name for pool in checked.planned]
+    planned, seen = checked.planned, checked.verdict.pools
+    used = [[100 * p.utilisation for p in planned], [100 * u for u in checked.slots_used]]
+    first = [[1000 * p.ttft_p99_s for p in pools] for pools in (planned, seen)]
+    spans = [_off(pool) for pool in seen]
+    _beside(left, names, used)
+    _beside(right, names, first)
+    at = np.arange(len(names)) + 0.2
+    right.errorbar(at, first[1], yerr=np.array(spans).T, fmt="none", color="black", capsize=4)
+    right.axhline(1000 * checked.goals.ttft_s, color="black", lw=1, ls="--", label="SLO")
+    left.set(ylabel="planned slots in use (%)", ylim=(0, max(102, 1.05 * max(used[1]))))
+    right.set(ylabel="P99 time to first token (ms)", yscale="log")
+    right.yaxis.set_major_formatter("{x:g}")
+    if max(map(max, first)) < 30 * min(map(min, first)):
+        right.yaxis.set_minor_formatter("{x:g}")
+    for axes in (left, right):
+        axes.grid(axis="y", alpha=0.3)
+    right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.suptitle(f"Planned and simulated: {'holds' if checked.holds else 'does not hold'}")
+    return figure
+
+
+def _beside(axes: Axes, names: list[str], values: list[list[float]]) -> None:
+    at = np.arange(len(names))
+    for i, label in enumerate(("planned", "simulated")):
+        axes.bar(at + 0.4 * i - 0.2, values[i], 0.38, color=_COLOURS[i], label=label)
+    axes.set_xticks(at, names)
+
+
+def _off(pool: PoolVerdict) -> tuple[float, float]:
+    """Of the 95 % bounds, milliseconds below and above; none where there are none."""
+    bounds = pool.ttft_p99
+    if bounds is None:
+        return 0.0, 0.0
+    low = min(bounds.value - bounds.low, 0.9 * bounds.value)
+    return 1000 * low, 1000 * (bounds.high - bounds.value)
 
 
 def _distribution(plan: Plan) -> Figure:

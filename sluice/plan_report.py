@@ -10,9 +10,10 @@ from rich.table import Table
 
 from planner.records import Asked, EqualNodes, FleetPlan, Plan, PoolPlan
 from planner.verdict import fleet_line
+from sluice.plan_verify import Verification, verification_json
 
 
-def plan_json(plan: Plan, elapsed_ms: float) -> dict[str, Any]:
+def plan_json(plan: Plan, elapsed_ms: float, checked: Verification | None = None) -> dict[str, Any]:
     """The documented shape; what has no value is null."""
     question, chosen = plan.question, plan.chosen
     boundaries = chosen.boundaries
@@ -35,7 +36,8 @@ def plan_json(plan: Plan, elapsed_ms: float) -> dict[str, Any]:
         "savings_against": plan.baseline,
         "feasible": chosen.feasible,
         "elapsed_ms": elapsed_ms,
-        "verified": None,
+        "verified": checked.holds if checked else None,
+        "verification": verification_json(checked) if checked else None,
         "alternatives": [_fleet(fleet) for fleet in _alternatives(plan)],
         "closed_form": {
             "savings": plan.closed_form_savings,

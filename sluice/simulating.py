@@ -152,7 +152,8 @@ def fleet_of_model(
             )
         )
     gamma = model.boundary.gamma if model.compression.enabled else 1.0
-    return _spec(tuple(pools), gamma, compressible, dispatch, model.spill_queue)
+    spec = _spec(tuple(pools), gamma, compressible, dispatch, model.spill_queue)
+    return msgspec.structs.replace(spec, max_cut=model.compression.max_cut)
 
 
 def fleet_of_plan(
@@ -160,6 +161,7 @@ def fleet_of_plan(
     *,
     counting: Counting,
     compressible: float = 1.0,
+    max_cut: float = 1.0,
     dispatch: str = "least-loaded",
 ) -> FleetSpec:
     """A fleet of the planner, as `simulator.experiments.fleet_verdicts.judge` takes it.
@@ -178,7 +180,8 @@ def fleet_of_plan(
         )
         for pool in planned.pools
     )
-    return _spec(pools, planned.gamma, compressible, dispatch, None)
+    spec = _spec(pools, planned.gamma, compressible, dispatch, None)
+    return msgspec.structs.replace(spec, max_cut=max_cut)
 
 
 def lengths_of(workload: Workload) -> Lengths:

@@ -10,7 +10,15 @@ import msgspec
 from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
 from gateway.errors import Refusal, UpstreamFailure
 from gateway.policy.learned import Learned, Peer, Sums
-from gateway.ports import Headers, Heard, Settlement, UpstreamCall, UpstreamResponse
+from gateway.ports import (
+    CompressResult,
+    CompressTask,
+    Headers,
+    Heard,
+    Settlement,
+    UpstreamCall,
+    UpstreamResponse,
+)
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""
@@ -294,6 +302,22 @@ class FakeStore:
         """See LeaseStore."""
         self.settlements.append((lease, settlement))
         self.leases.pop(lease.id, None)
+
+
+class FakeCompressor:
+    """CompressRunner that answers as told and remembers what it was asked."""
+
+    def __init__(self, result: CompressResult) -> None:
+        self.result = result
+        self.tasks: list[CompressTask] = []
+
+    async def compress(self, task: CompressTask) -> CompressResult:
+        """See CompressRunner."""
+        self.tasks.append(task)
+        return self.result
+
+    async def close(self) -> None:
+        """See CompressRunner."""
 
 
 class FakeShared:

@@ -288,4 +288,5 @@ def _principal(terms: Entitlement) -> Principal:
         model=terms.model,
         expires_unix_s=terms.expires_unix_s or None,
         suspended=terms.suspended,
+        compress=terms.compress,
     )

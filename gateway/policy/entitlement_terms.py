@@ -29,7 +29,7 @@ MOST = 1 << 53
 FIELDS = (
     *("name", "tenant", "model", "service_class", "slo_target_ms"),
     *("tokens_per_second", "max_tokens_per_second", "kv_cache_gib", "max_kv_cache_gib"),
-    *("concurrency", "max_concurrency", "mode", "expires_at"),
+    *("concurrency", "max_concurrency", "mode", "compression", "expires_at"),
 )
 """Everything that can be written of an entitlement but its keys."""
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -92,6 +92,7 @@ def terms_from(fields: Mapping[str, object], model: ModelShape, created: int) ->
         kv_bytes_limit=kv_bytes_limit,
         expires_unix_s=_instant(fields.get("expires_at")),
         observe=_choice(fields, "mode", ("enforce", "observe"), "enforce") == "observe",
+        compress=_choice(fields, "compression", ("allow", "refuse"), "allow") == "allow",
         created=created,
     )
 
@@ -113,6 +114,7 @@ def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
         "concurrency": _shown_baseline(terms, model),
         "max_concurrency": None if follows else terms.limit,
         "mode": "observe" if terms.observe else "enforce",
+        "compression": "allow" if terms.compress else "refuse",
         "expires_at": datetime.fromtimestamp(expires_s, UTC).isoformat() if expires_s else None,
     }
 

@@ -103,6 +103,8 @@ class Entitlement(Record, frozen=True, kw_only=True):
     suspended: bool = False
     observe: bool = False
     """Denials are computed and counted, not applied."""
+    compress: bool = True
+    """Whether its prompts may be compressed."""
     created: int = 0
     """Order of creation among its model's: the newest gives way first when capacity falls."""
 

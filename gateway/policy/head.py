@@ -31,6 +31,7 @@ _READ = frozenset(
         b"x-api-key",
         b"x-request-id",
         b"x-sluice-category",
+        b"x-sluice-compress",
     }
 )
 
@@ -39,7 +40,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
     """The facts of a request's headers."""
     forwarded: list[tuple[bytes, bytes]] = []
     bearer = other_key = request_id = category = length = None
-    json_body, form_body, plain_body = True, False, True
+    json_body, form_body, plain_body, compress = True, False, True, True
     for pair in headers:
         name, value = pair
         if name in FORWARDED:
@@ -61,12 +62,15 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
             plain_body = value.strip().lower() in (b"", b"identity")
         elif name == b"x-sluice-category":
             category = value.decode("latin-1")
+        elif name == b"x-sluice-compress":
+            compress = value.strip().lower() not in (b"off", b"false", b"0", b"no")
         else:
             other_key = value.strip()
     return RequestHead(
         api_key=other_key if bearer is None else bearer,
         request_id=request_id,
         category=category,
+        compress=compress,
         content_length=length,
         json_body=json_body,
         form_body=form_body,

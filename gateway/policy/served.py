@@ -5,7 +5,9 @@ from typing import Literal
 import msgspec
 
 from gateway.domain import PhaseTimeouts, WorkerAddress
+from gateway.policy.band import CompressionRules
 from gateway.policy.budget import LengthEstimator
+from gateway.policy.conversations import Conversations
 from gateway.policy.entitlements import PROFILES, AdmissionProfile
 from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
@@ -33,6 +35,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """How long a protected request waits for its first byte before others give way."""
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
     """Whose `priority` field the engines understand."""
+    compression: CompressionRules | None = None
+    """None where it is not enabled."""
+    conversations: Conversations = msgspec.field(default_factory=Conversations)
     observe_admission: bool = False
     """Admission is computed and counted, not applied (so it is where all of the model is)."""
 

@@ -5,6 +5,7 @@ section does not hide the others' problems. Positions in the file are the items'
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.settings.config import Config
@@ -39,6 +40,30 @@ def check_models(document: Document, models: Models) -> None:
             _check_workers(document, (*path, "pools", name, "workers"), pool)
             _check_replicas(document, (*path, "pools", name, "replicas"), pool)
         _check_capacity(document, path, model)
+        _check_compression(document, path, model)
+
+
+def _check_compression(document: Document, path: KeyPath, model: ModelConfig) -> None:
+    asked = model.compression
+    if not asked.enabled:
+        return
+    where = (*path, "compression")
+    if find_spec("numpy") is None:
+        document.add(
+            (*where, "enabled"), "the compressor is not installed", "pip install 'sluice[compress]'"
+        )
+    if len(model.pools) == 1:
+        document.add(
+            (*where, "enabled"), "one pool has no boundary to fit under", "give a second pool"
+        )
+    if asked.tokenizer is None:
+        return
+    if find_spec("tokenizers") is None:
+        document.add(
+            (*where, "tokenizer"), "the reader is not installed", "pip install 'sluice[exact]'"
+        )
+    if not _is_file(str(asked.tokenizer)):
+        document.add((*where, "tokenizer"), "no such file", "give the path of tokenizer.json")
 
 
 def _check_names(document: Document, models: Models) -> None:

@@ -86,6 +86,17 @@ class UsageExportConfig(Section):
     """The file, appended to and synced; absent: no export."""
 
 
+class CompressorConfig(Section):
+    """The processes that compress prompts, off the event loop."""
+
+    processes: Count = 1
+    """Worker processes, each with one core's work at most."""
+    time_limit_ms: Amount = 250.0
+    """Of one prompt; past it the prompt goes to the larger pool as it came."""
+    queue: Natural = 16
+    """Prompts that may wait for a process; more go to the larger pool at once."""
+
+
 class HealthConfig(Section):
     """Probes and passive ejection of workers."""
 
@@ -159,6 +170,8 @@ class EntitlementConfig(Section):
     guaranteed: its baseline, and never more."""
     mode: Literal["enforce", "observe"] = "enforce"
     """observe: refusals are computed, logged and counted, never applied."""
+    compression: Literal["allow", "refuse"] = "allow"
+    """refuse: this tenant's prompts are never compressed, whatever the model says."""
     api_keys: Annotated[tuple[KeyHash, ...], Field(max_length=2)] = Field(default=(), repr=False)
     """`sha256:` hashes of the keys; two may live at once, so that keys can be rotated."""
     expires_at: Instant | None = None
@@ -195,6 +208,8 @@ class Config(Section):
     """Per-phase limits towards the engines."""
     health: HealthConfig = HealthConfig()
     """Probes and passive ejection of workers."""
+    compressor: CompressorConfig = CompressorConfig()
+    """The processes that compress prompts."""
     retry: RetryConfig = RetryConfig()
     """Trying another worker."""
     decisions_kept: Natural = 10_000

@@ -1,5 +1,6 @@
 """The parts of a model's section: boundary, compression, scheduling, admission, time-outs."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
@@ -45,6 +46,8 @@ class CompressionConfig(Section):
     """Compress what lies within gamma of the boundary."""
     max_cut: Share = 0.5
     """The largest share of a prompt that may be cut."""
+    tokenizer: Path | None = None
+    """The model's tokenizer.json: compressed prompts are counted exactly (extra `exact`)."""
 
 
 class SchedulingConfig(Section):

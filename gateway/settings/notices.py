@@ -35,8 +35,6 @@ def remarks(config: Config) -> list[str]:
 
 def _model(model: ModelConfig) -> list[str]:
     found = []
-    if model.compression.enabled:
-        found.append(f"model {model.name}: compression is read but not active yet")
     if model.boundary.auto:
         found.append(f"model {model.name}: boundary.auto is read but not active yet")
     policy = model.scheduling.policy

@@ -1,8 +1,27 @@
-"""Stage 6, adjust the lease: down to the cost of the prompt that will be served."""
+"""Stage 6, adjust the lease: down to the cost of the prompt that will be served.
 
-from gateway.domain import Lease
+A prompt that could not be compressed takes its lease along to the pool that holds it, if it may
+enter there; else it is refused, and what it had reserved is refunded.
+"""
+
+import msgspec
+
+from gateway.domain import Lease, LengthEstimate, Plan, Prompt
+from gateway.policy.served import ServedModel
+from gateway.ports import LeaseStore
 
 
-def adjust(lease: Lease) -> Lease:
-    """The lease unchanged, because an uncompressed prompt costs what was reserved."""
-    return lease
+async def adjust(
+    store: LeaseStore,
+    served: ServedModel,
+    lease: Lease,
+    planned: Plan,
+    prompt: Prompt,
+    estimate: LengthEstimate,
+) -> Lease:
+    """The lease as it is now. `planned`: where the whole prompt belongs. Raises Refusal."""
+    if prompt.only_pool is None:
+        return await store.transfer(lease, planned.pool, force=False)
+    kv_bytes = estimate.cost_tokens * served.kv_bytes_per_token
+    store.resize(lease, estimate.cost_tokens, kv_bytes)
+    return msgspec.structs.replace(lease, cost_tokens=estimate.cost_tokens, kv_bytes=kv_bytes)

@@ -1,12 +1,48 @@
-"""Stage 5, compress: T_c = B_short - L_out -> new body.
+"""Stage 5, compress: a prompt in the band is made to fit the smaller pool, T_c = B - L_out.
 
-The compressor is not part of this version, so every prompt stays as the client sent it:
-that is also what this stage does for each request that may not be compressed.
+Only after admission, so that rejected traffic costs no work; off the event loop, within a time
+limit. Whatever goes wrong, the request goes on as it came, to the pool that holds it.
 """
 
-from gateway.domain import Prompt
+from gateway.domain import BodyFacts, Incoming, LengthEstimate, Prompt
+from gateway.policy.band import Band, fixed_tokens, lowered
+from gateway.policy.served import ServedModel
+from gateway.ports import CompressRunner, CompressTask
 
 
-def compress(body: bytes) -> Prompt:
-    """The body to serve, and what was done to it."""
-    return Prompt(body=body)
+async def compress(
+    runner: CompressRunner,
+    served: ServedModel,
+    incoming: Incoming,
+    facts: BodyFacts,
+    estimate: LengthEstimate,
+    found: Band,
+) -> tuple[Prompt, LengthEstimate]:
+    """The compressed prompt and its estimate; on failure the client's own, with the reason."""
+    rules = served.compression
+    result = await runner.compress(
+        CompressTask(
+            endpoint=incoming.endpoint.name,
+            body=incoming.body,
+            budget_tokens=found.budget_tokens,
+            bytes_per_token=estimate.ratio,
+            fixed_tokens=fixed_tokens(facts, estimate),
+            category=estimate.category,
+            max_cut=0.5 if rules is None else rules.max_cut,
+            tokenizer=None if rules is None else rules.tokenizer,
+        )
+    )
+    if result.body is None:
+        return Prompt(body=incoming.body, not_compressed=result.reason), estimate
+    now = lowered(
+        estimate, facts, result.text_bytes_after, result.tokens_after, found.budget_tokens
+    )
+    return (
+        Prompt(
+            body=result.body,
+            compressed=f"{estimate.input_tokens}->{now.input_tokens}",
+            only_pool=found.pool,
+            kept_share=result.text_bytes_after / max(1, result.text_bytes_before),
+        ),
+        now,
+    )

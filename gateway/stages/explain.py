@@ -131,6 +131,7 @@ def decision_record(
     settled_unix_s: float,
     lease_changes: tuple[tuple[float, str, int], ...],
     evicted: bool,
+    compress_s: float | None,
     prompts: bool,
 ) -> DecisionRecord:
     """One request, explained: all that the stages found, in one flat record."""
@@ -170,7 +171,7 @@ def decision_record(
         cap_tokens=None if estimate is None else estimate.cap_tokens,
         sequences=None if estimate is None else estimate.sequences,
         planned_pool=None if planned is None else pools[planned.pool].name,
-        plan_reason=None if planned is None else planned.reason,
+        plan_reason=plan.reason if plan and plan.compress else planned.reason if planned else None,
         would_route=would,
         pool=None if binding is None else pools[binding.pool].name,
         worker=None if binding is None else pools[binding.pool].workers[binding.worker],
@@ -190,6 +191,9 @@ def decision_record(
         ttft_s=outcome.ttft_s,
         tpot_s=outcome.tpot_s,
         duration_s=now_s - incoming.received_s,
+        not_compressed=prompt.not_compressed or None if prompt else None,
+        kept_share=prompt.kept_share if prompt and prompt.only_pool is not None else None,
+        compress_ms=None if compress_s is None else compress_s * 1000,
         lease_id=incoming.lease_id,
         service_class=principal.service_class if principal and managed else None,
         asked_pool=pools[plan.pool].name if managed and plan and pools else None,
@@ -230,6 +234,7 @@ def count(
     model, pool = record.model or "", record.pool or ""
     metrics.requests.add(model, pool, record.outcome)
     _count_admission(metrics, record, lease)
+    _count_compression(metrics, record)
     if record.overhead_ms is not None:
         metrics.overhead.observe(record.overhead_ms / 1000, "to_dispatch")
     if record.ttft_s is not None:
@@ -248,7 +253,7 @@ def count(
     metrics.tokens.add(model, entitlement, "input", by=record.prompt_tokens)
     metrics.tokens.add(model, entitlement, "output", by=record.completion_tokens or 0)
     metrics.tokens.add(model, entitlement, "cached_input", by=record.cached_tokens or 0)
-    if record.usage_source != "engine" or not record.prompt_tokens:
+    if record.usage_source != "engine" or not record.prompt_tokens or record.kept_share is not None:
         return
     metrics.estimate_error.observe(
         estimate.input_tokens_total / record.prompt_tokens, estimate.category
@@ -266,6 +271,18 @@ def _count_admission(metrics: Metrics, record: DecisionRecord, lease: Lease | No
         metrics.admission.add(record.entitlement or "", "denied", record.reason)
     if record.evicted:
         metrics.evictions.add(record.model or "", record.pool or "")
+
+
+def _count_compression(metrics: Metrics, record: DecisionRecord) -> None:
+    if record.kept_share is not None:
+        metrics.compressions.add(record.model or "", "compressed")
+        metrics.kept_share.observe(record.kept_share)
+    elif record.not_compressed is not None:
+        metrics.compressions.add(record.model or "", record.not_compressed)
+        if record.not_compressed == "observed":
+            metrics.would.add("compress")
+    if record.compress_ms is not None:
+        metrics.overhead.observe(record.compress_ms / 1000, "compress")
 
 
 def _count_misroute(

@@ -4,8 +4,9 @@ In observe mode the boundary is computed and reported, and the request goes to t
 loaded pool that can hold it, as it would behind a bare relay.
 """
 
-from gateway.domain import Endpoint, LengthEstimate, Plan
+from gateway.domain import BodyFacts, Endpoint, Incoming, LengthEstimate, Plan, Principal
 from gateway.errors import ContextLengthExceeded
+from gateway.policy.band import Band, band_of
 from gateway.policy.pools import can_serve, plan_pool
 from gateway.policy.served import ServedModel
 
@@ -23,6 +24,30 @@ def plan(served: ServedModel, endpoint: Endpoint, estimate: LengthEstimate) -> P
         if not served.observe:
             raise
         return Plan(pool=len(served.routing.pools) - 1, alternates=(), reason="would_refuse")
+
+
+def band(
+    served: ServedModel,
+    endpoint: Endpoint,
+    principal: Principal,
+    incoming: Incoming,
+    facts: BodyFacts,
+    estimate: LengthEstimate,
+    planned: Plan,
+) -> Band | str:
+    """Whether the request should be compressed, or why not ("" when there is nothing to ask)."""
+    if served.compression is None:
+        return ""
+    found = band_of(served.routing, served.compression, endpoint, facts, estimate, planned)
+    if isinstance(found, str):
+        return found
+    if not incoming.head.compress:
+        return "refused_by_client"
+    if not principal.compress:
+        return "refused_by_entitlement"
+    if served.conversations.continues(principal.tenant, incoming.body):
+        return "cached_conversation"
+    return found
 
 
 def overflow_param(endpoint: Endpoint) -> str:

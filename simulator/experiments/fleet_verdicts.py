@@ -4,6 +4,7 @@ Pools without spillover are independent under Poisson arrivals, so each is run a
 as it needs: ten times its longest service.
 """
 
+from functools import partial
 from math import ceil
 from typing import Final, Literal
 
@@ -12,73 +13,40 @@ import numpy as np
 
 from simulator import arrivals
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
+from simulator.experiments.verdict_records import (
+    Criterion,
+    Goals,
+    PoolVerdict,
+    Progress,
+    Verdict,
+    faults_of,
+    verdict_of,
+)
 from simulator.fleet import FleetSpec, PoolSpec, simulate
-from simulator.outcome import HORIZON_SERVICES, PoolSummary
+from simulator.outcome import HORIZON_SERVICES
 from simulator.profiles import EngineProfile
-from simulator.routing import route
+from simulator.routing import REFUSED, Route, route
 from simulator.summary import summarise
 from simulator.traffic import (
     Breakpoints,
     CdfLengths,
+    Ints,
     Lengths,
+    Random,
     Traffic,
     joined,
     selected,
 )
 
+__all__ = ["Goals", "PoolVerdict", "Verdict", "faults_of", "judge", "verdict"]
+
 LEAST_REQUESTS: Final = 20_000
 MOST_DRAWN: Final = 30_000_000
 """Requests drawn for one pool, those of other pools included."""
-SATURATED: Final = 0.999
 _DRAWN_FOR_MORE: Final = 3_000_000
 """Drawn at most to have LEAST_REQUESTS of a pool that few requests reach."""
 _PILOT: Final = 100_000
 _AT_ONCE: Final = 1_000_000
-
-Criterion = Literal["wait", "ttft"]
-
-
-class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool: its figures, and what is wrong with it (nothing when it holds)."""
-
-    name: str
-    instances: int
-    requests: int
-    utilisation: float
-    wait_p99_s: float
-    ttft_p99_s: float
-    tpot_p99_s: float
-    duration_s: float
-    """Simulated; the wait of an overloaded pool grows with it."""
-    drifting: bool
-    faults: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Nothing is wrong."""
-        return not self.faults
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """All pools of a fleet."""
-
-    pools: tuple[PoolVerdict, ...]
-    criterion: Criterion
-    slo_s: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether every pool does."""
-        return all(pool.holds for pool in self.pools)
-
-
-class Goals(msgspec.Struct, frozen=True, kw_only=True):
-    """What every pool must hold at P99, in seconds."""
-
-    slo_s: float
-    tpot_slo_s: float | None = None
-    criterion: Criterion = "ttft"
-    """What `slo_s` is about."""
 
 
 def verdict(
@@ -128,6 +96,7 @@ def judge(
     seed: int = 0,
     services: int = HORIZON_SERVICES,
     most_drawn: int = MOST_DRAWN,
+    progress: Progress | None = None,
 ) -> Verdict:
     """Run each pool alone on its share of a Poisson stream, and hold it against the SLOs.
 
@@ -139,23 +108,15 @@ def judge(
         raise ValueError("a fleet that spills is judged as a whole: take spill_queue away")
     goals = Goals(slo_s=slo_s, tpot_slo_s=tpot_slo_s, criterion=criterion)
     pools = tuple(
-        _judge_pool(spec, p, lengths, rate_per_s, goals, seed, services, most_drawn)
+        _judge_pool(spec, p, lengths, rate_per_s, goals, seed, services, most_drawn, progress)
         for p in range(len(spec.pools))
     )
-    return Verdict(pools=pools, criterion=criterion, slo_s=slo_s)
-
-
-def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
-    """What is wrong with a pool, in words; nothing when it holds."""
-    faults = []
-    if pool.drifting or pool.utilisation > SATURATED:
-        faults.append("overloaded: waits depend on how long it runs")
-    tail = pool.wait if goals.criterion == "wait" else pool.ttft
-    if not tail.p99_s <= goals.slo_s:
-        faults.append(f"{goals.criterion} P99 {tail.p99_s:.3g} s, above {goals.slo_s:g} s")
-    if goals.tpot_slo_s is not None and not pool.tpot.p99_s <= goals.tpot_slo_s:
-        faults.append(f"TPOT P99 {pool.tpot.p99_s:.3g} s, above {goals.tpot_slo_s:g} s")
-    return tuple(faults)
+    return Verdict(
+        pools=pools,
+        criterion=criterion,
+        slo_s=slo_s,
+        refused_share=_refused_share(spec, lengths, seed),
+    )
 
 
 def _judge_pool(
@@ -167,6 +128,7 @@ def _judge_pool(
     seed: int,
     services: int,
     most_drawn: int,
+    progress: Progress | None,
 ) -> PoolVerdict:
     pilot = _share_of(spec, p, lengths, rate_per_s, _PILOT, seed)
     pool = spec.pools[p]
@@ -185,19 +147,9 @@ def _judge_pool(
         pools=(msgspec.structs.replace(pool, boundary_tokens=None),),
         gamma=1.0,
     )
-    found = summarise(alone, simulate(alone, requests, seed=seed)).pools[0]
-    return PoolVerdict(
-        name=pool.name,
-        instances=pool.instances,
-        requests=found.requests,
-        utilisation=found.utilisation,
-        wait_p99_s=found.wait.p99_s,
-        ttft_p99_s=found.ttft.p99_s,
-        tpot_p99_s=found.tpot.p99_s,
-        duration_s=count / rate_per_s,
-        drifting=found.drifting,
-        faults=faults_of(found, goals),
-    )
+    arrived = None if progress is None else partial(progress, pool.name, total=len(requests))
+    outcome = simulate(alone, requests, seed=seed, progress=arrived)
+    return verdict_of(summarise(alone, outcome).pools[0], count / rate_per_s, goals)
 
 
 def _share_of(
@@ -211,14 +163,7 @@ def _share_of(
         at_s = start_s + arrivals.poisson(rate_per_s, min(_AT_ONCE, count - drawn), random)
         start_s = float(at_s[-1])
         prompts, outputs = lengths.sample(len(at_s), random)
-        routed = route(
-            spec.routing,
-            prompts,
-            outputs,
-            gamma=spec.gamma,
-            compressible=spec.compressible,
-            random=random,
-        )
+        routed = _routed(spec, prompts, outputs, random)
         mine = routed.pool == p
         if mine.any():
             whole = Traffic(
@@ -226,6 +171,24 @@ def _share_of(
             )
             found.append(selected(whole, mine))
     return joined(found) if found else None
+
+
+def _refused_share(spec: FleetSpec, lengths: Lengths, seed: int) -> float:
+    random = np.random.default_rng(seed)
+    routed = _routed(spec, *lengths.sample(_PILOT, random), random)
+    return float((routed.pool == REFUSED).mean())
+
+
+def _routed(spec: FleetSpec, prompts: Ints, outputs: Ints, random: Random) -> Route:
+    return route(
+        spec.routing,
+        prompts,
+        outputs,
+        gamma=spec.gamma,
+        compressible=spec.compressible,
+        max_cut=spec.max_cut,
+        random=random,
+    )
 
 
 def _longest_service_s(profile: EngineProfile, requests: Traffic) -> float:
@@ -253,5 +216,8 @@ def _idle(pool: PoolSpec, duration_s: float) -> PoolVerdict:
         tpot_p99_s=0.0,
         duration_s=duration_s,
         drifting=False,
+        short_run=False,
+        longest_service_s=0.0,
+        ttft_p99=None,
         faults=(),
     )

@@ -166,7 +166,10 @@ def refusal_reasons() -> set[str]:
     found = set(get_args(DenialReason))
     for path in ROOT.glob("gateway/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "Plan":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") not in (
+                "Plan",
+                "CompressResult",
+            ):
                 found |= set(_literal_reasons(node))
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "reason":
                 found |= set(_engine_reasons(node.value))

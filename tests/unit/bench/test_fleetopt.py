@@ -15,7 +15,9 @@ from planner.moments import prepare
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Row]:
-    found = run().rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleetopt, "simulated", list)
+        found = run().rows
     named = {row.metric: row for row in found}
     assert len(named) == len(found)
     return named
@@ -65,6 +67,7 @@ def test_both_files_are_read_as_one_trace(tmp_path: Path) -> None:
 def test_pairs_get_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_traces(tmp_path)
     monkeypatch.setattr(fleetopt, "timing", lambda pairs: [])
+    monkeypatch.setattr(fleetopt, "simulated", list)
     found = {row.metric: row for row in run(data=tmp_path).rows}
     sums = prepare(made_up_trace(), boundaries=(4096,), gammas=GAMMAS)
     one, cells = fleet_sizes(sums, "paged", 1.0)
@@ -74,6 +77,7 @@ def test_pairs_get_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_plots_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleetopt, "timing", lambda pairs: [])
+    monkeypatch.setattr(fleetopt, "simulated", list)
     report = run(plot=tmp_path)
     files = [Path(name) for name in report.detail["plots"]]
     assert len(files) == 7

@@ -675,7 +675,6 @@ def test_no_value_from_the_environment_stands_in_an_error(line: str, quoted: boo
 
 def test_what_is_read_and_has_no_effect_yet_is_said() -> None:
     assert not_enforced(read(CONTRACT)) == [
-        "model llama-3-70b: compression is read but not active yet",
         (
             "model llama-3-70b: scheduling.policy quartz is read but not active yet; "
             "workers are bound least-loaded"

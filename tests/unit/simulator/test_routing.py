@@ -48,6 +48,21 @@ def test_only_the_compressible_share_is() -> None:
     assert not routed(*[(90, 10)] * 100, gamma=1.5, compressible=0.0).compressed.any()
 
 
+def test_no_more_than_the_largest_cut_is_taken_out() -> None:
+    lengths = np.array([(80, 10), (100, 10), (101, 10)])
+    found = route(
+        TWO,
+        lengths[:, 0],
+        lengths[:, 1],
+        gamma=2.0,
+        max_cut=0.3,
+        random=np.random.default_rng(0),
+    )
+    # 70 of 80, 70 of 100, 70 of 101: the last loses 31.
+    assert found.compressed.tolist() == [True, True, False]
+    assert found.prompt_tokens.tolist() == [70, 70, 101]
+
+
 def test_three_pools_compress_into_each_but_the_last() -> None:
     routing = Routing(
         pools=(

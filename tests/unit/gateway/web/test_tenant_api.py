@@ -92,6 +92,7 @@ async def test_terms_are_told_as_they_are_written() -> None:
         True,
     )
     assert found["terms"] == {
+        "compression": "allow",
         "service_class": "elastic",
         "slo_target_ms": 500,
         "tokens_per_second": 100.0,

@@ -107,6 +107,34 @@ def test_a_pool_that_nothing_reaches_holds() -> None:
     assert found.pools[1].requests == 0
 
 
+def test_what_no_window_takes_is_not_forgotten() -> None:
+    narrow = second(w_s=0.01, max_num_seqs=4, max_model_len=20)
+    spec = FleetSpec(pools=(PoolSpec(name="only", instances=4, profile=narrow),))
+    found = judge(spec, lengths(), rate_per_s=20.0, slo_s=0.5)
+    assert found.pools[0].holds
+    assert found.refused_share == pytest.approx(1 / 3, abs=0.02)
+    assert not found.holds
+
+
+def test_progress_and_bounds_come_with_a_verdict() -> None:
+    told: list[int] = []
+    found = judge(
+        one(4),
+        lengths(),
+        rate_per_s=40.0,
+        slo_s=0.5,
+        progress=lambda name, arrived, *, total: told.append(arrived if name == "only" else total),
+    ).pools[0]
+    assert told == sorted(told)
+    assert len(told) > 5
+    assert found.ttft_p99 is not None
+    assert found.ttft_p99.holds(found.ttft_p99_s)
+    assert not found.short_run
+    short = judge(one(4), lengths(), rate_per_s=40.0, slo_s=0.5, most_drawn=50).pools[0]
+    assert short.short_run
+    assert short.ttft_p99 is None
+
+
 def test_spilling_fleets_are_not_judged_by_pool() -> None:
     spec = msgspec.structs.replace(one(1), spill_queue=0)
     with pytest.raises(ValueError, match="spill"):

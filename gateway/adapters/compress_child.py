@@ -1,0 +1,111 @@
+"""A worker process: frames of tasks in, frames of results out, until its pipe closes.
+
+Rules:
+- One socket, as standard input, both ways; a frame is its length in four bytes, then msgpack.
+- The first frame is Setup; the first answer is "" or what is missing. Then task, result, ...
+- It ends when the pipe closes, so that nothing stays behind a gateway that was killed. A task
+  that hangs is ended by an alarm of its own, a little after the gateway would have done it.
+- Signals meant for the gateway (Ctrl-C, a service manager's stop) are not for it: requests
+  that are being drained still need it.
+"""
+
+import logging
+import os
+import resource
+import signal
+import socket
+from typing import Final
+
+import msgspec
+
+from gateway.domain import Record
+from gateway.ports import CompressTask
+
+NICENESS: Final = 5
+"""Below the event loop: a compression may wait, the streams of all others may not."""
+START_LIMIT_S: Final = 60.0
+"""For imports, tables and tokenizers."""
+_ALARM_SLACK_S: Final = 1.0
+_LENGTH_BYTES: Final = 4
+
+
+class Setup(Record, frozen=True, kw_only=True):
+    """What a worker is told first."""
+
+    time_limit_s: float
+    tokenizers: tuple[str, ...] = ()
+    """Paths to load before the first task: that takes longer than a task may."""
+
+
+def framed(data: bytes) -> bytes:
+    """`data` as one frame."""
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def unframed(buffer: bytes | bytearray) -> bytes | None:
+    """The first frame's content once all of it is there."""
+    end = _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "big")
+    if len(buffer) < max(end, _LENGTH_BYTES):
+        return None
+    return bytes(buffer[_LENGTH_BYTES:end])
+
+
+def main() -> None:
+    """Serve the socket that is standard input."""
+    os.nice(NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # A core dump would hold a tenant's prompt.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with socket.socket(fileno=0) as pipe:
+        try:
+            _serve(pipe)
+        except (EOFError, ConnectionError):
+            return
+
+
+def _serve(pipe: socket.socket) -> None:
+    setup = msgspec.msgpack.decode(_receive(pipe), type=Setup)
+    signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
+    try:
+        # Needs an extra: without it the gateway is told, rather than left to guess.
+        from compressor import warm  # noqa: PLC0415
+        from gateway.adapters.compress_work import Counters, work  # noqa: PLC0415
+    except ImportError as error:
+        pipe.sendall(framed(msgspec.msgpack.encode(f"the extra `compress` is missing: {error}")))
+        return
+    counters = Counters()
+    for path in setup.tokenizers:
+        counters.get(path)
+    warm()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    pipe.sendall(framed(msgspec.msgpack.encode("")))
+    tasks = msgspec.msgpack.Decoder(CompressTask)
+    while True:
+        task = tasks.decode(_receive(pipe))
+        signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + _ALARM_SLACK_S)
+        result = work(task, counters)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pipe.sendall(framed(msgspec.msgpack.encode(result)))
+
+
+def _receive(pipe: socket.socket) -> bytes:
+    """The next frame's content; EOFError when the pipe has closed."""
+    length = int.from_bytes(_exactly(pipe, _LENGTH_BYTES), "big")
+    return _exactly(pipe, length)
+
+
+def _exactly(pipe: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    rest = memoryview(data)
+    while rest:
+        got = pipe.recv_into(rest)
+        if not got:
+            raise EOFError("the gateway has gone")
+        rest = rest[got:]
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""An engine's iteration time, fitted to what its streams showed.
+
+An iteration takes t = W + H n + e p (`slots`) or W + h r + e p (`kv`): n sequences run, r tokens
+are resident, p prompt tokens are computed (FleetOpt, arXiv:2603.16514, section 3, states W and H;
+e is its prefill rate's inverse). Which of the two an engine follows is read off the residuals.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from planner.errors import PlanError
+
+Timing = Literal["slots", "kv"]
+Floats = NDArray[np.float64]
+
+_CLOCK_S: Final = 0.0005
+"""Noise of a window's two ends as a client sees them."""
+_RELATIVE: Final = 0.01
+"""Noise of an iteration's length beside that."""
+_FEWEST_WINDOWS: Final = 6
+_CLEARLY: Final = 4.0
+"""The other timing must be so many times less likely in log terms before it is chosen."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Successive iterations of an engine; sums are over all of them."""
+
+    duration_s: float
+    iterations: int
+    sequences: float
+    """Sum of running sequences."""
+    resident_tokens: float
+    """Sum of resident tokens."""
+    prefill_tokens: float = 0.0
+    """Prompt tokens computed."""
+
+    @property
+    def iteration_s(self) -> float:
+        """Mean length of an iteration."""
+        return self.duration_s / self.iterations
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants and how well they hold."""
+
+    timing: Timing
+    w_s: float
+    h_s: float
+    """H, seconds per running sequence; 0 under `kv`."""
+    h_s_per_token: float
+    """h, seconds per resident token; 0 under `slots`."""
+    prefill_s_per_token: float
+    errors: tuple[float, float, float]
+    """Standard errors of W, of H or h, and of e, in their units; NaN where unknown."""
+    residuals: tuple[float, ...]
+    """(modelled - measured) / measured, window by window, in order."""
+    other_residual: float
+    """Median absolute residual of the timing that was not chosen."""
+
+    def seconds(self, window: Window) -> float:
+        """What the model says the window takes."""
+        return (
+            self.w_s * window.iterations
+            + self.h_s * window.sequences
+            + self.h_s_per_token * window.resident_tokens
+            + self.prefill_s_per_token * window.prefill_tokens
+        )
+
+    @property
+    def median_residual(self) -> float:
+        """Median of the absolute residuals."""
+        return float(np.median(np.abs(self.residuals)))
+
+    @property
+    def p95_residual(self) -> float:
+        """95th percentile of the absolute residuals."""
+        return float(np.quantile(np.abs(self.residuals), 0.95))
+
+
+def fit_windows(windows: Sequence[Window]) -> Fit:
+    """The timing and constants that fit best, by robust least squares (soft L1), all >= 0.
+
+    PlanError with fewer than six windows, or where all ran the same number of sequences.
+    """
+    if len(windows) < _FEWEST_WINDOWS:
+        raise PlanError(
+            f"{len(windows)} windows of even decoding, {_FEWEST_WINDOWS} are needed",
+            "give a larger --budget-s, or an engine that nobody else uses",
+        )
+    mean = [w.sequences / w.iterations for w in windows]
+    if max(mean) < 1.5 * min(mean):
+        raise PlanError("every window ran as many sequences", "give a larger --most-concurrency")
+    slots, kv = _solve(windows, "slots"), _solve(windows, "kv")
+    # Both have three constants, so their likelihoods compare as they are; W + H n is the
+    # published form and wins a tie.
+    chosen, other = (kv, slots) if kv[1] + _CLEARLY < slots[1] else (slots, kv)
+    fit = chosen[0]
+    return msgspec.structs.replace(fit, other_residual=other[0].median_residual)
+
+
+def _solve(windows: Sequence[Window], timing: Timing) -> tuple[Fit, float]:
+    """(the fit, its cost) under one timing."""
+    load = [w.sequences if timing == "slots" else w.resident_tokens for w in windows]
+    design = np.array(
+        [(w.iterations, number, w.prefill_tokens) for w, number in zip(windows, load, strict=True)],
+        dtype=np.float64,
+    )
+    measured = np.array([w.duration_s for w in windows])
+    noise = _CLOCK_S + _RELATIVE * measured
+    # In units in which every constant is of the order of one, or the solver's steps are uneven.
+    scale = np.maximum(design.max(axis=0), 1.0) / measured.max()
+    scaled = design / scale / noise[:, None]
+    start = np.maximum(np.linalg.lstsq(scaled, measured / noise, rcond=None)[0], 0.0)
+    found = least_squares(
+        lambda x: scaled @ x - measured / noise,
+        start + 1e-6,
+        jac=lambda _: scaled,
+        bounds=(0.0, math.inf),
+        loss="soft_l1",
+        xtol=1e-12,
+        ftol=1e-12,
+    )
+    constants = found.x / scale
+    errors = _errors(scaled, found.fun) / scale
+    w_s, load_s, prefill_s = (float(value) for value in constants)
+    fit = Fit(
+        timing=timing,
+        w_s=w_s,
+        h_s=load_s if timing == "slots" else 0.0,
+        h_s_per_token=load_s if timing == "kv" else 0.0,
+        prefill_s_per_token=prefill_s,
+        errors=(float(errors[0]), float(errors[1]), float(errors[2])),
+        residuals=tuple(float(r) for r in (design @ constants - measured) / measured),
+        other_residual=0.0,
+    )
+    return fit, float(found.cost)
+
+
+def _errors(scaled: Floats, misfit: Floats) -> Floats:
+    """Standard errors with the spread taken robustly; NaN where a constant was never moved."""
+    spread = 1.4826 * float(np.median(np.abs(misfit)))
+    try:
+        covariance = np.linalg.inv(scaled.T @ scaled)
+    except np.linalg.LinAlgError:
+        return np.full(scaled.shape[1], math.nan)
+    return spread * np.sqrt(np.maximum(np.diag(covariance), 0.0))

@@ -1,0 +1,104 @@
+"""A held-out load: what the engine did against what the fitted engine does in virtual time."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from planner.calibration_limits import Overhead
+from planner.calibration_traces import Trace
+from simulator.engine import Engine, EngineProfile, EngineRequest
+
+TOLERANCE: Final = 0.15
+"""A figure further off than this leaves a profile unverified."""
+_LONGEST_S: Final = 1e9
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of the held-out load."""
+
+    name: str
+    measured: float
+    modelled: float
+
+    @property
+    def off(self) -> float:
+        """(modelled - measured) / measured; infinite where nothing was measured."""
+        return (self.modelled - self.measured) / self.measured if self.measured else math.inf
+
+    @property
+    def holds(self) -> bool:
+        """Within the tolerance."""
+        return abs(self.off) <= TOLERANCE
+
+
+def modelled(engine: EngineProfile, load: Sequence[Trace], before: Overhead) -> list[Trace]:
+    """The same requests at the same times on the model, which sees them `before` later.
+
+    ValueError for a request that the engine's window does not take.
+    """
+    model = Engine(engine)
+    seen: dict[str, list[tuple[float, int]]] = {}
+    arrivals = [one.submit_s + before.seconds(one.prompt_tokens) for one in load]
+    order = sorted(range(len(load)), key=lambda index: arrivals[index])
+    zero_s = arrivals[order[0]]
+    events = []
+    for index in order:
+        one, at_s = load[index], arrivals[index] - zero_s
+        events += model.run_until(at_s)
+        model.submit(
+            EngineRequest(
+                id=str(index),
+                prompt_tokens=max(1, one.prompt_tokens),
+                output_tokens=one.output_tokens,
+            ),
+            at_s,
+        )
+    events += model.run_until(_LONGEST_S)
+    for at_s, emission in events:
+        seen.setdefault(emission.id, []).append((zero_s + at_s, emission.index))
+    return [
+        msgspec.structs.replace(
+            one,
+            times_s=tuple(at_s for at_s, _ in seen[str(index)]),
+            tokens=tuple(number for _, number in seen[str(index)]),
+        )
+        for index, one in enumerate(load)
+    ]
+
+
+def compare(load: Sequence[Trace], model: Sequence[Trace]) -> tuple[Check, ...]:
+    """TTFT, TPOT and a request's tokens/s at p50 and p99, and the engine's output tokens/s."""
+    pairs = (
+        ("TTFT", "s", [t.ttft_s for t in load], [t.ttft_s for t in model]),
+        ("TPOT", "s", _tpots(load), _tpots(model)),
+        ("request rate", "tokens/s", list(_rates(load)), list(_rates(model))),
+    )
+    checks = [
+        Check(
+            name=f"{name} p{round(100 * share)} ({unit})",
+            measured=float(np.quantile(real, share)),
+            modelled=float(np.quantile(ours, share)),
+        )
+        for name, unit, real, ours in pairs
+        for share in (0.5, 0.99)
+    ]
+    total = Check(
+        name="throughput (tokens/s)", measured=_throughput(load), modelled=_throughput(model)
+    )
+    return (*checks, total)
+
+
+def _tpots(traces: Sequence[Trace]) -> list[float]:
+    return [t.tpot_s for t in traces if t.output_tokens > t.tokens[0]] or [0.0]
+
+
+def _rates(traces: Sequence[Trace]) -> Iterable[float]:
+    return (t.output_tokens / max(t.last_s - t.submit_s, 1e-9) for t in traces)
+
+
+def _throughput(traces: Sequence[Trace]) -> float:
+    span_s = max(t.last_s for t in traces) - min(t.submit_s for t in traces)
+    return sum(t.output_tokens for t in traces) / max(span_s, 1e-9)

@@ -1,0 +1,157 @@
+"""What prompts and plateaus tell of an engine: its chunk, its slots, what passes before it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from planner.calibration import Fit, Floats, Window
+from planner.calibration_traces import Injection, Trace
+
+_ROUND_TOKENS: Final = 64
+_FEWEST_LENGTHS: Final = 4
+"""Fewer lengths of prompt fit any chunk."""
+_SLOPES_S: Final = np.linspace(0.0, 4e-6, 17)
+
+
+def chunk_tokens(injections: Sequence[Injection], alone: Sequence[Trace], fit: Fit) -> int | None:
+    """C, the prompt tokens that one iteration takes; None if no prompt was cut.
+
+    `alone`: requests that met an idle engine, whose times to first token climb by one iteration
+    where a further chunk begins: that leaves a range. Within it, the longest iterations beside a
+    stream say more where a prompt token costs time; else the roundest number is taken.
+    """
+    longest = max((trace.prompt_tokens for trace in alone), default=0)
+    if len({trace.prompt_tokens for trace in alone}) < _FEWEST_LENGTHS:
+        return None
+    low, high = _by_steps(alone, fit, longest)
+    length = _by_length(injections, fit)
+    if length is not None and not 0.75 * low <= length <= 1.33 * high:
+        low, high = 0, longest - 1  # too noisy a start to say anything
+    if length is not None and 0.97 * low <= length <= 1.03 * high:
+        return _round(length, 0.97 * length, 1.03 * length)
+    return None if high >= longest else _round((low + high) / 2, low, high)
+
+
+def _by_steps(alone: Sequence[Trace], fit: Fit, longest: int) -> tuple[int, int]:
+    """The range of C that leaves times to first token closest to a straight line."""
+    fastest: dict[int, Trace] = {}
+    for trace in alone:  # noise only ever delays
+        key = _bucket(trace)
+        if key not in fastest or trace.ttft_s < fastest[key].ttft_s:
+            fastest[key] = trace
+    prompts = np.array([trace.prompt_tokens for trace in fastest.values()], dtype=np.float64)
+    ttft_s = np.array([trace.ttft_s for trace in fastest.values()])
+    candidates = np.arange(32, longest + 1)
+    steps = np.ceil(prompts[:, None] / candidates)
+    off = _line(prompts, ttft_s[:, None] - _engine_s(fit, prompts[:, None], steps))[2]
+    best = np.flatnonzero(off <= off.min() * (1 + 1e-6) + 1e-9)
+    return int(candidates[best[0]]), int(candidates[best[-1]])
+
+
+def _engine_s(fit: Fit, prompts: Floats, steps: Floats) -> Floats:
+    """What an idle engine takes to a first token."""
+    resident = prompts * (steps + 1) / 2
+    each_s: Floats = (fit.w_s + fit.h_s) * steps + fit.h_s_per_token * resident
+    return each_s + fit.prefill_s_per_token * prompts
+
+
+def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
+    """(intercept, slope, summed misfit) of each column, by least absolute deviations.
+
+    `rest_s`: prompts x columns. Both are those of parsing and tokenising, hence slopes are taken
+    from 0 to 4 us a token.
+    """
+    tilted = rest_s[..., None] - prompts[:, None, None] * _SLOPES_S
+    middle = np.maximum(np.median(tilted, axis=0), 0.0)
+    off = np.abs(tilted - middle).sum(axis=0)
+    best = off.argmin(axis=1)
+    rows = np.arange(len(best))
+    return middle[rows, best], _SLOPES_S[best], off[rows, best]
+
+
+def _bucket(trace: Trace) -> int:
+    """The same for prompts meant to be of one length, which are a few tokens apart."""
+    return round(8 * float(np.log2(trace.prompt_tokens)))
+
+
+def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
+    """From iterations full of prompt tokens: all of a prompt's but the last."""
+    rate = fit.prefill_s_per_token
+    base = [(i, fit.seconds(i.window) - rate * i.window.prefill_tokens) for i in injections]
+    full = []
+    for one, base_s in base:
+        each_s = base_s / one.window.iterations
+        # Clearly longer than noise: half an iteration, or the share of the prompt that counts.
+        if rate * one.prompt_tokens < 0.5 * each_s:
+            continue
+        extra = [gap_s - each_s for gap_s in one.gaps_s]
+        busy = [e for e in extra if e > 0.25 * max(extra)] if extra else []
+        tokens = [e / rate + one.background for e in busy[:-1]]
+        full += [t for t in tokens if t > 0.5 * max(tokens)]
+    return float(np.median(full)) if full else None
+
+
+def _round(value: float, low: float, high: float) -> int:
+    """The power of two in the range, or the multiple of 64, or the value itself."""
+    power = 1 << round(float(np.log2(max(value, 1))))
+    if low <= power <= high:
+        return int(power)
+    multiple = _ROUND_TOKENS * round(value / _ROUND_TOKENS)
+    return int(multiple) if low <= multiple <= high and multiple else round(value)
+
+
+def plateau(traces: Sequence[Trace]) -> int | None:
+    """The sequences that ran at once, where others had to wait for an end; else None.
+
+    `traces`: one run of requests submitted together.
+    """
+    ends = sorted(trace.last_s for trace in traces)
+    waited = sum(trace.first_s > ends[0] for trace in traces)
+    if waited < max(2, len(traces) // 16):
+        return None
+    return max(_running(traces))
+
+
+def _running(traces: Sequence[Trace]) -> Iterator[int]:
+    for trace in traces:
+        at_s = trace.first_s
+        yield sum(other.first_s <= at_s < other.last_s for other in traces)
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """What passes before the engine sees a request: network, parsing, tokenising."""
+
+    fixed_s: float = 0.0
+    per_token_s: float = 0.0
+    """For each prompt token."""
+
+    def seconds(self, prompt_tokens: int) -> float:
+        """Of one request."""
+        return self.fixed_s + self.per_token_s * prompt_tokens
+
+
+def overhead(alone: Sequence[Trace], fit: Fit, chunk: int | None) -> Overhead:
+    """From requests that met an idle engine, a line over their prompts; zeros for none."""
+    if not alone:
+        return Overhead()
+    prompts = np.array([trace.prompt_tokens for trace in alone], dtype=np.float64)
+    steps = np.ceil(prompts / chunk) if chunk else np.ones_like(prompts)
+    rest_s = np.array([trace.ttft_s for trace in alone]) - _engine_s(fit, prompts, steps)
+    fixed_s, slope_s, _ = _line(prompts, rest_s[:, None])
+    return Overhead(fixed_s=float(fixed_s[0]), per_token_s=float(slope_s[0]))
+
+
+def settled(one: Injection, chunk: int | None) -> Window:
+    """The injection's window with the prompt in as many iterations as its chunks are."""
+    window, prompt = one.window, one.prompt_tokens
+    if chunk is None or chunk <= one.background:
+        return window
+    steps = min(window.iterations, -(-prompt // (chunk - one.background)))
+    was = window.iterations - 1
+    return msgspec.structs.replace(
+        window,
+        sequences=window.sequences - was + steps,
+        resident_tokens=window.resident_tokens + prompt * (steps + 1 - window.iterations) / 2,
+    )

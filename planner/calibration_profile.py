@@ -1,0 +1,139 @@
+"""From a fit to the profile files: the planner's node, and the simulator's engine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from planner.calibration import Fit
+from planner.calibration_check import Check
+from planner.profile import NodeProfile
+from simulator.engine import EngineProfile
+
+_UNMET_SLOTS: Final = 256
+"""vLLM's default max_num_seqs, where no plateau was met below."""
+_UNMET_CHUNK: Final = 2048
+"""vLLM's default budget, unless a prompt longer than that took one iteration."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine or the user says rather than what is measured."""
+
+    name: str
+    model: str
+    gpu: str = "unknown"
+    gpus: int = 1
+    usd_per_gpu_hour: float = 0.0
+    window_tokens: int
+    kv_tokens: int
+    """K; where nobody tells it, the most tokens that were seen resident."""
+    block_tokens: int = 16
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Plateaus: None where none was met."""
+
+    slots: int | None = None
+    chunk_tokens: int | None = None
+    longest_prompt_tokens: int = 0
+    """Of the prompts that were timed."""
+
+    @property
+    def slots_used(self) -> int:
+        """The plateau, or vLLM's default."""
+        return self.slots or _UNMET_SLOTS
+
+    @property
+    def chunk_used(self) -> int:
+        """The chunk, or the longest prompt known to fit in one."""
+        return self.chunk_tokens or max(_UNMET_CHUNK, self.longest_prompt_tokens)
+
+
+def engine_profile(fit: Fit, told: Told, limits: Limits) -> EngineProfile:
+    """The fitted engine for the simulator and the mock; no prefix cache."""
+    blocks = max(told.kv_tokens // told.block_tokens, -(-told.window_tokens // told.block_tokens))
+    slots = limits.slots_used
+    return EngineProfile(
+        name=told.name,
+        w_s=fit.w_s,
+        h_s=fit.h_s,
+        h_s_per_token=fit.h_s_per_token if fit.timing == "kv" else -1.0,
+        timing=fit.timing,
+        prefill="packed",
+        prefill_s_per_token=fit.prefill_s_per_token,
+        max_num_batched_tokens=max(limits.chunk_used, slots),
+        chunk_tokens=limits.chunk_used,
+        kv_blocks=blocks,
+        block_tokens=told.block_tokens,
+        max_model_len=told.window_tokens,
+        max_num_seqs=slots,
+        prefix_cache_tokens=0,
+    )
+
+
+def node_profile(
+    fit: Fit, told: Told, limits: Limits, *, tokens_per_sequence: float, verified: bool, source: str
+) -> NodeProfile:
+    """The planner's node. It knows cost by resident token only.
+
+    So H of a `slots` engine is spread over `tokens_per_sequence`, the mean of the held-out load.
+    """
+    per_token_s = fit.h_s_per_token
+    if fit.timing == "slots":
+        per_token_s = fit.h_s / max(tokens_per_sequence, 1.0)
+        source += f"; H spread over {tokens_per_sequence:.0f} resident tokens a sequence"
+    return NodeProfile(
+        name=told.name,
+        gpu=told.gpu,
+        model=told.model,
+        gpus=told.gpus,
+        w_s=fit.w_s,
+        h_s_per_token=per_token_s,
+        prefill_s_per_token=fit.prefill_s_per_token,
+        chunk_tokens=limits.chunk_used,
+        kv_tokens=told.kv_tokens,
+        block_tokens=told.block_tokens,
+        max_num_seqs=limits.slots_used,
+        max_num_batched_tokens=limits.chunk_used,
+        usd_per_gpu_hour=told.usd_per_gpu_hour,
+        source=source,
+        verified=verified,
+    )
+
+
+def profile_document(
+    node: NodeProfile,
+    engine: EngineProfile,
+    fit: Fit,
+    checks: Sequence[Check],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The file: the node's fields, then `engine` (for the mock) and `provenance`."""
+    names = ("w_s", "h_s" if fit.timing == "slots" else "h_s_per_token", "prefill_s_per_token")
+    document: dict[str, Any] = msgspec.to_builtins(node)
+    return {
+        **document,
+        "engine": msgspec.to_builtins(engine),
+        "provenance": {
+            **provenance,
+            "timing": fit.timing,
+            "windows": len(fit.residuals),
+            "residual_median": fit.median_residual,
+            "residual_p95": fit.p95_residual,
+            "residual_median_other_timing": fit.other_residual,
+            "standard_errors": {
+                name: error if error == error else None  # noqa: PLR0124 - NaN
+                for name, error in zip(names, fit.errors, strict=True)
+            },
+            "held_out": [
+                {
+                    "name": check.name,
+                    "measured": check.measured,
+                    "modelled": check.modelled,
+                    "off": check.off,
+                    "holds": check.holds,
+                }
+                for check in checks
+            ],
+        },
+    }

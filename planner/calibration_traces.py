@@ -1,0 +1,160 @@
+"""What a client saw of an engine's streams, cut into windows of even work.
+
+Sequences that run together each get a token an iteration, so any one of their streams is a clock
+that counts iterations. Between two changes of the batch the work is even: that is a window.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from planner.calibration import Window
+
+_FEWEST_ITERATIONS: Final = 8
+"""A shorter window says more of the network than of the engine."""
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One streamed request; seconds on one clock for all of a run."""
+
+    submit_s: float
+    times_s: tuple[float, ...]
+    """When each chunk with tokens came, ascending."""
+    tokens: tuple[int, ...]
+    """Output tokens so far with each of them, ascending."""
+    prompt_tokens: int
+    """Without those found in the prefix cache."""
+    ended: bool = True
+    """False where we left before its end."""
+
+    @property
+    def first_s(self) -> float:
+        """When its first token came."""
+        return self.times_s[0]
+
+    @property
+    def last_s(self) -> float:
+        """When its last token came."""
+        return self.times_s[-1]
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token."""
+        return self.first_s - self.submit_s
+
+    @property
+    def output_tokens(self) -> int:
+        """All that came."""
+        return self.tokens[-1]
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per token after those of the first chunk; 0 where there is none."""
+        more = self.output_tokens - self.tokens[0]
+        return (self.last_s - self.first_s) / more if more else 0.0
+
+    def tokens_at(self, when_s: float) -> int:
+        """Output tokens that had come by then."""
+        index = bisect_right(self.times_s, when_s)
+        return self.tokens[index - 1] if index else 0
+
+
+class Injection(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt computed beside streams that were decoding."""
+
+    window: Window
+    background: int
+    """Sequences that decoded meanwhile."""
+    gaps_s: tuple[float, ...]
+    """Lengths of the window's iterations, where every one could be seen."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the prompt."""
+        return round(self.window.prefill_tokens)
+
+
+def decode_windows(traces: Sequence[Trace]) -> list[Window]:
+    """The spans of one run in which nobody waited, entered or left.
+
+    `traces`: all requests that the engine had in the run.
+    """
+    marks = sorted({t for trace in traces for t in (trace.submit_s, trace.first_s, trace.last_s)})
+    windows = []
+    for start_s, end_s in pairwise(marks):
+        middle_s = (start_s + end_s) / 2
+        if any(trace.submit_s <= middle_s < trace.first_s for trace in traces):
+            continue
+        batch = [trace for trace in traces if trace.first_s <= middle_s < trace.last_s]
+        window = _even(batch, start_s, end_s) if batch else None
+        if window is not None:
+            windows.append(window)
+    return windows
+
+
+def _even(batch: Sequence[Trace], start_s: float, end_s: float) -> Window | None:
+    """The batch's work between two times, by the median of its streams' clocks."""
+    counts, lengths = [], []
+    resident = 0.0
+    for trace in batch:
+        low = bisect_left(trace.times_s, start_s)
+        high = bisect_right(trace.times_s, end_s) - 1
+        if high <= low:
+            return None
+        counts.append(trace.tokens[high] - trace.tokens[low])
+        lengths.append(trace.times_s[high] - trace.times_s[low])
+        resident += trace.prompt_tokens + (trace.tokens[high] + trace.tokens[low]) / 2
+    iterations = round(float(np.median(counts)))
+    if iterations < _FEWEST_ITERATIONS:
+        return None
+    each_s = float(np.median(np.array(lengths) / np.array(counts)))
+    return Window(
+        duration_s=each_s * iterations,
+        iterations=iterations,
+        sequences=iterations * len(batch),
+        resident_tokens=iterations * resident,
+    )
+
+
+def injection(background: Sequence[Trace], injected: Trace) -> Injection | None:
+    """The prefill of one prompt, timed by streams that decoded all the while.
+
+    None where no stream did, or none of its tokens fell in between.
+    """
+    clock = background[0] if background else None
+    if clock is None or not clock.first_s < injected.submit_s < injected.first_s < clock.last_s:
+        return None
+    low = bisect_right(clock.times_s, injected.submit_s) - 1
+    high = _nearest(clock.times_s, injected.first_s)
+    iterations = clock.tokens[high] - clock.tokens[low]
+    if iterations < 1:
+        return None
+    prompt = injected.prompt_tokens
+    resident = sum(
+        trace.prompt_tokens
+        + (trace.tokens_at(clock.times_s[low]) + trace.tokens_at(clock.times_s[high])) / 2
+        for trace in background
+    )
+    every = high - low == iterations
+    gaps_s = np.diff(clock.times_s[low : high + 1]) if every else np.array([])
+    # The iteration that was open at submission ran without the prompt, which then grows to its
+    # full length chunk by chunk.
+    window = Window(
+        duration_s=clock.times_s[high] - clock.times_s[low],
+        iterations=iterations,
+        sequences=iterations * len(background) + iterations - 1,
+        resident_tokens=iterations * resident + prompt * iterations / 2,
+        prefill_tokens=prompt,
+    )
+    return Injection(window=window, background=len(background), gaps_s=tuple(map(float, gaps_s)))
+
+
+def _nearest(times_s: Sequence[float], when_s: float) -> int:
+    index = bisect_left(times_s, when_s)
+    if index == len(times_s):
+        return index - 1
+    return index - 1 if index and when_s - times_s[index - 1] < times_s[index] - when_s else index

@@ -1,0 +1,101 @@
+"""What a verdict on a fleet is made of: figures of each pool, and what is wrong with it."""
+
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from simulator.outcome import PoolSummary
+from simulator.statistics import Interval
+
+SATURATED: Final = 0.999
+
+Criterion = Literal["wait", "ttft"]
+
+
+class Progress(Protocol):
+    """Told of a pool, by name, how many of its requests have arrived, and how many will."""
+
+    def __call__(self, name: str, arrived: int, *, total: int) -> None:
+        """Every few thousand arrivals, and at the last."""
+
+
+class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool: its figures, and what is wrong with it (nothing when it holds)."""
+
+    name: str
+    instances: int
+    requests: int
+    utilisation: float
+    wait_p99_s: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    duration_s: float
+    """Simulated; the wait of an overloaded pool grows with it."""
+    drifting: bool
+    short_run: bool
+    """It lasted less than ten of its longest services: nothing may drift yet."""
+    longest_service_s: float
+    ttft_p99: Interval | None
+    """95 % bounds of the P99, in seconds; None with too few requests for them."""
+    faults: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Nothing is wrong."""
+        return not self.faults
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """All pools of a fleet."""
+
+    pools: tuple[PoolVerdict, ...]
+    criterion: Criterion
+    slo_s: float
+    refused_share: float = 0.0
+    """Of requests that no window takes."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every pool does, and no request is longer than all windows."""
+        return self.refused_share == 0 and all(pool.holds for pool in self.pools)
+
+
+class Goals(msgspec.Struct, frozen=True, kw_only=True):
+    """What every pool must hold at P99, in seconds."""
+
+    slo_s: float
+    tpot_slo_s: float | None = None
+    criterion: Criterion = "ttft"
+    """What `slo_s` is about."""
+
+
+def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
+    """What is wrong with a pool, in words; nothing when it holds."""
+    faults = []
+    if pool.drifting or pool.utilisation > SATURATED:
+        faults.append("overloaded: waits depend on how long it runs")
+    tail = pool.wait if goals.criterion == "wait" else pool.ttft
+    if not tail.p99_s <= goals.slo_s:
+        faults.append(f"{goals.criterion} P99 {tail.p99_s:.3g} s, above {goals.slo_s:g} s")
+    if goals.tpot_slo_s is not None and not pool.tpot.p99_s <= goals.tpot_slo_s:
+        faults.append(f"TPOT P99 {pool.tpot.p99_s:.3g} s, above {goals.tpot_slo_s:g} s")
+    return tuple(faults)
+
+
+def verdict_of(found: PoolSummary, duration_s: float, goals: Goals) -> PoolVerdict:
+    """From the figures of a run of so many simulated seconds."""
+    return PoolVerdict(
+        name=found.name,
+        instances=found.instances,
+        requests=found.requests,
+        utilisation=found.utilisation,
+        wait_p99_s=found.wait.p99_s,
+        ttft_p99_s=found.ttft.p99_s,
+        tpot_p99_s=found.tpot.p99_s,
+        duration_s=duration_s,
+        drifting=found.drifting,
+        short_run=found.short_run,
+        longest_service_s=found.longest_service_s,
+        ttft_p99=found.ttft.p99,
+        faults=faults_of(found, goals),
+    )

@@ -1,0 +1,109 @@
+"""What a streamed completion's bytes say: when each token came, and the usage."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from planner.calibration_traces import Trace
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream, read after it ended: parsing while others wait would delay their clocks."""
+
+    times_s: tuple[float, ...]
+    tokens: tuple[int, ...]
+    prompt_tokens: int | None
+    """As usage tells it, less what was cached; None where it was not told."""
+    finished: bool
+    """A finish_reason came."""
+    error: str | None = None
+
+
+def read_stream(parts: Sequence[tuple[float, bytes]]) -> Seen:
+    """`parts`: (time, bytes) as they came. Tokens are interpolated where chunks tell no usage."""
+    times: list[float] = []
+    told: list[int | None] = []
+    prompt: int | None = None
+    total: int | None = None
+    finished = False
+    for at_s, event in _events(parts):
+        if "error" in event:
+            return _failed(event["error"])
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            total = usage.get("completion_tokens", total)
+            prompt = _uncached(usage) or prompt
+        choices = event.get("choices") or ()
+        if not choices:
+            continue
+        finished = finished or choices[0].get("finish_reason") is not None
+        delta = choices[0].get("delta")
+        said = bool(choices[0].get("text") or (delta and _says(delta)))
+        if said or choices[0].get("finish_reason"):
+            times.append(at_s)
+            told.append(usage.get("completion_tokens") if isinstance(usage, dict) else None)
+    times, tokens = _merged(times, _counted(told, total))
+    return Seen(times_s=tuple(times), tokens=tuple(tokens), prompt_tokens=prompt, finished=finished)
+
+
+def trace_of(seen: Seen, submit_s: float, prompt_tokens: int) -> Trace | None:
+    """For fitting; None where no token came. `prompt_tokens`: where usage does not tell them."""
+    if seen.error is not None or not seen.times_s:
+        return None
+    return Trace(
+        submit_s=submit_s,
+        times_s=seen.times_s,
+        tokens=seen.tokens,
+        prompt_tokens=prompt_tokens if seen.prompt_tokens is None else seen.prompt_tokens,
+        ended=seen.finished,
+    )
+
+
+def _events(parts: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    """JSON events, each with the time at which its line was complete."""
+    rest = b""
+    for at_s, part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                continue
+            try:
+                event = orjson.loads(line[5:])
+            except orjson.JSONDecodeError:
+                continue
+            if isinstance(event, dict):
+                yield at_s, event
+
+
+def _says(delta: dict[str, Any]) -> bool:
+    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning"))
+
+
+def _uncached(usage: dict[str, Any]) -> int | None:
+    prompt = usage.get("prompt_tokens")
+    if not prompt:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return max(1, int(prompt) - int(details.get("cached_tokens") or 0))
+
+
+def _counted(told: Sequence[int | None], total: int | None) -> list[int]:
+    """Tokens by each chunk: as told, else the total spread evenly, else one a chunk."""
+    given = [number for number in told if number is not None]
+    if len(given) == len(told):
+        return given
+    each = (total or len(told)) / len(told)
+    return [round(each * (index + 1)) for index in range(len(told))]
+
+
+def _merged(times: Sequence[float], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
+    """One entry a time: chunks that came together are one."""
+    by_time = dict(zip(times, tokens, strict=True))
+    return list(by_time), list(by_time.values())
+
+
+def _failed(error: object) -> Seen:
+    words = error.get("message") if isinstance(error, dict) else error
+    return Seen(times_s=(), tokens=(), prompt_tokens=None, finished=False, error=str(words))

@@ -1,0 +1,119 @@
+"""`sluice calibrate` against mock engines whose constants it is not told."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "sluice", "mock", "--port", "0"]
+HIDDEN = {
+    "name": "hidden",
+    "w_s": 0.0117,
+    "h_s": 0.00083,
+    "prefill_s_per_token": 0.000037,
+    "max_num_batched_tokens": 768,
+    "max_num_seqs": 12,
+    "kv_blocks": 3000,
+    "block_tokens": 32,
+    "max_model_len": 4096,
+}
+
+
+@contextlib.contextmanager
+def mock(profile: Path, *arguments: str) -> Iterator[str]:
+    """A mock engine with this profile; gives its URL."""
+    with subprocess.Popen(
+        [*COMMAND, "--model", "org/secret", "--profile-file", str(profile), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[2]
+        finally:
+            process.kill()
+
+
+def calibrate(*arguments: str) -> tuple[int, Any, str]:
+    """(exit code, what --json printed, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", "calibrate", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> Path:
+    file = tmp_path / "hidden.json"
+    file.write_text(json.dumps(HIDDEN), encoding="utf-8")
+    return file
+
+
+def test_hidden_constants_are_recovered(hidden: Path, tmp_path: Path) -> None:
+    key, written = tmp_path / "key", tmp_path / "profile.json"
+    key.write_text("a-key\n", encoding="utf-8")
+    with mock(hidden, "--api-key", "a-key") as url:
+        credentials = url.replace("http://", "http://user:word@")
+        code, found, said = calibrate(
+            *("--url", credentials, "--api-key-file", str(key), "-o", str(written)),
+            *("--most-concurrency", "16", "--budget-s", "24"),
+        )
+    assert code == (0 if found["verified"] else 1), said
+    engine, provenance = found["engine"], found["provenance"]
+    assert engine["timing"] == "slots"
+    for name in ("w_s", "h_s", "prefill_s_per_token"):
+        assert engine[name] == pytest.approx(HIDDEN[name], rel=0.05), name
+    assert (found["max_num_seqs"], found["chunk_tokens"]) == (12, 768)
+    assert (found["kv_tokens"], found["block_tokens"]) == (96_000, 32)
+    assert provenance["url"] == url
+    assert provenance["engine_version"]
+    assert provenance["residual_median"] < 0.05
+    off = {check["name"]: abs(check["off"]) for check in provenance["held_out"]}
+    assert len(off) == 7
+    assert off["TPOT p50 (s)"] < 0.15
+    assert off["throughput (tokens/s)"] < 0.15
+    assert found["verified"] == all(check["holds"] for check in provenance["held_out"])
+    text = written.read_text(encoding="utf-8")
+    assert json.loads(text) == found
+    assert "word" not in text
+    assert "a-key" not in text
+
+
+def test_a_wrong_key_model_or_address_exits_2(hidden: Path) -> None:
+    with mock(hidden, "--api-key", "a-key") as url:
+        code, found, _ = calibrate("--url", url)
+        assert (code, found["fix"]) == (2, "give --api-key-file")
+    with mock(hidden) as url:
+        code, found, _ = calibrate("--url", url, "--model", "other")
+        assert (code, found["fix"]) == (2, "use one of org/secret")
+    for address in ("ftp://x", "http://127.0.0.1:1"):
+        code, found, _ = calibrate("--url", address)
+        assert code == 2
+        assert found["ok"] is False
+
+
+def test_a_written_profile_runs_as_a_mock_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+    wrapped, bad = tmp_path / "profile.json", tmp_path / "bad.json"
+    wrapped.write_text(json.dumps({"w_s": 1, "engine": HIDDEN}), encoding="utf-8")
+    with mock(wrapped) as url:
+        assert url.startswith("http://127.0.0.1:")
+    bad.write_text('{"name": "x", "w_s": -1}', encoding="utf-8")
+    done = subprocess.run(
+        [*COMMAND, "--model", "m", "--profile-file", str(bad)],
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "w_s must be above 0" in done.stderr

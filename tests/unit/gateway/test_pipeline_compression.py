@@ -1,0 +1,221 @@
+"""The pipeline's stages 5 and 6: what is compressed, for whom, and what follows when it fails."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import DecisionRecord, Incoming, Principal
+from gateway.errors import RateLimited
+from gateway.pipeline import Pipeline
+from gateway.policy import fleet
+from gateway.policy.band import CompressionRules
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.ledger import Terms, TokenPool
+from gateway.ports import CompressResult
+from gateway.stages.authenticate import Keyring
+from gateway.telemetry import Metrics
+from tests.builders import OVERFLOWS, SHORT, answer_body, chat_body, error_answer, incoming
+from tests.builders import served_model as model
+from tests.fakes import (
+    FakeClock,
+    FakeCompressor,
+    FakeReply,
+    FakeUpstream,
+    ListSink,
+    Script,
+    whole,
+)
+
+OK = whole(200, answer_body())
+OVERFLOW = whole(400, error_answer(OVERFLOWS[0]))
+TEXT = "The river rose in the night and by morning the road was gone. " * 650
+CODE = "def f(x):\n    return [y for y in x if y]  # {}\n" * 700
+SHORTER = chat_body(TEXT[: len(TEXT) * 3 // 5], max_tokens=100)
+DONE = CompressResult(body=SHORTER, text_bytes_before=len(TEXT), text_bytes_after=24_000)
+FAILED = CompressResult(reason="protected_too_large")
+
+
+class Bench:
+    """A pipeline over the embedded store, token pools managed, with a scripted compressor."""
+
+    def __init__(
+        self,
+        result: CompressResult = DONE,
+        *script: Script,
+        observe: bool = False,
+        compress: bool = True,
+        long_slots: int = 8,
+    ) -> None:
+        served = model(slots=8)
+        routing = msgspec.structs.replace(served.routing, observe=observe)
+        self.served = msgspec.structs.replace(
+            served, routing=routing, compression=CompressionRules(gamma=1.5), kv_bytes_per_token=2
+        )
+        self.book = TokenPool(Terms(slots=(8, long_slots), largest_tokens=65_536, headroom=0))
+        self.book.define(Entitlement(name="e", model="m", tokens_per_s=1e5))
+        self.clock = FakeClock(1_700_000_000.0)
+        self.store = MemoryLeases(
+            {"m": self.served}, self.clock, {"m": self.book}, wall_clock=self.clock
+        )
+        self.runner = FakeCompressor(result)
+        self.upstream = FakeUpstream(list(script or (OK,)))
+        self.sink = ListSink()
+        self.reply = FakeReply()
+        self.metrics = Metrics()
+        digest = hashlib.sha256(b"k").digest()
+        who = Principal(entitlement="e", tenant="t", model="m", compress=compress)
+        self.pipeline = Pipeline(
+            models={"m": self.served},
+            keyring=Keyring({digest: who}),
+            store=self.store,
+            upstream=self.upstream,
+            metrics=self.metrics,
+            records=self.sink,
+            compressor=self.runner,
+            clock=self.clock,
+            wall_clock=self.clock,
+        )
+
+    async def serve(self, request: Incoming | None = None) -> DecisionRecord:
+        self.reply = FakeReply()
+        await self.pipeline.serve(request or asked(), self.reply)
+        return self.sink.records[-1]
+
+    @property
+    def pool(self) -> str:
+        return self.upstream.called[-1].split("-", maxsplit=1)[0]
+
+    @property
+    def sent(self) -> bytes:
+        return self.upstream.calls[-1][1].body
+
+
+def asked(text: str = TEXT, *headers: tuple[bytes, bytes], **more: Any) -> Incoming:
+    return incoming(
+        chat_body(text, max_tokens=100, **more),
+        headers=[(b"authorization", b"Bearer k"), *headers],
+    )
+
+
+async def test_a_prompt_in_the_band_is_served_short_and_its_lease_is_lowered() -> None:
+    bench = Bench()
+    record = await bench.serve()
+    assert (bench.pool, bench.sent) == ("short", SHORTER)
+    before, after = bench.reply.headers[b"x-sluice-compressed"].split(b"->")
+    assert int(before) > 8192 - 100 >= int(after)
+    assert record.compressed == f"{before.decode()}->{after.decode()}"
+    assert (record.plan_reason, record.pool) == ("within_gamma", "short")
+    assert record.kept_share == pytest.approx(24_000 / len(TEXT))
+    (change,) = record.lease_changes
+    assert (change[1], change[2]) == ("resize", record.reserved_tokens)
+    assert bench.metrics.compressions.values[("m", "compressed")] == 1
+    account = bench.book.accounts["e"]
+    assert account.debited - account.refunded == account.used
+    assert bench.book.pools[SHORT].kv_bytes == 0
+
+
+async def test_the_budget_leaves_room_for_the_output_and_the_clients_own_limit() -> None:
+    bench = Bench()
+    await bench.serve()
+    (task,) = bench.runner.tasks
+    assert task.budget_tokens == 8192 - 100
+    assert task.fixed_tokens > 0
+    assert (task.endpoint, task.category) == ("chat", "prose")
+
+
+async def test_what_cannot_be_compressed_goes_long_as_it_came_and_says_why() -> None:
+    bench = Bench(FAILED)
+    record = await bench.serve()
+    assert bench.pool == "long"
+    assert bench.sent == asked().body
+    assert bench.reply.headers[b"x-sluice-compressed"] == b"none"
+    assert record.not_compressed == "protected_too_large"
+    assert [pool.inflight for pool in bench.book.pools] == [0, 0]
+
+
+async def test_what_finds_no_room_in_the_long_pool_either_is_refused_and_refunded() -> None:
+    bench = Bench(FAILED, long_slots=1)
+    filler = Entitlement(name="x", model="m", service_class="guaranteed", baseline=(0, 1))
+    bench.book.define(filler)
+    await bench.serve(asked("short", request=1))
+    bench.book.pools[1].inflight += 2  # others', past the overshoot
+    await bench.serve()
+    assert isinstance(bench.reply.refusal, RateLimited)
+    account = bench.book.accounts["e"]
+    assert account.debited - account.refunded == account.used == 13
+
+
+@pytest.mark.parametrize(
+    ("why", "request_", "compress"),
+    [
+        ("refused_by_client", asked(TEXT, (b"x-sluice-compress", b"off")), True),
+        ("refused_by_entitlement", asked(), False),
+        ("category", asked(CODE), True),
+    ],
+)
+async def test_who_or_what_may_not_be_compressed_goes_long(
+    why: str, request_: Incoming, compress: bool
+) -> None:
+    bench = Bench(compress=compress)
+    record = await bench.serve(request_)
+    assert bench.runner.tasks == []
+    assert (bench.pool, record.not_compressed) == ("long", why)
+
+
+async def test_short_and_very_long_prompts_are_none_of_the_compressors_business() -> None:
+    bench = Bench()
+    for text in ("hello", TEXT * 3):
+        record = await bench.serve(asked(text))
+        assert record.not_compressed is None
+    assert bench.runner.tasks == []
+
+
+async def test_a_prompt_without_room_for_text_goes_long() -> None:
+    bench = Bench()
+    record = await bench.serve(asked(TEXT, max_completion_tokens=8_190))
+    assert bench.pool == "long"
+    assert record.not_compressed == "no_budget"
+
+
+async def test_a_conversation_that_was_served_whole_is_not_compressed_later() -> None:
+    bench = Bench()
+    turns = [{"role": "user", "content": TEXT[:1_000]}]
+
+    def turn() -> Incoming:
+        body = {"model": "m", "messages": turns, "max_tokens": 100}
+        return incoming(orjson.dumps(body), headers=[(b"authorization", b"Bearer k")])
+
+    await bench.serve(turn())
+    turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": TEXT[:36_000]}]
+    record = await bench.serve(turn())
+    assert (bench.pool, record.not_compressed) == ("long", "cached_conversation")
+
+
+async def test_an_overflow_all_the_same_sends_the_original_long() -> None:
+    bench = Bench(DONE, OVERFLOW, OK)
+    record = await bench.serve()
+    assert [call[1].body for call in bench.upstream.calls] == [SHORTER, asked().body]
+    assert (record.rescued, record.pool, record.compressed) == (True, "long", "none")
+    assert bench.reply.status == 200
+
+
+async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
+    bench = Bench()
+    for worker in range(2):
+        fleet.unreachable(bench.served.pools[SHORT], worker)
+    record = await bench.serve()
+    assert (bench.pool, bench.sent) == ("long", asked().body)
+    assert record.not_compressed == "other_pool"
+
+
+async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> None:
+    bench = Bench(observe=True)
+    record = await bench.serve()
+    assert bench.runner.tasks == []
+    assert bench.sent == asked().body
+    assert record.not_compressed == "observed"
+    assert bench.metrics.would.values[("compress",)] == 1
