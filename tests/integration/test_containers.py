@@ -283,6 +283,8 @@ MAY_BE_EMPTY = {
     "Retries",
     "Ejections",
     "Request log: records lost",
+    "Compression",
+    "Kept of compressed prompts",
     "Denied, by reason",
     "Would be denied, by reason",
     "Evictions",
