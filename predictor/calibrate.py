@@ -1,0 +1,222 @@
+"""Quantiles that hold: a correction per regime, learned from every first token.
+
+    q' = q exp(c_bucket + c_global)        e = 1[y > q'] - (1 - alpha)
+    c_bucket += 0.05 e,  c_global += 0.02 e,  both within +-3
+
+Each c stops moving where exactly 1 - alpha of the prefills are above q'. Source: QUARTZ paper,
+sections 3.2 and 4.2 (a table by prompt, locality and load, residual tracking); the steps are
+this project's. `AdaptiveConformal` is the other way: Gibbs and Candes, "Adaptive Conformal
+Inference Under Distribution Shift" (2021), eq. 2, over the last 200 residuals.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import ceil, exp, isfinite, log
+from typing import Any, Final
+
+from predictor.features import BACKLOG, LOCALITY, PROMPT
+
+BUCKETS: Final = 27
+PROMPT_EDGES: Final = (1024, 6144)
+"""Prompt tokens below the first are short, from the second on long."""
+BACKLOG_EDGES: Final = (1, 4096)
+"""Nothing ahead; less than two steps' prefill; more."""
+BUCKET_STEP: Final = 0.05
+GLOBAL_STEP: Final = 0.02
+LIMIT: Final = 3.0
+WINDOW: Final = 400
+"""Requests over which coverage and misses are counted."""
+_PULL: Final = 0.05
+"""Of the distance to the other processes' mean, at each merge."""
+
+
+def bucket_of(x: Sequence[float]) -> int:
+    """Prompt x locality x backlog, 0..26."""
+    prompt, backlog = x[PROMPT], x[BACKLOG]
+    low, high = PROMPT_EDGES
+    bucket = 0 if prompt < low else 9 if prompt < high else 18
+    low, high = BACKLOG_EDGES
+    return bucket + 3 * int(x[LOCALITY]) + (0 if backlog < low else 1 if backlog < high else 2)
+
+
+def bucket_name(bucket: int) -> str:
+    """In words, for reports."""
+    prompt, rest = divmod(bucket, 9)
+    locality, backlog = divmod(rest, 3)
+    return "{} prompt, {} hit, {} backlog".format(
+        ("short", "middle", "long")[prompt],
+        ("no", "partial", "high")[locality],
+        ("no", "some", "much")[backlog],
+    )
+
+
+class Bucketed:
+    """The default. `factor` is what predictions are multiplied by."""
+
+    __slots__ = (
+        "_factors",
+        "_global",
+        "_global_factor",
+        "_heard",
+        "_own",
+        "buckets",
+        "miss",
+        "seen",
+    )
+
+    def __init__(self, alpha: float) -> None:
+        self.miss = 1.0 - alpha
+        self.seen = 0
+        self.buckets = [0.0] * BUCKETS
+        self._global = 0.0
+        self._factors = [1.0] * BUCKETS
+        self._global_factor = 1.0
+        self._own = [0.0] * (BUCKETS + 1)  # what own observations have moved, in all
+        self._heard: dict[str, list[float]] = {}  # the same of others, at the last merge
+
+    def factor(self, bucket: int) -> float:
+        """exp(c_bucket + c_global), finite and above 0."""
+        return self._factors[bucket] * self._global_factor
+
+    def observe(self, bucket: int, quantile_s: float, actual_s: float) -> None:
+        """Learn whether a prefill was within the quantile it was given."""
+        e = (1.0 if actual_s > quantile_s else 0.0) - self.miss
+        self.seen += 1
+        before, before_all = self.buckets[bucket], self._global
+        self._set(bucket, before + BUCKET_STEP * e)
+        self._set_global(before_all + GLOBAL_STEP * e)
+        self._own[bucket] += self.buckets[bucket] - before
+        self._own[BUCKETS] += self._global - before_all
+
+    def state(self) -> dict[str, Any]:
+        """Plain values: what holds here, and what was learned here."""
+        return {"c": [*self.buckets, self._global], "own": list(self._own), "seen": self.seen}
+
+    def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what other processes have learned since the last merge.
+
+        All then move as one process that sees every request would. What remains between them,
+        by clamps and late joiners, is drawn together a little each time.
+        """
+        heard: dict[str, list[float]] = {}
+        totals: list[list[float]] = []
+        moved = [0.0] * (BUCKETS + 1)
+        newest: tuple[int, list[float]] = (self.seen, [])
+        for name, state in others.items():
+            own, c = numbers(state.get("own"), BUCKETS + 1), numbers(state.get("c"), BUCKETS + 1)
+            if own is None or c is None:
+                continue
+            before = self._heard.get(name, own)
+            moved = [m + now - then for m, now, then in zip(moved, own, before, strict=True)]
+            heard[name] = own
+            totals.append(c)
+            seen = state.get("seen")
+            if not self._heard and isinstance(seen, int) and seen > newest[0]:
+                newest = (seen, c)
+        self._heard = heard
+        if not totals:
+            return
+        start = newest[1] or [*self.buckets, self._global]
+        count = len(totals) + 1
+        drawn: list[float] = []
+        for i, held in enumerate(start):
+            value = held if newest[1] else held + moved[i]
+            mean = (sum(c[i] for c in totals) + value) / count
+            drawn.append(value + _PULL * (mean - value))
+        for bucket in range(BUCKETS):
+            self._set(bucket, drawn[bucket])
+        self._set_global(drawn[BUCKETS])
+
+    def _set(self, bucket: int, value: float) -> None:
+        value = min(max(value, -LIMIT), LIMIT)
+        self.buckets[bucket] = value
+        self._factors[bucket] = exp(value)
+
+    def _set_global(self, value: float) -> None:
+        value = min(max(value, -LIMIT), LIMIT)
+        self._global = value
+        self._global_factor = exp(value)
+
+
+class AdaptiveConformal:
+    """q' = q exp(r), r a quantile of the last residuals whose level itself adapts.
+
+    Better coverage under shifts than `Bucketed`, and wider. It knows no buckets and is not
+    merged between processes.
+    """
+
+    __slots__ = ("_factor", "_level", "_recent", "_sorted", "miss", "seen")
+
+    GAMMA: Final = 0.005
+    ROLLING: Final = 200
+
+    def __init__(self, alpha: float) -> None:
+        self.miss = 1.0 - alpha
+        self.seen = 0
+        self._level = self.miss
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._factor = 1.0
+
+    def factor(self, bucket: int) -> float:
+        """The same for all buckets."""
+        return self._factor
+
+    def observe(self, bucket: int, quantile_s: float, actual_s: float, raw_s: float) -> None:
+        """Take a residual log(y / q) of the uncalibrated quantile, and whether q' was missed."""
+        self.seen += 1
+        e = (1.0 if actual_s > quantile_s else 0.0) - self.miss
+        self._level = min(max(self._level - self.GAMMA * e, 0.001), 0.5)
+        residual = min(max(log(actual_s / raw_s), -LIMIT), LIMIT)
+        self._recent.append(residual)
+        insort(self._sorted, residual)
+        if len(self._recent) > self.ROLLING:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        count = len(self._sorted)
+        if count >= 20:  # below, a .95 quantile of them says nothing
+            place = min(count - 1, ceil((1.0 - self._level) * (count + 1)) - 1)
+            self._factor = exp(self._sorted[place])
+
+    def state(self) -> dict[str, Any]:
+        """Nothing to share."""
+        return {}
+
+    def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
+        """Nothing to share."""
+
+
+class Misses:
+    """How many of the last WINDOW prefills were above their quantile."""
+
+    __slots__ = ("_count", "_recent")
+
+    def __init__(self) -> None:
+        self._recent: deque[bool] = deque()
+        self._count = 0
+
+    def add(self, *, missed: bool) -> None:
+        """Count one, and forget the one before the window."""
+        self._recent.append(missed)
+        self._count += missed
+        if len(self._recent) > WINDOW:
+            self._count -= self._recent.popleft()
+
+    @property
+    def coverage(self) -> float | None:
+        """Share within their quantile; None before the first."""
+        return 1.0 - self._count / len(self._recent) if self._recent else None
+
+    @property
+    def rate(self) -> float:
+        """Misses over WINDOW: what has not been seen yet counts as covered."""
+        return self._count / WINDOW
+
+
+def numbers(value: object, count: int) -> list[float] | None:
+    """A list of so many finite numbers; None for anything else."""
+    if not isinstance(value, list | tuple) or len(value) != count:
+        return None
+    if not all(isinstance(v, int | float) and isfinite(v) for v in value):
+        return None
+    return [float(v) for v in value]

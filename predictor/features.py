@@ -1,0 +1,68 @@
+"""What a router sees of a request and of a worker, as the predictor's input.
+
+Source: QUARTZ paper, table 2. Of its features, decoding parameters and the request class are
+left out: they say nothing of a prefill. The expected output and the cap stay, as the budget m_r.
+"""
+
+from typing import Final
+
+FEATURES: Final = (
+    "prompt_tokens",
+    "uncached_tokens",
+    "backlog_tokens",
+    "active",
+    "kv_usage",
+    "hit_tokens",
+    "locality_share",
+    "locality_class",
+    "cap_tokens",
+    "output_tokens",
+    "stream",
+)
+"""The order of x. Artifacts name it, and one with another order is refused."""
+
+PROMPT, UNCACHED, BACKLOG, ACTIVE, KV, HIT, SHARE, LOCALITY = range(8)
+"""Places in x of those that are read by name."""
+
+NONE, PARTIAL, HIGH = range(3)
+"""Locality classes: under a tenth of the prompt expected in the cache, less than 60 %, more."""
+PARTIAL_SHARE: Final = 0.1
+HIGH_SHARE: Final = 0.6
+NO_CAP: Final = -1
+"""`cap_tokens` of a request that names no limit."""
+
+
+def features(
+    *,
+    prompt_tokens: int,
+    hit_tokens: int,
+    cap_tokens: int | None,
+    output_tokens: int,
+    stream: bool,
+    active: int,
+    backlog_tokens: int,
+    kv_usage: float,
+) -> tuple[float, ...]:
+    """One request on one worker, as x, in the order of FEATURES.
+
+    `hit_tokens` is the prefix expected in that worker's cache, `backlog_tokens` the uncached
+    prefill ahead of the request there (sent and without a first token, or waiting for it),
+    `active` its sequences in flight, `kv_usage` a share in 0..1. A hit leaves at least one
+    token to compute, as engines do.
+    """
+    if hit_tokens >= prompt_tokens:
+        hit_tokens = prompt_tokens - 1 if prompt_tokens > 1 else 0
+    share = hit_tokens / prompt_tokens if hit_tokens > 0 else 0.0
+    return (
+        prompt_tokens,
+        prompt_tokens - hit_tokens,
+        backlog_tokens,
+        active,
+        kv_usage,
+        hit_tokens,
+        share,
+        NONE if share < PARTIAL_SHARE else PARTIAL if share < HIGH_SHARE else HIGH,
+        NO_CAP if cap_tokens is None else cap_tokens,
+        output_tokens,
+        1.0 if stream else 0.0,
+    )

@@ -1,0 +1,130 @@
+"""How good a trained predictor is, on rows it has not seen, beside simpler ones."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import QuantileRegressor
+
+from predictor.artifact import Artifact
+from predictor.calibrate import BUCKETS, bucket_name
+from predictor.features import HIT, LOCALITY
+from predictor.online import PrefillPredictor
+from predictor.rows import Row
+
+_LINEAR_ROWS: Final = 4000
+_POINTS: Final = 2000
+
+Floats = NDArray[np.float64]
+
+
+def pinball(actual: Floats, quantile: Floats, alpha: float) -> float:
+    """Mean pinball loss at alpha, in seconds: what an alpha quantile minimises."""
+    error = actual - quantile
+    return float(np.maximum(alpha * error, (alpha - 1) * error).mean())
+
+
+def judge(artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]) -> dict[str, Any]:
+    """Pinball losses, coverage raw and calibrated, by bucket; points for a plot.
+
+    Calibrated is as it would have been online: each row is predicted before it is learned from.
+    """
+    actual, mean, raw, calibrated, bucket = replay(artifact, held_out)
+    alpha = artifact.alpha
+    report: dict[str, Any] = {
+        "rows": len(learned),
+        "held_out": len(held_out),
+        "pinball_s": {
+            "tree": pinball(actual, raw, alpha),
+            "calibrated": pinball(actual, calibrated, alpha),
+            **_baselines(artifact, learned, held_out),
+        },
+        "coverage": {
+            "raw": float((actual <= raw).mean()),
+            "calibrated": float((actual <= calibrated).mean()),
+        },
+        "mean_over_actual": float(mean.sum() / actual.sum()),
+        "buckets": [],
+    }
+    for b in range(BUCKETS):
+        inside = bucket == b
+        if inside.any():
+            report["buckets"].append(
+                {
+                    "bucket": bucket_name(b),
+                    "rows": int(inside.sum()),
+                    "raw": float((actual <= raw)[inside].mean()),
+                    "calibrated": float((actual <= calibrated)[inside].mean()),
+                }
+            )
+    step = max(1, len(actual) // _POINTS)
+    report["points"] = [
+        [round(float(q), 4), round(float(a), 4)]
+        for q, a in zip(calibrated[::step], actual[::step], strict=True)
+    ]
+    return report
+
+
+def replay(
+    artifact: Artifact | None, rows: Sequence[Row], predictor: PrefillPredictor | None = None
+) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.int64]]:
+    """Rows one after the other: actual, mean, raw and calibrated quantile, bucket.
+
+    Given a predictor, with what that has learned already.
+    """
+    index: dict[str, int] = {}
+    for row in rows:
+        index.setdefault(row.worker, len(index))
+    alpha = artifact.alpha if artifact else 0.95
+    predictor = predictor or PrefillPredictor(artifact, workers=len(index), alpha=alpha)
+    found = np.empty((len(rows), 5))
+    for i, row in enumerate(rows):
+        worker = index[row.worker]
+        _, raw_s = predictor.raw(row.x)
+        mean_s, quantile_s, bucket = predictor.predict(worker, row.x)
+        predictor.observe(worker, row.x, mean_s, quantile_s, bucket, row.prefill_s)
+        found[i] = row.prefill_s, mean_s, raw_s, quantile_s, bucket
+    actual, mean, raw, calibrated, buckets = found.T
+    return actual, mean, raw, calibrated, buckets.astype(np.int64)
+
+
+def _baselines(
+    artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]
+) -> dict[str, float]:
+    """One quantile for all; a linear quantile regression on the same features; the prior."""
+    alpha = artifact.alpha
+    y = np.array([row.prefill_s for row in learned])
+    actual = np.array([row.prefill_s for row in held_out])
+    prior = PrefillPredictor(None, workers=1, alpha=alpha)
+    one = [Row(x=row.x, prefill_s=row.prefill_s) for row in held_out]
+    _, _, _, online, _ = replay(None, one, prior)
+    losses = {
+        "constant": pinball(actual, np.full(len(actual), np.quantile(y, alpha)), alpha),
+        "prior, learned online": pinball(actual, online, alpha),
+    }
+    guessed = _linear(learned, held_out, alpha)
+    if guessed is not None:
+        losses["linear"] = pinball(actual, guessed, alpha)
+    return losses
+
+
+def _linear(learned: Sequence[Row], held_out: Sequence[Row], alpha: float) -> Floats | None:
+    """Of a linear quantile regression on the same features; None where it does not converge."""
+    x, y = np.array([row.x for row in learned]), np.array([row.prefill_s for row in learned])
+    spread = x.std(axis=0)
+    # Hits are what is not uncached; the class follows from the share.
+    used = [i for i in range(x.shape[1]) if spread[i] > 0 and i not in {HIT, LOCALITY}]
+    scale = spread[used]
+    chosen = np.random.default_rng(0).permutation(len(x))[:_LINEAR_ROWS]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        try:
+            model = QuantileRegressor(quantile=alpha, alpha=0)
+            model.fit((x[:, used] / scale)[chosen], y[chosen])
+        except ConvergenceWarning:
+            return None
+    guessed: Floats = model.predict(np.array([row.x for row in held_out])[:, used] / scale)
+    return np.maximum(guessed, 0.0)

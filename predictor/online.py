@@ -1,0 +1,178 @@
+"""Predictions of a pool's prefills, and what each first token teaches.
+
+A prediction is the trained tree's, or the prior's where none is trained, times the worker's own
+speed; the quantile is then calibrated. Evaluated for every candidate worker of every request,
+so it is one flat function: a walk, two look-ups, a few products.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from predictor.artifact import Artifact
+from predictor.calibrate import AdaptiveConformal, Bucketed, Misses, bucket_of, numbers
+from predictor.features import UNCACHED
+from predictor.prior import FLOOR_S, QUANTILE_OVER_MEAN, SIZE, Prior, PriorRates
+from predictor.speeds import Speeds
+
+CALIBRATIONS: Final = ("bucketed", "adaptive")
+_MOST_S: Final = 1e6
+"""No prefill took longer: such a clock was set."""
+_RECENTRE: Final = 16
+_PRIOR_SETTLES: Final = 32
+"""Observations before a worker's speed is told from the prior's own error."""
+
+
+class PrefillPredictor:
+    """One pool's. `workers` is their number; they are told apart by their index.
+
+    ValueError where alpha is not the artifact's, or nothing can be predicted for.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | None = None,
+        *,
+        workers: int,
+        alpha: float = 0.95,
+        prior: PriorRates | None = None,
+        calibration: Literal["bucketed", "adaptive"] = "bucketed",
+    ) -> None:
+        if workers < 1:
+            raise ValueError("a predictor needs at least one worker")
+        if not 0.5 <= alpha < 1:
+            raise ValueError("alpha must be at least 0.5 and below 1")
+        if artifact is not None and abs(artifact.alpha - alpha) > 1e-9:
+            raise ValueError(f"the artifact holds quantiles at {artifact.alpha:g}, not {alpha:g}")
+        if calibration not in CALIBRATIONS:
+            raise ValueError(f"calibration must be one of {', '.join(CALIBRATIONS)}")
+        self.alpha = alpha
+        self.trained = artifact is not None
+        self.observed = 0
+        """First tokens it has learned from."""
+        self._root = artifact.root if artifact else None
+        self._ensemble = artifact.ensemble if artifact else None
+        self._longest = artifact.longest_uncached_tokens if artifact else 0
+        self._prior = Prior(prior or (artifact.rates if artifact else PriorRates()))
+        self._speeds = Speeds(workers)
+        self._factors = self._speeds.factors
+        self._calibration: Bucketed | AdaptiveConformal = (
+            Bucketed(alpha) if calibration == "bucketed" else AdaptiveConformal(alpha)
+        )
+        self._misses = Misses()
+
+    def predict(self, worker: int, x: tuple[float, ...]) -> tuple[float, float, int]:
+        """(mean_s, quantile_s, bucket) of the prefill, dispatch to first token.
+
+        Both are finite and above 0; the quantile is calibrated. The bucket is for `observe`.
+        """
+        mean_s, quantile_s = self.raw(x)
+        speed = self._factors[worker]
+        bucket = bucket_of(x)
+        return mean_s * speed, quantile_s * speed * self._calibration.factor(bucket), bucket
+
+    def raw(self, x: tuple[float, ...]) -> tuple[float, float]:
+        """(mean_s, quantile_s) of a worker of speed 1, uncalibrated."""
+        root = self._root
+        if root is None:
+            mean_s = self._prior.mean_s(x)
+            return mean_s, mean_s * QUANTILE_OVER_MEAN
+        feature, mean_s, quantile_s, right = root
+        while feature >= 0:
+            feature, mean_s, quantile_s, right = quantile_s if x[feature] <= mean_s else right
+        if self._ensemble is not None:
+            quantile_s = self._ensemble.quantile_s(x)
+        if x[UNCACHED] > self._longest:
+            beyond = x[UNCACHED] / self._longest
+            return mean_s * beyond, quantile_s * beyond
+        return mean_s, quantile_s
+
+    def observe(
+        self,
+        worker: int,
+        x: tuple[float, ...],
+        mean_s: float,
+        quantile_s: float,
+        bucket: int,
+        actual_s: float,
+    ) -> None:
+        """Learn from a first token: what `predict` gave, and what it took.
+
+        Times that no clock can have measured are ignored.
+        """
+        if not (0.0 <= actual_s < _MOST_S and 0.0 < mean_s < _MOST_S):  # NaN fails too
+            return
+        actual_s = max(actual_s, FLOOR_S)
+        self.observed += 1
+        self._misses.add(missed=actual_s > quantile_s)
+        calibration = self._calibration
+        if isinstance(calibration, Bucketed):
+            calibration.observe(bucket, quantile_s, actual_s)
+        else:
+            calibration.observe(
+                bucket, quantile_s, actual_s, self.raw(x)[1] * self._factors[worker]
+            )
+        if self._root is None:
+            self._prior.observe(x, actual_s / self._factors[worker])
+            if self._prior.seen < _PRIOR_SETTLES:
+                return
+        self._speeds.observe(worker, mean_s, actual_s)
+        if self._root is None and not self.observed % _RECENTRE:
+            # What all workers have in common belongs to the prior.
+            self._prior.stretch(self._speeds.recentre())
+
+    def forget(self, worker: int) -> None:
+        """Another engine answers at this worker's address: its speed is unknown."""
+        self._speeds.forget(worker)
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of the last 400 prefills within their quantile; None before the first."""
+        return self._misses.coverage
+
+    @property
+    def miss_rate(self) -> float:
+        """Misses over 400 requests; until so many were seen, the missing count as covered."""
+        return self._misses.rate
+
+    def prefill_tokens_per_s(self, worker: int) -> float:
+        """What a worker prefills a second, as learned; > 0."""
+        return self._prior.prefill_tokens_per_s / self._factors[worker]
+
+    def slowness(self, worker: int) -> float:
+        """How long it takes beside what is predicted of all: 1 as predicted, 2 half as fast."""
+        return self._factors[worker]
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as plain values, for the other processes of this gateway."""
+        return {
+            "calibration": self._calibration.state(),
+            "speeds": self._speeds.state(),
+            "prior": {"s": list(self._prior.s), "seen": self._prior.seen},
+        }
+
+    def merge(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take in the states of the other processes, by their names; without one's own.
+
+        A name stands for one process from its start to its end. What is malformed is ignored.
+        """
+        self._calibration.merge(_parts(states, "calibration"))
+        self._speeds.merge(_parts(states, "speeds"))
+        if self._root is None:
+            self._merge_prior(_parts(states, "prior"))
+
+    def _merge_prior(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        for state in states.values():
+            s, seen = numbers(state.get("s"), SIZE), state.get("seen")
+            if s is not None and isinstance(seen, int) and seen > 0:
+                own = self._prior.seen
+                # Who knows little takes the other's word; among equals it converges slowly.
+                self._prior.adopt(s, 1.0 if not own else min(0.5, 0.05 * seen / own))
+
+
+def _parts(states: Mapping[str, Any], part: str) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, state in states.items():
+        value = state.get(part) if isinstance(state, Mapping) else None
+        if isinstance(value, Mapping):
+            found[name] = value
+    return found

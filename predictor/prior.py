@@ -1,0 +1,177 @@
+"""Prefill time without a trained model: what an engine must do, learned from what it did.
+
+    t = s_0 + s_a active + s_u uncached + s_b min(backlog, knot) + s_e max(0, backlog - knot)
+
+s_0 is the step that is running when a request comes, s_u what a prompt token costs with its
+share of the steps it takes, s_b the same for the prompts ahead. Behind a gate that sends only
+so much prefill at a time, what lies beyond the gate is not waited for after dispatch: s_e
+starts at 0 and is learned where there is none. The constants begin at an engine's usual
+figures and are learned by recursive least squares on relative errors, clipped so that one
+strange request moves nothing far.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from operator import mul
+from typing import Final
+
+import msgspec
+
+SIZE: Final = 5
+QUANTILE_OVER_MEAN: Final = 2.0
+"""Where nothing is known of the scatter: calibration brings it down."""
+FLOOR_S: Final = 1e-4
+"""No prediction is below this."""
+_NOISE: Final = 0.1
+"""Variance of a relative error."""
+_FORGET: Final = 0.998
+_DOWN: Final = -0.8
+_UP: Final = 3.0
+_LEAST: Final = (0.02, 0.0, 0.02, 0.0, 0.0)
+_MOST: Final = 100.0
+"""A constant stays between these multiples of where it began."""
+_SETTLED: Final = 200
+_EVERY: Final = 4
+
+
+class PriorRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine's prefill is assumed to cost before anything was seen.
+
+    ValueError where a figure makes no sense.
+    """
+
+    prefill_tokens_per_s: float = 8000.0
+    """Steps and chunks together; > 0."""
+    step_s: float = 0.025
+    """The step that runs when a request comes; > 0."""
+    step_s_per_sequence: float = 0.0004
+    gate_tokens: int = 4096
+    """Prefill the gateway lets a worker have outstanding: the knot."""
+    within_gate: float = 0.5
+    """Share of the backlog up to the knot that is waited for: some of it is done already."""
+    beyond_gate: float = 0.0
+    """Share of the backlog beyond it that is waited for all the same, without a gate."""
+
+    def __post_init__(self) -> None:
+        shares = (self.within_gate, self.beyond_gate)
+        figures = (self.prefill_tokens_per_s, self.step_s, self.step_s_per_sequence, *shares)
+        if not all(isfinite(figure) for figure in figures):
+            raise ValueError("the rates of a prior must be finite numbers")
+        if not 1 <= self.prefill_tokens_per_s <= 1e8:
+            raise ValueError("prefill_tokens_per_s must be between 1 and 1e8")
+        if not 1e-6 <= self.step_s <= 60 or not 0 <= self.step_s_per_sequence <= 60:
+            raise ValueError("step_s must be between 1e-6 and 60, step_s_per_sequence 0 to 60")
+        if not 1 <= self.gate_tokens <= 1 << 24:
+            raise ValueError("gate_tokens must be between 1 and 2**24")
+        if not all(0 <= share <= 10 for share in shares):
+            raise ValueError("within_gate and beyond_gate must be between 0 and 10")
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds for s_0, s_a, s_u, s_b, s_e."""
+        per_token_s = 1.0 / self.prefill_tokens_per_s
+        return (
+            self.step_s,
+            self.step_s_per_sequence,
+            per_token_s,
+            per_token_s * self.within_gate,
+            per_token_s * self.beyond_gate,
+        )
+
+
+class Prior:
+    """The constants as learned so far, of all workers of a pool at speed 1."""
+
+    __slots__ = ("_cov", "_low", "_most", "_scale", "_turn", "knot", "s", "seen")
+
+    def __init__(self, rates: PriorRates) -> None:
+        self.knot = rates.gate_tokens
+        self.s = list(rates.coefficients)
+        self.seen = 0
+        """Observations taken."""
+        per_token_s = self.s[2]
+        least = (1e-5, 1e-6, 0.0, per_token_s / 8, per_token_s / 8)
+        self._scale = [max(value, low) for value, low in zip(self.s, least, strict=True)]
+        self._low = [share * v for share, v in zip(_LEAST, self._scale, strict=True)]
+        self._most = [value * value for value in self._scale]
+        self._cov = [[v if i == j else 0.0 for j in range(SIZE)] for i, v in enumerate(self._most)]
+        self._turn = 0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """1 / s_u."""
+        return 1.0 / self.s[2]
+
+    @property
+    def rates(self) -> PriorRates:
+        """What was learned, as another's beginning."""
+        s_0, s_a, s_u, s_b, s_e = self.s
+        return PriorRates(
+            prefill_tokens_per_s=min(max(1.0 / s_u, 1.0), 1e8),
+            step_s=min(max(s_0, 1e-6), 60.0),
+            step_s_per_sequence=min(s_a, 60.0),
+            gate_tokens=self.knot,
+            within_gate=min(s_b / s_u, 10.0),
+            beyond_gate=min(s_e / s_u, 10.0),
+        )
+
+    def mean_s(self, x: Sequence[float]) -> float:
+        """Expected prefill time of x at speed 1; at least FLOOR_S."""
+        s_0, s_a, s_u, s_b, s_e = self.s
+        backlog, knot = x[2], self.knot
+        t = s_0 + s_a * x[3] + s_u * x[1]
+        if backlog > knot:
+            t += s_b * knot + s_e * (backlog - knot)
+        else:
+            t += s_b * backlog
+        return max(t, FLOOR_S)
+
+    def observe(self, x: Sequence[float], actual_s: float) -> None:
+        """Learn from a prefill that took so long on a worker of speed 1.
+
+        Once settled, from every fourth: the constants are an engine's, which change slowly,
+        and this is the dearest part of a first token.
+        """
+        self.seen += 1
+        self._turn = (self._turn + 1) % _EVERY
+        if self.seen > _SETTLED and self._turn:
+            return
+        mean_s = self.mean_s(x)
+        backlog, knot = x[2], self.knot
+        ahead = min(backlog, knot)
+        phi = (
+            1.0 / mean_s,
+            x[3] / mean_s,
+            x[1] / mean_s,
+            ahead / mean_s,
+            (backlog - ahead) / mean_s,
+        )
+        cov = self._cov
+        along = [sum(map(mul, row, phi)) for row in cov]
+        spread = _NOISE + sum(map(mul, phi, along))
+        error = min(max(actual_s / mean_s - 1.0, _DOWN), _UP)
+        for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
+            gain = along[i] / spread
+            self.s[i] = min(max(self.s[i] + gain * error, low), _MOST * scale)
+            cov[i] = [(c - gain * a) / _FORGET for c, a in zip(cov[i], along, strict=True)]
+        self._bound()
+
+    def _bound(self) -> None:
+        """No constant gets less certain than at first: unused ones would run away."""
+        cov = self._cov
+        for i, most in enumerate(self._most):
+            if cov[i][i] > most:
+                shrink = (most / cov[i][i]) ** 0.5
+                for j in range(SIZE):
+                    cov[i][j] *= shrink
+                    cov[j][i] *= shrink
+
+    def stretch(self, factor: float) -> None:
+        """All workers turned out so much slower."""
+        for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
+            self.s[i] = min(max(self.s[i] * factor, low), _MOST * scale)
+
+    def adopt(self, s: Sequence[float], pull: float) -> None:
+        """Move towards another's constants by this share, 0..1."""
+        for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
+            self.s[i] += pull * (min(max(s[i], low), _MOST * scale) - self.s[i])

@@ -1,0 +1,124 @@
+"""Rows to learn from: what a gateway's request log says of each prefill."""
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+
+from predictor.features import features
+
+SERVED: Final = ("ok", "disconnected", "evicted")
+"""Outcomes whose first token, if there was one, came as from any other request."""
+_MOST_TOKENS: Final = 1 << 32
+_MOST_S: Final = 3600.0
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One prefill: what the router saw when it bound the request, and how long it took."""
+
+    x: tuple[float, ...]
+    prefill_s: float
+    worker: str = ""
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """What a log held."""
+
+    rows: list[Row] = []
+    """In the log's order."""
+    lines: int = 0
+    unreadable: int = 0
+    other: int = 0
+    """No requests, not served, or of another model or pool."""
+    lacking: int = 0
+    """Served, but without a field that is needed."""
+    pools: dict[str, int] = {}
+    """Rows by model and pool."""
+
+
+def read_rows(
+    lines: Iterable[bytes],
+    *,
+    model: str | None = None,
+    pool: str | None = None,
+    into: Found | None = None,
+) -> Found:
+    """The rows of a request log, one JSON object a line; what cannot be used is counted.
+
+    `into` takes those of a further file.
+    """
+    found = Found() if into is None else into
+    for line in lines:
+        if not line.strip():
+            continue
+        found.lines += 1
+        try:
+            record = msgspec.json.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
+            found.unreadable += 1
+            continue
+        if not isinstance(record, dict):
+            found.unreadable += 1
+            continue
+        _take(record, found, model, pool)
+    return found
+
+
+def _take(record: Mapping[str, Any], found: Found, model: str | None, pool: str | None) -> None:
+    wanted = (model in {None, record.get("model")}) and (pool in {None, record.get("pool")})
+    if not wanted or record.get("outcome") not in SERVED:
+        found.other += 1
+        return
+    row = row_of(record)
+    if row is None:
+        found.lacking += 1
+        return
+    name = f"{record.get('model') or '?'}/{record.get('pool') or '?'}"
+    found.pools[name] = found.pools.get(name, 0) + 1
+    found.rows.append(row)
+
+
+def row_of(record: Mapping[str, Any]) -> Row | None:
+    """One record's row; None where a field is missing or no such number.
+
+    The prompt's length is what the router took it for: the estimate, unless the prompt was
+    compressed after it was estimated.
+    """
+    estimated = record.get("estimated_input_tokens")
+    compressed = record.get("compressed", "none") != "none"
+    prompt = record.get("prompt_tokens") if compressed or estimated is None else estimated
+    tokens = [
+        prompt,
+        record.get("expected_hit_tokens", 0),
+        record.get("estimated_output_tokens", 0),
+        record.get("backlog_tokens"),
+        record.get("worker_active"),
+    ]
+    usage = record.get("worker_kv_usage")
+    usage = 0.0 if usage is None else usage
+    prefill_s, cap = record.get("prefill_s"), record.get("cap_tokens")
+    if not all(_number(value, _MOST_TOKENS) for value in tokens) or not tokens[0]:
+        return None
+    if not _number(usage, 1e6) or not _number(prefill_s, _MOST_S) or not prefill_s:
+        return None
+    if cap is not None and not _number(cap, _MOST_TOKENS):
+        return None
+    prompt, hit, output, backlog, active = (int(value) for value in tokens)
+    x = features(
+        prompt_tokens=prompt,
+        hit_tokens=hit,
+        cap_tokens=cap,
+        output_tokens=output,
+        stream=bool(record.get("stream", False)),
+        active=active,
+        backlog_tokens=backlog,
+        kv_usage=float(usage),
+    )
+    return Row(x=x, prefill_s=float(prefill_s), worker=str(record.get("worker") or ""))
+
+
+def _number(value: object, most: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isfinite(value) and 0 <= value <= most

@@ -1,0 +1,120 @@
+"""How slow each worker is beside what was predicted of it: a factor learned for each.
+
+    f_w *= 1 + g clip(actual / predicted - 1)
+
+weighed by the predicted time, so that predicted and actual work agree in sum. g is near 0.2 for
+a worker whose errors keep one sign while the others' do not, and near 0.005 otherwise: it follows
+the square of its own smoothed error over that error's size (after Trigg and Leach, "Exponential
+smoothing with an adaptive response rate", 1967). So one worker at half speed is known after some
+forty of its requests, and noise moves little. What shifts for all workers at once is followed
+slowly here: it is calibration's, and the fallback should hear of it.
+"""
+
+from collections.abc import Mapping
+from math import exp, isfinite, log
+from typing import Any, Final
+
+from predictor.calibrate import numbers
+
+_LIMIT: Final = log(20.0)
+_SMOOTH: Final = 0.03
+_LEAST_GAIN: Final = 0.005
+_MOST_GAIN: Final = 0.2
+_USUAL: Final = 0.02
+_MOST_WEIGHT: Final = 3.0
+_DOWN: Final = -0.75
+_UP: Final = 2.0
+_PULL: Final = 0.05
+
+
+class Speeds:
+    """Factors of a pool's workers, > 0; 1 is as predicted, 2 is half as fast."""
+
+    __slots__ = (
+        "_heard",
+        "_log",
+        "_own",
+        "_size",
+        "_trend",
+        "_trend_sum",
+        "_usual_s",
+        "factors",
+        "seen",
+    )
+
+    def __init__(self, workers: int) -> None:
+        self.factors = [1.0] * workers
+        self.seen = [0] * workers
+        self._log = [0.0] * workers
+        self._trend = [0.0] * workers
+        self._trend_sum = 0.0
+        self._size = [0.3] * workers
+        self._usual_s = 0.0
+        self._own = [0.0] * workers
+        self._heard: dict[str, list[float]] = {}
+
+    def observe(self, worker: int, predicted_s: float, actual_s: float) -> None:
+        """Take a prefill; the factor as it was then is in `predicted_s`, > 0."""
+        error = min(max(actual_s / predicted_s - 1.0, _DOWN), _UP)
+        if not self._usual_s:
+            self._usual_s = predicted_s
+        self._usual_s += _USUAL * (predicted_s - self._usual_s)
+        weight = min(predicted_s / self._usual_s, _MOST_WEIGHT)
+        weighed = weight * error
+        trends, workers = self._trend, len(self._trend)
+        step = _SMOOTH * (weighed - trends[worker])
+        trend = trends[worker] = trends[worker] + step
+        self._trend_sum += step
+        others = (self._trend_sum - trend) / (workers - 1) if workers > 1 else trend
+        size = self._size[worker] = self._size[worker] + _SMOOTH * (
+            abs(weighed) - self._size[worker]
+        )
+        # Its own trend, as far as the others do not share it and it is not theirs alone.
+        apart = min(abs(trend), abs(trend - others)) if trend * (trend - others) > 0 else 0.0
+        track = min(apart / size, 1.0) if size > 0.0 else 0.0
+        gain = min(weight * (_LEAST_GAIN + (_MOST_GAIN - _LEAST_GAIN) * track * track), 0.5)
+        self.seen[worker] += 1
+        before = self._log[worker]
+        self._set(worker, before + log(1.0 + gain * error))
+        self._own[worker] += self._log[worker] - before
+
+    def recentre(self) -> float:
+        """Divide all factors by their geometric mean, which is returned."""
+        middle = sum(self._log) / len(self._log)
+        for worker, value in enumerate(self._log):
+            self._set(worker, value - middle)
+        return exp(middle)
+
+    def forget(self, worker: int) -> None:
+        """Another engine is there now."""
+        self._set(worker, 0.0)
+        self._trend_sum -= self._trend[worker]
+        self._trend[worker], self._size[worker], self.seen[worker] = 0.0, 0.3, 0
+
+    def state(self) -> dict[str, Any]:
+        """Plain values: what holds here, and what was learned here."""
+        return {"log": list(self._log), "own": list(self._own), "seen": list(self.seen)}
+
+    def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add what other processes have learned since the last merge, as calibration does."""
+        workers = len(self.factors)
+        heard: dict[str, list[float]] = {}
+        for name, state in others.items():
+            own, logs = numbers(state.get("own"), workers), numbers(state.get("log"), workers)
+            seen = numbers(state.get("seen"), workers)
+            if own is None or logs is None or seen is None:
+                continue
+            heard[name] = own
+            before = self._heard.get(name, own)
+            for w in range(workers):
+                value = self._log[w] + own[w] - before[w]
+                # Who has seen nothing of a worker takes the other's word for it.
+                pull = 1.0 if not self.seen[w] and seen[w] else _PULL * (seen[w] > 0)
+                self._set(w, value + pull * (logs[w] - value))
+        self._heard = heard
+
+    def _set(self, worker: int, value: float) -> None:
+        if not isfinite(value):
+            return
+        self._log[worker] = min(max(value, -_LIMIT), _LIMIT)
+        self.factors[worker] = exp(self._log[worker])

@@ -1,0 +1,195 @@
+"""How long answers get: the share that outlives so many tokens, by class, learned online.
+
+Kaplan and Meier's estimator ("Nonparametric Estimation from Incomplete Observations", 1958) on
+tokens instead of time: an answer that was cancelled, or cut at its limit, is known to be longer
+than it got, and counts as at risk until then. Old observations fade. Tokens are counted in
+cells that grow by a tenth, so a class takes a few kilobytes however many answers it has seen.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from math import ceil
+from typing import Final
+
+LONGEST: Final = 1 << 20
+"""Tokens; longer answers count as that long."""
+MAX_CLASSES: Final = 256
+OTHER: Final = ""
+"""The class of all, for classes of which little is known."""
+DEFAULT_HALF_LIFE: Final = 2000.0
+ENOUGH: Final = 50.0
+"""Effective observations from which a class speaks for itself."""
+_REFRESH: Final = 16
+"""Observations between two computations of a curve."""
+
+
+def _edges() -> tuple[int, ...]:
+    found, value = [], 1.0
+    while value < LONGEST:
+        found.append(int(value))
+        value = max(value + 1, value * 1.1)
+    return (*dict.fromkeys(found), LONGEST)
+
+
+EDGES: Final = _edges()
+"""Upper ends of the cells: cell i holds EDGES[i - 1] < tokens <= EDGES[i]."""
+
+
+class _Curve:
+    """One class: weights of answers that ended, and that were cut, in each cell."""
+
+    __slots__ = ("_dirty", "_growth", "_weight", "cut", "ended", "survival", "total")
+
+    def __init__(self, half_life: float) -> None:
+        self.ended = [0.0] * len(EDGES)
+        self.cut = [0.0] * len(EDGES)
+        self.total = 0.0
+        self.survival = [1.0] * len(EDGES)
+        self._growth = 2.0 ** (1.0 / half_life)
+        self._weight = 1.0
+        self._dirty = 0
+
+    @property
+    def effective(self) -> float:
+        """Observations it amounts to, after fading."""
+        return self.total / self._weight
+
+    def add(self, tokens: int, *, cut: bool) -> None:
+        """Instead of fading what is old, what is new weighs more; now and then all is scaled."""
+        self._weight *= self._growth
+        cell = bisect_left(EDGES, tokens)
+        (self.cut if cut else self.ended)[cell] += self._weight
+        self.total += self._weight
+        if self._weight > 1e12:
+            for weights in (self.ended, self.cut):
+                weights[:] = [value / self._weight for value in weights]
+            self.total /= self._weight
+            self._weight = 1.0
+        self._dirty += 1
+        if self._dirty >= _REFRESH or self.effective < 4 * _REFRESH:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """S after each cell: the product of the shares that survive the cells up to it."""
+        self._dirty = 0
+        at_risk, share = self.total, 1.0
+        for i, (ended, cut) in enumerate(zip(self.ended, self.cut, strict=True)):
+            # Cut within a cell: at risk for half of it, on average.
+            exposed = at_risk - cut / 2
+            if ended > 0.0 and exposed > 0.0:
+                share *= max(0.0, 1.0 - ended / exposed)
+            self.survival[i] = share
+            at_risk -= ended + cut
+
+
+class OutputSurvival:
+    """S_c(a) = P(output > a tokens | class c); bounded memory; no clock.
+
+    `half_life` is in observations of a class. Classes beyond MAX_CLASSES replace the one that
+    was observed least recently. An unknown class, or one with fewer than ENOUGH observations,
+    is answered for by all classes together.
+    """
+
+    __slots__ = ("_all", "_classes", "_half_life")
+
+    def __init__(self, half_life: float = DEFAULT_HALF_LIFE) -> None:
+        if not half_life > 0:
+            raise ValueError("half_life must be above 0 observations")
+        self._half_life = half_life
+        self._all = _Curve(half_life)
+        self._classes: OrderedDict[str, _Curve] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def observe(self, name: str, tokens: int, *, censored: bool) -> None:
+        """An answer of a class got so many tokens.
+
+        `censored`: it would have gone on, and was cancelled or cut at its limit. Negative
+        numbers of tokens are ignored.
+        """
+        if tokens < 0:
+            return
+        tokens = min(max(tokens, 1), LONGEST)
+        self._all.add(tokens, cut=censored)
+        if name == OTHER:
+            return
+        curve = self._classes.get(name)
+        if curve is None:
+            if len(self._classes) >= MAX_CLASSES:
+                self._classes.popitem(last=False)
+            curve = self._classes[name] = _Curve(self._half_life)
+        self._classes.move_to_end(name)
+        curve.add(tokens, cut=censored)
+
+    def effective(self, name: str) -> float:
+        """Observations that speak for a class: its own, or those of all."""
+        return self._curve(name).effective
+
+    def survival(self, name: str, tokens: float, max_tokens: int | None = None) -> float:
+        """P(output > tokens), 0..1 and falling in tokens; 0 from `max_tokens` on.
+
+        1 while nothing was observed. Between the ends of a cell it is interpolated.
+        """
+        if max_tokens is not None and tokens >= max_tokens:
+            return 0.0
+        return _at(self._curve(name).survival, tokens)
+
+    def remaining(
+        self, name: str, done: float, further: float, max_tokens: int | None = None
+    ) -> float:
+        """P(output > done + further | output > done): BF-IO's look-ahead.
+
+        0 from `max_tokens` on. Where hardly an answer got so far, it is taken to end soon: 0.
+        """
+        if further <= 0:
+            return 1.0
+        now = self.survival(name, done, max_tokens)
+        if now <= 1e-9:
+            return 0.0
+        return min(1.0, self.survival(name, done + further, max_tokens) / now)
+
+    def quantile(self, name: str, share: float, max_tokens: int | None = None) -> int | None:
+        """The least tokens that this share of answers do not exceed, at most `max_tokens`.
+
+        None where nothing was observed, or the answers seen were cut before so many had ended
+        and `max_tokens` does not bound them. ValueError unless 0 < share < 1.
+        """
+        if not 0 < share < 1:
+            raise ValueError("a quantile's share is between 0 and 1")
+        curve = self._curve(name)
+        if curve.total == 0:
+            return max_tokens
+        # Survival falls, so its complement is in order.
+        place = bisect_left(curve.survival, share - 1.0, key=lambda value: -value)
+        if place == len(EDGES):
+            return max_tokens
+        found = ceil(_within(curve.survival, place, 1.0 - share))
+        return found if max_tokens is None else min(found, max_tokens)
+
+    def _curve(self, name: str) -> _Curve:
+        curve = self._classes.get(name)
+        return self._all if curve is None or curve.effective < ENOUGH else curve
+
+
+def _at(survival: Sequence[float], tokens: float) -> float:
+    if tokens < 1:
+        return 1.0
+    cell = bisect_right(EDGES, tokens)  # EDGES[cell - 1] <= tokens < EDGES[cell]
+    before = survival[cell - 1]
+    if cell == len(EDGES):
+        return before
+    low, high = EDGES[cell - 1], EDGES[cell]
+    return before + (survival[cell] - before) * (tokens - low) / (high - low)
+
+
+def _within(survival: Sequence[float], cell: int, share: float) -> float:
+    """Tokens at which survival falls to a share, which it does within this cell."""
+    if cell == 0:
+        return EDGES[0]
+    before, after = survival[cell - 1], survival[cell]
+    if before <= after:
+        return EDGES[cell]
+    low, high = EDGES[cell - 1], EDGES[cell]
+    return min(float(high), low + (high - low) * (before - share) / (before - after))

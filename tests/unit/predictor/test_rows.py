@@ -1,0 +1,98 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.rows import read_rows, row_of
+from tests.unit.predictor.made import x_of
+
+RECORD: dict[str, Any] = {
+    "schema": 1,
+    "outcome": "ok",
+    "model": "m",
+    "pool": "short",
+    "worker": "w0",
+    "stream": True,
+    "estimated_input_tokens": 2000,
+    "estimated_output_tokens": 100,
+    "prompt_tokens": 1900,
+    "expected_hit_tokens": 500,
+    "backlog_tokens": 30,
+    "worker_active": 10,
+    "worker_kv_usage": 0.25,
+    "prefill_s": 0.4,
+}
+
+
+def lines(*records: object) -> list[bytes]:
+    return [json.dumps(record).encode() for record in records]
+
+
+def test_a_record_gives_what_the_router_saw() -> None:
+    (row,) = read_rows(lines(RECORD)).rows
+    assert row.x == x_of(2000, 500, 30)
+    assert (row.prefill_s, row.worker) == (0.4, "w0")
+
+
+def test_a_compressed_prompt_is_as_long_as_the_engine_found_it() -> None:
+    row = row_of(RECORD | {"compressed": "2000->1900"})
+    assert row is not None
+    assert row.x[0] == 1900
+
+
+def test_an_engine_that_is_not_scraped_has_no_usage() -> None:
+    without = {name: value for name, value in RECORD.items() if name != "worker_kv_usage"}
+    for record in (without, without | {"worker_kv_usage": None}):
+        row = row_of(record)
+        assert row is not None
+        assert row.x[4] == 0.0
+
+
+@pytest.mark.parametrize("field", ["backlog_tokens", "worker_active", "prefill_s"])
+def test_lines_that_lack_a_field_are_counted(field: str) -> None:
+    without = {name: value for name, value in RECORD.items() if name != field}
+    found = read_rows(lines(RECORD, without, RECORD | {field: "x"}, RECORD | {field: -1}))
+    assert (found.lines, len(found.rows), found.lacking) == (4, 1, 3)
+
+
+def test_other_lines_are_counted_apart() -> None:
+    found = read_rows(
+        [
+            *lines(
+                RECORD,
+                RECORD | {"outcome": "disconnected"},
+                RECORD | {"outcome": "refused"},
+                RECORD | {"pool": "long"},
+                {"schema": 1, "event": "tick"},
+                ["no record"],
+            ),
+            b"{not json",
+            b"\n",
+        ],
+        model="m",
+        pool="short",
+    )
+    assert (found.lines, len(found.rows), found.other, found.unreadable) == (7, 2, 3, 2)
+    assert found.pools == {"m/short": 2}
+
+
+def test_further_files_are_added() -> None:
+    found = read_rows(lines(RECORD))
+    again = read_rows(lines(RECORD | {"pool": "long"}), into=found)
+    assert again is found
+    assert found.pools == {"m/short": 1, "m/long": 1}
+
+
+values: st.SearchStrategy[object] = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([])
+)
+
+
+@given(st.sampled_from(sorted(RECORD)), values)
+def test_whatever_a_field_holds_a_row_is_finite_or_none(field: str, value: object) -> None:
+    row = row_of(RECORD | {field: value})
+    if row is not None:
+        assert 0 < row.prefill_s <= 3600
+        assert all(-1 <= number < 1e12 for number in row.x)

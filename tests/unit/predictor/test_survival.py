@@ -1,0 +1,132 @@
+import itertools
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.survival import ENOUGH, LONGEST, MAX_CLASSES, OutputSurvival
+
+
+def geometric(random: Random, mean: float) -> int:
+    return max(1, math.ceil(random.expovariate(1 / mean)))
+
+
+def test_it_finds_the_share_that_outlives_so_many_tokens() -> None:
+    random, survival = Random(1), OutputSurvival(half_life=20_000)
+    for _ in range(8000):
+        survival.observe("chat", geometric(random, 200), censored=False)
+    for tokens in (20, 100, 200, 400, 800):
+        assert survival.survival("chat", tokens) == pytest.approx(
+            math.exp(-tokens / 200), abs=0.025
+        )
+    assert survival.quantile("chat", 0.95) == pytest.approx(599, rel=0.1)
+    assert survival.quantile("chat", 0.95, 300) == 300
+    # Memoryless: what was streamed so far says nothing.
+    assert survival.remaining("chat", 300, 100) == pytest.approx(math.exp(-0.5), abs=0.05)
+
+
+def test_cancelled_answers_bias_nothing() -> None:
+    random, survival = Random(2), OutputSurvival(half_life=20_000)
+    for _ in range(10_000):
+        length, left = geometric(random, 300), geometric(random, 300)
+        survival.observe("c", min(length, left), censored=left < length)
+    for tokens in (50, 150, 300, 500):
+        assert survival.survival("c", tokens) == pytest.approx(math.exp(-tokens / 300), abs=0.03)
+
+
+def test_old_answers_fade() -> None:
+    survival = OutputSurvival(half_life=100)
+    for _ in range(1000):
+        survival.observe("c", 1000, censored=False)
+    for _ in range(700):
+        survival.observe("c", 10, censored=False)
+    assert survival.survival("c", 100) < 0.02
+
+
+def test_nothing_outlives_its_limit() -> None:
+    survival = OutputSurvival()
+    survival.observe("c", 500, censored=True)
+    assert survival.survival("c", 99, 100) == 1.0
+    assert survival.survival("c", 100, 100) == 0.0
+    assert survival.remaining("c", 50, 50, 100) == 0.0
+    assert survival.quantile("c", 0.95, 100) == 100
+    assert survival.quantile("c", 0.95) is None
+
+
+def test_a_class_with_little_of_its_own_is_answered_for_by_all() -> None:
+    survival = OutputSurvival()
+    for _ in range(500):
+        survival.observe("known", 100, censored=False)
+    for _ in range(5):
+        survival.observe("new", 5000, censored=False)
+    assert survival.survival("new", 1000) < 0.05
+    assert survival.survival("never seen", 1000) == survival.survival("new", 1000)
+    for _ in range(int(ENOUGH)):
+        survival.observe("new", 5000, censored=False)
+    assert survival.survival("new", 1000) == 1.0
+    assert survival.survival("known", 1000) == 0.0
+
+
+def test_before_anything_is_seen_answers_go_on_to_their_limit() -> None:
+    survival = OutputSurvival()
+    assert survival.survival("c", 10_000) == 1.0
+    assert survival.quantile("c", 0.95) is None
+    assert survival.quantile("c", 0.95, 64) == 64
+    assert survival.remaining("c", 10, 0) == 1.0
+
+
+def test_an_answer_that_got_further_than_any_is_taken_to_end_soon() -> None:
+    survival = OutputSurvival()
+    for _ in range(200):
+        survival.observe("c", 100, censored=False)
+    assert survival.remaining("c", 500, 10) == 0.0
+
+
+def test_classes_are_bounded() -> None:
+    survival = OutputSurvival()
+    for number in range(3 * MAX_CLASSES):
+        survival.observe("kept", 5, censored=False)
+        survival.observe(f"class {number}", 10, censored=False)
+    assert len(survival) == MAX_CLASSES
+    assert survival.effective("kept") > ENOUGH
+
+
+def test_weights_that_grow_for_ever_are_scaled() -> None:
+    survival = OutputSurvival(half_life=2)
+    for number in range(1000):
+        survival.observe("", 10 + number % 2, censored=False)
+    assert survival.effective("") == pytest.approx(1 / (1 - 2**-0.5), rel=0.01)
+    assert 0 < survival.survival("", 10) < 1
+
+
+answers = st.lists(st.tuples(st.integers(-5, 1 << 22), st.booleans()), max_size=120)
+
+
+@given(answers, st.lists(st.floats(0, 1 << 21), min_size=2, max_size=6), st.floats(0.01, 0.99))
+def test_survival_is_a_share_that_never_rises(
+    seen: list[tuple[int, bool]], ages: list[float], share: float
+) -> None:
+    survival = OutputSurvival(half_life=10)
+    for tokens, censored in seen:
+        survival.observe("c", tokens, censored=censored)
+    shares = [survival.survival("c", age) for age in sorted(ages)]
+    assert all(0 <= s <= 1 for s in shares)
+    assert all(a >= b - 1e-9 for a, b in itertools.pairwise(shares))
+    assert 0 <= survival.remaining("c", min(ages), max(ages)) <= 1
+    bound = survival.quantile("c", share)
+    if bound is not None:
+        assert survival.survival("c", bound) <= 1 - share + 1e-9
+        assert 1 <= bound <= LONGEST
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
+def test_a_quantile_has_a_share(share: float) -> None:
+    with pytest.raises(ValueError, match="share"):
+        OutputSurvival().quantile("c", share)
+
+
+def test_a_half_life_is_above_zero() -> None:
+    with pytest.raises(ValueError, match="half_life"):
+        OutputSurvival(half_life=0)
