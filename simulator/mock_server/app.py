@@ -14,11 +14,13 @@ from simulator.mock_server.config import MockConfig
 from simulator.mock_server.dialects import Dialect
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.encoding import dumps
-from simulator.mock_server.endpoints import Endpoints, Handler, Headers
+from simulator.mock_server.endpoints import Endpoints, Handler
 from simulator.mock_server.faults import Active, FaultError, Faults, parse_faults
 from simulator.mock_server.generation import Exchange, run_stream, run_whole
 from simulator.mock_server.problems import ApiError, ContextOverflowError
+from simulator.mock_server.ranks import choose_rank
 from simulator.mock_server.requests import Body, parse_json
+from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
 from simulator.mock_server.transport import Receive, Scope, Send
 
@@ -155,7 +157,7 @@ class MockApp:
                 receive=receive,
                 send=send,
                 active=active,
-                rank=self._rank(headers),
+                rank=choose_rank(self.driver, headers, body),
             )
             if job.stream and isinstance(dialect, Dialect):
                 await run_stream(exchange, job, dialect)
@@ -168,17 +170,6 @@ class MockApp:
             await transport.write(send, b"", more=False)
         finally:
             self._in_flight -= 1
-
-    def _rank(self, headers: Headers) -> int:
-        """The rank that a header chooses, else the least loaded one."""
-        given = headers.get("x-data-parallel-rank")
-        if given is None:
-            return self.driver.pick_rank()
-        if not given.isdecimal() or int(given) >= self.config.dp_ranks:
-            raise ApiError(
-                400, f"data_parallel_rank {given} is out of range [0, {self.config.dp_ranks})."
-            )
-        return int(given)
 
     async def _side(
         self, path: str, method: str, active: Active, scope: Scope, receive: Receive, send: Send
@@ -234,6 +225,8 @@ class MockApp:
     def _metrics(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
         if "no-metrics" in active:
             return 404, b'{"detail":"Not Found"}', transport.JSON_TYPE
+        if "sglang-metrics" in active:
+            return 200, render_sglang(self.driver), _PLAIN
         return 200, render_metrics(self.driver), _PLAIN
 
     def _last(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:

@@ -4,7 +4,8 @@ Rules:
 - Deadlines are absolute: an iteration begins where the one before ended, whatever the event
   loop's lateness, so delays never add up. Only an idle engine starts at `now`.
 - Model time is real time x speed; changing the speed re-anchors the two, it never jumps.
-- Ranks step together: an iteration's tokens are out when the slowest rank's iteration ends.
+- Ranks step together (`simulator.rank_group_engine`): an iteration's tokens are out when the
+  slowest rank's iteration ends.
 - A ticket that the client left is aborted at once, in whatever phase it is.
 """
 
@@ -16,6 +17,7 @@ from typing import Protocol
 from simulator.engine import Emission, Engine, EngineRequest
 from simulator.mock_server.config import MockConfig
 from simulator.mock_server.metrics import Lag, RankMetrics
+from simulator.rank_group_engine import RankGroupEngine
 
 Token = tuple[int, Emission, float]
 """(choice, what the engine emitted, the real time it was due)."""
@@ -63,14 +65,14 @@ class Clock:
 
 
 class Rank:
-    """One engine and what was measured on it."""
+    """One engine of the group and what was measured on it."""
 
-    __slots__ = ("engine", "metrics", "open")
+    __slots__ = ("engine", "index", "metrics")
 
-    def __init__(self, config: MockConfig) -> None:
-        self.engine = Engine(config.profile)
-        self.metrics = RankMetrics(config.profile.max_model_len)
-        self.open = False
+    def __init__(self, index: int, engine: Engine) -> None:
+        self.index = index
+        self.engine = engine
+        self.metrics = RankMetrics(engine.profile.max_model_len)
 
 
 class Ticket:
@@ -137,7 +139,8 @@ class Driver:
 
     def __init__(self, config: MockConfig) -> None:
         self.config = config
-        self.ranks = [Rank(config) for _ in range(config.dp_ranks)]
+        self.group = RankGroupEngine(config.profile, config.dp_ranks)
+        self.ranks = [Rank(index, engine) for index, engine in enumerate(self.group.engines)]
         self.lag = Lag()
         self.aborted_total = 0
         self._loop = asyncio.get_running_loop()
@@ -155,7 +158,7 @@ class Driver:
     @property
     def waiting(self) -> int:
         """Sequences queued, over all ranks."""
-        return sum(rank.engine.waiting for rank in self.ranks)
+        return self.group.waiting
 
     def pick_rank(self) -> int:
         """The least loaded rank, a waiting sequence counting as four, as vLLM balances."""
@@ -172,7 +175,8 @@ class Driver:
         for choice, spec in enumerate(sequences):
             self._next_id += 1
             sequence_id = str(self._next_id)
-            ticket.rank.engine.submit(
+            self.group.submit(
+                rank,
                 EngineRequest(
                     id=sequence_id,
                     prompt_tokens=spec.prompt_tokens,
@@ -196,7 +200,7 @@ class Driver:
             return
         ticket.gone = True
         for sequence_id in ticket.live:
-            if ticket.rank.engine.abort(sequence_id):
+            if self.group.abort(ticket.rank.index, sequence_id):
                 self.aborted_total += 1
                 ticket.rank.metrics.success["abort"] += 1
             self._tickets.pop(sequence_id, None)
@@ -207,25 +211,17 @@ class Driver:
         self._step(self._clock.model_s(now()))
 
     def _step(self, model_s: float) -> None:
-        """Begin the next iteration of every rank that has work, at a model time."""
-        end_s = 0.0
-        for rank in self.ranks:
-            iteration = rank.engine.begin(model_s)
-            rank.open = iteration is not None
-            if iteration is not None:
-                end_s = max(end_s, iteration.end_s)
-        if not any(rank.open for rank in self.ranks):
+        """Begin the group's next iteration at a model time; without work, stop."""
+        iteration = self.group.begin(model_s)
+        if iteration is None:
             self._stepping = False
             return
-        due_s = self._clock.real_s(end_s)
-        self._loop.call_later(max(0.0, due_s - now()), self._end, end_s, due_s)
+        due_s = self._clock.real_s(iteration.end_s)
+        self._loop.call_later(max(0.0, due_s - now()), self._end, iteration.end_s, due_s)
 
     def _end(self, end_s: float, due_s: float) -> None:
-        for rank in self.ranks:
-            if rank.open:
-                rank.open = False
-                for emission in rank.engine.finish():
-                    self._deliver(emission, due_s)
+        for _, emission in self.group.finish():
+            self._deliver(emission, due_s)
         self._step(end_s)
 
     def _deliver(self, emission: Emission, due_s: float) -> None:

@@ -43,6 +43,7 @@ KINDS: Final[dict[str, _Kind]] = {
     "empty-200": _Kind("answer a streamed overflow with 200 and an empty body"),
     "models-500": _Kind("answer 500 on /v1/models"),
     "no-metrics": _Kind("answer 404 on /metrics"),
+    "sglang-metrics": _Kind("show metrics under SGLang's names"),
     "model-name": _Kind("echo another model name", "text"),
 }
 

@@ -95,6 +95,12 @@ def render_metrics(driver: Driver) -> bytes:
     by_rank = [rank.metrics.histograms for rank in driver.ranks]
     for same in zip(*by_rank, strict=True):
         text.add_histogram(list(zip(labels, same, strict=True)))
+    text.add(
+        "mock_barrier_wait_seconds_total",
+        "counter",
+        "Model seconds that a rank waited for the slowest one.",
+        list(zip(labels, driver.group.waited_s, strict=True)),
+    )
     _add_own(text, driver, f'model_name="{model}"')
     return text.render()
 

@@ -1,0 +1,190 @@
+"""Data-parallel ranks in virtual time: the gateway's schedulers before the mock's engine model.
+
+Eight ranks of B = 32 slots behind one barrier, dt = 4 ms + 1.07e-7 s x the fullest rank's tokens
+("A Universal Load Balancing Principle", section 6: C and t_l). Saturated: a client sends its next
+request when it has its answer, and there are 128 more clients than slots. A request that is sent
+while a step runs joins the next one, as over a wire.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from gateway.policy import bfio, fleet
+from gateway.policy.fleet import PoolState
+from gateway.policy.rank_group import RankGroup, RankRules
+from gateway.policy.schedulers import make_scheduler
+from gateway.policy.scheduling import Job, Scheduler
+from simulator.engine import EngineProfile, EngineRequest
+from simulator.rank_group_engine import RankGroupEngine
+
+RANKS: Final = 8
+SLOTS: Final = 32
+CLIENTS: Final = RANKS * SLOTS + 128
+PROFILE: Final = EngineProfile(
+    name="bfio-ranks",
+    w_s=0.004,
+    h_s_per_token=1.07e-7,
+    timing="kv",
+    prefix_cache_tokens=0,
+    max_num_batched_tokens=1 << 17,
+    max_model_len=32_768,
+    kv_blocks=1 << 18,
+    max_num_seqs=SLOTS,
+)
+_REQUESTS: Final = 100_000
+_EXPECTED_OUTPUT: Final = 250
+"""All that a scheduler is told of an answer's length."""
+
+MakeScheduler = Callable[[PoolState], Scheduler]
+
+SCHEDULERS: Final[dict[str, MakeScheduler]] = {
+    "bfio": lambda pool: RankGroup(pool, bfio.assign),
+    "least-KV, late": lambda pool: RankGroup(
+        pool, bfio.assign, rules=RankRules(per_slot=0, spare=1)
+    ),
+    "mix, at once": lambda pool: make_scheduler("mix", pool),
+    "round-robin": lambda pool: make_scheduler("round-robin", pool),
+}
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests in order: prompt and output, in tokens."""
+
+    prompts: Sequence[int]
+    outputs: Sequence[int]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, after its warm-up."""
+
+    tokens_per_s: float
+    step_s: float
+    imbalance_tokens: float
+    """Sum over ranks of how far each is below the fullest, averaged over steps."""
+    longest_wait_steps: float
+    """In the gateway, of requests that arrived after the warm-up."""
+    most_waiting: int
+    lost: int
+    """Requests that were neither sent nor waiting at the end."""
+
+
+def work(seed: int, mean_output: float = 250.0, count: int = _REQUESTS) -> Work:
+    """B-like: prompts lognormal of mean 870 and deviation 1,060, outputs geometric."""
+    random = np.random.default_rng(seed)
+    spread = np.log(1 + (1060 / 870) ** 2)
+    prompts = random.lognormal(np.log(870) - spread / 2, np.sqrt(spread), count)
+    outputs = np.minimum(random.geometric(1 / mean_output, count), 4096)
+    return Work(prompts=np.clip(prompts, 1, 16_000).astype(int).tolist(), outputs=outputs.tolist())
+
+
+def measure(make: MakeScheduler, seed: int, *, steps: int = 4000, warm_up: int = 1200) -> Measured:
+    """Saturate the group through this scheduler."""
+    run = _Run(make, work(seed))
+    for _ in range(warm_up):
+        run.step()
+    run.clear()
+    for _ in range(steps - warm_up):
+        run.step()
+    return run.measured()
+
+
+class _Run:
+    """Clients, scheduler and engine, step by step."""
+
+    def __init__(self, make: MakeScheduler, asked: Work) -> None:
+        names = tuple(f"engine#{rank}" for rank in range(RANKS))
+        self._pool = PoolState("ranks", names, SLOTS, [range(RANKS)])
+        self._scheduler = make(self._pool)
+        self._engine = RankGroupEngine(PROFILE, RANKS)
+        self._work = asked
+        self._sent: dict[str, Job] = {}
+        self._streamed: dict[str, int] = {}
+        self._coming: list[Job] = []
+        self._now_s = 0.0
+        self._asked = 0
+        self.clear()
+        for _ in range(CLIENTS):
+            self._ask()
+        self._arrive()
+
+    def clear(self) -> None:
+        """Count from here."""
+        self._since_s, self._steps = self._now_s, 0
+        self._tokens, self._lead, self._waited_s, self._most = 0, 0.0, 0.0, 0
+
+    def step(self) -> None:
+        """One step of all ranks; whose answer ends asks again."""
+        step = self._engine.begin(self._now_s)
+        if step is None:
+            raise RuntimeError("a saturated group was idle")
+        self._arrive()
+        self._now_s = step.end_s
+        done = []
+        for _, emission in self._engine.finish():
+            self._streamed[emission.id] = emission.index
+            self._tokens += 1
+            if emission.finished:
+                done.append(emission.id)
+        loads = [engine.kv_tokens for engine in self._engine.engines]
+        self._lead += RANKS * max(loads) - sum(loads)
+        self._steps += 1
+        for name in done:
+            job = self._sent.pop(name)
+            fleet.finish(self._pool, job.worker, 1, job.kv_tokens)
+            self._send(self._scheduler.finished(job, self._now_s))
+            del self._streamed[name]
+            self._ask()
+        self._most = max(self._most, sum(self._scheduler.waiting))
+
+    def measured(self) -> Measured:
+        """What came of it."""
+        took_s = self._now_s - self._since_s
+        held = len(self._sent) + sum(self._scheduler.waiting)
+        return Measured(
+            tokens_per_s=self._tokens / took_s,
+            step_s=took_s / self._steps,
+            imbalance_tokens=self._lead / self._steps,
+            longest_wait_steps=self._waited_s * self._steps / took_s,
+            most_waiting=self._most,
+            lost=CLIENTS - held,
+        )
+
+    def _ask(self) -> None:
+        number = self._asked
+        self._asked += 1
+        prompt = self._work.prompts[number]
+        job = Job(
+            owner=str(number),
+            prompt_tokens=prompt,
+            output_tokens=_EXPECTED_OUTPUT,
+            arrived_s=self._now_s,
+            kv_tokens=prompt + _EXPECTED_OUTPUT,
+        )
+        self._send(self._scheduler.submit(job, self._now_s))
+
+    def _send(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            name: str = job.owner
+            self._sent[name] = job
+            self._streamed[name] = 0
+            job.emitted = lambda name=name: self._streamed[name]
+            if job.arrived_s >= self._since_s:
+                self._waited_s = max(self._waited_s, job.sent_s - job.arrived_s)
+            fleet.start(self._pool, job.worker, 1, job.kv_tokens)
+            self._coming.append(job)
+
+    def _arrive(self) -> None:
+        for job in self._coming:
+            self._engine.submit(
+                job.worker,
+                EngineRequest(
+                    id=job.owner,
+                    prompt_tokens=job.prompt_tokens,
+                    output_tokens=self._work.outputs[int(job.owner)],
+                ),
+                self._now_s,
+            )
+        self._coming.clear()
