@@ -74,6 +74,10 @@ class WorkerAddress(Record, frozen=True, kw_only=True):
     served_model: str | None = None
     """The name this engine knows the model by; None to send the client's."""
     ca_file: str | None = None
+    rank: int | None = None
+    """Of several data-parallel ranks behind one address, this one; None for the engine itself."""
+    rank_by: Literal["header", "body"] = "header"
+    """How the engine is told: X-data-parallel-rank, or the body's data_parallel_rank."""
 
     @property
     def url(self) -> str:
@@ -100,6 +104,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """Its keys answer 403 until an admin resumes it."""
     compress: bool = True
     """Whether its prompts may be compressed."""
+    tokens_per_s: float = 0.0
+    """The rate it is entitled to; 0 for none stated. Fairness weighs by it."""
 
 
 class PhaseTimeouts(Record, frozen=True, kw_only=True):
@@ -277,6 +283,8 @@ class Usage(Record, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    cached_told: bool = False
+    """Whether the engine told `cached_tokens`; many tell it only where there are any."""
     source: Literal["engine", "counted"] = "engine"
 
 
@@ -332,6 +340,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """What x-sluice-category names, unchecked."""
     compress: bool = True
     """False where x-sluice-compress says off."""
+    read_timeout_s: float | None = None
+    """How long the client says it waits for an answer (x-stainless-read-timeout)."""
     content_length: int | None = None
     json_body: bool = True
     """The content type is JSON, or not given."""
@@ -456,6 +466,20 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     charge_tokens: int | None = None
     """What the entitlement was charged, by the profile's weights; None for a full refund."""
     settled_unix_s: float | None = None
+    expected_hit_tokens: int | None = None
+    """Of the prompt, tokens that the worker's prefix cache was expected to hold."""
+    backlog_tokens: int | None = None
+    """Uncached prefill ahead of it on its worker when it was bound."""
+    worker_active: int | None = None
+    """Sequences on its worker when it was bound."""
+    worker_kv_usage: float | None = None
+    """Of its worker's KV cache, as far as it was known."""
+    predicted_prefill_s: float | None = None
+    """Mean."""
+    predicted_prefill_q_s: float | None = None
+    """Calibrated upper quantile."""
+    prefill_s: float | None = None
+    """From dispatch to a stream's first token."""
     lease_changes: tuple[tuple[float, str, int], ...] = ()
     """(Unix s, resize or transfer, tokens or pool index) between the two."""
     prompt: str | None = None

@@ -13,7 +13,7 @@ A request is planned (`routing`), let in (`gate`), bound to an instance (`dispat
 import gc
 from array import array
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace, merge
 from math import inf, nan
 from typing import Final
 
@@ -23,7 +23,7 @@ from gateway.policy import fleet as health
 from gateway.policy.fleet import PoolState
 from simulator.dispatch import DISPATCHERS, MakeDispatcher
 from simulator.failures import Outage, changes_of, outages
-from simulator.fleet_spec import FleetSpec, PoolSpec
+from simulator.fleet_spec import FleetSpec, PoolSpec, moved
 from simulator.gate import DENIED, Gate, OpenGate, SpillGate
 from simulator.instance import Instance, make_instance
 from simulator.jobs import Needs, Times
@@ -37,13 +37,16 @@ from simulator.outcome import (
 )
 from simulator.profiles import EngineProfile
 from simulator.routing import REFUSED, Route, route
-from simulator.traffic import Random, Traffic
+from simulator.steering import Seen, Steer
+from simulator.traffic import Random, Traffic, selected
 
 __all__ = ["ATTEMPTS", "FleetSpec", "MakeGate", "Outage", "PoolSpec", "outages", "simulate"]
 
 ATTEMPTS: Final = 3
 """Instances tried for one request, only before its first token."""
 PROGRESS_EVERY: Final = 2000
+_LOOK: Final = -1
+"""In the place of a pool: no instance changes, the boundaries are looked at."""
 
 MakeGate = Callable[[Sequence[PoolState], Sequence[int]], Gate]
 """From the pools' states and the tokens that each request reserves."""
@@ -58,18 +61,21 @@ def simulate(
     gate: MakeGate | None = None,
     dispatcher: MakeDispatcher | None = None,
     progress: Callable[[int], None] | None = None,
+    steer: Steer | None = None,
 ) -> Outcome:
     """Run the fleet on this traffic to its end.
 
     `dispatcher` and `gate` override what the spec names; `progress` is told the number of
-    requests that arrived, now and then.
+    requests that arrived, now and then; `steer` moves the boundaries (gamma must be 1).
     """
+    if steer is not None and spec.gamma != 1:
+        raise ValueError("boundaries are moved without compression only: set gamma to 1")
     run = _Run(spec, traffic, np.random.default_rng(seed), gate, dispatcher)
     # Millions of small objects and no cycles: the collector would only walk them.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        run.all(failures, progress)
+        run.all(failures, progress, steer)
     finally:
         if collecting:
             gc.enable()
@@ -88,10 +94,11 @@ class _Run:
         dispatcher: MakeDispatcher | None,
     ) -> None:
         count = len(traffic)
-        self._spec, self._traffic = spec, traffic
+        self._spec, self._traffic, self._random = spec, traffic, random
         self._route = _routed(spec, traffic, random)
         prompts, outputs = self._route.prompt_tokens, traffic.output_tokens
         self._planned: list[int] = self._route.pool.tolist()
+        self._alternates = self._route.alternates
         self._times = Times(count)
         self._pool_of = array("q", [-1]) * count
         self._worker_of = array("q", [-1]) * count
@@ -133,16 +140,26 @@ class _Run:
             return OpenGate()
         return SpillGate(self._states, self._spec.spill_queue)
 
-    def all(self, failures: Sequence[Outage], progress: Callable[[int], None] | None) -> None:
+    def all(
+        self,
+        failures: Sequence[Outage],
+        progress: Callable[[int], None] | None,
+        steer: Steer | None,
+    ) -> None:
         """Arrivals between one change of the fleet and the next, then the rest."""
         arrivals = self._traffic.arrival_s
+        looks = [] if steer is None else np.arange(1, arrivals[-1] / steer.every_s).tolist()
+        changes = [(steer.every_s * n, _LOOK, 0, True) for n in looks] if steer else []
         done = 0
-        for at_s, pool, worker, up in changes_of(failures):
+        for at_s, pool, worker, up in merge(changes_of(failures), changes):
             until = int(np.searchsorted(arrivals, at_s, side="left"))
             self._arrivals(done, until, progress)
             done = until
             self._run_until(at_s)
-            self._change(pool, worker, at_s, up=up)
+            if steer is not None and pool == _LOOK:
+                self._steer(steer, at_s, done)
+            else:
+                self._change(pool, worker, at_s, up=up)
         self._arrivals(done, len(arrivals), progress)
         self._run_until(inf)
 
@@ -194,7 +211,7 @@ class _Run:
             self._status[index] = REFUSED_LENGTH
             return
         if self._ask:
-            pool = self._gate.enter(index, pool, self._route.alternates[index], now_s)
+            pool = self._gate.enter(index, pool, self._alternates[index], now_s)
             if pool == DENIED:
                 self._status[index] = REFUSED_BY_GATE
                 return
@@ -204,7 +221,7 @@ class _Run:
         """Send a request to an instance of the pool, or of an alternate when it has none."""
         worker = self._dispatchers[pool].pick(index, now_s)
         if worker < 0:
-            for other in self._route.alternates[index]:
+            for other in self._alternates[index]:
                 if (worker := self._dispatchers[other].pick(index, now_s)) >= 0:
                     pool = other
                     break
@@ -243,6 +260,31 @@ class _Run:
             self._times.forget(index)
             self._bind(index, pool, now_s)
 
+    def _steer(self, steer: Steer, now_s: float, done: int) -> None:
+        """Show what happened so far, and plan by new boundaries what has yet to arrive."""
+        taken = np.frombuffer(self._pool_of, dtype=np.int64)[:done]
+        sent = np.bincount(taken[taken >= 0], minlength=len(self._states)).tolist()
+        preempted = self._preemptions()
+        boundaries = steer.step(
+            now_s,
+            [
+                Seen(
+                    sent=sent[p],
+                    finished=sent[p] - state.inflight,
+                    preemptions=preempted[p],
+                    slots_used=state.inflight / (len(state.workers) * state.slots_per_worker),
+                    kv_used=self._kv_used(p),
+                )
+                for p, state in enumerate(self._states)
+            ],
+        )
+        if boundaries is None:
+            return
+        rest = np.arange(len(self._traffic)) >= done
+        route = _routed(moved(self._spec, boundaries), selected(self._traffic, rest), self._random)
+        self._planned[done:] = route.pool.tolist()
+        self._alternates = [*self._alternates[:done], *route.alternates]
+
     def _lost(self, index: int, status: int, now_s: float) -> None:
         self._status[index] = status
         self._times.end[index] = now_s if status == BROKEN else nan
@@ -252,9 +294,6 @@ class _Run:
     def outcome(self) -> Outcome:
         """What became of every request."""
         times = self._times
-        preemptions = [0] * len(self._spec.pools)
-        for (pool, _), instance in zip(self._home, self._instances, strict=True):
-            preemptions[pool] += instance.preemptions
         return Outcome(
             arrival_s=self._traffic.arrival_s,
             start_s=np.frombuffer(times.start),
@@ -263,13 +302,26 @@ class _Run:
             prompt_tokens=self._route.prompt_tokens,
             output_tokens=self._traffic.output_tokens,
             compressed=self._route.compressed,
-            planned=self._route.pool,
+            planned=np.array(self._planned, dtype=np.int64),
             pool=np.frombuffer(self._pool_of, dtype=np.int64),
             worker=np.frombuffer(self._worker_of, dtype=np.int64),
             status=np.frombuffer(self._status, dtype=np.int8),
-            preemptions=tuple(preemptions),
+            preemptions=self._preemptions(),
             retried=sum(self._attempts.values()) - len(self._attempts),
         )
+
+    def _kv_used(self, pool: int) -> float:
+        """Mean share of its instances' KV blocks."""
+        first, spec = self._first[pool], self._spec.pools[pool]
+        used = sum(i.used_blocks for i in self._instances[first : first + spec.instances])
+        return used / (spec.instances * spec.profile.kv_blocks)
+
+    def _preemptions(self) -> tuple[int, ...]:
+        """So far, by pool."""
+        found = [0] * len(self._spec.pools)
+        for (pool, _), instance in zip(self._home, self._instances, strict=True):
+            found[pool] += instance.preemptions
+        return tuple(found)
 
 
 def _routed(spec: FleetSpec, traffic: Traffic, random: Random) -> Route:

@@ -1,5 +1,7 @@
 """What a simulated fleet is made of."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from gateway.policy.pools import PoolShape, Routing
@@ -60,3 +62,13 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
             for pool in self.pools
         )
         return Routing(pools=tuple(shapes))
+
+
+def moved(spec: FleetSpec, boundaries: Sequence[int]) -> FleetSpec:
+    """The fleet with other boundaries, one for each pool but the last."""
+    given = (*boundaries, None)
+    pools = (
+        msgspec.structs.replace(pool, boundary_tokens=tokens)
+        for pool, tokens in zip(spec.pools, given, strict=True)
+    )
+    return msgspec.structs.replace(spec, pools=tuple(pools))

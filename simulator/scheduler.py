@@ -171,8 +171,14 @@ class Scheduler:
             self.pool.take(self._blocks_ahead(iterations))
             tokens = self.decoding + sum(chunk for _, chunk in self.chunks)
             self.resident += iterations * tokens
-        for seq, chunk in self.chunks:
-            self._fill(seq, iterations * chunk)
+        if len(self.chunks) > 1 and self.pool.caching:
+            # Of two prompts with a block in common the one that fills it first shares it.
+            for _ in range(iterations):
+                for seq, chunk in self.chunks:
+                    self._fill(seq, chunk)
+        else:
+            for seq, chunk in self.chunks:
+                self._fill(seq, iterations * chunk)
         self._scheduled += iterations
 
     def prefill_tokens(self, v: int) -> int:

@@ -31,7 +31,7 @@ from gateway.policy.buckets import (
 )
 from gateway.policy.decision import Denial, DenialReason, Grant, Place, Request, Unit
 from gateway.policy.entitlements import RESERVING, SPILLED_WEIGHT
-from gateway.policy.leases import reap, renew, resize, settle
+from gateway.policy.leases import lapse, reap, renew, resize, settle
 from gateway.policy.ledger import (
     DENIALS_KEPT,
     LEASE_TTL_S,
@@ -51,6 +51,7 @@ __all__ = [
     "Unit",
     "admit",
     "depth_tokens",
+    "lapse",
     "least_weight",
     "most_sequences",
     "overshoot",

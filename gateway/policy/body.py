@@ -22,7 +22,16 @@ from gateway.policy.refusals import invalid, missing, undecodable
 MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31
 MAX_CHOICES = 128
-STEERING_FIELDS = frozenset({"priority", "cache_salt", "data_parallel_rank", "kv_transfer_params"})
+STEERING_FIELDS = frozenset(
+    {
+        "priority",
+        "cache_salt",
+        "data_parallel_rank",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "kv_transfer_params",
+    }
+)
 _STEERING_PREFIXES = ("bootstrap_", "x-gateway-")
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")

@@ -2,8 +2,11 @@
 
 Invariants: counters never fall below zero; what `start` adds is taken away by exactly one
 `finish`; health checks never touch load (a probe must not zero a worker's in-flight).
+Workers that are ranks of one engine are up, ejected and tried again together.
 Times are arguments, in seconds of any monotonic clock.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -28,18 +31,30 @@ class PoolState:
         "draining",
         "ejected_until_s",
         "ejections",
+        "engines",
         "failures",
         "inflight",
         "last_ejection_end_s",
         "name",
+        "siblings",
         "slots_per_worker",
         "tokens",
         "up",
         "workers",
     )
 
-    def __init__(self, name: str, workers: tuple[str, ...], slots_per_worker: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        workers: tuple[str, ...],
+        slots_per_worker: int,
+        engines: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """`engines`: the workers of each engine, all of them; () where each is its own."""
         n = len(workers)
+        self.engines = tuple(map(tuple, engines)) or tuple((i,) for i in range(n))
+        self.siblings = [next(e for e in self.engines if i in e) for i in range(n)]
+        """By worker: those of its engine, itself included."""
         self.name = name
         self.workers = workers
         self.slots_per_worker = slots_per_worker
@@ -112,40 +127,48 @@ def finish(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
 
 
 def succeeded(pool: PoolState, worker: int) -> None:
-    """A served exchange clears the failure count and the ejection history."""
-    if pool.failures[worker] or pool.ejections[worker]:
-        pool.failures[worker] = 0
-        pool.ejections[worker] = 0
-        pool.ejected_until_s[worker] = 0.0
+    """A served exchange clears its engine's failure count and ejection history."""
+    head = pool.siblings[worker][0]
+    if pool.failures[head] or pool.ejections[head]:
+        pool.failures[head] = 0
+        pool.ejections[head] = 0
+        for rank in pool.siblings[worker]:
+            pool.ejected_until_s[rank] = 0.0
         _refresh(pool)
 
 
 def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bool:
-    """Note a failed exchange; True when this one ejects the worker."""
-    pool.failures[worker] += 1
-    if pool.failures[worker] < rules.eject_after:
+    """Note a failed exchange; True when this one ejects the worker, with all of its engine."""
+    head = pool.siblings[worker][0]  # counts for the engine
+    pool.failures[head] += 1
+    if pool.failures[head] < rules.eject_after:
         return False
-    pool.failures[worker] = 0
-    wait_s = min(rules.eject_s * 2.0 ** pool.ejections[worker], rules.max_eject_s)
-    pool.ejections[worker] = min(pool.ejections[worker] + 1, 16)
-    pool.ejected_until_s[worker] = now_s + wait_s
+    pool.failures[head] = 0
+    wait_s = min(rules.eject_s * 2.0 ** pool.ejections[head], rules.max_eject_s)
+    pool.ejections[head] = min(pool.ejections[head] + 1, 16)
+    for rank in pool.siblings[worker]:
+        pool.ejected_until_s[rank] = now_s + wait_s
     _refresh(pool)
     return True
 
 
 def unreachable(pool: PoolState, worker: int) -> None:
-    """A refused connection: out of the rotation until a probe succeeds."""
-    pool.up[worker] = False
+    """A refused connection: its engine is out of the rotation until a probe succeeds."""
+    for rank in pool.siblings[worker]:
+        pool.up[rank] = False
     _refresh(pool)
 
 
 def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
-    """Apply a probe's verdict; True when it changed. Load counters stay as they are."""
-    changed = pool.up[worker] != ok
-    pool.up[worker] = ok
-    if ok and changed:
-        pool.failures[worker] = 0
-        pool.ejected_until_s[worker] = 0.0
-    if changed:
-        _refresh(pool)
-    return changed
+    """Apply a probe's verdict on an engine; True when it changed. Load counters stay."""
+    ranks = pool.siblings[worker]
+    changed = any(pool.up[rank] != ok for rank in ranks)
+    if not changed:
+        return False
+    for rank in ranks:
+        pool.up[rank] = ok
+        if ok:
+            pool.failures[rank] = 0
+            pool.ejected_until_s[rank] = 0.0
+    _refresh(pool)
+    return True

@@ -32,15 +32,20 @@ _READ = frozenset(
         b"x-request-id",
         b"x-sluice-category",
         b"x-sluice-compress",
+        b"x-stainless-read-timeout",
     }
 )
+
+_KEYS = frozenset({b"api-key", b"x-api-key"})
+_OFF = frozenset({b"off", b"false", b"0", b"no"})
 
 
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
     """The facts of a request's headers."""
     forwarded: list[tuple[bytes, bytes]] = []
-    bearer = other_key = request_id = category = length = None
-    json_body, form_body, plain_body, compress = True, False, True, True
+    bearer = other_key = length = None
+    json_body, form_body = True, False
+    said: dict[bytes, bytes] = {}
     for pair in headers:
         name, value = pair
         if name in FORWARDED:
@@ -56,27 +61,41 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         elif name == b"authorization":
             if bearer is None and value[:7].lower() == b"bearer ":
                 bearer = value[7:].strip()
-        elif name == b"x-request-id":
-            request_id = _printable(value)
-        elif name == b"content-encoding":
-            plain_body = value.strip().lower() in (b"", b"identity")
-        elif name == b"x-sluice-category":
-            category = value.decode("latin-1")
-        elif name == b"x-sluice-compress":
-            compress = value.strip().lower() not in (b"off", b"false", b"0", b"no")
-        else:
+        elif name in _KEYS:
             other_key = value.strip()
+        else:
+            said[name] = value
+    api_key = other_key if bearer is None else bearer
+    if not said:
+        return RequestHead(
+            api_key=api_key,
+            content_length=length,
+            json_body=json_body,
+            form_body=form_body,
+            forwarded=tuple(forwarded),
+        )
+    category = said.get(b"x-sluice-category")
     return RequestHead(
-        api_key=other_key if bearer is None else bearer,
-        request_id=request_id,
-        category=category,
-        compress=compress,
+        api_key=api_key,
+        request_id=_printable(said.get(b"x-request-id", b"")),
+        category=None if category is None else category.decode("latin-1"),
+        compress=said.get(b"x-sluice-compress", b"").strip().lower() not in _OFF,
+        read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
         content_length=length,
         json_body=json_body,
         form_body=form_body,
-        plain_body=plain_body,
+        plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
         forwarded=tuple(forwarded),
     )
+
+
+def _seconds(value: bytes) -> float | None:
+    """A time-out as the official clients state it; None where they wait for ever."""
+    try:
+        seconds = float(value[:16])
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < 1e6 else None
 
 
 def _printable(value: bytes) -> str | None:

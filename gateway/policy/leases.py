@@ -84,17 +84,28 @@ def reap(book: TokenPool, now_s: float, most: int = REAPED_AT_ONCE) -> int:
         if count >= most or lease.expires_s > now_s:
             book.reap_at_s = lease.expires_s
             break
-        del book.leases[lease.id]
-        account = book.accounts[lease.entitlement]
-        average(account, now_s)
-        book.release(account, lease)
-        account.used += lease.estimate_tokens
-        serve(book, account, lease.funded, lease.estimate_tokens)
-        book.tombstones[lease.id] = (lease.entitlement, lease.estimate_tokens, lease.funded)
-        if len(book.tombstones) > TOMBSTONES:
-            del book.tombstones[next(iter(book.tombstones))]
+        lapse(book, lease.id, now_s)
         count += 1
     return count
+
+
+def lapse(book: TokenPool, lease_id: str, now_s: float) -> bool:
+    """End a lease of which nothing more will be heard, charging its estimate; False: not held.
+
+    Its time is up, or the process that served it is gone.
+    """
+    lease = book.leases.pop(lease_id, None)
+    if lease is None:
+        return False
+    account = book.accounts[lease.entitlement]
+    average(account, now_s)
+    book.release(account, lease)
+    account.used += lease.estimate_tokens
+    serve(book, account, lease.funded, lease.estimate_tokens)
+    book.tombstones[lease.id] = (lease.entitlement, lease.estimate_tokens, lease.funded)
+    if len(book.tombstones) > TOMBSTONES:
+        del book.tombstones[next(iter(book.tombstones))]
+    return True
 
 
 def _settle_late(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> bool:

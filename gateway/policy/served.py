@@ -1,17 +1,32 @@
 """One model as the gateway serves it: routing table, estimator, and the state of its pools."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from gateway.domain import PhaseTimeouts, WorkerAddress
 from gateway.policy.band import CompressionRules
+from gateway.policy.boundary_watch import BoundaryWatch
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.conversations import Conversations
 from gateway.policy.entitlements import PROFILES, AdmissionProfile
 from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import Routing
+from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.rates import MeanRate
+from gateway.policy.scheduling import Scheduler
+from gateway.policy.telemetry_view import TelemetryView
+from predictor.online import PrefillPredictor
+
+
+class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait in the gateway for a worker of one pool, and how long."""
+
+    limit: int = 1000
+    """Requests a pool."""
+    timeout_s: float = 60.0
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +34,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     routing: Routing
+    """Read once where a request is planned; `move_boundaries` replaces it."""
     estimator: LengthEstimator
     pools: tuple[PoolState, ...]
     workers: tuple[tuple[WorkerAddress, ...], ...]
@@ -38,10 +54,39 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     compression: CompressionRules | None = None
     """None where it is not enabled."""
     conversations: Conversations = msgspec.field(default_factory=Conversations)
+    schedulers: tuple[Scheduler | None, ...] = ()
+    """By pool; None, or nothing at all: the least loaded worker, at once."""
+    predictors: tuple[PrefillPredictor, ...] = ()
+    """By pool, where a scheduler predicts; else nothing."""
+    prefixes: tuple[PrefixIndex, ...] = ()
+    """By pool, where a scheduler looks at prefixes; else nothing."""
+    telemetry: tuple[TelemetryView, ...] = ()
+    """By pool, where engines' own figures are read; else nothing."""
+    tells_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    """(pool, worker) of engines that have told cached tokens: of them silence means none."""
+    rates: MeanRate = msgspec.field(default_factory=MeanRate)
+    """Of its entitlements."""
+    salted: bool = False
+    """Whether tenants' prefix caches are kept apart."""
+    queue: QueueRules = QueueRules()
     observe_admission: bool = False
     """Admission is computed and counted, not applied (so it is where all of the model is)."""
+    watch: BoundaryWatch | None = None
+    """What settled requests say of the boundaries."""
 
     @property
     def observe(self) -> bool:
         """Decisions are computed and counted, not applied."""
         return self.routing.observe
+
+    def move_boundaries(self, tokens: Sequence[int]) -> None:
+        """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""
+        pools = self.routing.pools
+        moved = tuple(
+            msgspec.structs.replace(shape, boundary_tokens=boundary)
+            for shape, boundary in zip(pools[:-1], tokens, strict=True)
+        )
+        # The one field that changes: everybody holds this object, and an attribute is set at once.
+        msgspec.structs.force_setattr(
+            self, "routing", msgspec.structs.replace(self.routing, pools=(*moved, pools[-1]))
+        )

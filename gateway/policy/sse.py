@@ -148,6 +148,7 @@ class StreamMeter:
     def usage(self) -> Usage | None:
         """The engine's usage, decoded once; None when it sent none or nonsense."""
         prompt = completion = cached = None
+        told = False
         for event in self._usage_events:
             found = _usage_of(event)
             if found is None:
@@ -155,10 +156,14 @@ class StreamMeter:
             prompt = found.prompt_tokens or prompt
             completion = found.completion_tokens or completion
             cached = found.cached_tokens or cached
+            told = told or found.cached_told
         if not self._usage_events or (prompt is None and completion is None):
             return None
         return Usage(
-            prompt_tokens=prompt or 0, completion_tokens=completion or 0, cached_tokens=cached or 0
+            prompt_tokens=prompt or 0,
+            completion_tokens=completion or 0,
+            cached_tokens=cached or 0,
+            cached_told=told,
         )
 
 
@@ -197,7 +202,10 @@ def usage_from(decoded: Any) -> Usage | None:
     if cached is None:
         cached = _count(usage, "cache_read_input_tokens")
     return Usage(
-        prompt_tokens=prompt or 0, completion_tokens=completion or 0, cached_tokens=cached or 0
+        prompt_tokens=prompt or 0,
+        completion_tokens=completion or 0,
+        cached_tokens=cached or 0,
+        cached_told=cached is not None,
     )
 
 

@@ -1,11 +1,12 @@
-"""Stage 7, bind: pool and load -> worker."""
+"""Stage 7, bind: pool and load -> worker; at once, or by the pool's scheduler."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from gateway.domain import Binding
+from gateway.domain import Binding, BodyFacts, Lease, LengthEstimate, Principal
 from gateway.errors import Unavailable
 from gateway.policy import fleet
 from gateway.policy.binding import bind_least_loaded
+from gateway.policy.scheduling import BANDS, Job, Prefix
 from gateway.policy.served import ServedModel
 
 
@@ -32,7 +33,84 @@ def bind(
             binding = bind_least_loaded(pool, served.pools[pool], now_s, exclude)
             if binding is not None:
                 return binding
-    raise Unavailable(
+    raise _unavailable(served)
+
+
+def job_of(
+    served: ServedModel,
+    principal: Principal,
+    facts: BodyFacts,
+    estimate: LengthEstimate,
+    lease: Lease,
+    now_s: float,
+) -> Job:
+    """The request as a scheduler sees it. Spilled work ranks as backfill."""
+    return Job(
+        owner=None,
+        prompt_tokens=estimate.input_tokens_total,
+        output_tokens=estimate.output_tokens,
+        arrived_s=now_s,
+        client=principal.entitlement,
+        band=2 if lease.spilled else BANDS[principal.service_class],
+        share=served.rates.share(principal.tokens_per_s),
+        cap_tokens=estimate.cap_tokens,
+        kv_tokens=lease.cost_tokens,
+        sequences=lease.sequences,
+        stream=facts.stream,
+    )
+
+
+def place(
+    served: ServedModel,
+    pools: Collection[int],
+    tried: Collection[tuple[int, int]],
+    now_s: float,
+    home: tuple[int, int] | None,
+    job: Job,
+    prefix: Prefix,
+) -> Binding | tuple[int, Sequence[Job]]:
+    """Hand the job to the scheduler of the first pool that takes it, as `bind` chooses pools.
+
+    The pool and the jobs to send now, or the binding where the pool has no scheduler. Raises
+    Unavailable when no worker is in the rotation.
+    """
+    if home is not None and home not in tried:
+        if home[1] in fleet.available(served.pools[home[0]], now_s):
+            pools = (home[0],)
+        else:
+            home = None
+    for again in (False, True):
+        for pool in pools:
+            known = fleet.available(served.pools[pool], now_s)
+            exclude = [w for p, w in tried if p == pool]
+            if not known or (not again and all(w in exclude for w in known)):
+                continue
+            scheduler = served.schedulers[pool]
+            if scheduler is None:
+                return bind(served, (pool,), tried, now_s, home)
+            job.excluded = exclude
+            job.home = home[1] if home is not None and home[0] == pool else -1
+            if prefix.points:
+                job.match = prefix.matches[pool]
+            ready = scheduler.submit(job, now_s)
+            if job.state != "nowhere":
+                return pool, ready
+    raise _unavailable(served)
+
+
+def binding_of(served: ServedModel, pool: int, job: Job) -> Binding:
+    """What the scheduler decided."""
+    names = served.pools[pool].workers
+    return Binding(
+        pool=pool,
+        worker=job.worker,
+        score=job.score,
+        candidates=tuple([(names[worker], score) for worker, score in job.candidates]),
+    )
+
+
+def _unavailable(served: ServedModel) -> Unavailable:
+    return Unavailable(
         f"No engine of the model '{served.name}' is ready. Try again shortly.",
         reason="no_worker_ready",
         code="no_worker_ready",

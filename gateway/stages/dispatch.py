@@ -2,9 +2,12 @@
 
 What is edited: the model's name where the worker knows another, a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
-engine, which are removed; the class's own `priority` where the engines have such a field. Of
-the headers only those listed in `gateway.policy.head` travel: client keys never do.
+engine, which are removed; the class's own `priority` where the engines have such a field, and
+the data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
+headers only those listed in `gateway.policy.head` travel: client keys never do.
 """
+
+import hashlib
 
 import orjson
 
@@ -38,17 +41,23 @@ def upstream_call(
     prompt: Prompt,
     binding: Binding,
     priority: int | None = None,
+    salt: str | None = None,
 ) -> UpstreamCall:
-    """The request that the bound worker receives; `priority` as `engine_priority` gives it."""
+    """The request that the bound worker receives; `priority` and `salt` as given below."""
     worker = served.workers[binding.pool][binding.worker]
     default_cap = None
     if incoming.endpoint.generates:
         default_cap = defaulted_cap(served.routing, estimate, binding.pool)
+    headers = (*incoming.head.forwarded, (b"x-request-id", incoming.request_id.encode()))
+    if worker.rank is not None and not _rank_in_body(worker, incoming.endpoint):
+        headers = (*headers, (b"x-data-parallel-rank", b"%d" % worker.rank))
     return UpstreamCall(
         method="POST",
         path=incoming.endpoint.path,
-        headers=(*incoming.head.forwarded, (b"x-request-id", incoming.request_id.encode())),
-        body=_edited(served, worker, incoming.endpoint, facts, default_cap, prompt.body, priority),
+        headers=headers,
+        body=_edited(
+            served, worker, incoming.endpoint, facts, default_cap, prompt.body, priority, salt
+        ),
         timeouts=served.timeouts,
     )
 
@@ -79,9 +88,21 @@ def engine_priority(served: ServedModel, principal: Principal, lease: Lease) -> 
     return rank if served.engine_priority == "vllm" else _RANKS["preemptible"] - rank
 
 
+def cache_salt(served: ServedModel, principal: Principal, endpoint: Endpoint) -> str | None:
+    """What keeps a tenant's prefix cache apart from others'; None where they share one."""
+    if not served.salted or served.observe or not endpoint.generates:
+        return None
+    return hashlib.sha256(b"sluice:" + principal.tenant.encode()).hexdigest()[:32]
+
+
 def repeatable(facts: BodyFacts) -> bool:
     """Whether sending the request to a second engine is safe: it continues nobody's state."""
     return facts.previous_response_id is None
+
+
+def _rank_in_body(worker: WorkerAddress, endpoint: Endpoint) -> bool:
+    """Whether the rank travels as a field; a form has no place for one."""
+    return worker.rank is not None and worker.rank_by == "body" and not endpoint.multipart
 
 
 def _edited(
@@ -92,15 +113,21 @@ def _edited(
     default_cap: int | None,
     body: bytes,
     priority: int | None,
+    salt: str | None,
 ) -> bytes:
     name = worker.served_model or served.name
     if endpoint.multipart:
         return body if name == facts.model else with_model(body, name)
     edits = name != facts.model or default_cap is not None or priority is not None
-    if edits or facts.steering_fields:
+    in_body = _rank_in_body(worker, endpoint)
+    if edits or in_body or salt is not None or facts.steering_fields:
         insert = {}
+        if in_body:
+            insert["data_parallel_rank"] = b"%d" % (worker.rank or 0)
         if priority is not None:
             insert["priority"] = b"%d" % priority
+        if salt is not None:
+            insert["cache_salt"] = b'"%b"' % salt.encode()
         if default_cap is not None:
             field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
             insert[field] = b"%d" % default_cap

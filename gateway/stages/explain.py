@@ -30,6 +30,7 @@ from gateway.policy.entitlements import charge_tokens
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import can_serve
 from gateway.policy.retry import Fault
+from gateway.policy.scheduling import Job
 from gateway.policy.served import ServedModel
 from gateway.ports import Headers
 from gateway.telemetry import Metrics
@@ -120,6 +121,7 @@ def decision_record(
     planned: Plan | None,
     plan: Plan | None,
     lease: Lease | None,
+    admitted: tuple[Plan, Lease] | None,
     prompt: Prompt | None,
     binding: Binding | None,
     attempts: tuple[Attempt, ...],
@@ -132,10 +134,13 @@ def decision_record(
     lease_changes: tuple[tuple[float, str, int], ...],
     evicted: bool,
     compress_s: float | None,
+    job: Job | None,
+    first_s: float | None,
     prompts: bool,
 ) -> DecisionRecord:
     """One request, explained: all that the stages found, in one flat record."""
     managed = lease is not None and lease.limits is not None
+    asked, taken = admitted if managed and admitted else (None, None)
     pools = () if served is None else served.pools
     would = (
         pools[planned.pool].name
@@ -196,11 +201,11 @@ def decision_record(
         compress_ms=None if compress_s is None else compress_s * 1000,
         lease_id=incoming.lease_id,
         service_class=principal.service_class if principal and managed else None,
-        asked_pool=pools[plan.pool].name if managed and plan and pools else None,
-        alternates=tuple(pools[p].name for p in plan.alternates) if managed and plan else (),
+        asked_pool=pools[asked.pool].name if asked and pools else None,
+        alternates=tuple(pools[p].name for p in asked.alternates) if asked else (),
         admitted_unix_s=lease.issued_unix_s if managed and lease else None,
-        reserved_tokens=lease.cost_tokens if managed and lease else None,
-        reserved_kv_bytes=lease.kv_bytes if managed and lease else None,
+        reserved_tokens=taken.cost_tokens if taken else None,
+        reserved_kv_bytes=taken.kv_bytes if taken else None,
         priority=lease.weight if managed and lease else None,
         contended=lease is not None and lease.contended,
         would_deny=lease.would_deny or None if lease else None,
@@ -208,6 +213,15 @@ def decision_record(
         charge_tokens=_charge(served, charged),
         settled_unix_s=settled_unix_s if managed else None,
         lease_changes=lease_changes if managed else (),
+        expected_hit_tokens=None if job is None else job.hit_tokens,
+        backlog_tokens=None if job is None else job.backlog_tokens,
+        worker_active=None if job is None else job.active,
+        worker_kv_usage=None if job is None else job.kv_usage,
+        predicted_prefill_s=None if job is None else job.mean_s or None,
+        predicted_prefill_q_s=None if job is None else job.quantile_s or None,
+        prefill_s=None
+        if job is None or first_s is None or not job.stream
+        else first_s - job.sent_s,
         prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
     )
 
@@ -233,10 +247,14 @@ def count(
     """Count one finished request."""
     model, pool = record.model or "", record.pool or ""
     metrics.requests.add(model, pool, record.outcome)
+    if served is not None and served.watch is not None:
+        served.watch.settled(record, served.routing)
     _count_admission(metrics, record, lease)
     _count_compression(metrics, record)
     if record.overhead_ms is not None:
         metrics.overhead.observe(record.overhead_ms / 1000, "to_dispatch")
+    if record.queue_ms:
+        metrics.queue.observe(record.queue_ms / 1000, model, pool)
     if record.ttft_s is not None:
         metrics.ttft.observe(record.ttft_s, model, pool)
     if record.tpot_s is not None:

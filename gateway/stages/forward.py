@@ -56,13 +56,14 @@ class Relay:
     __slots__ = (
         "_clock",
         "_endpoint",
-        "_first_s",
         "_last_s",
         "_meter",
         "_reply",
         "_response_id",
         "_started_s",
         "_strip_usage",
+        "first_s",
+        "on_first",
         "sent",
     )
 
@@ -80,7 +81,10 @@ class Relay:
         self._reply = reply
         self._clock = clock
         self._started_s = started_s
-        self._first_s: float | None = None
+        self.first_s: float | None = None
+        """When the answer's first byte came (of a whole answer: all of it)."""
+        self.on_first: Callable[[float], None] | None = None
+        """Told when a stream's first token came."""
         self._last_s: float | None = None
         self._strip_usage = strip_usage
         self._meter: StreamMeter | None = None
@@ -112,7 +116,6 @@ class Relay:
         usage = _metered(meter) if meter is not None and meter.events else None
         return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
 
-    @property
     def emitted(self) -> int:
         """Events relayed so far: about the tokens of a stream."""
         return 0 if self._meter is None else self._meter.events
@@ -126,7 +129,9 @@ class Relay:
         first = await self._first_events(response, meter)
         if isinstance(first, Fault):
             return first
-        self._first_s = self._clock()
+        self.first_s = self._clock()
+        if self.on_first is not None:
+            self.on_first(self.first_s)
         if self._endpoint is RESPONSES and (found := _RESPONSE_ID.search(first)):
             self._response_id = found[1].decode("ascii", "replace")
         await self._reply.start(
@@ -209,7 +214,7 @@ class Relay:
         status = response.status
         if status >= 400 and (fault := _fault_of(status, kind, body)) is not None:
             return fault
-        self._first_s = self._last_s = self._clock()
+        self.first_s = self._last_s = self._clock()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status >= 400 and not has_error_shape(body, anthropic=anthropic):
             message = engine_message(body) or f"The engine refused with status {status}."
@@ -232,13 +237,13 @@ class Relay:
     # -- figures
 
     def _ttft_s(self) -> float | None:
-        return None if self._first_s is None else self._first_s - self._started_s
+        return None if self.first_s is None else self.first_s - self._started_s
 
     def _outcome(self, meter: StreamMeter, *, completed: bool) -> Outcome:
         usage = _metered(meter)
         tpot_s = None
-        if self._first_s is not None and self._last_s is not None and usage.completion_tokens > 1:
-            tpot_s = (self._last_s - self._first_s) / (usage.completion_tokens - 1)
+        if self.first_s is not None and self._last_s is not None and usage.completion_tokens > 1:
+            tpot_s = (self._last_s - self.first_s) / (usage.completion_tokens - 1)
         return Outcome(
             label="ok" if completed else "upstream_error",
             status=200,

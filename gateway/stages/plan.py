@@ -8,22 +8,55 @@ from gateway.domain import BodyFacts, Endpoint, Incoming, LengthEstimate, Plan, 
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.band import Band, band_of
 from gateway.policy.pools import can_serve, plan_pool
+from gateway.policy.prefix_points import points_of
+from gateway.policy.scheduling import NO_PREFIX, Prefix
 from gateway.policy.served import ServedModel
+from gateway.policy.stickiness import mostly_new, stay
 
 _PARAMS = {"completions": "prompt", "embeddings": "input", "responses": "input"}
 
 
-def plan(served: ServedModel, endpoint: Endpoint, estimate: LengthEstimate) -> Plan:
-    """Where the boundary sends the request.
+def look_up(
+    served: ServedModel,
+    endpoint: Endpoint,
+    principal: Principal,
+    facts: BodyFacts,
+    body: bytes,
+    tokens: int,
+) -> Prefix:
+    """Which workers hold which beginnings of a body of so many tokens.
+
+    Nothing where no index of prefixes is kept.
+    """
+    if not served.prefixes or not endpoint.generates:
+        return NO_PREFIX
+    salt = principal.tenant if served.salted else ""
+    points = points_of(endpoint.name, body, facts.measure.text_bytes, salt)
+    if not points:
+        return NO_PREFIX
+    tokens_per_byte = tokens / points[-1][0]
+    return Prefix(points, [index.match(points, tokens_per_byte) for index in served.prefixes])
+
+
+def plan(
+    served: ServedModel, endpoint: Endpoint, estimate: LengthEstimate, prefix: Prefix = NO_PREFIX
+) -> Plan:
+    """Where the boundary sends the request, or where its conversation is held already.
 
     Raises ContextLengthExceeded; in observe mode that, too, is only reported.
     """
     try:
-        return plan_pool(served.routing, estimate, overflow_param(endpoint))
+        planned = plan_pool(served.routing, estimate, overflow_param(endpoint))
     except ContextLengthExceeded:
         if not served.observe:
             raise
         return Plan(pool=len(served.routing.pools) - 1, alternates=(), reason="would_refuse")
+    if not prefix.points or not planned.pool:
+        return planned
+    held = stay(planned.pool, served.routing, estimate, prefix.hits())
+    if held is None:
+        return planned
+    return Plan(pool=held, alternates=(planned.pool, *planned.alternates), reason="prefix_held")
 
 
 def band(
@@ -34,6 +67,7 @@ def band(
     facts: BodyFacts,
     estimate: LengthEstimate,
     planned: Plan,
+    prefix: Prefix = NO_PREFIX,
 ) -> Band | str:
     """Whether the request should be compressed, or why not ("" when there is nothing to ask)."""
     if served.compression is None:
@@ -47,6 +81,8 @@ def band(
         return "refused_by_entitlement"
     if served.conversations.continues(principal.tenant, incoming.body):
         return "cached_conversation"
+    if not mostly_new(estimate.input_tokens, prefix.hits()):
+        return "cached_prefix"
     return found
 
 

@@ -1,10 +1,66 @@
 """Stage 8, queue: the order in which bound requests reach their worker.
 
-Before the scheduler exists the engines' own queues keep the order (first come, first
-served), so nothing waits here.
+The scheduler holds the job and names it when it may go; here its request waits. The wait is
+bounded three ways: by the queue's length, by its time limit, and by the time after which the
+client itself will have given up (its read time-out). Each ends in a 429 with a full refund.
 """
 
+import asyncio
+from collections.abc import Callable
 
-async def queue() -> float:
-    """Wait for the bound worker's gate; seconds waited."""
-    return 0.0
+from gateway.domain import Incoming
+from gateway.errors import RateLimited
+from gateway.policy.scheduling import Job, Scheduler
+from gateway.policy.served import ServedModel
+
+_RETRY_S = 2.0
+_LEAST_WAIT_S = 0.01
+
+
+def admit(served: ServedModel, scheduler: Scheduler) -> None:
+    """Raises RateLimited when more wait than may (the job that asks is counted)."""
+    waiting = sum(scheduler.waiting)
+    if waiting > served.queue.limit:
+        raise RateLimited(
+            f"{waiting - 1} requests wait for a worker of '{served.name}' already. "
+            "Please try again later.",
+            reason="queue_full",
+            code="rate_limit_exceeded",
+            retry_after_s=_RETRY_S,
+            should_retry=True,
+        )
+
+
+async def wait(
+    served: ServedModel, job: Job, incoming: Incoming, clock: Callable[[], float]
+) -> None:
+    """Wait until the job is sent or has no worker left. Raises RateLimited when that is too long.
+
+    The job stays the scheduler's: whoever called gives it back, however this ends.
+    """
+    limit_s = served.queue.timeout_s
+    client_s = incoming.head.read_timeout_s
+    if client_s is not None:
+        limit_s = min(limit_s, incoming.received_s + client_s - clock())
+    loop = asyncio.get_running_loop()
+    job.owner = waiter = loop.create_future()
+    timer = loop.call_later(max(limit_s, _LEAST_WAIT_S), _expire, waiter)
+    try:
+        in_time = await waiter
+    finally:
+        timer.cancel()
+        job.owner = None
+    if not in_time and job.state == "waiting":
+        raise RateLimited(
+            f"No worker of '{served.name}' had room within {limit_s:.0f} s. "
+            "Please try again later.",
+            reason="queue_timeout",
+            code="rate_limit_exceeded",
+            retry_after_s=_RETRY_S,
+            should_retry=True,
+        )
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

@@ -6,6 +6,7 @@ limit reached) is a lower bound of its length, never an observation of it.
 """
 
 from gateway.domain import (
+    Binding,
     BodyFacts,
     Endpoint,
     Lease,
@@ -16,6 +17,7 @@ from gateway.domain import (
     Prompt,
     Usage,
 )
+from gateway.policy.prefix_capacity import Expected
 from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore, Settlement
 
@@ -66,6 +68,21 @@ def remember(served: ServedModel, principal: Principal, prompt: Prompt, outcome:
     """Note a conversation that an engine holds as it came: its next turn is not compressed."""
     if served.compression is not None and outcome.completed and prompt.only_pool is None:
         served.conversations.remember(principal.tenant, prompt.body)
+
+
+def note_cached(
+    served: ServedModel, binding: Binding, expected: Expected, outcome: Outcome
+) -> None:
+    """Compare what the worker was expected to hold of the prompt with what it says it held."""
+    usage = outcome.usage
+    if usage is None or usage.source != "engine" or not outcome.completed:
+        return
+    place = (binding.pool, binding.worker)
+    if usage.cached_told:
+        served.tells_cached.add(place)
+    elif place not in served.tells_cached:
+        return
+    served.prefixes[binding.pool].correct(binding.worker, expected, usage.cached_tokens)
 
 
 def learn(

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.domain import Binding
 from gateway.policy import fleet
-from gateway.policy.binding import CANDIDATES_KEPT, bind_least_loaded
+from gateway.policy.binding import CANDIDATES_KEPT, COMPARED, bind_least_loaded
 from gateway.policy.fleet import HealthRules, PoolState
 
 
@@ -70,6 +70,14 @@ def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:
     fleet.start(state, 0, 5, 5000)
     fleet.failed(state, 1, HealthRules(eject_after=1, eject_s=10.0), 0.0)
     assert bound(state).worker == 0
+
+
+def test_of_many_workers_a_part_is_compared_and_all_are_loaded_alike() -> None:
+    for count in (COMPARED + 1, 2 * COMPARED, 500):
+        state = pool(count)
+        for _ in range(10 * count):
+            fleet.start(state, bound(state).worker, 1, 100)
+        assert max(state.active) - min(state.active) <= 2
 
 
 def test_a_decision_explains_a_bounded_number_of_candidates() -> None:

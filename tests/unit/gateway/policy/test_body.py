@@ -212,9 +212,9 @@ def test_same_names_at_other_levels_are_no_duplicates() -> None:
 )
 def test_deep_nesting_is_refused_and_cheap(opener: bytes, frame: bytes) -> None:
     raw = frame % (opener * 100_000)
-    started = time.perf_counter()
+    started = time.process_time()
     assert refused(raw).reason in {"too_deep", "invalid_type"}
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
 
 
 def test_facts_of_a_chat_body() -> None:

@@ -142,9 +142,9 @@ def test_a_large_inline_image_is_cheap_and_not_text() -> None:
     assert len(raw) > 3_000_000
     best = 1.0
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         found = read_body(CHAT, raw).measure
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     assert found.text_bytes == 200
     assert found.media_tokens == 1000
     assert best < 0.005

@@ -62,7 +62,11 @@ def test_however_the_bytes_are_cut_the_client_gets_the_input_minus_the_stripped_
     assert not meter.failed_in_band
     assert meter.done is done
     assert meter.closing() == (b"" if done else DONE)
-    expected = Usage(prompt_tokens=17, completion_tokens=5, cached_tokens=2) if sends else None
+    expected = (
+        Usage(prompt_tokens=17, completion_tokens=5, cached_tokens=2, cached_told=True)
+        if sends
+        else None
+    )
     assert meter.usage() == expected
     stripped = sends and strip
     assert meter.events == len(contents) + 1 + sends + done - stripped
@@ -108,13 +112,13 @@ def test_usage_on_the_last_content_chunk_is_metered_and_never_stripped() -> None
     last = chunk("x", finish="stop", usage=usage_object(9, 4))
     out, meter = relay([last, DONE], strip=True)
     assert out == last + DONE
-    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4)
+    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4, cached_told=True)
 
 
 def test_of_continuous_usage_the_last_counts() -> None:
     chunks = [chunk("x", usage=usage_object(9, n)) for n in range(1, 5)]
     _, meter = relay(chunks)
-    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4)
+    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4, cached_told=True)
 
 
 def test_usage_null_is_no_usage() -> None:
@@ -213,7 +217,9 @@ def test_messages_usage_comes_from_message_start_and_message_delta(points: list[
     out, meter = relay(cut(START + DELTA + END, points), MESSAGES, strip=True)
     assert out == START + DELTA + END
     assert meter.finish_reason == "end_turn"
-    assert meter.usage() == Usage(prompt_tokens=25, completion_tokens=7, cached_tokens=8)
+    assert meter.usage() == Usage(
+        prompt_tokens=25, completion_tokens=7, cached_tokens=8, cached_told=True
+    )
     assert meter.closing() == b""
 
 
@@ -221,7 +227,9 @@ def test_messages_usage_comes_from_message_start_and_message_delta(points: list[
 def test_messages_without_message_delta_are_not_complete_but_metered(points: list[int]) -> None:
     _, meter = relay(cut(START + DELTA, points), MESSAGES)
     assert not meter.complete
-    assert meter.usage() == Usage(prompt_tokens=25, completion_tokens=1, cached_tokens=8)
+    assert meter.usage() == Usage(
+        prompt_tokens=25, completion_tokens=1, cached_tokens=8, cached_told=True
+    )
 
 
 def test_messages_error_event_is_seen() -> None:
@@ -267,7 +275,9 @@ def test_responses_usage_comes_from_the_closing_event(points: list[int], kind: s
     out, meter = relay(cut(stream, points), RESPONSES, strip=True)
     assert out == stream
     assert meter.finish_reason == kind
-    assert meter.usage() == Usage(prompt_tokens=30, completion_tokens=6, cached_tokens=16)
+    assert meter.usage() == Usage(
+        prompt_tokens=30, completion_tokens=6, cached_tokens=16, cached_told=True
+    )
     assert meter.closing() == b""
 
 
@@ -298,7 +308,9 @@ def test_cached_tokens_are_read_in_each_dialect() -> None:
     responses = {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}
     for usage in (openai, anthropic, responses):
         found = usage_from({"usage": usage})
-        assert found == Usage(prompt_tokens=9, completion_tokens=0, cached_tokens=4)
+        assert found == Usage(
+            prompt_tokens=9, completion_tokens=0, cached_tokens=4, cached_told=True
+        )
 
 
 def test_counts_that_are_not_plain_non_negative_integers_are_absent() -> None:

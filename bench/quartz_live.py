@@ -1,0 +1,232 @@
+"""`python -m bench quartz-live`: QUARTZ and the peers' routers before the same mock engines.
+
+Four engines of one pool, each with a prefix cache of 160,000 tokens; by turns, three times, each
+time with fresh engines: the gateway with `policy: quartz`, `least-loaded` and `round-robin`, and
+sglang-router and vllm-router (PyPI) with their cache-aware policies. Mixed: chat in turns and
+retrieval at a rate that brings least-loaded near its limit. Agents: 30,000 tokens of prompt, 80 %
+of it the same for 20 turns. A run whose engines were late by more than 10 % of the P99 is void.
+
+Asked: QUARTZ's P99 time to the first token and violations are not above any other's, and its
+prefix hit rate on the agents is at least 90 % of what an infinite index would find.
+"""
+
+import asyncio
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.fleet import Fleet, read_metrics
+from bench.quartz_live_load import (
+    PEER_SYSTEMS,
+    SYSTEMS,
+    Load,
+    agents,
+    installed,
+    mixed,
+    router,
+    write_profile,
+)
+from bench.report import Report, Row, at_least, at_most, equals
+from bench.token_pools_records import quantile
+from simulator.engine import EngineProfile
+from sluice.children import Children
+
+ROUNDS: Final = 3
+WORKERS: Final = 4
+SPEED: Final = 2.0
+RATE_PER_S: Final = 26.0
+"""Of the mixed workload, in real time."""
+REQUESTS: Final = 700
+AGENTS: Final = 12
+TURNS: Final = 20
+AGENT_SPEED: Final = 4.0
+PAUSE_S: Final = 0.4
+_LATE_SHARE: Final = 0.10
+_WINDOW: Final = 65_536
+
+ENGINE: Final = EngineProfile(
+    name="quartz-bench",
+    w_s=0.024,
+    h_s=0.0004,
+    max_num_batched_tokens=2048,
+    kv_blocks=32_768,
+    max_model_len=_WINDOW,
+    max_num_seqs=128,
+    prefix_cache_tokens=160_000,
+    # 2,048 tokens in 0.2276 s: 9,000 tokens a second.
+    prefill_s_per_token=(2048 / 9000 - 0.024) / 2048,
+)
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """One system under one workload, once."""
+
+    p50_s: float
+    p99_s: float
+    violations: float
+    hit_rate: float
+    failed: int
+    lag_s: float
+    requests: int
+
+    @property
+    def void(self) -> bool:
+        """Whether the engines were too late for the figure to mean anything."""
+        return self.lag_s > _LATE_SHARE * self.p99_s
+
+
+def run(plot: Path | None = None) -> Report:
+    """All systems on both workloads, by turns."""
+    systems = [name for name in SYSTEMS if installed(name)]
+    found: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("runs", total=ROUNDS * 2 * len(systems))
+        for number in range(ROUNDS):
+            for workload in ("mixed", "agents"):
+                for place in range(len(systems)):
+                    name = systems[(place + number) % len(systems)]
+                    found[workload, name].append(measure(name, workload, number))
+                    progress.advance(bar)
+    if plot is not None:
+        from bench.quartz_live_plot import draw
+
+        draw(found, plot)
+    rows = [row for workload in ("mixed", "agents") for row in rows_of(workload, systems, found)]
+    missing = [name for name in SYSTEMS if name not in systems]
+    if missing:
+        rows.append(Row(metric="not installed (make bench-peers)", measured=", ".join(missing)))
+    return Report(name="quartz-live", rows=rows)
+
+
+def rows_of(
+    workload: str, systems: Sequence[str], found: dict[tuple[str, str], list[Run]]
+) -> list[Row]:
+    """Middles of the runs that count, and what is asked of them."""
+    sound = {name: [r for r in found[workload, name] if not r.void] for name in systems}
+    rows = []
+    for name in systems:
+        runs = sound[name]
+        all_runs = found[workload, name]
+        lag_ms = 1000 * max(r.lag_s for r in all_runs)
+        note = f"{len(runs)} of {len(all_runs)} runs count; engines at most {lag_ms:.0f} ms late"
+        for label, figure in _FIGURES.items():
+            values = [figure(r) for r in runs]
+            told = ", ".join(f"{v:.3g}" for v in values)
+            rows.append(
+                Row(
+                    metric=f"{workload}: {name}: {label}",
+                    measured=median(values) if values else None,
+                    note=f"{told}; {note}",
+                )
+            )
+        rows.append(
+            equals(f"{workload}: {name}: requests failed", sum(r.failed for r in all_runs), 0)
+        )
+    return [*rows, *_verdicts(workload, systems, sound)]
+
+
+def _verdicts(workload: str, systems: Sequence[str], sound: dict[str, list[Run]]) -> list[Row]:
+    ours = sound.get("quartz", [])
+    rows = []
+    for name in systems:
+        if name == "quartz" or not ours or not sound[name]:
+            continue
+        rows.append(
+            at_most(
+                f"{workload}: P99 TTFT, quartz over {name}",
+                median(r.p99_s for r in ours) / median(r.p99_s for r in sound[name]),
+                1.0,
+            )
+        )
+        rows.append(
+            at_most(
+                f"{workload}: violations, quartz less {name}, points",
+                100
+                * (median(r.violations for r in ours) - median(r.violations for r in sound[name])),
+                0.0,
+            )
+        )
+    if workload == "agents" and ours:
+        oracle = 0.8 * (TURNS - 1) / TURNS
+        rate = median(r.hit_rate for r in ours) / oracle
+        rows.append(at_least("agents: quartz's hit rate over an infinite index's", rate, 0.9))
+    return rows
+
+
+_FIGURES: Final[dict[str, Callable[[Run], float]]] = {
+    "P50 TTFT, s": lambda r: r.p50_s,
+    "P99 TTFT, s": lambda r: r.p99_s,
+    "violations, %": lambda r: 100 * r.violations,
+    "prefix hit rate, %": lambda r: 100 * r.hit_rate,
+}
+
+
+def measure(name: str, workload: str, number: int) -> Run:
+    """One run with engines and a router of its own."""
+    speed = SPEED if workload == "mixed" else AGENT_SPEED
+    policy = "least-loaded" if name in PEER_SYSTEMS else name
+    with tempfile.TemporaryDirectory() as folder:
+        profile = write_profile(Path(folder), ENGINE)
+        options = ("--profile-file", str(profile), "--speed", str(speed))
+        fleet = Fleet(
+            short=WORKERS,
+            long=0,
+            short_window=_WINDOW,
+            mock=options,
+            model={"scheduling": {"policy": policy}},
+        )
+        with fleet, Children() as children:
+            url = fleet.url
+            engines = [engine.url for engine in fleet.engines]
+            if name in PEER_SYSTEMS:
+                command, url = router(name, engines)
+                children.start(command, quiet=True, silent=True)
+                children.wait_for(f"{url}/health")
+            load = Load(url)
+            asyncio.run(_drive(load, url, workload, number, speed))
+            return _judge(load, [read_metrics(engine) for engine in engines])
+
+
+async def _drive(load: Load, url: str, workload: str, number: int, speed: float) -> None:
+    await _warm_up(url)
+    if workload == "mixed":
+        await load.open_loop(mixed(number, RATE_PER_S, REQUESTS, speed))
+    else:
+        await load.closed_loops(agents(number, AGENTS, TURNS, speed), PAUSE_S)
+
+
+async def _warm_up(url: str) -> None:
+    """A few requests first: routers take a moment to find their workers."""
+    load = Load(url)
+    for _ in range(40):
+        await load.open_loop(mixed(10_000, 100.0, 4, 1.0))
+        if all(seen.whole for seen in load.seen[-4:]):
+            return
+        await asyncio.sleep(0.5)
+
+
+def _judge(load: Load, engines: Sequence[dict[str, float]]) -> Run:
+    answered = [seen.first_s for seen in load.seen if seen.first_s is not None]
+    bad = [s for s in load.seen if s.status != 200 or not s.whole or s.first_s is None]
+    late = [s for s in load.seen if s.first_s is None or s.first_s > s.ask.slo_s]
+    queries = _sum(engines, "vllm:prefix_cache_queries_total")
+    return Run(
+        p50_s=quantile(answered, 0.5),
+        p99_s=quantile(answered, 0.99),
+        violations=len(late) / len(load.seen),
+        hit_rate=_sum(engines, "vllm:prefix_cache_hits_total") / max(1.0, queries),
+        failed=len(bad),
+        lag_s=max(v for m in engines for k, v in m.items() if k.startswith("mock_lag_p99_seconds")),
+        requests=len(load.seen),
+    )
+
+
+def _sum(engines: Sequence[dict[str, Any]], name: str) -> float:
+    return float(sum(v for m in engines for k, v in m.items() if k.startswith(name)))

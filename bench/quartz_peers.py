@@ -1,0 +1,53 @@
+"""Routers that bench quartz compares with and that the gateway does not have."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.policy.fleet import PoolState
+from gateway.policy.immediate import Immediate
+from gateway.policy.scheduling import Job
+from predictor.online import PrefillPredictor
+
+CACHE_THRESHOLD: Final = 0.5
+BALANCE_ABS: Final = 32
+BALANCE_REL: Final = 1.1
+
+
+class CacheAware(Immediate):
+    """A model of SGLang's cache-aware routing, as its documentation describes it.
+
+    While load is balanced: the worker with the longest match, if that is more than
+    CACHE_THRESHOLD of the prompt, else the worker whose tree is smallest. Load is unbalanced
+    when most - least is above BALANCE_ABS requests and most above BALANCE_REL x least: then the
+    least loaded. Its thresholds' defaults changed over time: 32 or 64; 1.0001, 1.1 or 1.5.
+    """
+
+    __slots__ = ("_trees",)
+
+    def __init__(self, pool: PoolState) -> None:
+        super().__init__(pool)
+        self._trees = [0] * len(pool.workers)  # tokens
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        active = self._pool.active
+        loads = [active[w] for w in choice]
+        most, least = max(loads), min(loads)
+        hit = 0
+        if most - least > BALANCE_ABS and most > BALANCE_REL * least:
+            worker = choice[loads.index(least)]
+        elif job.match and job.match[0][0] > CACHE_THRESHOLD * job.prompt_tokens:
+            hit, mask = job.match[0]
+            worker = next((w for w in choice if mask >> w & 1), choice[loads.index(least)])
+        else:
+            worker = min(choice, key=self._trees.__getitem__)
+        self._trees[worker] += job.prompt_tokens - hit
+        return worker
+
+
+class Uncalibrated(PrefillPredictor):
+    """The predictor without its online calibration (the paper's No Calibration)."""
+
+    def predict(self, worker: int, x: tuple[float, ...]) -> tuple[float, float, int]:
+        """Mean and raw quantile; neither calibration nor the worker's speed."""
+        mean_s, quantile_s = self.raw(x)
+        return mean_s, quantile_s, 0

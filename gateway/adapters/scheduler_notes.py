@@ -1,0 +1,84 @@
+"""What the schedulers of several processes tell one another, about once a second.
+
+Each process has schedulers of its own over the same workers: it takes its share of every gate,
+and hears from the others what they learned of prefills, whom they served and what they have
+assigned. Notes go over a board (`gateway.adapters.shared.board`); one that is malformed is
+ignored.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.policy.quartz import Quartz
+from gateway.policy.served import ServedModel
+
+EVERY_S = 1.0
+
+
+class Board(Protocol):
+    """Notes by name, the newest of each process."""
+
+    def publish(self, name: str, payload: bytes) -> None:
+        """Put up a note for the others."""
+
+    def peers(self, name: str) -> list[bytes]:
+        """The others' notes of that name."""
+
+
+class _Note(msgspec.Struct):
+    process: str
+    scheduler: dict[str, Any]
+    predictor: dict[str, Any]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Note).decode
+
+
+class SchedulerNotes:
+    """Keeps one process's schedulers in step with the others'."""
+
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        board: Board,
+        process: str,
+        replicas: Callable[[str], int],
+    ) -> None:
+        """`process`: a name that stands for this process from its start to its end.
+
+        `replicas` tells how many processes serve a model, this one included.
+        """
+        self._models = [model for model in models if model.schedulers]
+        self._board = board
+        self._process = process
+        self._replicas = replicas
+
+    def exchange(self, now_s: float) -> None:
+        """Tell and hear. Raises nothing that another process can cause."""
+        for served in self._models:
+            replicas = max(1, self._replicas(served.name))
+            for pool, scheduler in enumerate(served.schedulers):
+                if scheduler is None:
+                    continue
+                scheduler.replicas = replicas
+                if isinstance(scheduler, Quartz) and served.predictors:
+                    self._exchange(f"{served.name}/{pool}", served, pool, scheduler, now_s)
+
+    def _exchange(
+        self, name: str, served: ServedModel, pool: int, scheduler: Quartz, now_s: float
+    ) -> None:
+        predictor = served.predictors[pool]
+        own = _Note(process=self._process, scheduler=scheduler.state(), predictor=predictor.state())
+        self._board.publish(name, _encode(own))
+        notes = {}
+        for payload in self._board.peers(name):
+            try:
+                note = _decode(payload)
+            except msgspec.DecodeError:
+                continue
+            notes[note.process] = note
+        scheduler.merge({process: note.scheduler for process, note in notes.items()}, now_s)
+        predictor.merge({process: note.predictor for process, note in notes.items()})

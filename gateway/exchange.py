@@ -1,0 +1,374 @@
+"""Stages 7 to 9: bind, queue, dispatch and forward, repeated while an attempt may be repeated.
+
+An attempt that fails before the client saw a byte is tried on another worker, in an alternate
+pool, or, after a context overflow, in the next larger window. The request keeps its one lease.
+
+A pool with a scheduler hands its requests to that (`gateway.policy.scheduling`): it may keep a
+job waiting, and whatever call frees room names the jobs to send. Those are woken here.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from gateway.domain import Attempt, Binding, BodyFacts, Incoming, Lease, Outcome, Prompt
+from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.policy import fleet
+from gateway.policy.overflow import engine_message
+from gateway.policy.pools import larger_pools
+from gateway.policy.retry import Fault, hurts_health, next_step
+from gateway.policy.scheduling import NO_PREFIX, Job, Scheduler
+from gateway.policy.served import ServedModel
+from gateway.ports import ClientReply, Headers, LeaseStore, Upstream
+from gateway.stages import bind as stage_bind
+from gateway.stages import dispatch as stage_dispatch
+from gateway.stages import explain as stage_explain
+from gateway.stages import forward as stage_forward
+from gateway.stages import plan as stage_plan
+from gateway.stages import queue as stage_queue
+from gateway.telemetry import Metrics
+from gateway.walk import Walk, found
+
+
+class Exchange:
+    """Serves requests that hold a lease. One instance serves every request of a process."""
+
+    def __init__(
+        self,
+        *,
+        store: LeaseStore,
+        upstream: Upstream,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._upstream = upstream
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._reclaims: set[asyncio.Task[None]] = set()
+
+    async def run(
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+    ) -> Outcome:
+        """The answer, from whatever worker gave it. Raises Refusal before a byte was sent."""
+        try:
+            return await self._serve(incoming, reply, walk, served, facts)
+        finally:
+            self._release(walk)
+
+    def tick(self, models: Iterable[ServedModel]) -> None:
+        """Have the schedulers look after dead and stalled workers; a few times a second."""
+        now_s = self._clock()
+        for served in models:
+            for scheduler in served.schedulers:
+                if scheduler is not None:
+                    wake(scheduler.tick(now_s))
+
+    def _release(self, walk: Walk) -> None:
+        """Give the scheduler its job back, waiting or sent; idempotent."""
+        job, scheduler = walk.job, walk.scheduler
+        if job is not None and scheduler is not None:
+            now_s = self._clock()
+            waits = job.state == "waiting"
+            wake(scheduler.cancel(job, now_s) if waits else scheduler.finished(job, now_s))
+
+    async def _serve(
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+    ) -> Outcome:
+        tried: list[tuple[int, int]] = []
+        sent = 0
+        last: Fault | None = None
+        home = served.homes.find(facts.previous_response_id)
+        while True:
+            binding = await self._bind(incoming, walk, served, facts, tried, last, home)
+            result = await self._attempt(incoming, reply, walk, served, facts, binding)
+            if isinstance(result, Outcome):
+                if result.response_id is not None:
+                    served.homes.remember(result.response_id, binding.pool, binding.worker)
+                return result
+            last = result
+            tried.append((binding.pool, binding.worker))
+            sent += walk.relay is not None and walk.relay.sent
+            larger = larger_pools(served.routing, binding.pool)
+            step = next_step(
+                result,
+                sent=sent,
+                max_attempts=served.max_attempts,
+                repeatable=stage_dispatch.repeatable(facts),
+                larger_pool=bool(larger),
+            )
+            if step == "give_up" or len(tried) > _MAX_TRIED:
+                return await self._give_up(incoming, reply, walk, result)
+            if step == "rescue":
+                await self._rescue(incoming, walk, tuple(larger))
+            else:
+                self._metrics.retries.add(result.kind)
+
+    async def _bind(
+        self,
+        incoming: Incoming,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+        tried: list[tuple[int, int]],
+        last: Fault | None,
+        home: tuple[int, int] | None,
+    ) -> Binding:
+        """Stages 7 and 8; a worker of another pool takes the lease along."""
+        lease, plan = found(walk.lease), found(walk.plan)
+        pools = (lease.pool, *(p for p in (plan.pool, *plan.alternates) if p != lease.pool))
+        try:
+            if not served.schedulers:
+                binding = stage_bind.bind(served, pools, tried, self._clock(), home)
+            else:
+                binding = await self._schedule(incoming, walk, served, facts, pools, tried, home)
+        except Unavailable:
+            if last is not None and last.kind in ("busy", "server_error") and last.body:
+                raise stage_explain.engine_refusal(last) from None
+            raise
+        if binding.pool != found(walk.lease).pool:
+            walk.lease = await self._transfer(walk, binding.pool)
+            self._uncut(incoming, walk, binding.pool)
+        walk.binding = binding
+        return binding
+
+    async def _schedule(
+        self,
+        incoming: Incoming,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+        pools: Sequence[int],
+        tried: list[tuple[int, int]],
+        home: tuple[int, int] | None,
+    ) -> Binding:
+        """Stages 7 and 8 where a scheduler chooses the worker, and when."""
+        while True:
+            now_s = self._clock()
+            walk.scheduler = None
+            walk.job = job = stage_bind.job_of(
+                served, found(walk.principal), facts, found(walk.estimate), found(walk.lease), now_s
+            )
+            placed = stage_bind.place(served, pools, tried, now_s, home, job, walk.prefix)
+            if isinstance(placed, Binding):
+                walk.job = None
+                return placed
+            pool, ready = placed
+            walk.scheduler = scheduler = found(served.schedulers[pool])
+            if job.state == "waiting":
+                wake(ready)
+                stage_queue.admit(served, scheduler)
+                await stage_queue.wait(served, job, incoming, self._clock)
+                walk.queue_s += self._clock() - now_s
+            elif len(ready) > 1:
+                wake(ready)
+            if job.state != "nowhere":
+                return stage_bind.binding_of(served, pool, job)
+            # Its worker died while it waited, and no other is left there: from the beginning.
+
+    async def _attempt(
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        walk: Walk,
+        served: ServedModel,
+        facts: BodyFacts,
+        binding: Binding,
+    ) -> Outcome | Fault:
+        """Stage 9 on one worker, with its load and health kept right whatever happens."""
+        pool = served.pools[binding.pool]
+        worker = served.workers[binding.pool][binding.worker]
+        lease, estimate, prompt = found(walk.lease), found(walk.estimate), found(walk.prompt)
+        priority = stage_dispatch.engine_priority(served, found(walk.principal), lease)
+        salt = stage_dispatch.cache_salt(served, found(walk.principal), incoming.endpoint)
+        call = stage_dispatch.upstream_call(
+            served, incoming, facts, estimate, prompt, binding, priority, salt
+        )
+        walk.relay = relay = stage_forward.Relay(
+            incoming.endpoint,
+            reply,
+            self._clock,
+            started_s=incoming.received_s,
+            strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, facts),
+        )
+        if walk.sent_s is None:
+            walk.sent_s = self._clock()
+        walk.dispatched = True
+        fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
+        result = "cancelled"
+        waiting = self._watch_wait(walk, served, lease)
+        due = None
+        try:
+            if walk.scheduler is not None:
+                due = self._expect_first(walk, served, binding, relay)
+            answer = await relay.run(self._upstream, worker, call, headers_of(incoming, walk))
+            result = answer.label if isinstance(answer, Outcome) else answer.kind
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+            fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
+            if due is not None:
+                due.cancel()
+            self._release(walk)
+            if walk.expected is not None and relay.first_s is None and result != "cancelled":
+                _withdraw(walk, served, binding)
+            walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))
+        self._note_health(served, binding, answer)
+        return answer
+
+    def _expect_first(
+        self, walk: Walk, served: ServedModel, binding: Binding, relay: stage_forward.Relay
+    ) -> asyncio.TimerHandle | None:
+        """Have the scheduler told of the first token, and the index of the prefix that is sent.
+
+        Of an answer that is not streamed the first token is not seen: it is assumed in time.
+        """
+        scheduler, job = found(walk.scheduler), found(walk.job)
+        points = walk.prefix.points
+        if points:
+            walk.expected = served.prefixes[binding.pool].insert(
+                points, binding.worker, job.prompt_tokens / points[-1][0]
+            )
+        if not scheduler.gates:
+            if job.stream:
+                job.emitted = relay.emitted
+            return None
+        if job.stream:
+            relay.on_first = partial(_first_token, scheduler, job)
+            return None
+        return asyncio.get_running_loop().call_later(
+            max(job.quantile_s, _LEAST_PREFILL_S), _assume_first, scheduler, job, self._clock
+        )
+
+    def _watch_wait(
+        self, walk: Walk, served: ServedModel, lease: Lease
+    ) -> asyncio.TimerHandle | None:
+        """Have others give way when a protected request entered a full pool and waits there."""
+        if not (lease.protected and lease.contended):
+            return None
+
+        def waited() -> None:
+            if walk.relay is None or not walk.relay.emitted():
+                task = asyncio.ensure_future(self._store.reclaim(lease))
+                self._reclaims.add(task)
+                task.add_done_callback(self._reclaims.discard)
+
+        return asyncio.get_running_loop().call_later(served.reclaim_s, waited)
+
+    def _note_health(self, served: ServedModel, binding: Binding, answer: Outcome | Fault) -> None:
+        pool = served.pools[binding.pool]
+        if isinstance(answer, Outcome):
+            broke = answer.label == "upstream_error"
+        elif answer.kind == "connect":
+            fleet.unreachable(pool, binding.worker)
+            return
+        else:
+            broke = hurts_health(answer)
+        if not broke:
+            fleet.succeeded(pool, binding.worker)
+        elif fleet.failed(pool, binding.worker, served.health, self._clock()):
+            self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
+
+    async def _rescue(self, incoming: Incoming, walk: Walk, larger: tuple[int, ...]) -> None:
+        """Overflow rescue: the original goes to the next larger window before a byte was sent."""
+        self._metrics.misroutes.add("overflow")
+        walk.rescued = True
+        pool = larger[0]
+        walk.lease = await self._transfer(walk, pool)
+        walk.plan = msgspec.structs.replace(found(walk.plan), pool=pool, alternates=larger[1:])
+        self._uncut(incoming, walk, pool)
+
+    async def _transfer(self, walk: Walk, pool: int) -> Lease:
+        """Take the lease along to another pool."""
+        walk.lease_changes.append((self._wall_clock(), "transfer", pool))
+        return await self._store.transfer(found(walk.lease), pool)
+
+    def _uncut(self, incoming: Incoming, walk: Walk, pool: int) -> None:
+        """What was cut was cut for one pool; any other gets the client's own, at its whole cost."""
+        only = found(walk.prompt).only_pool
+        if only is None or only == pool:
+            return
+        walk.prompt = Prompt(body=incoming.body, not_compressed="other_pool")
+        walk.prefix = NO_PREFIX
+        walk.estimate = whole = found(walk.whole)
+        walk.reserved_tokens = whole.cost_tokens
+        kv_bytes = whole.cost_tokens * found(walk.served).kv_bytes_per_token
+        lease = found(walk.lease)
+        walk.lease_changes.append((self._wall_clock(), "resize", whole.cost_tokens))
+        self._store.resize(lease, whole.cost_tokens, kv_bytes)
+        walk.lease = msgspec.structs.replace(
+            lease, cost_tokens=whole.cost_tokens, kv_bytes=kv_bytes
+        )
+
+    async def _give_up(
+        self, incoming: Incoming, reply: ClientReply, walk: Walk, fault: Fault
+    ) -> Outcome:
+        """Tell the client what the last attempt came to."""
+        refusal: Refusal
+        if fault.kind == "overflow":  # the engine's own count: the request is too long
+            refusal = ContextLengthExceeded(
+                engine_message(fault.body),
+                param=stage_plan.overflow_param(incoming.endpoint),
+            )
+        else:
+            refusal = stage_explain.engine_refusal(fault)
+        walk.refusal = refusal
+        await reply.refuse(refusal, headers_of(incoming, walk))
+        label = "error" if fault.kind == "overflow" else "upstream_error"
+        return Outcome(label=label, status=refusal.status)
+
+
+def headers_of(incoming: Incoming, walk: Walk) -> Headers:
+    """The x-sluice-* headers known so far."""
+    return stage_explain.response_headers(
+        incoming.request_id,
+        walk.served,
+        walk.estimate,
+        walk.lease,
+        walk.binding,
+        walk.prompt,
+        walk.queue_s,
+    )
+
+
+def _withdraw(walk: Walk, served: ServedModel, binding: Binding) -> None:
+    """A worker that failed before the first token does not hold the prompt."""
+    expected, walk.expected = found(walk.expected), None
+    points = walk.prefix.points
+    tokens_per_byte = found(walk.job).prompt_tokens / points[-1][0]
+    served.prefixes[binding.pool].withdraw(points, binding.worker, expected, tokens_per_byte)
+
+
+def wake(ready: Sequence[Job]) -> None:
+    """Send jobs: whoever waits for one goes on."""
+    for job in ready:
+        waiter = job.owner
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
+
+
+def _first_token(scheduler: Scheduler, job: Job, now_s: float) -> None:
+    wake(scheduler.first_token(job, now_s))
+
+
+def _assume_first(scheduler: Scheduler, job: Job, clock: Callable[[], float]) -> None:
+    wake(scheduler.first_token(job, clock(), assumed=True))
+
+
+_MAX_TRIED = 64
+"""Attempts, refused connections included, after which a request gives up."""
+_LEAST_PREFILL_S = 0.001

@@ -1,0 +1,170 @@
+"""A model's configuration -> what the stages know of it: routing, pools, workers, schedulers.
+
+Part of the composition root. Each call makes states of its own.
+"""
+
+import importlib
+from functools import partial
+
+import msgspec
+
+from gateway.domain import PhaseTimeouts
+from gateway.policy.band import CompressionRules
+from gateway.policy.budget import PROFILES, LengthEstimator
+from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
+from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.homes import ResponseHomes
+from gateway.policy.pools import PoolShape, Routing
+from gateway.policy.prefix_index import LEAST_ENTRIES, PrefixIndex
+from gateway.policy.quartz_profile import PROFILES as PROFILES_OF_QUARTZ
+from gateway.policy.rank_group import RankGroup
+from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
+from gateway.policy.scheduling import Scheduler
+from gateway.policy.served import QueueRules, ServedModel
+from gateway.policy.telemetry_view import TelemetryView, held_tokens, kv_usage
+from gateway.settings import Config, ModelConfig
+from gateway.settings.boundaries import watch_of
+from predictor.artifact import load
+from predictor.online import PrefillPredictor
+from predictor.prior import PriorRates
+
+_PLAIN = frozenset({"least-loaded", "mix"})
+"""Served without a scheduler: the least loaded worker, at once."""
+_READING = PREDICTING | {"bfio"}
+"""They go by what engines say of their KV caches."""
+
+
+def served_model(config: Config, model: ModelConfig) -> ServedModel:
+    """A model's configuration as the stages know it. Raises ArtifactError for its predictor."""
+    boundaries = (*model.boundaries, None)
+    timeouts = config.timeouts_for(model)
+    health = config.health
+    pools = tuple(
+        PoolState(name, tuple(w.id for w in pool.addresses), pool.max_num_seqs, pool.engines)
+        for name, pool in model.pools.items()
+    )
+    views = tuple(TelemetryView(len(pool.workers)) for pool in pools) if _reads(model) else ()
+    predictors = _predictors(model, pools)
+    schedulers, prefixes = _scheduling(model, pools, views, predictors)
+    return ServedModel(
+        name=model.name,
+        routing=Routing(
+            pools=tuple(
+                PoolShape(name=name, window_tokens=pool.max_model_len, boundary_tokens=boundary)
+                for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
+            ),
+            default_max_tokens=model.default_max_tokens,
+            observe=model.mode == "observe",
+        ),
+        estimator=LengthEstimator(
+            PROFILES[model.estimator],
+            output_mode="cap" if model.output_is_cap else None,
+            output_prior_tokens=model.output_prior_tokens,
+            media_tokens=model.media_tokens,
+        ),
+        pools=pools,
+        workers=tuple(pool.addresses for pool in model.pools.values()),
+        health=HealthRules(
+            eject_after=health.eject_after, eject_s=health.eject_s, max_eject_s=health.max_eject_s
+        ),
+        homes=ResponseHomes(),
+        spill_queue=model.spill_queue,
+        timeouts=PhaseTimeouts(
+            connect_s=timeouts.connect_s,
+            first_byte_s=timeouts.first_byte_s,
+            idle_s=timeouts.idle_s,
+        ),
+        max_attempts=config.retry.max_attempts,
+        kv_bytes_per_token=model.kv_bytes_per_token or 0,
+        admission=PROFILES_OF_ADMISSION[model.admission.profile],
+        reclaim_s=model.admission.reclaim_ms / 1000,
+        engine_priority=model.engine_priority,
+        observe_admission=model.observes_admission,
+        watch=watch_of(model),
+        compression=_compression(model),
+        schedulers=schedulers,
+        predictors=predictors,
+        prefixes=prefixes,
+        telemetry=views,
+        salted=model.cache_salt,
+        queue=QueueRules(
+            limit=model.scheduling.queue_limit, timeout_s=model.scheduling.queue_timeout_s
+        ),
+    )
+
+
+def _reads(model: ModelConfig) -> bool:
+    """Whether something of a model goes by what its engines say of themselves."""
+    return model.boundary.auto or (model.scheduling.policy in _READING and model.mode != "observe")
+
+
+def _predictors(model: ModelConfig, pools: tuple[PoolState, ...]) -> tuple[PrefillPredictor, ...]:
+    rules = model.scheduling
+    if rules.policy not in PREDICTING or model.mode == "observe":
+        return ()
+    artifact = None if rules.predictor is None else load(rules.predictor)
+    gate_tokens = round(PROFILES_OF_QUARTZ[rules.profile].gate_steps * rules.step_tokens)
+    # A trained predictor brings what its prior is to begin with.
+    prior = None if artifact is not None else PriorRates(gate_tokens=gate_tokens)
+    return tuple(PrefillPredictor(artifact, workers=len(p.workers), prior=prior) for p in pools)
+
+
+def _scheduling(
+    model: ModelConfig,
+    pools: tuple[PoolState, ...],
+    views: tuple[TelemetryView, ...],
+    predictors: tuple[PrefillPredictor, ...],
+) -> tuple[tuple[Scheduler | None, ...], tuple[PrefixIndex, ...]]:
+    """Schedulers and prefix indices by pool; neither where workers are bound as a relay would."""
+    rules = model.scheduling
+    if rules.policy in _PLAIN or model.mode == "observe":
+        return (), ()
+    if rules.policy == "bfio":
+        return tuple(_rank_group(*pair) for pair in zip(pools, views, strict=True)), ()
+    profile = msgspec.structs.replace(
+        PROFILES_OF_QUARTZ[rules.profile], chunk_tokens=rules.step_tokens
+    )
+    schedulers = tuple(
+        make_scheduler(
+            rules.policy,
+            pool,
+            profile=profile,
+            predictor=predictors[index] if predictors else None,
+            kv_usage=partial(kv_usage, views[index]) if views else None,
+        )
+        for index, pool in enumerate(pools)
+    )
+    if rules.policy not in LOCAL:
+        return schedulers, ()
+    return schedulers, tuple(
+        PrefixIndex(len(pool.workers), max_entries=max(rules.prefix_entries, LEAST_ENTRIES))
+        for pool in pools
+    )
+
+
+def _rank_group(pool: PoolState, view: TelemetryView) -> Scheduler | None:
+    if len(pool.engines) == len(pool.workers):
+        return None  # no engine of several ranks
+    # numpy: only who balances ranks needs it.
+    solver = importlib.import_module("gateway.policy.bfio")
+    return RankGroup(pool, solver.assign, observed=partial(held_tokens, view))
+
+
+def _compression(model: ModelConfig) -> CompressionRules | None:
+    if not model.compression.enabled:
+        return None
+    tokenizer = model.compression.tokenizer
+    return CompressionRules(
+        gamma=model.boundary.gamma,
+        max_cut=model.compression.max_cut,
+        tokenizer=None if tokenizer is None else str(tokenizer),
+    )
+
+
+def by_name(config: Config, models: tuple[ServedModel, ...]) -> dict[str, ServedModel]:
+    """Names and aliases -> model."""
+    table = {}
+    for model, served in zip(config.models, models, strict=True):
+        for name in (model.name, *model.aliases):
+            table[name] = served
+    return table

@@ -1,0 +1,70 @@
+"""What settled requests say of a model's boundaries: counts by pool, and lengths.
+
+Told once a request, at settlement; read every minute by whoever moves boundaries. An overrun is
+an answer that its client did not limit and that ended at the window of its pool, where a larger
+window would have let it go on. Passing the boundary within the window is none: that costs
+memory, and the engines' preemptions tell when memory is short.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.domain import DecisionRecord
+from gateway.policy.length_drift import LengthDrift
+from gateway.policy.pools import Routing
+
+_TOO_LONG: Final = frozenset({"overflow", "empty"})
+"""Results of an attempt that ask for the next larger window."""
+
+
+class BoundaryWatch:
+    """Counts of one model since its start, by pool."""
+
+    __slots__ = ("drift", "overruns", "requests", "rescues", "shares")
+
+    def __init__(self, pools: int, planned: Sequence[tuple[int, float]] = ()) -> None:
+        """`planned`: the lengths that the fleet was planned for, if that is known."""
+        self.requests = [0] * pools
+        """Sent to an engine of the pool."""
+        self.rescues = [0] * pools
+        """Refused by one as too long."""
+        self.overruns = [0] * pools
+        self.drift = LengthDrift(planned) if planned else None
+        self.shares: tuple[float, ...] = ()
+        """What goes wrong by boundary, where one moves by itself; shares of requests."""
+
+    def settled(self, record: DecisionRecord, routing: Routing) -> None:
+        """One request came to its end, however it ended."""
+        index = {shape.name: i for i, shape in enumerate(routing.pools)}
+        tried = {a.pool: a.result for a in record.attempts}
+        for name, result in tried.items():
+            self.requests[index[name]] += 1
+            self.rescues[index[name]] += result in _TOO_LONG
+        if record.outcome != "ok" or record.usage_source != "engine" or record.sequences != 1:
+            return
+        prompt, answer = record.prompt_tokens or 0, record.completion_tokens or 0
+        limited = record.cap_tokens is not None or routing.default_max_tokens is not None
+        pool = index[record.pool or routing.pools[-1].name]
+        if not limited and prompt + answer >= routing.pools[pool].window_tokens:
+            self.overruns[pool] += 1
+        if self.drift is not None and prompt:
+            # A compressed prompt counts as it came.
+            self.drift.add(round(prompt / (record.kept_share or 1)) + answer)
+
+
+class Rising:
+    """What totals rose by since they were last looked at; one that fell began anew."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: dict[object, float] = {}
+
+    def by(self, totals: Mapping[object, float]) -> float:
+        """The sum over all keys; a key's first total is its start. Keys are never forgotten."""
+        risen = 0.0
+        for key, total in totals.items():
+            before = self._last.get(key, total)
+            risen += total - before if total >= before else total
+        self._last.update(totals)
+        return risen

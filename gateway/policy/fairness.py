@@ -1,0 +1,85 @@
+"""u: what each client was served lately, in kilotokens of uncached prompt, fading with time.
+
+QUARTZ, sections 3.4 and 4.3: exponentially decayed, so that a client that is always there is
+not punished for ever, and forgotten once idle. Counted when a prefill is done, by what it took.
+"""
+
+from collections.abc import Mapping
+from math import exp, inf
+from typing import Any, Final
+
+MOST_CLIENTS: Final = 16_384
+IDLE_KILOTOKENS: Final = 1e-3
+"""A client with less than this is forgotten."""
+
+
+class ServedShares:
+    """The clients' counters; the one heard of longest ago goes first when there are too many."""
+
+    __slots__ = ("_heard", "_most", "_tau_s", "_totals", "_used")
+
+    def __init__(self, tau_s: float, most: int = MOST_CLIENTS) -> None:
+        self._tau_s = tau_s
+        self._most = most
+        self._used: dict[str, tuple[float, float]] = {}  # kilotokens at a time, latest last
+        self._totals: dict[str, float] = {}  # served here since the client came
+        self._heard: dict[str, Mapping[str, Any]] = {}  # the same of the other processes
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def kilotokens(self, client: str, now_s: float) -> float:
+        """What it was served lately (u), >= 0."""
+        held = self._used.get(client)
+        if held is None:
+            return 0.0
+        value, at_s = held
+        return value * exp((at_s - now_s) / self._tau_s) if now_s > at_s else value
+
+    def served(self, client: str, tokens: int, now_s: float) -> None:
+        """Count an uncached prefill, in tokens."""
+        self._add(client, tokens / 1000.0, now_s)
+        self._totals[client] = self._totals.get(client, 0.0) + tokens / 1000.0
+
+    def state(self) -> dict[str, float]:
+        """Kilotokens served here, by client, since each came: for the other processes."""
+        return dict(self._totals)
+
+    def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
+        """Count what the other processes, by name, have served since the last merge.
+
+        The first word of a process only says where it stands.
+        """
+        heard: dict[str, Mapping[str, Any]] = {}
+        for name, totals in states.items():
+            heard[name] = totals
+            before = self._heard.get(name)
+            if before is None:
+                continue
+            for client, total in totals.items():
+                if not isinstance(total, int | float):
+                    continue
+                last = before.get(client, 0.0)
+                last = last if isinstance(last, int | float) else 0.0
+                # Less than before: the client was forgotten there in between, and came back.
+                more = total - last if total >= last else total
+                if 0.0 < more < inf:
+                    self._add(client, more, now_s)
+        self._heard = heard
+
+    def sweep(self, now_s: float) -> None:
+        """Forget clients that have been idle, from the one heard of longest ago on."""
+        used = self._used
+        while used and self.kilotokens(client := next(iter(used)), now_s) < IDLE_KILOTOKENS:
+            self._forget(client)
+
+    def _add(self, client: str, kilotokens: float, now_s: float) -> None:
+        value = self.kilotokens(client, now_s) + kilotokens
+        self._used.pop(client, None)
+        self._used[client] = (value, now_s)
+        if len(self._used) > self._most:
+            self._forget(next(iter(self._used)))
+
+    def _forget(self, client: str) -> None:
+        del self._used[client]
+        self._totals.pop(client, None)

@@ -1,0 +1,184 @@
+"""Where a prompt's beginning may be shared: digests of it at a few positions.
+
+An engine's prefix cache reuses what two prompts have in common from the start. A router that
+hashed every block of a prompt would spend longer on it than on the rest of the request, so a
+prompt is digested at 62 positions at most:
+
+- fixed ones, the same for every prompt, in steps of an octave up to 4 KiB and of a fifth of
+  one up to 4 MiB: what two prompts share is found to within 13 % of its length;
+- after tools and system prompt, after the first message, after each of the last few, and at
+  the end: the next turn of a conversation begins with this list, and finds its end exactly.
+
+Rules:
+- Digests are of the client's own bytes, in the order in which chat templates render them:
+  tools, system prompt, messages. Bytes that spell the same text differently do not match.
+- A digest covers all bytes before its position, and the salt. It is Python's own keyed hash
+  (SipHash-1-3), which differs from process to process and which a client cannot aim at:
+  digests are never stored and never leave the process.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+Points = tuple[tuple[int, int], ...]
+"""(length, digest of what lies before it), ascending; the last is the whole prompt's."""
+
+LEAST_BYTES: Final = 256
+"""Shorter texts are not worth remembering: fewer than five KV blocks."""
+MOST_POINTS: Final = 62
+
+_OCTAVES: Final = (512, 1024, 2048)
+_FIFTHS: Final = tuple(round(4096 * 2 ** (n / 5)) for n in range(51))
+POSITIONS: Final = (*_OCTAVES, *_FIFTHS)
+"""Bytes, the same for every prompt."""
+BYTES_PER_TOKEN: Final = 4
+"""Of positions counted in tokens."""
+
+_LAST: Final = 5
+"""Messages from the end after which there is a point."""
+_BRACES: Final = 8
+"""Closing braces looked at for the end of the first message."""
+_NEXT: Final = tuple(comma + mark for comma in (b",", b", ") for mark in (b'{"role":', b'{"type":'))
+_NO_VALUE: Final = Raw(b"")
+
+
+class _Prompt(msgspec.Struct, gc=False):
+    """The members of a body that become its prompt, as they lie in it."""
+
+    tools: Raw = _NO_VALUE
+    functions: Raw = _NO_VALUE
+    system: Raw = _NO_VALUE
+    instructions: Raw = _NO_VALUE
+    messages: Raw = _NO_VALUE
+    input: Raw = _NO_VALUE
+    prompt: Raw = _NO_VALUE
+    chat_template_kwargs: Raw = _NO_VALUE
+
+
+_decode: Final[Callable[[bytes], _Prompt]] = msgspec.json.Decoder(_Prompt).decode
+_MARKS: Final[dict[str, tuple[bytes, ...]]] = {
+    "chat": (b'{"role":',),
+    "messages": (b'{"role":',),
+    "responses": (b'{"role":', b'{"type":'),
+    "completions": (),
+}
+"""Endpoint -> how a message begins, as clients write it."""
+
+
+def points_of(endpoint_name: str, body: bytes, text_bytes: int, salt: str = "") -> Points:
+    """The points of a body that `read_body` has passed; none where no prefix can be shared.
+
+    Lengths are bytes of tools, system prompt and messages as sent. `text_bytes` is the
+    measure's. `salt` is the tenant where engines keep tenants' caches apart, else "".
+    Embeddings, rerank, score and audio have none. Raises nothing for such a body.
+    """
+    marks = _MARKS.get(endpoint_name)
+    if marks is None or text_bytes < LEAST_BYTES:
+        return ()
+    prompt = _decode(body)
+    if endpoint_name == "completions":
+        return _plain_points(prompt, hash((endpoint_name, salt)))
+    listed = prompt.input if endpoint_name == "responses" else prompt.messages
+    system = prompt.instructions if endpoint_name == "responses" else prompt.system
+    data = b"".join((prompt.tools, prompt.functions, system, listed))
+    lead = len(data) - memoryview(listed).nbytes
+    kwargs = bytes(prompt.chat_template_kwargs)
+    return digests(data, _edges(data, lead, marks), hash((endpoint_name, salt, kwargs)))
+
+
+def _plain_points(prompt: _Prompt, start: int) -> Points:
+    """Of a plain prompt: one text; batches and token ids have none."""
+    data = bytes(prompt.prompt)
+    return digests(data, (len(data) - 1,), start) if data.startswith(b'"') else ()
+
+
+def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
+    """Chained digests of `data` at the fixed positions and at `edges`, which ascend.
+
+    The last edge is the end of the prompt. `start` is where the chain begins.
+    """
+    found: list[tuple[int, int]] = []
+    add = found.append
+    chain, at = start, 0
+    fixed = iter((*POSITIONS, len(data) + 1))
+    ahead = next(fixed)
+    for edge in edges:
+        while ahead <= edge:
+            chain = hash((chain, data[at:ahead]))
+            at = ahead
+            add((at, chain))
+            ahead = next(fixed)
+        if at < edge:
+            add((edge, hash((chain, data[at:edge]))))
+    return tuple(found)
+
+
+def _edges(data: bytes, lead: int, marks: Sequence[bytes]) -> list[int]:
+    """Ends of lead, first message, last messages and list; `data` ends with the list."""
+    end = len(data)
+    if data.endswith(b"]"):
+        end = len(data[: end - 1].rstrip()) if data[end - 2 : end - 1].isspace() else end - 1
+    edges = [end]
+    at = end
+    find = data.rfind
+    for _ in range(_LAST):
+        at = find(marks[0], lead, at) if len(marks) == 1 else max(find(m, lead, at) for m in marks)
+        if at <= lead + 1:
+            break
+        before = _end_before(data, at)
+        if before:
+            edges.append(before)
+    else:
+        first = _first_end(data, lead, at)
+        if 0 < first < edges[-1]:
+            edges.append(first)
+    if lead:
+        edges.append(lead)
+    edges.reverse()
+    return edges
+
+
+def _first_end(data: bytes, lead: int, most: int) -> int:
+    """The end of the first message, before `most`; 0 if it holds too many braces of its own.
+
+    One byte is found ten times faster than a word.
+    """
+    at = lead
+    for _ in range(_BRACES):
+        at = data.find(b"}", at, most) + 1
+        if not at:
+            break
+        if data.startswith(_NEXT, at):
+            return at
+    return 0
+
+
+def _end_before(data: bytes, at: int) -> int:
+    """The end of the message before the one that begins at `at`; 0 if that is no message.
+
+    Between them is what JSON encoders write: a comma, with or without a space.
+    """
+    if data[at - 2 : at] == b"},":
+        return at - 1
+    return at - 2 if data[at - 3 : at] == b"}, " else 0
+
+
+def block_points(
+    hashes: Sequence[int], block_tokens: int, ends_tokens: Sequence[int] = ()
+) -> Points:
+    """Points, in tokens, of a prompt given by its blocks' chained hashes (the engine model's).
+
+    `ends_tokens` are other positions that are looked at, such as the ends of earlier turns.
+    """
+    last = len(hashes)
+    asked = {position // (BYTES_PER_TOKEN * block_tokens) for position in POSITIONS}
+    asked.update(end // block_tokens for end in ends_tokens)
+    asked.add(last)
+    return tuple(
+        (blocks * block_tokens, hashes[blocks - 1])
+        for blocks in sorted(asked)
+        if 0 < blocks <= last
+    )

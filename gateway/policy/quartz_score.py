@@ -1,0 +1,94 @@
+"""The parts of the score S = W-hat + Q-hat + psi, and what QUARTZ asks of a predictor.
+
+Source: QUARTZ, section 3.3, equation 4. psi prices what the own duration does not: an uncached
+prefill evicts what others would have hit, and a nearly full KV cache preempts.
+"""
+
+from collections.abc import Iterable
+from math import inf
+from typing import Protocol
+
+from gateway.policy.scheduling import Match
+
+Features = tuple[float, ...]
+
+
+class Predictor(Protocol):
+    """Of `predictor.online.PrefillPredictor`, what is used here; times in seconds."""
+
+    @property
+    def miss_rate(self) -> float | None:
+        """Share of the last 400 prefills above their quantile; None before."""
+        ...
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of recent prefills at most their quantile."""
+        ...
+
+    def predict(self, worker: int, x: Features) -> tuple[float, float, int]:
+        """Mean, calibrated quantile, and bucket of calibration."""
+        ...
+
+    def observe(
+        self,
+        worker: int,
+        x: Features,
+        mean_s: float,
+        quantile_s: float,
+        bucket: int,
+        actual_s: float,
+    ) -> None:
+        """A prefill took this long, which was predicted so."""
+        ...
+
+    def prefill_tokens_per_s(self, worker: int) -> float:
+        """How fast a worker prefills, > 0."""
+        ...
+
+
+def hit_tokens(match: Match, worker: int) -> int:
+    """Longest prefix that a worker is expected to hold, in tokens."""
+    bit = 1 << worker
+    for tokens, mask in match:
+        if mask & bit:
+            return tokens
+    return 0
+
+
+def hits_of(match: Match, mask: int) -> dict[int, int]:
+    """Longest expected prefix of each worker of the mask that has any."""
+    hits: dict[int, int] = {}
+    for tokens, holders in match:
+        found = holders & mask
+        mask ^= found
+        while found:
+            low = found & -found
+            hits[low.bit_length() - 1] = tokens
+            found ^= low
+        if not mask:
+            break
+    return hits
+
+
+def workers_of(mask: int, most: int) -> Iterable[int]:
+    """The first workers of a mask."""
+    while mask and most:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+        most -= 1
+
+
+def pressure_s(kv_usage: float | None, threshold: float, price_s: float) -> float:
+    """The KV term of psi, >= 0; unknown usage costs nothing."""
+    if kv_usage is None or kv_usage <= threshold:
+        return 0.0
+    return price_s * (kv_usage - threshold)
+
+
+def seconds(value: object) -> float:
+    """A duration that another process tells; 0 for what is none."""
+    if isinstance(value, int | float) and 0.0 < value < inf:
+        return float(value)
+    return 0.0

@@ -1,0 +1,141 @@
+"""What a pool's engines said of themselves, last time they were asked: struct of arrays.
+
+Rules:
+- It is a second opinion. What this gateway sent and has not seen finished (`PoolState`) is the
+  truth between two readings, and no decision waits for one.
+- A reading older than `STALE_S` is None to whoever asks.
+- An engine restarted when its counters fell or its process began at another time: its prefix
+  cache is empty then.
+"""
+
+from typing import Final
+
+from gateway.domain import Record
+
+STALE_S: Final = 5.0
+
+_NEVER: Final = float("-inf")
+_SAME_START_S: Final = 1.0
+
+
+class EngineSample(Record, frozen=True, kw_only=True):
+    """One reading of an engine, summed over its data-parallel ranks; None where it is silent."""
+
+    running: float | None = None
+    """Sequences in its batches."""
+    waiting: float | None = None
+    """Sequences in its queues."""
+    kv_usage: float | None = None
+    """Share of the KV cache in use, 0 to 1; the mean over its ranks."""
+    prefix_queries_total: float | None = None
+    """Tokens looked up in the prefix cache."""
+    prefix_hits_total: float | None = None
+    """Tokens found there."""
+    hit_rate: float | None = None
+    """Found share, where an engine tells nothing else; 0 to 1."""
+    preemptions_total: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    finished_total: float | None = None
+    """Requests it answered, whoever sent them."""
+    started_unix_s: float | None = None
+    """When its process began."""
+
+
+_COUNTERS: Final = (
+    "prefix_queries_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "preemptions_total",
+)
+_EMPTY: Final = EngineSample()
+
+
+class TelemetryView:
+    """Readings of one pool's workers, by index."""
+
+    __slots__ = ("kv_tokens", "preemptions", "restarts", "samples", "stamped_s", "taken")
+
+    def __init__(self, workers: int) -> None:
+        self.samples = [_EMPTY] * workers
+        self.stamped_s = [_NEVER] * workers
+        """When each was read, by the clock that readers use."""
+        self.kv_tokens: list[int | None] = [None] * workers
+        """What each one's KV cache holds at most; None where it was not told."""
+        self.preemptions = 0.0
+        """Of all workers since the gateway began; never falls."""
+        self.restarts = [0] * workers
+        self.taken = 0.0
+        """Of those, what `take_preemptions` gave."""
+
+
+def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float) -> bool:
+    """Keep a reading; True when the engine restarted since the one before."""
+    before = view.samples[worker]
+    first = view.stamped_s[worker] == _NEVER
+    again = not first and _restarted(before, sample)
+    view.samples[worker] = sample
+    view.stamped_s[worker] = now_s
+    view.restarts[worker] += again
+    if not first and sample.preemptions_total is not None:
+        known = 0.0 if again else before.preemptions_total
+        if known is not None:
+            view.preemptions += max(0.0, sample.preemptions_total - known)
+    return again
+
+
+def fresh(
+    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
+) -> EngineSample | None:
+    """A worker's reading, unless it is older than `stale_s`."""
+    return view.samples[worker] if now_s - view.stamped_s[worker] <= stale_s else None
+
+
+def kv_usage(
+    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
+) -> float | None:
+    """Share of a worker's KV cache in use, 0 to 1; None when stale or not told."""
+    if now_s - view.stamped_s[worker] > stale_s:
+        return None
+    return view.samples[worker].kv_usage
+
+
+def held_tokens(
+    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
+) -> float | None:
+    """Tokens in a worker's KV cache; None when stale or not told."""
+    usage, most = kv_usage(view, worker, now_s, stale_s), view.kv_tokens[worker]
+    return None if usage is None or most is None else usage * most
+
+
+def queue_depth(
+    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
+) -> float | None:
+    """Sequences in a worker's own queue, of all its clients; None when stale or not told."""
+    sample = fresh(view, worker, now_s, stale_s)
+    return None if sample is None else sample.waiting
+
+
+def prefix_hit_rate(view: TelemetryView, worker: int) -> float | None:
+    """Share of looked-up tokens a worker found in its cache since it began; None when not told."""
+    sample = view.samples[worker]
+    if sample.prefix_queries_total and sample.prefix_hits_total is not None:
+        return sample.prefix_hits_total / sample.prefix_queries_total
+    return sample.hit_rate
+
+
+def take_preemptions(view: TelemetryView) -> float:
+    """Preemptions of the pool since they were taken last."""
+    found = view.preemptions - view.taken
+    view.taken = view.preemptions
+    return found
+
+
+def _restarted(before: EngineSample, now: EngineSample) -> bool:
+    began, begins = before.started_unix_s, now.started_unix_s
+    if began is not None and begins is not None and abs(begins - began) > _SAME_START_S:
+        return True
+    return any(
+        old is not None and new is not None and new < old
+        for old, new in ((getattr(before, name), getattr(now, name)) for name in _COUNTERS)
+    )

@@ -1,0 +1,107 @@
+"""What the stages have found so far about one request; each reads its predecessors' records."""
+
+import asyncio
+from typing import TypeVar
+
+from gateway.domain import (
+    Attempt,
+    Binding,
+    BodyFacts,
+    Lease,
+    LengthEstimate,
+    Outcome,
+    Plan,
+    Principal,
+    Prompt,
+)
+from gateway.errors import Refusal
+from gateway.policy.prefix_capacity import Expected
+from gateway.policy.scheduling import NO_PREFIX, Job, Scheduler
+from gateway.policy.served import ServedModel
+from gateway.stages.forward import Relay
+
+_T = TypeVar("_T")
+
+
+class Walk:
+    """One request's way through the stages; the settle stage reads it.
+
+    Each field is one stage's frozen record, set once (lease and plan may be replaced by a
+    rescue or a spill, a job by the next attempt's); None where the request did not get that far.
+    """
+
+    __slots__ = (
+        "admitted",
+        "attempts",
+        "binding",
+        "compress_s",
+        "dispatched",
+        "estimate",
+        "evicted",
+        "expected",
+        "facts",
+        "job",
+        "lease",
+        "lease_changes",
+        "outcome",
+        "plan",
+        "planned",
+        "prefix",
+        "principal",
+        "prompt",
+        "queue_s",
+        "refusal",
+        "relay",
+        "rescued",
+        "reserved_tokens",
+        "scheduler",
+        "sent_s",
+        "served",
+        "task",
+        "whole",
+    )
+
+    def __init__(self) -> None:
+        self.principal: Principal | None = None
+        self.facts: BodyFacts | None = None
+        self.served: ServedModel | None = None
+        self.estimate: LengthEstimate | None = None
+        self.whole: LengthEstimate | None = None
+        """The client's own prompt's, where `estimate` is of a compressed one."""
+        self.planned: Plan | None = None
+        self.plan: Plan | None = None
+        self.lease: Lease | None = None
+        self.admitted: tuple[Plan, Lease] | None = None
+        """What admission was asked for and gave, whatever became of both later."""
+        self.prompt: Prompt | None = None
+        self.compress_s: float | None = None
+        self.binding: Binding | None = None
+        self.job: Job | None = None
+        """Where a scheduler assigns the workers."""
+        self.scheduler: Scheduler | None = None
+        """Whose the job is."""
+        self.prefix = NO_PREFIX
+        """Who holds which beginning of the prompt."""
+        self.expected: Expected | None = None
+        """What the worker was expected to hold of it."""
+        self.relay: Relay | None = None
+        self.queue_s = 0.0
+        self.sent_s: float | None = None
+        self.attempts: list[Attempt] = []
+        self.dispatched = False
+        self.rescued = False
+        self.refusal: Refusal | None = None
+        self.outcome: Outcome | None = None
+        self.task: asyncio.Task[object] | None = None
+        """Who walks, once it holds a managed lease."""
+        self.evicted = False
+        self.lease_changes: list[tuple[float, str, int]] = []
+        self.reserved_tokens = 0
+        """What the lease has reserved, extensions included."""
+
+
+def found(record: _T | None) -> _T:
+    """A record that an earlier stage has set."""
+    if record is None:
+        raise RuntimeError("a stage ran before the one it stands on")
+    return record

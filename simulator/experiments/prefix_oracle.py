@@ -1,0 +1,41 @@
+"""A prefix index that forgets nothing: what a router without bounds would expect to find."""
+
+from gateway.policy.prefix_capacity import Expected
+from gateway.policy.scheduling import Match, Points
+
+
+class UnboundedPrefixes:
+    """Every prefix ever sent to a worker is taken to be there."""
+
+    __slots__ = ("_full", "_masks")
+
+    def __init__(self, workers: int) -> None:
+        self._full = (1 << workers) - 1
+        self._masks: dict[int, int] = {}
+
+    def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
+        """Who was sent how much: (tokens, mask), longest first."""
+        found: list[tuple[int, int]] = []
+        seen = 0
+        for tokens, digest in reversed(points):
+            mask = self._masks.get(digest, 0)
+            if mask | seen != seen:
+                seen |= mask
+                found.append((tokens, seen))
+                if seen == self._full:
+                    break
+        return found
+
+    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
+        """A prompt goes to a worker."""
+        for _, digest in points:
+            self._masks[digest] = self._masks.get(digest, 0) | 1 << worker
+        return Expected(0, 0, 0)
+
+    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
+        """Not corrected."""
+
+    def forget(self, worker: int) -> None:
+        """A worker begins anew."""
+        for digest, mask in self._masks.items():
+            self._masks[digest] = mask & ~(1 << worker)

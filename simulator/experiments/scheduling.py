@@ -1,0 +1,453 @@
+"""Schedulers of one pool before engine models, in virtual time.
+
+The schedulers, predictor and prefix index are the gateway's own; the engines are
+`simulator.engine`. `simulator.fleet` binds at arrival; here requests may wait in the gateway,
+several gateways may share the workers, and workers may stall, restart or be slow.
+
+Events of one time come in this order: engines, trouble, ticks, arrivals.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Final, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from gateway.policy import fleet
+from gateway.policy.fleet import PoolState
+from gateway.policy.prefix_capacity import Expected
+from gateway.policy.prefix_points import block_points
+from gateway.policy.quartz import Quartz
+from gateway.policy.scheduling import Job, Match, Points, Scheduler
+from predictor.online import PrefillPredictor
+from simulator.engine import Engine, EngineProfile, EngineRequest
+
+TICK_S: Final = 0.25
+MERGE_S: Final = 1.0
+ATTEMPTS: Final = 5
+_ROUNDING_S: Final = 1e-9
+BLOCK_TOKENS: Final = 64
+
+WORKER: Final = EngineProfile(
+    name="quartz-worker",
+    w_s=0.024,
+    h_s=0.0004,
+    prefill_s_per_token=1 / 9000,
+    max_num_batched_tokens=2048,
+    block_tokens=BLOCK_TOKENS,
+    kv_blocks=480_000 // BLOCK_TOKENS,
+    prefix_cache_tokens=160_000,
+    max_model_len=131_072,
+    max_num_seqs=256,
+)
+"""24 ms a step and .4 ms a sequence, 9,000 prefill tokens/s in chunks of 2,048, and an LRU
+prefix cache of 160,000 tokens: the engine that the figures of bench quartz are for."""
+
+
+class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One request as it arrives."""
+
+    arrival_s: float
+    client: str
+    prompt_tokens: int
+    output_tokens: int
+    cap_tokens: int
+    slo_s: float
+    """Time to first token that it asks for."""
+    kind: str
+    blocks: tuple[int, ...]
+    """Chained hashes of its full prompt blocks."""
+    ends_tokens: tuple[int, ...] = ()
+    """Ends of the earlier turns within the prompt."""
+    band: int = 1
+
+
+class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Something that happens to a worker."""
+
+    at_s: float
+    worker: int
+    what: Literal["stall", "restart", "cold"]
+    """stall: it does nothing and answers nothing; restart: it loses all and is known to be
+    away; cold: only its cache is lost, and nobody is told."""
+    lasts_s: float = 0.0
+
+
+class Prefixes(Protocol):
+    """What of `gateway.policy.prefix_index.PrefixIndex` is used; points are in tokens."""
+
+    def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
+        """Who holds how much."""
+        ...
+
+    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
+        """A prompt goes to a worker."""
+        ...
+
+    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
+        """What the engine found."""
+        ...
+
+    def forget(self, worker: int) -> None:
+        """A worker begins anew."""
+        ...
+
+
+class Gateway:
+    """One gateway process: its scheduler with what belongs to it."""
+
+    def __init__(
+        self,
+        pool: PoolState,
+        scheduler: Scheduler,
+        prefixes: Prefixes | None = None,
+        predictor: PrefillPredictor | None = None,
+        *,
+        tells_prefixes: bool = True,
+    ) -> None:
+        self.pool = pool
+        self.scheduler = scheduler
+        self.prefixes = prefixes
+        self.predictor = predictor
+        self.tells_prefixes = tells_prefixes
+        """Whether the gateways tell one another which prompts they sent where."""
+        self.sent: list[tuple[Points, int]] = []
+
+
+MakeGateway = Callable[[int, int], Gateway]
+"""From the number of workers and a seed."""
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the requests: an entry each, in order of arrival; NaN for what was not."""
+
+    ttft_s: np.ndarray
+    wait_s: np.ndarray
+    """From arrival to the first service in the engine."""
+    queue_s: np.ndarray
+    """Of that, in the gateway."""
+    end_s: np.ndarray
+    worker: np.ndarray
+    cached_tokens: np.ndarray
+    within: np.ndarray
+    """1 where the prefill was within its predicted quantile, 0 where not, NaN if none was made."""
+    fallback: np.ndarray
+    """1 where the scheduler was in its fallback at arrival."""
+    lost: int
+    """Requests that were not answered."""
+
+
+class _Worker:
+    """An engine with a clock that can stand still."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self.profile = profile
+        self.engine = Engine(profile)
+        self.behind_s = 0.0
+        self.halted_s = inf
+
+    @property
+    def halted(self) -> bool:
+        """Whether it stands still."""
+        return self.halted_s < inf
+
+    def local_s(self, now_s: float) -> float:
+        """The time by its own clock; rounded up, so that what is due is not missed by a bit."""
+        local_s = min(now_s, self.halted_s) - self.behind_s
+        return local_s + _ROUNDING_S if self.behind_s else local_s
+
+    def resume(self, now_s: float) -> None:
+        """Go on where it stopped."""
+        self.behind_s += now_s - self.halted_s
+        self.halted_s = inf
+
+    def due_s(self) -> float:
+        due_s = None if self.halted else self.engine.next_event_s()
+        return inf if due_s is None else due_s + self.behind_s
+
+
+class _Run:
+    def __init__(
+        self,
+        demands: Sequence[Demand],
+        profiles: Sequence[EngineProfile],
+        gateways: Sequence[Gateway],
+        seed: int,
+    ) -> None:
+        n = len(demands)
+        self.demands = demands
+        self.workers = [_Worker(p) for p in profiles]
+        self.gateways = gateways
+        self.of = np.random.default_rng(seed).integers(len(gateways), size=n).tolist()
+        self.heap: list[tuple[float, int]] = []
+        self.due_s = [inf] * len(profiles)
+        self.jobs: list[Job | None] = [None] * n
+        self.tries = [0] * n
+        self.expected: list[Expected | None] = [None] * n
+        self.points: list[Points] = [
+            block_points(d.blocks, BLOCK_TOKENS, d.ends_tokens) for d in demands
+        ]
+        self.sent_s = np.full(n, np.nan)
+        self.ttft_s = np.full(n, np.nan)
+        self.wait_s = np.full(n, np.nan)
+        self.end_s = np.full(n, np.nan)
+        self.cached = np.zeros(n)
+        self.within = np.full(n, np.nan)
+        self.worker = np.full(n, -1)
+        self.fell_back = np.zeros(n)
+        self.open = 0
+        self.lost = 0
+
+    # Requests
+
+    def arrive(self, index: int, now_s: float, excluded: Sequence[int] = ()) -> None:
+        demand, gateway = self.demands[index], self.gateways[self.of[index]]
+        job = Job(
+            owner=index,
+            prompt_tokens=demand.prompt_tokens,
+            output_tokens=demand.output_tokens,
+            arrived_s=demand.arrival_s,
+            client=demand.client,
+            band=demand.band,
+            cap_tokens=demand.cap_tokens,
+            kv_tokens=demand.prompt_tokens + demand.output_tokens,
+            excluded=excluded,
+        )
+        if gateway.prefixes is not None and self.points[index]:
+            job.match = gateway.prefixes.match(self.points[index])
+        self.jobs[index] = job
+        self.open += 1
+        self.fell_back[index] = gateway.scheduler.fallback
+        ready = gateway.scheduler.submit(job, now_s)
+        if job.state == "nowhere":
+            self.refused(job)
+        self.send(gateway, ready, now_s)
+
+    def refused(self, job: Job) -> None:
+        self.open -= 1
+        self.lost += 1
+
+    def send(self, gateway: Gateway, ready: Sequence[Job], now_s: float) -> None:
+        for job in ready:
+            if job.state == "nowhere":
+                self.refused(job)
+                continue
+            index, worker = job.owner, self.workers[job.worker]
+            demand = self.demands[index]
+            fleet.start(gateway.pool, job.worker, 1, job.kv_tokens)
+            if gateway.prefixes is not None:
+                self.expected[index] = gateway.prefixes.insert(self.points[index], job.worker)
+                if len(self.gateways) > 1:
+                    gateway.sent.append((self.points[index], job.worker))
+            self.sent_s[index] = now_s
+            self.worker[index] = job.worker
+            request = EngineRequest(
+                id=str(index),
+                prompt_tokens=demand.prompt_tokens,
+                output_tokens=demand.output_tokens,
+                block_hashes=demand.blocks,
+            )
+            if not worker.halted:
+                self.advance(job.worker, now_s)
+            worker.engine.submit(request, worker.local_s(now_s))
+            self.look_ahead(job.worker)
+
+    def job_of(self, index: int) -> Job:
+        job = self.jobs[index]
+        if job is None:
+            raise RuntimeError("no request is answered before it arrives")
+        return job
+
+    # Workers
+
+    def look_ahead(self, i: int) -> None:
+        due_s = self.workers[i].due_s()
+        if due_s != self.due_s[i]:
+            self.due_s[i] = due_s
+            if due_s < inf:
+                heappush(self.heap, (due_s, i))
+
+    def advance(self, i: int, now_s: float) -> None:
+        worker = self.workers[i]
+        for local_s, emission in worker.engine.run_until(worker.local_s(now_s)):
+            at_s, index = local_s + worker.behind_s, int(emission.id)
+            job, gateway = self.job_of(index), self.gateways[self.of[index]]
+            if emission.index == 1:
+                self.answered(index, job, gateway, emission.cached_tokens, emission.queue_s, at_s)
+            if emission.finished:
+                self.open -= 1
+                self.end_s[index] = at_s
+                fleet.finish(gateway.pool, job.worker, 1, job.kv_tokens)
+                self.pending.append((gateway, gateway.scheduler.finished(job, at_s)))
+
+    def answered(
+        self,
+        index: int,
+        job: Job,
+        gateway: Gateway,
+        cached_tokens: int,
+        queue_s: float,
+        at_s: float,
+    ) -> None:
+        demand = self.demands[index]
+        self.ttft_s[index] = at_s - demand.arrival_s
+        self.wait_s[index] = self.sent_s[index] + queue_s - demand.arrival_s
+        self.cached[index] = cached_tokens
+        if job.policy is not None and job.quantile_s:
+            self.within[index] = at_s - job.sent_s <= job.quantile_s
+        expected = self.expected[index]
+        if gateway.prefixes is not None and expected is not None:
+            gateway.prefixes.correct(job.worker, expected, cached_tokens)
+        self.pending.append((gateway, gateway.scheduler.first_token(job, at_s)))
+
+    pending: list[tuple[Gateway, Sequence[Job]]]
+
+    def flush(self, now_s: float) -> None:
+        """Send what first tokens and ends have let through."""
+        while self.pending:
+            gateway, ready = self.pending.pop(0)
+            self.send(gateway, ready, now_s)
+
+    def trouble(self, event: tuple[str, int], now_s: float) -> None:
+        what, i = event
+        worker = self.workers[i]
+        if what == "stall":
+            self.advance(i, now_s)
+            self.flush(now_s)
+            worker.halted_s = now_s
+        elif what == "resume":
+            worker.resume(now_s)
+        elif what == "cold":
+            self.restart(i, now_s)
+        elif what == "down":
+            for gateway in self.gateways:
+                fleet.unreachable(gateway.pool, i)
+                if gateway.prefixes is not None:
+                    gateway.prefixes.forget(i)
+            self.restart(i, now_s)
+            worker.halted_s = now_s
+        elif what == "up":
+            worker.resume(now_s)
+            for gateway in self.gateways:
+                fleet.probed(gateway.pool, i, ok=True)
+        self.look_ahead(i)
+
+    def restart(self, i: int, now_s: float) -> None:
+        """Lose all; what had no token yet is tried again elsewhere."""
+        worker = self.workers[i]
+        self.advance(i, now_s)
+        self.flush(now_s)
+        worker.engine, worker.behind_s = Engine(worker.profile), 0.0
+        held = [j for j in self.jobs if j and j.worker == i and j.state in {"sent", "answering"}]
+        for job in held:
+            gateway, answered = self.gateways[self.of[job.owner]], job.state == "answering"
+            self.open -= 1
+            fleet.finish(gateway.pool, i, 1, job.kv_tokens)
+            self.pending.append((gateway, gateway.scheduler.finished(job, now_s)))
+            if answered:
+                self.end_s[job.owner] = now_s
+                continue
+            self.tries[job.owner] += 1
+            if self.tries[job.owner] >= ATTEMPTS:
+                self.lost += 1
+            else:
+                self.arrive(job.owner, now_s, (i,))
+
+    # The clock
+
+    def all(self, troubles: Sequence[Trouble]) -> None:
+        self.pending = []
+        events = _events(troubles)
+        n, at = len(self.demands), 0
+        tick_s, merge_s = TICK_S, MERGE_S
+        while at < n or self.open:
+            while self.heap and self.due_s[self.heap[0][1]] != self.heap[0][0]:
+                heappop(self.heap)
+            engine_s = self.heap[0][0] if self.heap else inf
+            arrival_s = self.demands[at].arrival_s if at < n else inf
+            event_s = events[-1][0] if events else inf
+            now_s = min(engine_s, arrival_s, event_s, tick_s)
+            if engine_s <= now_s:
+                i = heappop(self.heap)[1]
+                self.due_s[i] = inf
+                self.advance(i, now_s)
+                self.flush(now_s)
+                self.look_ahead(i)
+            elif event_s <= now_s:
+                self.trouble(events.pop()[1], now_s)
+                self.flush(now_s)
+            elif tick_s <= now_s:
+                tick_s += TICK_S
+                for gateway in self.gateways:
+                    self.send(gateway, gateway.scheduler.tick(now_s), now_s)
+                if len(self.gateways) > 1 and now_s >= merge_s:
+                    merge_s += MERGE_S
+                    merge(self.gateways, now_s)
+                self.flush(now_s)
+            else:
+                self.arrive(at, now_s)
+                self.flush(now_s)
+                at += 1
+
+
+def _events(troubles: Sequence[Trouble]) -> list[tuple[float, tuple[str, int]]]:
+    """Beginnings and ends, latest first."""
+    names = {"stall": ("stall", "resume"), "restart": ("down", "up"), "cold": ("cold", "")}
+    events = []
+    for trouble in troubles:
+        first, last = names[trouble.what]
+        events.append((trouble.at_s, (first, trouble.worker)))
+        if last:
+            events.append((trouble.at_s + trouble.lasts_s, (last, trouble.worker)))
+    return sorted(events, reverse=True)
+
+
+def merge(gateways: Sequence[Gateway], now_s: float) -> None:
+    """What gateways tell one another every second: what they learned, assigned and sent."""
+    learned = {str(i): g.predictor.state() for i, g in enumerate(gateways) if g.predictor}
+    states = {
+        str(i): g.scheduler.state()
+        for i, g in enumerate(gateways)
+        if isinstance(g.scheduler, Quartz)
+    }
+    sent = [g.sent for g in gateways]
+    for i, gateway in enumerate(gateways):
+        name = str(i)
+        if gateway.predictor is not None:
+            gateway.predictor.merge({k: v for k, v in learned.items() if k != name})
+        if isinstance(gateway.scheduler, Quartz):
+            gateway.scheduler.merge({k: v for k, v in states.items() if k != name}, now_s)
+        if gateway.prefixes is not None and gateway.tells_prefixes:
+            for j, prompts in enumerate(sent):
+                for points, worker in prompts if j != i else ():
+                    gateway.prefixes.insert(points, worker)
+        gateway.sent = []
+
+
+def serve(
+    demands: Sequence[Demand],
+    gateways: Sequence[Gateway],
+    *,
+    profiles: Sequence[EngineProfile],
+    troubles: Sequence[Trouble] = (),
+    seed: int = 0,
+) -> Served:
+    """Run all requests to their end; which gateway a request comes to is drawn by the seed."""
+    for gateway in gateways:
+        gateway.scheduler.replicas = len(gateways)
+    run = _Run(demands, profiles, gateways, seed)
+    run.all(troubles)
+    arrivals = np.array([d.arrival_s for d in demands])
+    return Served(
+        ttft_s=run.ttft_s,
+        wait_s=run.wait_s,
+        queue_s=run.sent_s - arrivals,
+        end_s=run.end_s,
+        worker=run.worker,
+        cached_tokens=run.cached,
+        within=run.within,
+        fallback=run.fell_back,
+        lost=run.lost,
+    )

@@ -1,0 +1,61 @@
+"""Jobs, pools and a predictor of known figures, for tests of schedulers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.policy.fleet import PoolState
+from gateway.policy.quartz import Quartz
+from gateway.policy.quartz_profile import QuartzProfile
+from gateway.policy.scheduling import Job
+
+RATE = 10_000.0
+"""Tokens per second of every worker."""
+
+
+class Proportional:
+    """Predicts uncached tokens over RATE as mean, twice that as quantile; records what it sees."""
+
+    def __init__(self) -> None:
+        self.miss_rate = 0.0
+        self.coverage: float | None = None
+        self.rates: dict[int, float] = {}
+        self.observed: list[tuple[int, float, float]] = []
+        self.predicted = 0
+
+    def predict(self, worker: int, x: tuple[float, ...]) -> tuple[float, float, int]:
+        self.predicted += 1
+        mean_s = (x[1] + x[2]) / self.rates.get(worker, RATE)
+        return mean_s, 2 * mean_s, 0
+
+    def observe(
+        self,
+        worker: int,
+        x: tuple[float, ...],
+        mean_s: float,
+        quantile_s: float,
+        bucket: int,
+        actual_s: float,
+    ) -> None:
+        self.observed.append((worker, quantile_s, actual_s))
+
+    def prefill_tokens_per_s(self, worker: int) -> float:
+        return self.rates.get(worker, RATE)
+
+
+def pool_of(workers: int) -> PoolState:
+    return PoolState("pool", tuple(f"w{i}" for i in range(workers)), 64)
+
+
+def job_of(prompt_tokens: int = 1000, arrived_s: float = 0.0, **more: Any) -> Job:
+    more.setdefault("owner", None)
+    more.setdefault("output_tokens", 100)
+    return Job(prompt_tokens=prompt_tokens, arrived_s=arrived_s, **more)
+
+
+def quartz_of(pool: PoolState, predictor: Proportional | None = None, **profile: Any) -> Quartz:
+    return Quartz(pool, predictor or Proportional(), QuartzProfile(**profile))
+
+
+def submit_all(scheduler: Any, jobs: Sequence[Job], now_s: float = 0.0) -> list[Job]:
+    """All jobs that were sent, in order."""
+    return [sent for job in jobs for sent in scheduler.submit(job, now_s)]

@@ -1,0 +1,204 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.fairness import ServedShares
+from gateway.policy.quartz_backlog import Backlogs
+from gateway.policy.quartz_fallback import Fallback
+from gateway.policy.quartz_queue import WorkerQueues
+from gateway.policy.quartz_score import hit_tokens, hits_of, pressure_s, workers_of
+from gateway.policy.scheduling import Job
+from gateway.policy.sticky import pick_least, pick_sticky
+from tests.unit.gateway.policy.scheduled import job_of, pool_of, quartz_of, submit_all
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(-1e6, 1e6), st.booleans()), min_size=1, max_size=200
+    )
+)
+def test_a_queue_gives_the_least_key_of_the_lowest_band_and_forgets_the_cancelled(
+    drawn: list[tuple[int, float, bool]],
+) -> None:
+    queues = WorkerQueues(1)
+    jobs = []
+    for order, (band, key, _) in enumerate(drawn):
+        job = job_of(band=band, client=str(band))
+        job.worker, job.key, job.order = 0, key, order
+        queues.push(job)
+        jobs.append(job)
+    for job, (_, _, cancelled) in zip(jobs, drawn, strict=True):
+        if cancelled:
+            queues.forget(job)
+    left = [job for job in jobs if job.state == "waiting"]
+    assert queues.lengths == [len(left)]
+    assert queues.entries() <= 2 * len(left) + 64 + 1
+    assert sum(queues.tokens.values()) == 1000 * len(left)
+    assert queues.drain(0) == sorted(left, key=lambda job: (job.band, job.key, job.order))
+    assert queues.waiting == [0, 0, 0]
+    assert not queues.tokens
+
+
+def test_a_heap_of_the_cancelled_does_not_grow() -> None:
+    queues = WorkerQueues(1)
+    for i in range(10_000):
+        job = job_of()
+        job.worker, job.key = 0, float(-i)
+        queues.push(job)
+        queues.forget(job)
+    assert queues.entries() <= 65
+
+
+work = st.tuples(
+    st.sampled_from(("add", "remove")), st.integers(0, 4), st.floats(0, 5), st.floats(0, 3)
+)
+
+
+@given(st.lists(work, max_size=300), st.sets(st.integers(0, 4), min_size=1))
+def test_backlogs_are_never_negative_and_the_least_is_found(
+    steps: list[tuple[str, int, float, float]], members: set[int]
+) -> None:
+    backlogs = Backlogs(5)
+    backlogs.keep(sorted(members))
+    now_s = 0.0
+    waits = [0.0] * 5
+    for what, worker, work_s, later_s in steps:
+        now_s += later_s
+        waits = [max(0.0, w - later_s) for w in waits]
+        if what == "add":
+            backlogs.add(worker, work_s, now_s)
+            waits[worker] += work_s
+        else:
+            backlogs.remove(worker, work_s, now_s)
+            waits[worker] = max(0.0, waits[worker] - work_s)
+        found = [backlogs.wait_s(w, now_s) for w in range(5)]
+        assert found == pytest.approx(waits, abs=1e-6)
+        assert min(found) >= 0
+        least = backlogs.least()
+        assert least in members
+        assert found[least] == min(found[w] for w in members)
+
+
+def test_without_members_there_is_no_least() -> None:
+    backlogs = Backlogs(3)
+    backlogs.keep([])
+    assert backlogs.least() == -1
+
+
+def test_u_decays_by_e_in_tau_and_is_evicted_when_idle() -> None:
+    shares = ServedShares(10.0)
+    shares.served("a", 5000, 0.0)
+    assert shares.kilotokens("a", 0.0) == 5.0
+    assert shares.kilotokens("a", 10.0) == pytest.approx(5.0 / 2.718281828)
+    shares.sweep(10.0)
+    assert len(shares) == 1
+    shares.sweep(200.0)
+    assert len(shares) == 0
+    assert shares.state() == {}
+    assert shares.kilotokens("a", 200.0) == 0.0
+
+
+def test_there_are_never_more_clients_than_allowed() -> None:
+    shares = ServedShares(10.0, most=100)
+    for i in range(1000):
+        shares.served(str(i), 1000, float(i) / 1000)
+    assert len(shares) == len(shares.state()) == 100
+
+
+def test_what_others_served_is_counted_once_and_not_from_before_they_were_known() -> None:
+    here, there = ServedShares(10.0), ServedShares(10.0)
+    there.served("a", 9000, 0.0)
+    here.merge({"there": there.state()}, 0.0)
+    assert here.kilotokens("a", 0.0) == 0.0
+    there.served("a", 2000, 0.0)
+    for _ in range(3):
+        here.merge({"there": there.state()}, 0.0)
+    assert here.kilotokens("a", 0.0) == pytest.approx(2.0)
+    there.sweep(1000.0)
+    there.served("a", 1000, 1000.0)
+    here.merge({"there": there.state()}, 1000.0)
+    assert here.kilotokens("a", 1000.0) == pytest.approx(1.0)
+
+
+@given(
+    st.floats(0.05, 2.0),
+    st.lists(st.tuples(st.integers(1, 20_000), st.floats(0, 5)), min_size=2, max_size=30),
+)
+def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
+    aging: float, drawn: list[tuple[int, float]]
+) -> None:
+    scheduler = quartz_of(pool_of(1), aging=aging, fairness_s_per_kilotoken=0.0)
+    scheduler.submit(job_of(50_000), 0.0)
+    now_s = 0.0
+    jobs: list[Job] = []
+    for tokens, later_s in drawn:
+        now_s += later_s
+        jobs.append(job_of(tokens, now_s))
+        submit_all(scheduler, [jobs[-1]], now_s)
+    sizes = {id(job): job.quantile_s for job in jobs}
+    order = [job for job in jobs if job.state == "sent"]
+    waiting = [job for job in jobs if job.state == "waiting"]
+    blocker = next(iter(scheduler._outstanding[0]))
+    order += scheduler.first_token(blocker, now_s)
+    for job in order:
+        order += scheduler.first_token(job, now_s)
+    for first, job in enumerate(order):
+        for later in order[first + 1 :]:
+            if later in waiting and job in waiting and later.arrived_s < job.arrived_s:
+                bound_s = (sizes[id(later)] - sizes[id(job)]) / aging
+                assert job.arrived_s - later.arrived_s <= bound_s + 1e-6
+
+
+def test_the_fallback_has_hysteresis() -> None:
+    fallback = Fallback(0.10, 0.075)
+    seen = []
+    for rate in (0.05, 0.10, 0.11, 0.09, 0.08, 0.0749, 0.09, 0.101):
+        fallback.update(rate)
+        seen.append(fallback.active)
+    assert seen == [False, False, True, True, True, False, False, True]
+    fallback.update(None)
+    assert fallback.active
+    assert fallback.entered_total == 2
+
+
+@given(st.data())
+def test_hits_are_each_workers_longest(data: st.DataObject) -> None:
+    levels = data.draw(st.lists(st.integers(1, 255), max_size=6))
+    match = tuple((1000 - i, mask) for i, mask in enumerate(levels))
+    hits = hits_of(match, 255)
+    for worker in range(8):
+        assert hits.get(worker, 0) == hit_tokens(match, worker)
+
+
+def test_workers_of_a_mask_come_in_order_and_not_more_than_asked() -> None:
+    assert list(workers_of(0b10110, 2)) == [1, 2]
+    assert list(workers_of(0b10110, 9)) == [1, 2, 4]
+
+
+def test_pressure_is_priced_above_the_threshold_only() -> None:
+    assert pressure_s(None, 0.85, 2.0) == pressure_s(0.85, 0.85, 2.0) == 0.0
+    assert pressure_s(0.95, 0.85, 2.0) == pytest.approx(0.2)
+
+
+def test_sticky_takes_the_next_best_prefix_when_the_best_is_crowded() -> None:
+    match = ((900, 0b001), (100, 0b011))
+    assert pick_sticky(match, (0, 1, 2), [3, 0, 0], 0) == 0
+    assert pick_sticky(match, (0, 1, 2), [30, 4, 0], 0) == 1
+    assert pick_sticky(match, (0, 1, 2), [60, 60, 0], 0) == 2
+
+
+def test_ties_among_the_least_loaded_go_round() -> None:
+    assert [pick_least((0, 1, 2), [1, 0, 0], i) for i in range(4)] == [1, 2, 1, 2]
+
+
+def test_client_counters_stay_small_over_many_requests() -> None:
+    shares = ServedShares(10.0)
+    rng = random.Random(3)
+    now_s = 0.0
+    for _ in range(5000):
+        now_s += 0.1
+        shares.served(f"c{rng.randrange(5)}", 1000, now_s)
+    # 2 kilotokens a second each, over 10 s.
+    assert all(10.0 < shares.kilotokens(f"c{i}", now_s) < 35.0 for i in range(5))

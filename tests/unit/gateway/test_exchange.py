@@ -1,0 +1,341 @@
+"""Stages 7 to 9 with a scheduler: who waits, who is woken, and that every job is given back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import DecisionRecord, Incoming, Lease
+from gateway.errors import RateLimited
+from gateway.exchange import wake
+from gateway.pipeline import Pipeline
+from gateway.policy import fleet
+from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.scheduling import Job
+from gateway.policy.served import QueueRules, ServedModel
+from gateway.policy.sse import DONE
+from gateway.stages.authenticate import Keyring
+from gateway.telemetry import Metrics
+from tests.builders import SHORT, answer_body, chat_body, chunk, incoming, served_model, usage_chunk
+from tests.fakes import (
+    HANG,
+    FakeClock,
+    FakeReply,
+    FakeUpstream,
+    ListSink,
+    Script,
+    broken,
+    stream,
+    whole,
+)
+
+OK = whole(200, answer_body())
+STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
+HANGING = stream(chunk("a"), HANG)
+
+
+class OneAtATime:
+    """First come, first served to the first available worker, one prefill at a time."""
+
+    gates = True
+    replicas = 1
+    fallback = False
+    coverage = None
+
+    def __init__(self, served: ServedModel, pool: int) -> None:
+        self.pool = served.pools[pool]
+        self.queue: list[Job] = []
+        self.busy: Job | None = None
+        self.told: list[str] = []
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        return (0, len(self.queue), 0)
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        choice = [w for w in fleet.available(self.pool, now_s) if w not in job.excluded]
+        if not choice:
+            job.state = "nowhere"
+            return ()
+        job.worker = choice[0]
+        job.state = "waiting"
+        self.queue.append(job)
+        return self._next(now_s)
+
+    def first_token(
+        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
+    ) -> Sequence[Job]:
+        self.told.append("assumed" if assumed else "first")
+        if job.state == "sent":
+            job.state = "answering"
+        return self._free(job, now_s)
+
+    def progress(self, job: Job, tokens: int) -> None:
+        raise NotImplementedError
+
+    def finished(self, job: Job, now_s: float) -> Sequence[Job]:
+        if job.state == "gone":
+            return ()
+        job.state = "gone"
+        self.told.append("finished")
+        return self._free(job, now_s)
+
+    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
+        if job in self.queue:
+            self.queue.remove(job)
+            job.state = "gone"
+            self.told.append("cancelled")
+        return ()
+
+    def tick(self, now_s: float) -> Sequence[Job]:
+        lost = [job for job in self.queue if not fleet.available(self.pool, now_s)]
+        for job in lost:
+            self.queue.remove(job)
+            job.state = "nowhere"
+        return lost
+
+    def _free(self, job: Job, now_s: float) -> Sequence[Job]:
+        if job is not self.busy:
+            return ()
+        self.busy = None
+        return self._next(now_s)
+
+    def _next(self, now_s: float) -> Sequence[Job]:
+        if self.busy is not None or not self.queue:
+            return ()
+        self.busy = job = self.queue.pop(0)
+        job.state = "sent"
+        job.sent_s = now_s
+        job.quantile_s = 0.001
+        return (job,)
+
+
+class Bench:
+    """A pipeline over fakes whose short pool has a scheduler."""
+
+    def __init__(self, *script: Script, limit: int = 10, timeout_s: float = 5.0) -> None:
+        plain = served_model(workers=(2, 1))
+        self.scheduler = OneAtATime(plain, SHORT)
+        self.prefixes = (PrefixIndex(2), PrefixIndex(1))
+        self.served = msgspec.structs.replace(
+            plain,
+            schedulers=(self.scheduler, None),
+            prefixes=self.prefixes,
+            queue=QueueRules(limit=limit, timeout_s=timeout_s),
+        )
+        self.clock = FakeClock()
+        self.upstream = FakeUpstream(list(script))
+        self.sink = ListSink()
+        self.store = MemoryLeases({"m": self.served}, self.clock)
+        self.pipeline = Pipeline(
+            models={"m": self.served},
+            keyring=Keyring({}),
+            store=self.store,
+            upstream=self.upstream,
+            metrics=Metrics(),
+            records=self.sink,
+            clock=self.clock,
+            wall_clock=lambda: 0.0,
+        )
+
+    def begin(
+        self, name: str = "r1", request: Incoming | None = None
+    ) -> tuple[asyncio.Task[None], FakeReply]:
+        reply = FakeReply()
+        asked = request or incoming(chat_body(stream=True), request_id=name)
+        return asyncio.create_task(self.pipeline.serve(asked, reply)), reply
+
+    async def until_waiting(self, count: int = 1) -> None:
+        async with asyncio.timeout(5):
+            while len(self.scheduler.queue) < count:  # noqa: ASYNC110 - a turn of the loop each
+                await asyncio.sleep(0)
+
+    async def leave(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    def record(self, name: str) -> DecisionRecord:
+        return next(r for r in self.sink.records if r.request_id == name)
+
+    def assert_nothing_leaks(self) -> None:
+        assert self.store.active == 0
+        assert self.scheduler.busy is None
+        assert self.scheduler.queue == []
+        for pool in self.served.pools:
+            assert set(pool.active) == {0}
+            assert pool.inflight == 0
+
+
+async def test_a_request_waits_until_the_one_before_has_its_first_token() -> None:
+    bench = Bench(HANGING, STREAM)
+    first, _ = bench.begin("r1")
+    second, reply = bench.begin("r2")
+    await second
+    assert reply.status == 200
+    assert bench.scheduler.told[0] == "first"
+    await bench.upstream.hanging.wait()
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_an_answer_that_is_not_streamed_frees_the_gate_in_the_predicted_time() -> None:
+    bench = Bench(HANG, STREAM)
+    first, _ = bench.begin("r1", incoming(chat_body(), request_id="r1"))
+    second, reply = bench.begin("r2")
+    await second
+    assert reply.status == 200
+    assert bench.scheduler.told[0] == "assumed"
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_who_leaves_while_waiting_is_taken_out_of_the_queue() -> None:
+    bench = Bench(HANG)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, _ = bench.begin("r2")
+    await bench.until_waiting()
+    await bench.leave(second)
+    assert bench.scheduler.told == ["cancelled"]
+    assert len(bench.upstream.calls) == 1
+    assert bench.record("r2").outcome == "disconnected"
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_who_is_woken_and_cancelled_in_one_turn_gives_its_place_to_the_next() -> None:
+    bench = Bench(HANG, STREAM)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, _ = bench.begin("r2")
+    await bench.until_waiting()
+    third, reply = bench.begin("r3")
+    await bench.until_waiting(2)
+    busy = bench.scheduler.busy
+    assert busy is not None
+    wake(bench.scheduler.finished(busy, 0.0))  # r2 is sent ...
+    await bench.leave(second)  # ... and leaves before it runs
+    await third
+    assert reply.status == 200
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_a_full_queue_refuses_with_429_and_a_full_refund() -> None:
+    bench = Bench(HANG, limit=1)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, _ = bench.begin("r2")
+    await bench.until_waiting()
+    third, reply = bench.begin("r3")
+    await third
+    assert isinstance(reply.refusal, RateLimited)
+    assert reply.refusal.reason == "queue_full"
+    assert bench.record("r3").prompt_tokens is None
+    for task in (second, first):
+        await bench.leave(task)
+    bench.assert_nothing_leaks()
+
+
+async def test_a_wait_that_is_too_long_ends_in_429() -> None:
+    bench = Bench(HANG, timeout_s=0.02)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, reply = bench.begin("r2")
+    await second
+    assert isinstance(reply.refusal, RateLimited)
+    assert reply.refusal.reason == "queue_timeout"
+    assert bench.scheduler.told == ["cancelled"]
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_nobody_waits_longer_than_the_client_does() -> None:
+    bench = Bench(HANG, timeout_s=60.0)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    asked = incoming(
+        chat_body(stream=True),
+        request_id="r2",
+        headers=[(b"x-stainless-read-timeout", b"0.02")],
+    )
+    bench.clock.now_s = asked.received_s
+    second, reply = bench.begin("r2", asked)
+    async with asyncio.timeout(5):
+        await second
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "queue_timeout"
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_a_job_whose_workers_died_while_it_waited_goes_to_another_pool() -> None:
+    bench = Bench(HANG, STREAM)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, reply = bench.begin("r2")
+    await bench.until_waiting()
+    for worker in (0, 1):
+        fleet.unreachable(bench.served.pools[SHORT], worker)
+    bench.pipeline.tick()
+    await second
+    assert reply.status == 200
+    assert bench.record("r2").pool == "long"
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+
+
+async def test_a_failed_attempt_gives_its_job_back_and_tries_another_worker() -> None:
+    bench = Bench(broken("reset"), STREAM)
+    task, reply = bench.begin("r1")
+    await task
+    assert reply.status == 200
+    assert [attempt.worker for attempt in bench.record("r1").attempts] == ["short-0", "short-1"]
+    assert bench.scheduler.told.count("finished") == 2
+    bench.assert_nothing_leaks()
+
+
+async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
+    class Stubborn(MemoryLeases):
+        async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
+            raise RateLimited("no", reason="concurrency")
+
+    bench = Bench(STREAM)
+    bench.served = msgspec.structs.replace(
+        bench.served, schedulers=(None, OneAtATime(bench.served, 1))
+    )
+    bench.store = Stubborn({"m": bench.served}, bench.clock)
+    scheduler = bench.served.schedulers[1]
+    assert isinstance(scheduler, OneAtATime)
+    bench.pipeline = Pipeline(
+        models={"m": bench.served},
+        keyring=Keyring({}),
+        store=bench.store,
+        upstream=bench.upstream,
+        metrics=Metrics(),
+        records=bench.sink,
+        clock=bench.clock,
+        wall_clock=lambda: 0.0,
+    )
+    for worker in (0, 1):
+        fleet.unreachable(bench.served.pools[SHORT], worker)
+    task, reply = bench.begin()
+    await task
+    assert isinstance(reply.refusal, RateLimited)
+    assert scheduler.busy is None
+    assert scheduler.told == ["finished"]
+
+
+async def test_the_index_is_told_of_the_prefix_that_was_sent_and_of_what_was_cached() -> None:
+    cached = stream(chunk("a"), chunk(finish="stop"), usage_chunk(500, 3, 496), DONE)
+    bench = Bench(STREAM, cached, STREAM)
+    text = "The quick brown fox jumps over the lazy dog. " * 40
+    for name in ("r1", "r2"):
+        task, _ = bench.begin(name, incoming(chat_body(text, stream=True), request_id=name))
+        await task
+    assert len(bench.prefixes[SHORT]) > 1
+    assert bench.served.tells_cached == {(SHORT, 0)}
+    assert bench.record("r2").prefill_s is not None
