@@ -15,6 +15,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY compressor ./compressor
+COPY predictor ./predictor
 COPY gateway ./gateway
 COPY planner ./planner
 COPY simulator ./simulator

@@ -10,6 +10,7 @@ of this one's kind. Nothing else is started; traces come by --data.
 from pathlib import Path
 from typing import Any, Final
 
+from bench.fleetopt_boundary import boundary_rows
 from bench.fleetopt_columns import columns, pairs_columns
 from bench.fleetopt_simulated import NAMES, paged_rows, speed, verdict_rows
 from bench.fleetopt_timing import timing
@@ -81,15 +82,16 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
     rows += simulated()
     detail: dict[str, Any] = {"source": "arXiv:2603.16514, CC BY 4.0"}
     if plot is not None:
+        from bench.fleetopt_boundary_plot import draw as draw_boundary
         from bench.fleetopt_plot import draw
 
-        detail["plots"] = [str(file) for file in draw(plot)]
+        detail["plots"] = [str(file) for file in (*draw(plot), draw_boundary(plot))]
     return Report(name="fleetopt", rows=rows, detail=detail)
 
 
 def simulated() -> list[Row]:
     """All that the simulator says; the speed first, while nothing else runs."""
-    return [speed(), *verdict_rows(), *paged_rows()]
+    return [speed(), *verdict_rows(), *paged_rows(), *boundary_rows()]
 
 
 def azure_pairs(data: Path | None) -> Workload | None:

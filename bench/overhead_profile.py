@@ -9,10 +9,11 @@ import timeit
 from collections.abc import Callable
 from hashlib import sha256
 
+from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.app import served_model
 from gateway.domain import CHAT, Binding, DecisionRecord, Incoming, Outcome, Prompt, Usage
+from gateway.models import served_model
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.head import read_head
 from gateway.policy.ledger import Terms, TokenPool
@@ -85,7 +86,7 @@ def profile_rows(body: bytes) -> list[Row]:
             estimate=lengths, planned=planned, plan=planned, lease=lease, prompt=prompt,
             binding=binding, attempts=(), refusal=None, rescued=False, queue_s=0.0, sent_s=0.0,
             now_s=1.0, settled_unix_s=1.0, lease_changes=(), evicted=False, compress_s=None,
-            prompts=False,
+            admitted=(planned, lease), job=None, first_s=None, prompts=False,
         )  # fmt: skip
 
     found = record()
@@ -139,7 +140,7 @@ def profile_rows(body: bytes) -> list[Row]:
         rows.append(Row(metric=f"4 admit + 10 settle, {name}, us", measured=cost_us[name]))
     added_us = cost_us["token pools"] - cost_us["not managed"]
     rows.append(at_most("token pools add, us", added_us, 10.0))
-    return rows
+    return [*rows, *scheduling_rows()]
 
 
 def _row(name: str, call: Callable[[], object]) -> Row:

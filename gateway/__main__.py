@@ -4,8 +4,8 @@ import logging
 import sys
 from pathlib import Path
 
-from gateway.app import run
 from gateway.settings import ConfigError, load
+from gateway.supervisor import run
 
 
 def main(arguments: list[str]) -> int:

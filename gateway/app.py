@@ -11,34 +11,40 @@ import importlib
 import importlib.metadata
 import logging
 import secrets
+import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from heapq import nlargest
+from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from gateway.adapters.boundary_chore import BoundaryChore, told_totals
+from gateway.adapters.engine_metrics import EngineMetrics
 from gateway.adapters.probes import Prober
 from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
-from gateway.adapters.store.learning import Learning, open_state
+from gateway.adapters.scheduler_notes import EVERY_S as NOTES_EVERY_S
+from gateway.adapters.scheduler_notes import SchedulerNotes
+from gateway.adapters.shared.seat import Place, Seat
+from gateway.adapters.store.learning import Learning
 from gateway.adapters.upstream import HttpUpstream
 from gateway.adapters.usage_export import UsageExport
 from gateway.assembly import TokenPools
-from gateway.domain import PhaseTimeouts, Principal
+from gateway.domain import Principal
+from gateway.errors import StateFailure
+from gateway.models import by_name, served_model
 from gateway.pipeline import Pipeline
-from gateway.policy.band import CompressionRules
-from gateway.policy.budget import PROFILES, LengthEstimator
-from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
-from gateway.policy.fleet import HealthRules, PoolState
-from gateway.policy.homes import ResponseHomes
-from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.served import ServedModel
 from gateway.rehearsal import Rehearsal
-from gateway.settings import Config, ModelConfig, not_enforced
+from gateway.settings import Config
+from gateway.settings.boundaries import control_of
+from gateway.sharing import Sharing
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
 from gateway.web.admission_api import admission_router
@@ -55,14 +61,25 @@ if TYPE_CHECKING:
     from gateway.adapters.compress_workers import CompressWorkers
 
 _log = logging.getLogger("sluice")
+_TICK_S = 0.25
 
 
 class Gateway:
     """The objects of one process."""
 
-    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Build everything; no I/O but opening the request log. Raises OSError for the log."""
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        seat: Seat | None = None,
+    ) -> None:
+        """Build everything; no I/O but opening the request log. Raises OSError for the log.
+
+        `seat`: the place of this process among several that serve the configuration.
+        """
         self.config = config
+        self.sharing = Sharing(seat)
         self.metrics = Metrics()
         self.models = tuple(served_model(config, model) for model in config.models)
         self.log: RequestLog | None = None
@@ -70,11 +87,16 @@ class Gateway:
             self.log = RequestLog(config.request_log.path, self.metrics)
             self.log.open()
         self.pools = TokenPools(
-            config, {m.name: m for m in self.models}, self.metrics, clock, witness=self.log
+            config,
+            {m.name: m for m in self.models},
+            self.metrics,
+            clock,
+            witness=self.log,
+            link=self.sharing.link,
         )
         self.store = self.pools.store
         self.learning = Learning(
-            open_state(config.state.url),
+            self.sharing.state(config.state.url),
             {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
             clock=clock,
         )
@@ -85,6 +107,17 @@ class Gateway:
             timeout_s=config.health.timeout_s,
             kv=self.pools.engine_kv,
         )
+        controls = {model.name: control_of(model) for model in config.models}
+        self.boundaries = BoundaryChore(
+            self.models,
+            {name: control for name, control in controls.items() if control is not None},
+            self.metrics,
+            clock=clock,
+            ask=told_totals,
+        )
+        self.telemetry = EngineMetrics(
+            (model for model in self.models if model.telemetry), clock, on_restart=_forget_prefixes
+        )
         self.ring = DecisionRing(config.decisions_kept)
         self.export: UsageExport | None = None
         if config.usage_export.path is not None:
@@ -93,7 +126,7 @@ class Gateway:
         records = Sinks(self.ring, *(s for s in (self.log, self.export) if s is not None))
         keyring = self.pools.keyring
         new_id = request_ids()
-        self.compressor = _compress_workers(config)
+        self.compressor = _compress_workers(config, self.sharing.count)
         self.pipeline = Pipeline(
             models=by_name(config, self.models),
             keyring=keyring,
@@ -123,14 +156,8 @@ class Gateway:
             Control(
                 models=self.models,
                 names=names,
-                metrics=MetricsPage(
-                    self.metrics,
-                    self.models,
-                    lambda: self.store.active,
-                    clock,
-                    lambda: self.learning.up and self.pools.up,
-                    lambda: self.pools.figures,
-                ),
+                metrics=self.sharing.page(self._page(clock), self.metrics),
+                peers=self.sharing.peers,
                 find_decision=self.ring.find,
                 latest_decisions=self.ring.latest,
                 registry=self.pools.registry,
@@ -144,7 +171,7 @@ class Gateway:
                 created_unix_s=int(time.time()),
                 openapi=lambda: openapi_document(version()),
             ),
-            admission_router(self.desk, known),
+            admission_router(self.desk, known, self.sharing.peers),
             tenant_router(
                 TenantView(
                     authenticate=known,
@@ -153,6 +180,7 @@ class Gateway:
                     managed=self.pools.manages,
                     shapes=self.pools.shapes,
                     metrics=self.metrics,
+                    peers=self.sharing.peers,
                 )
             ),
         )
@@ -161,6 +189,26 @@ class Gateway:
             cast("Any", control),
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
+        )
+        self._clock = clock
+        self.notes = SchedulerNotes(
+            self.models, self.sharing.board, secrets.token_hex(6), self._replicas
+        )
+        self.sharing.connect(self.models, self.ring, self.desk, self.pools.registry, self.metrics)
+
+    def _replicas(self, model: str) -> int:
+        """Processes that serve a model: of this host, and with Redis of all that share it."""
+        return max(self.sharing.replicas, self.pools.replicas(model))
+
+    def _page(self, clock: Callable[[], float]) -> MetricsPage:
+        return MetricsPage(
+            self.metrics,
+            self.models,
+            lambda: self.store.active,
+            clock,
+            lambda: self.learning.up and self.pools.up,
+            lambda: self.pools.figures,
+            lambda: self.pools.store_counts,
         )
 
     @asynccontextmanager
@@ -173,11 +221,18 @@ class Gateway:
             await self.compressor.start()
         await self.learning.start()
         await self.prober.start()
+        await self.boundaries.start()
+        await self.telemetry.start()
         async with self.pools.running(self.pipeline.extend):
             self.desk.start()
+            self.sharing.start()
+            ticking = asyncio.create_task(self._tick())
             try:
                 yield self
             finally:
+                ticking.cancel()
+                await self.boundaries.close()
+                await self.telemetry.close()
                 await self.prober.close()
                 await self.upstream.close()
                 await self.desk.close()
@@ -187,81 +242,36 @@ class Gateway:
         for writer in (self.log, self.export):
             if writer is not None:
                 await writer.close()
+        await self.sharing.close()
+
+    async def _tick(self) -> None:
+        """Have schedulers look after what no request brings about."""
+        told_s = 0.0
+        while any(model.schedulers for model in self.models):
+            await asyncio.sleep(_TICK_S)
+            now_s = self._clock()
+            try:
+                self.pipeline.tick()
+                if now_s - told_s >= NOTES_EVERY_S:
+                    told_s = now_s
+                    self.notes.exchange(now_s)
+            except Exception:  # noqa: BLE001 - a defect must not end the task
+                _log.exception("looking after the schedulers failed")
 
 
-def served_model(config: Config, model: ModelConfig) -> ServedModel:
-    """A model's configuration as the stages know it."""
-    boundaries = (*model.boundaries, None)
-    timeouts = config.timeouts_for(model)
-    health = config.health
-    return ServedModel(
-        name=model.name,
-        routing=Routing(
-            pools=tuple(
-                PoolShape(name=name, window_tokens=pool.max_model_len, boundary_tokens=boundary)
-                for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
-            ),
-            default_max_tokens=model.default_max_tokens,
-            observe=model.mode == "observe",
-        ),
-        estimator=LengthEstimator(
-            PROFILES[model.estimator],
-            output_mode="cap" if model.output_is_cap else None,
-            output_prior_tokens=model.output_prior_tokens,
-            media_tokens=model.media_tokens,
-        ),
-        pools=tuple(
-            PoolState(name, tuple(w.id for w in pool.workers), pool.max_num_seqs)
-            for name, pool in model.pools.items()
-        ),
-        workers=tuple(tuple(w.address() for w in p.workers) for p in model.pools.values()),
-        health=HealthRules(
-            eject_after=health.eject_after, eject_s=health.eject_s, max_eject_s=health.max_eject_s
-        ),
-        homes=ResponseHomes(),
-        spill_queue=model.spill_queue,
-        timeouts=PhaseTimeouts(
-            connect_s=timeouts.connect_s,
-            first_byte_s=timeouts.first_byte_s,
-            idle_s=timeouts.idle_s,
-        ),
-        max_attempts=config.retry.max_attempts,
-        kv_bytes_per_token=model.kv_bytes_per_token or 0,
-        admission=PROFILES_OF_ADMISSION[model.admission.profile],
-        reclaim_s=model.admission.reclaim_ms / 1000,
-        engine_priority=model.engine_priority,
-        observe_admission=model.observes_admission,
-        compression=_compression(model),
-    )
+def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
+    """An engine began anew, its prefix cache empty."""
+    if served.prefixes:
+        served.prefixes[pool].forget(worker)
 
 
-def _compression(model: ModelConfig) -> CompressionRules | None:
-    if not model.compression.enabled:
-        return None
-    tokenizer = model.compression.tokenizer
-    return CompressionRules(
-        gamma=model.boundary.gamma,
-        max_cut=model.compression.max_cut,
-        tokenizer=None if tokenizer is None else str(tokenizer),
-    )
-
-
-def by_name(config: Config, models: tuple[ServedModel, ...]) -> dict[str, ServedModel]:
-    """Names and aliases -> model."""
-    table = {}
-    for model, served in zip(config.models, models, strict=True):
-        for name in (model.name, *model.aliases):
-            table[name] = served
-    return table
-
-
-def _compress_workers(config: Config) -> "CompressWorkers | None":
+def _compress_workers(config: Config, shared_by: int) -> "CompressWorkers | None":
     if not any(model.compression.enabled for model in config.models):
         return None
     # An extra: only who compresses needs numpy.
     module = importlib.import_module("gateway.adapters.compress_workers")
     made: CompressWorkers = module.CompressWorkers(
-        processes=config.compressor.processes,
+        processes=-(-config.compressor.processes // shared_by),
         time_limit_s=config.compressor.time_limit_ms / 1000,
         queue=config.compressor.queue,
         tokenizers=[
@@ -317,13 +327,41 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._gateway = gateway
         self._on_ready = on_ready
+        self._seat = gateway.sharing.seat
         self._drain_until_s: float | None = None
         self._next_sweep_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and self._on_ready is not None:
+        if self.started and self._seat is not None:
+            self._seat.link.on_lost = lambda: self.handle_exit(signal.SIGTERM, None)
+            self._seat.give_away_with(self._give_away)
+            await self._seat.ready(self._connection)
+        elif self.started and self._on_ready is not None:
             self._on_ready(self.servers[0].sockets[0].getsockname()[1])
+
+    def _connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = cast("Any", self.config).http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    def _give_away(self, count: int) -> Iterator[socket.socket]:
+        """Idle connections for another process, those used last first."""
+        idle = [
+            (since_s, connection)
+            for connection in self.server_state.connections
+            if isinstance(connection, GatewayProtocol)
+            and (since_s := connection.idle_since_s) is not None
+        ]
+        for _, connection in nlargest(count, idle, key=itemgetter(0)):
+            if (taken := connection.give_away()) is not None:
+                yield taken
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._seat is not None:
+            await self._seat.leave()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain_until_s is not None:
@@ -342,6 +380,9 @@ class _Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, GatewayProtocol):
                     connection.sweep(loop_s)
+        if self._seat is not None:
+            answered = self._gateway.data_plane.answered
+            self._seat.count(len(self.server_state.connections), answered)
         if self._drain_until_s is not None:
             idle = self._gateway.data_plane.running == 0
             if idle or time.monotonic() > self._drain_until_s:
@@ -349,15 +390,26 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-async def serve(config: Config, *, on_ready: Callable[[int], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; `on_ready` is told the port once it listens."""
-    gateway = Gateway(config)
+async def serve(
+    config: Config,
+    *,
+    on_ready: Callable[[int], None] | None = None,
+    place: Place | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; `on_ready` is told the port once it listens.
+
+    `place`: of this process among several; its connections come from their parent.
+    """
+    seat = None if place is None else Seat(place)
+    if seat is not None:
+        seat.open()
+    gateway = Gateway(config, seat=seat)
     protocol = type(
         "BoundGatewayProtocol",
         (GatewayProtocol,),
         {
             "max_head_bytes": config.server.max_header_bytes,
-            "max_connections": config.server.max_connections,
+            "max_connections": -(-config.server.max_connections // gateway.sharing.count),
             "data_plane": gateway.data_plane,
         },
     )
@@ -383,7 +435,7 @@ async def serve(config: Config, *, on_ready: Callable[[int], None] | None = None
     )
     async with gateway.running(), _rehearsing(config, gateway, protocol, server):
         _calm_gc()
-        await server.serve()
+        await server.serve(None if seat is None else [])
 
 
 @asynccontextmanager
@@ -413,24 +465,28 @@ def _calm_gc() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def run(config: Config, *, on_ready: Callable[[int], None] | None = None) -> int:
+def run(
+    config: Config,
+    *,
+    on_ready: Callable[[int], None] | None = None,
+    place: Place | None = None,
+) -> int:
     """Serve in this process; the exit status. Raises nothing for a signal: that is a clean end."""
-    if not config.entitlements:
+    if not config.entitlements and (place is None or place.index == 0):
         _log.warning("no entitlements are configured: the gateway is open to any key or none")
-    for notice in not_enforced(config):
-        _log.info("%s", notice)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(config, on_ready=on_ready))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve(config, on_ready=on_ready, place=place))
     except KeyboardInterrupt:
         return 0
-    except OSError as error:
+    except (OSError, StateFailure) as error:
         _log.error("%s", error)
         return 1
     return 0
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the event loop of a process that serves."""
     if sys.platform == "win32":
         return None
     import uvloop  # noqa: PLC0415 - not on Windows

@@ -85,6 +85,12 @@ class Metrics:
             ("model", "pool"),
             SECONDS,
         )
+        self.queue = Histogram(
+            "sluice_queue_seconds",
+            "Time that requests waited in the gateway for a worker, of those that did.",
+            ("model", "pool"),
+            SECONDS,
+        )
         self.estimate_error = Histogram(
             "sluice_estimate_error_ratio",
             "Estimated over reported prompt tokens.",

@@ -6,8 +6,13 @@ makes room cost nothing, and an answer that outgrows its estimate ends where it 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
+from gateway.policy.length_drift import bucket_edges, plan_points
 from planner.records import Plan, PoolPlan
+from planner.workload import Workload
+
+_POINTS_A_LINE: Final = 6
 
 
 def gateway_file(plan: Plan, workers: Mapping[str, Sequence[str]] | None = None) -> str:
@@ -48,15 +53,29 @@ def _lines(plan: Plan, workers: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield f"  - name: {_quoted(node.model)}"
     if node.kv_bytes_per_token:
         yield f"    kv_bytes_per_token: {node.kv_bytes_per_token}"
+    yield "    boundary:"
     if len(fleet.pools) > 1:
         listed = ", ".join(map(str, fleet.boundaries))
         b_short = f"[{listed}]" if len(fleet.boundaries) > 1 else listed
-        yield f"    boundary: {{b_short: {b_short}, gamma: {max(fleet.gamma, 1.0):g}}}"
-        if fleet.gamma > 1:
-            yield f"    compression: {{enabled: true, max_cut: {question.max_cut:g}}}"
+        yield f"      b_short: {b_short}"
+        yield f"      gamma: {max(fleet.gamma, 1.0):g}"
+    yield from _planned_lines(question.workload)
+    if len(fleet.pools) > 1 and fleet.gamma > 1:
+        yield f"    compression: {{enabled: true, max_cut: {question.max_cut:g}}}"
     yield "    pools:"
     for pool in fleet.pools:
         yield from _pool_lines(pool, plan, workers.get(pool.name, ()))
+
+
+def _planned_lines(workload: Workload) -> Iterator[str]:
+    """Shares at the edges that live lengths are counted by, so that like is compared with like."""
+    points = plan_points([(edge, workload.share(edge)) for edge in bucket_edges()])
+    yield "      planned: # lengths, for sluice_length_drift"
+    for start in range(0, len(points), _POINTS_A_LINE):
+        row = points[start : start + _POINTS_A_LINE]
+        last = "" if start + _POINTS_A_LINE >= len(points) else ","
+        listed = ", ".join(f"[{tokens}, {min(share, 1.0):.4f}]" for tokens, share in row)
+        yield f"        {'[' if not start else ' '}{listed}{last or ']'}"
 
 
 def _pool_lines(pool: PoolPlan, plan: Plan, urls: Sequence[str]) -> Iterator[str]:

@@ -62,7 +62,7 @@ def calibrate(
     )
     console = Console(highlight=False, stderr=as_json)
     try:
-        shown = _public(url)
+        shown = public_url(url)
         key = _key(api_key_file)
         given = {"window_tokens": max_model_len, "kv_tokens": kv_tokens}
         # A key wins over credentials in the URL, which httpx would send in its place.
@@ -201,7 +201,7 @@ def _document(
     return profile_document(node, engine, swept.fit, checks, provenance), checks
 
 
-def _public(url: str) -> str:
+def public_url(url: str) -> str:
     """The URL without credentials, query and fragment."""
     from planner.errors import PlanError
 

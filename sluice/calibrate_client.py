@@ -80,6 +80,11 @@ class EngineClient:
         self._per_word = 1.3
         self._fixed = 1.0
 
+    @property
+    def path(self) -> str:
+        """Where completions are asked for."""
+        return "/v1/chat/completions" if self._chat else "/v1/completions"
+
     async def close(self) -> None:
         """Let the connections go."""
         await self._http.aclose()
@@ -170,10 +175,9 @@ class EngineClient:
     ) -> Trace | None:
         """One request; None, and a line in `failures`, where it failed. `leave`: end it early."""
         body = self._body(text or await self.prompt(prompt_tokens), output_tokens)
-        path = "/v1/chat/completions" if self._chat else "/v1/completions"
         parts: list[tuple[float, bytes]] = []
         self.requests += 1
-        request = self._http.build_request("POST", path, json=body)
+        request = self._http.build_request("POST", self.path, json=body)
         submit_s = time.perf_counter()
         try:
             async with contextlib.aclosing(await self._http.send(request, stream=True)) as answer:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.settings import Config, EntitlementConfig, ModelConfig, not_enforced, remarks
+from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.token_pools import managed
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 
@@ -26,7 +26,7 @@ def check(
     console.print(_pools(loaded))
     if loaded.entitlements:
         console.print(_entitlements(loaded))
-    for line in [*remarks(loaded), *not_enforced(loaded)]:
+    for line in remarks(loaded):
         typer.echo(f"note: {line}")
     typer.echo(f"{config}: ok")
 
@@ -38,7 +38,6 @@ def summary(config: Config) -> dict[str, Any]:
         "state": config.state.shown,
         "models": [{**_model(model), "managed": managed(config, model)} for model in config.models],
         "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
-        "not_enforced": not_enforced(config),
         "remarks": remarks(config),
     }
 
@@ -56,7 +55,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
                 "max_num_seqs": pool.max_num_seqs,
                 "slots": pool.slots,
                 "boundary": boundary,
-                "workers": [worker.id for worker in pool.workers],
+                "workers": [address.id for address in pool.addresses],
             }
             for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
         ],

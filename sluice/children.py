@@ -105,9 +105,21 @@ def _die_with_parent() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+    """Ports of 127.0.0.1 that nothing listens on, and that nobody else is given for a minute.
+
+    Each was used by a connection that has just closed: until the kernel forgets it, only a
+    server (they set SO_REUSEADDR) may bind the port, and it is not handed out as a free one.
+    """
+    return [_closed_port() for _ in range(count)]
+
+
+def _closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        # Not before: with it, the kernel might give a port that another is about to use.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.listen(1)
+        address: tuple[str, int] = listener.getsockname()
+        with socket.create_connection(address):
+            listener.accept()[0].close()  # the first to close is the one that is remembered
+        return address[1]

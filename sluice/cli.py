@@ -43,14 +43,16 @@ def register() -> None:
     from sluice.hash_key import hash_key
     from sluice.mock import mock
     from sluice.plan import plan
+    from sluice.replay import replay
     from sluice.schema import schema
     from sluice.serve import serve
     from sluice.simulate import simulate
     from sluice.tenant import tenant
+    from sluice.train import train
     from sluice.whatif import whatif
 
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
-    for verb in (*verbs, calibrate):
+    for verb in (*verbs, replay, calibrate, train):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
     app.add_typer(tenant)
 

@@ -13,9 +13,10 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from compressor import Compressed, Refused
+    from sluice.compress_input import Given
     from sluice.judge import Verdict
 
-    Found = Compressed[list[dict[str, Any]]] | Refused
+    Found = Compressed[Any] | Refused
 
 _STYLES = {"question": "bold cyan", "edge": "cyan", "scored": "", "furniture": "magenta"}
 _BYTES_PER_TOKEN = 4.0
@@ -28,7 +29,8 @@ RatioOption = Annotated[float, typer.Option(min=0.1, help="Mean bytes per token 
 
 def compress(
     file: Annotated[
-        Path | None, typer.Argument(help="Messages as JSON, or plain text; stdin without it.")
+        Path | None,
+        typer.Argument(help="A request or messages as JSON, or plain text; stdin without it."),
     ] = None,
     budget: BudgetOption = 4096,
     question: Annotated[str | None, typer.Option(help="Asked of a plain text.")] = None,
@@ -53,18 +55,21 @@ def compress(
 
     The judge's key is taken from SLUICE_JUDGE_KEY. It is sent both prompts.
     """
-    messages = _messages(file, question)
-    found = _compressed(messages, budget, bytes_per_token, tokenizer, profile, max_cut)
+    given = _given(file, question)
+    found = _compressed(given, budget, bytes_per_token, tokenizer, profile, max_cut)
     report: dict[str, Any] = _summary(found)
     console = Console(highlight=False, stderr=as_json)
     if not as_json:
         _show(console, found)
     if found:
         if out is not None:
-            text = json.dumps(found.messages, ensure_ascii=False, indent=2)
+            text = json.dumps(found.body, ensure_ascii=False, indent=2)
             out.write_bytes(text.encode("utf-8", "surrogatepass"))
         if judge_url is not None:
-            verdict = _judged(judge_url, model, messages, found.messages, samples, temperature)
+            from sluice.compress_input import as_chat
+
+            full, part = as_chat(given.kind, given.body), as_chat(given.kind, found.body)
+            verdict = _judged(judge_url, model, full, part, samples, temperature)
             report["judge"] = _verdict(verdict)
             if not as_json:
                 _show_verdict(console, verdict)
@@ -79,32 +84,18 @@ def _fail(message: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
-def _messages(file: Path | None, question: str | None) -> list[dict[str, Any]]:
-    """Chat messages of the input: a list, a request with `messages`, or a text."""
+def _given(file: Path | None, question: str | None) -> "Given":
+    from sluice.compress_input import given_of
+
     try:
         text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return given_of(text, question)
+    except (OSError, ValueError) as error:
         raise _fail(f"{file or 'stdin'}: {error}", 2) from None
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if isinstance(given, dict):
-        given = given.get("messages")
-    messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
-    if isinstance(given, list) and all(isinstance(m, dict) and "role" in m for m in given):
-        messages = given
-    if question:
-        last = messages[-1]
-        if isinstance(last.get("content"), str) and last["role"] == "user":
-            joined = f"{last['content'].rstrip()}\n\nQuestion: {question}"
-            return [*messages[:-1], {**last, "content": joined}]
-        return [*messages, {"role": "user", "content": question}]
-    return messages
 
 
 def _compressed(
-    messages: list[dict[str, Any]],
+    given: "Given",
     budget: int,
     bytes_per_token: float,
     tokenizer: Path | None,
@@ -114,11 +105,11 @@ def _compressed(
     import compressor
 
     try:
-        return compressor.compress(
-            messages,
+        return given.compressor()(
+            given.body,
             budget,
             bytes_per_token,
-            profile=profile,  # type: ignore[arg-type]
+            profile=profile,
             exact_counter=compressor.load_counter(tokenizer) if tokenizer else None,
             max_cut=max_cut,
         )
@@ -149,7 +140,7 @@ def _summary(
         "cut": found.cut,
         "question": found.question,
         **shared,
-        "messages": found.messages,
+        "messages": found.body,
         "units": [
             {
                 "text": unit.text,
@@ -182,7 +173,7 @@ def _show(console: Console, found: "Found") -> None:
     console.print(_footer(found))
 
 
-def _footer(found: "Compressed[list[dict[str, Any]]]") -> str:
+def _footer(found: "Compressed[Any]") -> str:
     kept = sum(unit.kept for unit in found.units)
     tokens = "" if found.tokens_after is None else f", {found.tokens_after} tokens"
     return (

@@ -13,7 +13,19 @@ import numpy as np
 from planner.errors import PlanError
 from planner.readers import KNOWN, FieldMap, parse_field_map
 from simulator.arrivals import recorded
-from simulator.traffic import Traffic
+from simulator.traffic import Floats, Ints, Traffic
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests in order of time; columns of one length."""
+
+    at_s: Floats
+    """From the first one."""
+    prompts: Ints
+    answers: Ints
+    categories: tuple[str, ...]
+    """What each holds; empty where that is not known."""
+
 
 _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
 
@@ -23,6 +35,21 @@ def read_traffic(
 ) -> Traffic:
     """The trace from its first request on, in order of time; at another rate if one is given.
 
+    `requests`: the first so many. PlanError as `read_recorded`.
+    """
+    found = read_recorded(path, fields=fields, requests=requests)
+    try:
+        at_s = recorded(found.at_s, rate_per_s=rate_per_s)
+    except ValueError as error:
+        raise PlanError(f"{path.name}: {error}", "give --rate above 0, or none") from None
+    return Traffic(arrival_s=at_s, prompt_tokens=found.prompts, output_tokens=found.answers)
+
+
+def read_recorded(
+    path: Path, *, fields: str | None = None, requests: int | None = None
+) -> Recorded:
+    """A trace's requests in order of time, from its first one on.
+
     Requests that were not served, or whose lengths are not known, are left out; PlanError
     where none has a time.
     """
@@ -31,7 +58,7 @@ def read_traffic(
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: {error}", "give a trace: CSV or JSON lines") from None
     found: FieldMap | None = parse_field_map(fields) if fields else None
-    rows: list[tuple[float, int, int]] = []
+    rows: list[tuple[float, int, int, str]] = []
     for record in _records(text, path.name):
         found = found or _recognised(record, path.name)
         row = _row(record, found)
@@ -40,15 +67,13 @@ def read_traffic(
     if not rows:
         raise PlanError(f"{path.name} has no requests with lengths and times", _FIX)
     rows = sorted(rows)[:requests]
-    times, prompts, answers = (np.array(column) for column in zip(*rows, strict=True))
-    try:
-        at_s = recorded(times, rate_per_s=rate_per_s)
-    except ValueError as error:
-        raise PlanError(f"{path.name}: {error}", "give --rate above 0, or none") from None
-    return Traffic(
-        arrival_s=at_s,
-        prompt_tokens=np.maximum(1, prompts).astype(np.int64),
-        output_tokens=np.maximum(1, answers).astype(np.int64),
+    times, prompts, answers, categories = zip(*rows, strict=True)
+    at_s = np.array(times)
+    return Recorded(
+        at_s=at_s - at_s[0],
+        prompts=np.maximum(1, np.array(prompts)).astype(np.int64),
+        answers=np.maximum(1, np.array(answers)).astype(np.int64),
+        categories=categories if any(categories) else (),
     )
 
 
@@ -56,9 +81,11 @@ def _records(text: str, name: str) -> Iterable[Mapping[str, Any]]:
     if not text.lstrip().startswith("{"):
         return csv.DictReader(io.StringIO(text))
     try:
-        return [msgspec.json.decode(line, type=dict) for line in text.splitlines() if line.strip()]
+        lines = [msgspec.json.decode(line, type=dict) for line in text.splitlines() if line.strip()]
     except msgspec.MsgspecError as error:
         raise PlanError(f"{name}: {error}", "give one JSON object a line") from None
+    # The gateway's log tells of its token pools, too; those lines are no requests.
+    return [line for line in lines if not {"schema", "event", "unix_s"} <= line.keys()]
 
 
 def _recognised(record: Mapping[str, Any], name: str) -> FieldMap:
@@ -70,7 +97,7 @@ def _recognised(record: Mapping[str, Any], name: str) -> FieldMap:
     raise PlanError(f"{name} has fields of no known trace with times", _FIX)
 
 
-def _row(record: Mapping[str, Any], fields: FieldMap) -> tuple[float, int, int] | None:
+def _row(record: Mapping[str, Any], fields: FieldMap) -> tuple[float, int, int, str] | None:
     if fields.outcome is not None and record.get(fields.outcome) != "ok":
         return None
     time_s = _seconds(record.get(fields.time or ""), fields.time_unit_s)
@@ -78,7 +105,9 @@ def _row(record: Mapping[str, Any], fields: FieldMap) -> tuple[float, int, int] 
         prompt, answer = (round(float(record[name])) for name in (fields.prompt, fields.answer))
     except (KeyError, TypeError, ValueError):
         return None
-    return None if time_s is None or min(prompt, answer) < 0 else (time_s, prompt, answer)
+    if time_s is None or min(prompt, answer) < 0:
+        return None
+    return time_s, prompt, answer, str(record.get(fields.category or "") or "")
 
 
 def _seconds(value: object, unit_s: float) -> float | None:

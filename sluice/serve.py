@@ -1,4 +1,4 @@
-"""`sluice serve`: run the gateway in this process."""
+"""`sluice serve`: run the gateway, in this process or in several."""
 
 import logging
 from typing import Annotated, Literal
@@ -17,10 +17,13 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; the file's when absent.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=128, help="Processes; the file's when absent.")
+    ] = None,
     log_level: Annotated[Level, typer.Option(help="What is logged to stderr.")] = "info",
 ) -> None:
     """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
-    loaded = listening_on(load_or_exit(config), host, port)
+    loaded = listening_on(load_or_exit(config), host, port, workers)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -28,7 +31,7 @@ def serve(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # Who changed what is on record whatever the level.
     logging.getLogger("sluice.audit").setLevel(logging.INFO)
-    from gateway.app import run
+    from gateway.supervisor import run
 
     log = logging.getLogger("sluice")
     address = loaded.server.host
@@ -38,8 +41,10 @@ def serve(
     )
 
 
-def listening_on(config: Config, host: str | None, port: int | None) -> Config:
-    """The configuration with the address replaced where one is given."""
-    given = {"host": host, "port": port}
+def listening_on(
+    config: Config, host: str | None, port: int | None, workers: int | None = None
+) -> Config:
+    """The configuration with the address and the number of processes replaced where given."""
+    given = {"host": host, "port": port, "workers": workers}
     update = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"server": config.server.model_copy(update=update)})

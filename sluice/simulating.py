@@ -146,7 +146,7 @@ def fleet_of_model(
         pools.append(
             PoolSpec(
                 name=name,
-                instances=len(pool.workers),
+                instances=pool.worker_count,
                 profile=profile,
                 boundary_tokens=boundary,
             )

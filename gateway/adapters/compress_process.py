@@ -29,6 +29,12 @@ _ONE_THREAD: Final = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_KEPT_MEMORY: Final = {
+    # glibc hands freed memory back at once, and a prompt's arrays are of the size for which it
+    # does: 260 page faults, a sixth of the time each prompt takes. 64 MiB are kept at most.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
 _REAP_LIMIT_S: Final = 5.0
 _REAP_S: Final = 0.002
 
@@ -151,7 +157,7 @@ class WorkerProcess(asyncio.Protocol):
 
 def _popen(pipe: socket.socket) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment |= _ONE_THREAD
+    environment |= _ONE_THREAD | _KEPT_MEMORY
     # As multiprocessing does it: what the gateway could import, the worker can.
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(

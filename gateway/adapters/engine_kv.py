@@ -1,7 +1,8 @@
 """How much KV cache each engine has, as it says itself on its /metrics page.
 
 vLLM tells blocks and their size as labels of `vllm:cache_config_info`, once for each of its
-data-parallel engines; their tokens times the model's bytes per token is the capacity. Asked
+data-parallel engines; their tokens times the model's bytes per token is the capacity: all of
+them for a worker that is the whole engine, its own for a worker that is one rank. Asked
 once each time a worker comes up, never on a request's way. An engine that does not tell is
 asked again only after it was away: there KV is enforced only where the configuration states it.
 """
@@ -56,7 +57,7 @@ class EngineKv:
     ) -> None:
         """Ask a worker that is up, unless it was asked since it came up. Never raises."""
         place = (served.name, pool, worker)
-        if place in self._asked or not served.kv_bytes_per_token:
+        if place in self._asked or not (served.kv_bytes_per_token or served.telemetry):
             return
         self._asked.add(place)
         address = served.workers[pool][worker]
@@ -64,7 +65,9 @@ class EngineKv:
             tokens = await _ask(address, client, headers, timeout_s)
         except (httpx.HTTPError, OSError, UnicodeError):
             tokens = None
-        if tokens is None:
+        if served.telemetry:
+            served.telemetry[pool].kv_tokens[worker] = tokens
+        if tokens is None or not served.kv_bytes_per_token:
             self.kv_bytes_by_worker.pop(place, None)
             return
         found = tokens * served.kv_bytes_per_token
@@ -90,6 +93,10 @@ def kv_tokens(line: str) -> int | None:
     return tokens if 0 < tokens <= _MOST_TOKENS else None
 
 
+def _is_of(rank: int | None, line: str) -> bool:
+    return rank is None or dict(_LABEL.findall(line)).get("engine") == str(rank)
+
+
 async def _ask(
     address: WorkerAddress, client: httpx.AsyncClient, headers: Mapping[str, str], timeout_s: float
 ) -> int | None:
@@ -104,7 +111,7 @@ async def _ask(
             read += len(line)
             if read > MAX_PAGE_BYTES:
                 return None
-            if not line.startswith(_METRIC):
+            if not line.startswith(_METRIC) or not _is_of(address.rank, line):
                 continue
             tokens = kv_tokens(line)
             if tokens is None:

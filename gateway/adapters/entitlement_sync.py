@@ -30,6 +30,7 @@ from gateway.domain import Principal
 from gateway.errors import StateFailure
 from gateway.policy.entitlement_terms import ModelShape
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.rates import MeanRate
 from gateway.ports import Directory, EntitlementEntry, TokenPools
 
 POLL_S: Final = 1.0
@@ -70,8 +71,11 @@ class EntitlementSync:
         changed: Callable[[str], None],
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
+        rates: Mapping[str, MeanRate] | None = None,
     ) -> None:
         """`models` by name; `changed` hears each model whose entitlements changed.
+
+        `rates`, by model, are told of every entitlement's token rate.
 
         Of models that are not `managed` the store is told nothing: they have keys only.
         """
@@ -82,6 +86,7 @@ class EntitlementSync:
         self._dues = StoreDues(store, managed, changed)
         self._models = models
         self._chance = chance
+        self._rates = rates or {}
         self.foreign: set[str] = set()
         """Names in the directory whose model is not configured here: another fleet's, or gone."""
         self._file: Sequence[EntitlementEntry] = ()
@@ -250,7 +255,13 @@ class EntitlementSync:
         if known is not None:
             self.roster.remove(name)
             self._keyring.remove(name)
+            self._count(known.terms, on=False)
             self._dues.add(known.terms)
+
+    def _count(self, terms: Entitlement, *, on: bool) -> None:
+        rates = self._rates.get(terms.model)
+        if rates is not None:
+            (rates.add if on else rates.remove)(terms.tokens_per_s)
 
     def _enter(self, entry: EntitlementEntry) -> None:
         terms = entry.terms
@@ -262,6 +273,9 @@ class EntitlementSync:
             return
         if known is not None and known.terms.model != terms.model:
             self._dues.add(known.terms)
+        if known is not None:
+            self._count(known.terms, on=False)
+        self._count(terms, on=True)
         self.roster.put(entry)
         self._keyring.put(_principal(terms), [bytes.fromhex(d) for d in entry.key_sha256])
         self._dues.add(terms)
@@ -289,4 +303,5 @@ def _principal(terms: Entitlement) -> Principal:
         expires_unix_s=terms.expires_unix_s or None,
         suspended=terms.suspended,
         compress=terms.compress,
+        tokens_per_s=terms.tokens_per_s,
     )

@@ -1,8 +1,8 @@
 """Health probes: each worker's /health, its window as /v1/models reports it, its KV cache.
 
-One task a worker, one httpx client for all. A probe changes only whether a worker is in the
-rotation, never its load. A worker that refused a request's connection is probed again at the
-next interval and returns by itself.
+One task an engine, whose ranks share the verdict, and one httpx client for all. A probe changes
+only whether a worker is in the rotation, never its load. A worker that refused a request's
+connection is probed again at the next interval and returns by itself.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ class Prober:
     async def start(self) -> None:
         """Probe everything once, then go on in the background."""
         loops = [
-            (served, pool, worker)
+            (served, pool, ranks[0])
             for served in self._models
-            for pool in range(len(served.pools))
-            for worker in range(len(served.workers[pool]))
+            for pool, state in enumerate(served.pools)
+            for ranks in state.engines
         ]
         await asyncio.gather(*(self.probe(*which) for which in loops))
         self._tasks = [asyncio.create_task(self._run(*which)) for which in loops]
@@ -65,7 +65,7 @@ class Prober:
             await client.aclose()
 
     async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:
-        """Probe one worker and apply the verdict."""
+        """Probe one worker and apply the verdict to its engine, all ranks of it."""
         address = served.workers[pool][worker]
         client = self._make_client(address)
         headers = {} if address.api_key is None else {"authorization": f"Bearer {address.api_key}"}
@@ -90,10 +90,11 @@ class Prober:
         if ok:
             await self._check_window(served, pool, address, client, headers)
         if self._kv is not None:
-            if ok:
-                await self._kv.learn(served, pool, worker, client, headers, self._timeout_s)
-            else:
-                self._kv.forget(served, pool, worker)
+            for rank in served.pools[pool].siblings[worker]:
+                if ok:
+                    await self._kv.learn(served, pool, rank, client, headers, self._timeout_s)
+                else:
+                    self._kv.forget(served, pool, rank)
         return ok
 
     async def _check_window(

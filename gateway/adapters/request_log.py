@@ -2,7 +2,8 @@
 
 Appending is a list append. A timer hands the batch to one writer thread; what cannot be
 written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted, because a
-full disk must not stop requests.
+full disk must not stop requests. Worker processes append to the same file, each its own batches
+(`appending`): lines stay whole, and in order within a process.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.adapters.appending import append
 from gateway.domain import DecisionRecord
 from gateway.ports import RecordSink
 from gateway.telemetry import Metrics
@@ -126,8 +128,7 @@ class RequestLog:
 
     def _write(self, batch: list[msgspec.Struct]) -> None:
         lines = b"\n".join(map(self._encode, batch)) + b"\n"
-        with self._path.open("ab") as file:
-            file.write(lines)
+        append(self._path, lines)
 
 
 def _prompt_chars(record: msgspec.Struct) -> int:

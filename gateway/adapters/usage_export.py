@@ -14,13 +14,12 @@ Rules:
 import asyncio
 import contextlib
 import logging
-import os
-import stat
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from gateway.adapters.appending import append
 from gateway.domain import DecisionRecord, Record
 from gateway.telemetry import Metrics
 
@@ -147,37 +146,5 @@ class UsageExport:
 
 
 def append_synced(path: Path, data: bytes) -> None:
-    """Append whole lines and sync them, on a line of their own. Raises OSError.
-
-    After a failure any part of `data` may be in the file.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):  # a pipe, say: nothing to look back at or to sync
-            _write_all(descriptor, data)
-            return
-        if data and status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n":
-            data = b"\n" + data
-        _write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if not status.st_size:
-        _sync_directory(path.parent)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a new file's name last; not every file system can."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Append whole lines and sync them. Raises OSError, see `append`."""
+    append(path, data, mode=0o640, sync=True)

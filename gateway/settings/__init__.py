@@ -25,7 +25,7 @@ from gateway.settings.model_parts import (
     TimeoutOverrides,
     TimeoutsConfig,
 )
-from gateway.settings.notices import not_enforced, remarks
+from gateway.settings.notices import remarks
 from gateway.settings.problems import ConfigError, Problem
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "UsageExportConfig",
     "WorkerConfig",
     "load",
-    "not_enforced",
     "parse",
     "remarks",
     "schema",

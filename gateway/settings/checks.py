@@ -6,12 +6,15 @@ section does not hide the others' problems. Positions in the file are the items'
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 from gateway.settings.config import Config
 from gateway.settings.fleet import ModelConfig, PoolConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
+from predictor.artifact import load
+from predictor.online import PrefillPredictor
 
 NO_KV_BYTES = "the model does not say what a token takes"
 KV_BYTES_FIX = "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)"
@@ -36,6 +39,8 @@ def check_models(document: Document, models: Models) -> None:
         path: KeyPath = ("models", index)
         _check_windows(document, path, model)
         _check_boundary(document, path, model)
+        _check_moving(document, path, model)
+        _check_scheduling(document, path, model)
         for name, pool in model.pools.items():
             _check_workers(document, (*path, "pools", name, "workers"), pool)
             _check_replicas(document, (*path, "pools", name, "replicas"), pool)
@@ -64,6 +69,39 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
         )
     if not _is_file(str(asked.tokenizer)):
         document.add((*where, "tokenizer"), "no such file", "give the path of tokenizer.json")
+
+
+def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> None:
+    """Whether a trained predictor can be used, and ranks be balanced."""
+    _check_ranks(document, path, model)
+    predictor = model.scheduling.predictor
+    if predictor is None:
+        return
+    where: KeyPath = (*path, "scheduling", "predictor")
+    if model.scheduling.policy != "quartz":
+        document.add(where, "only quartz predicts", "set policy: quartz, or leave it out")
+        return
+    try:
+        PrefillPredictor(load(predictor), workers=1)
+    except ValueError as error:
+        document.add(where, str(error), "give a file that `sluice train -o` wrote")
+
+
+def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:
+    """Policy bfio balances ranks behind one barrier: every engine of the model has some."""
+    if model.scheduling.policy != "bfio":
+        return
+    where: KeyPath = (*path, "scheduling", "policy")
+    if find_spec("numpy") is None:
+        document.add(where, "its solver is not installed", "pip install 'sluice[compress]'")
+    for name, pool in model.pools.items():
+        single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
+        if single is not None:
+            document.add(
+                (*path, "pools", name, "workers", single),
+                "policy bfio balances data-parallel ranks, and this worker has none",
+                "give its `ranks` (2 or more), or choose policy mix for independent replicas",
+            )
 
 
 def _check_names(document: Document, models: Models) -> None:
@@ -125,6 +163,30 @@ def _check_boundary(document: Document, path: KeyPath, model: ModelConfig) -> No
             )
 
 
+def _check_moving(document: Document, path: KeyPath, model: ModelConfig) -> None:
+    """Where boundaries may move to, and the lengths that were planned for."""
+    where = (*path, "boundary")
+    asked = model.boundary
+    if asked.auto and len(model.pools) == 1:
+        document.add((*where, "auto"), "one pool has no boundary to move", "give a second pool")
+    least, start = asked.b_short_min, model.boundaries
+    if least is not None and len(least) != len(start):
+        document.add(
+            (*where, "b_short_min"),
+            f"{len(least)} given for {len(model.pools)} pools",
+            "give one for each pool but the last",
+        )
+    elif least is not None and any(low > high for low, high in zip(least, start, strict=True)):
+        document.add(
+            (*where, "b_short_min"), "over the boundary it belongs to", "give at most b_short"
+        )
+    points = asked.planned or ()
+    if any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(points)):
+        document.add(
+            (*where, "planned"), "not ascending", "order the points by tokens; shares never fall"
+        )
+
+
 def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
     seen: dict[str, int] = {}
     for index, worker in enumerate(pool.workers):
@@ -153,7 +215,7 @@ def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
 
 def _check_replicas(document: Document, path: KeyPath, pool: PoolConfig) -> None:
     fewest, most = pool.replica_bounds
-    listed = len(pool.workers)
+    listed = pool.worker_count
     if most < listed:
         document.add(
             (*path, "max"),

@@ -21,6 +21,7 @@ from gateway.settings.types import (
     ModelName,
     Natural,
     Port,
+    Processes,
     Seconds,
     Secret,
     Section,
@@ -39,6 +40,8 @@ class ServerConfig(Section):
     """Address to listen on; 0.0.0.0 for all."""
     port: Port = 8080
     """Port to listen on; 0 takes a free one."""
+    workers: Processes = 1
+    """Processes that serve; with several, a parent keeps what they share and deals out clients."""
     max_body_bytes: Count = 33_554_432
     """Larger request bodies are refused with 413."""
     max_header_bytes: Count = 65_536
@@ -50,7 +53,7 @@ class ServerConfig(Section):
     drain_timeout_s: Drain = 30.0
     """How long streams may go on after SIGTERM."""
     keep_warm: Flag = True
-    """Rehearse between requests, so that few of them are as fast as many; some 5 % of a core
+    """Rehearse between requests, so that few of them are as fast as many; 5 to 7 % of a core
     while the gateway is in use and not busy."""
 
 

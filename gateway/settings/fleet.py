@@ -1,6 +1,7 @@
 """Models, their pools of engines, and the workers in each pool."""
 
 from collections.abc import Mapping
+from itertools import accumulate, starmap
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,10 +18,12 @@ from gateway.settings.model_parts import (
 from gateway.settings.types import (
     Amount,
     Count,
+    Flag,
     Gib,
     Label,
     ModelName,
     Natural,
+    Ranks,
     Secret,
     Section,
     Text,
@@ -69,20 +72,33 @@ class WorkerConfig(Section):
     """The name this engine serves the model under; the client's name when absent."""
     ca_file: Text | None = None
     """PEM file of the authority that signed the engine's certificate (https only)."""
+    ranks: Ranks = 1
+    """Data-parallel ranks of this engine (vLLM's --data-parallel-size, SGLang's --dp-size): from
+    2 on each counts as a worker, `host:port#0` and so on."""
+    rank_by: Literal["header", "body"] = "header"
+    """How the engine is told the rank: header X-data-parallel-rank (vLLM, newer SGLang), or the
+    body's `data_parallel_rank` (every SGLang)."""
 
     @property
     def id(self) -> str:
         """host:port and the path, if any: shown in headers and metrics."""
         return self.address().id
 
-    def address(self) -> WorkerAddress:
+    @property
+    def addresses(self) -> tuple[WorkerAddress, ...]:
+        """The engine, or each of its ranks."""
+        if self.ranks == 1:
+            return (self.address(),)
+        return tuple(self.address(rank) for rank in range(self.ranks))
+
+    def address(self, rank: int | None = None) -> WorkerAddress:
         """The worker as the upstream port takes it (the key in clear)."""
         parts: SplitResult = urlsplit(self.url)
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         shown = f"[{host}]" if ":" in host else host
         return WorkerAddress(
-            id=f"{shown}:{port}{parts.path}",
+            id=f"{shown}:{port}{parts.path}{'' if rank is None else f'#{rank}'}",
             scheme=parts.scheme,
             host=host,
             port=port,
@@ -90,6 +106,8 @@ class WorkerConfig(Section):
             api_key=self.api_key.get_secret_value() if self.api_key else None,
             served_model=self.model,
             ca_file=self.ca_file,
+            rank=rank,
+            rank_by=self.rank_by,
         )
 
 
@@ -113,7 +131,7 @@ class PoolConfig(Section):
     max_model_len: Count
     """The engines' --max-model-len: the window, in tokens."""
     max_num_seqs: Count
-    """The engines' --max-num-seqs: slots per worker."""
+    """The engines' --max-num-seqs: slots per worker (of each rank, where engines have ranks)."""
     workers: Annotated[tuple[Worker, ...], Field(min_length=1, max_length=10_000)]
     """URLs, or mappings where a worker needs a key, a served name or a CA."""
     tokens_per_second: Amount | None = None
@@ -121,17 +139,33 @@ class PoolConfig(Section):
     kv_cache_gib: Gib | None = None
     """KV cache of one worker, in GiB; absent: as its engine says, else no limit."""
     replicas: ReplicasConfig = ReplicasConfig()
-    """Bounds of `sluice_pool_desired_replicas`."""
+    """Bounds of `sluice_pool_desired_replicas`; ranks count one by one."""
+
+    @property
+    def addresses(self) -> tuple[WorkerAddress, ...]:
+        """Every worker, the ranks of an engine one by one."""
+        return tuple(address for worker in self.workers for address in worker.addresses)
+
+    @property
+    def engines(self) -> tuple[range, ...]:
+        """By engine, the indices of its ranks in `addresses`."""
+        ends = list(accumulate(worker.ranks for worker in self.workers))
+        return tuple(starmap(range, zip([0, *ends], ends, strict=False)))
+
+    @property
+    def worker_count(self) -> int:
+        """Workers, the ranks of an engine one by one."""
+        return sum(worker.ranks for worker in self.workers)
 
     @property
     def slots(self) -> int:
         """Sequences the whole pool runs at once."""
-        return self.max_num_seqs * len(self.workers)
+        return self.max_num_seqs * self.worker_count
 
     @property
     def replica_bounds(self) -> tuple[int, int]:
         """Fewest and most workers, the defaults filled in."""
-        listed = len(self.workers)
+        listed = self.worker_count
         fewest, most = self.replicas.min, self.replicas.max
         if most is None:
             most = max(listed, fewest or 0)
@@ -170,6 +204,8 @@ class ModelConfig(Section):
         Mapping[Label, PoolConfig], Field(min_length=1, max_length=64), AfterValidator(_by_window)
     ]
     """Name -> pool, in order of window whatever the file's order; any names, one or more."""
+    cache_salt: Flag = False
+    """Keep tenants' prefix caches apart: engines are sent a `cache_salt` of the tenant (vLLM)."""
     default_max_tokens: Count | None = None
     """Sent upstream when a client sets no limit, shrunk to what fits; absent: none is sent."""
     spill_queue: Natural = 0
@@ -189,6 +225,17 @@ class ModelConfig(Section):
         windows = tuple(pool.max_model_len for pool in self.pools.values())[:-1]
         given = self.boundary.b_short
         return windows if given is None else given[: len(windows)]
+
+    @property
+    def least_boundaries(self) -> tuple[int, ...]:
+        """What each boundary may move down to, in tokens, the defaults filled in."""
+        given = self.boundary.b_short_min
+        return tuple(max(1, b // 2) for b in self.boundaries) if given is None else given
+
+    @property
+    def observes_boundary(self) -> bool:
+        """Whether moves of the boundaries are only computed and counted."""
+        return "observe" in (self.mode, self.boundary.mode)
 
     @property
     def observes_admission(self) -> bool:

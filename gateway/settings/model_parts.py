@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from gateway.settings.types import (
     Amount,
     Count,
     Factor,
     Flag,
-    Label,
     Natural,
     Seconds,
     Section,
@@ -36,7 +35,22 @@ class BoundaryConfig(Section):
     gamma: Factor = 1.5
     """Width of the band above the boundary whose requests may be compressed (1 is none)."""
     auto: Flag = False
-    """Let the controller move the boundary."""
+    """Let preemptions, rescues and overruns move the boundaries."""
+    mode: Literal["enforce", "observe"] | None = None
+    """observe: moves are computed, logged and counted, not made; default: the model's mode."""
+    b_short_min: (
+        Annotated[
+            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
+        ]
+        | None
+    ) = None
+    """What a boundary never moves below (tokens); as `b_short`. Default: half of each. None moves
+    above its pool's window."""
+    planned: (
+        Annotated[tuple[tuple[Count, Share], ...], Field(min_length=1, max_length=256)] | None
+    ) = None
+    """The lengths this fleet was planned for: [tokens, share of requests up to that], ascending.
+    `sluice_length_drift` says how far live ones are from it."""
 
 
 class CompressionConfig(Section):
@@ -53,10 +67,23 @@ class CompressionConfig(Section):
 class SchedulingConfig(Section):
     """Which worker of a pool serves a request."""
 
-    policy: Literal["least-loaded", "round-robin", "p2c", "quartz", "bfio", "mix"] = "least-loaded"
-    """The binding policy."""
-    profile: Label = "default"
-    """The policy's parameter set."""
+    policy: Literal[
+        "least-loaded", "round-robin", "p2c", "mix", "sticky", "token-fair", "quartz", "bfio"
+    ] = "least-loaded"
+    """quartz: by predicted prefill, prefix locality and fairness, with a queue in the gateway;
+    bfio: for data-parallel ranks of one engine; the others bind at once."""
+    profile: Literal["default", "paper"] = "default"
+    """Coefficients of quartz; paper: as published."""
+    predictor: Path | None = None
+    """Of prefill times, as `sluice train` wrote it; absent: learned from the traffic."""
+    step_tokens: Count = 2048
+    """The engines' --max-num-batched-tokens: what one scheduling step can prefill."""
+    queue_limit: Count = 1000
+    """Requests that may wait in the gateway for a pool's workers; more are refused with 429."""
+    queue_timeout_s: Seconds = 60.0
+    """How long one may wait there."""
+    prefix_entries: Count = 400_000
+    """Prefixes remembered for each pool, some 200 bytes each."""
 
 
 class AdmissionConfig(Section):

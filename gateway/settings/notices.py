@@ -1,4 +1,4 @@
-"""What a valid configuration asks for and does not get yet, said in one line each."""
+"""What is in force in a valid configuration and may surprise, said in one line each."""
 
 from collections.abc import Iterator
 
@@ -6,15 +6,6 @@ from gateway.policy.entitlements import BACKFILL
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.token_pools import managed, terms_of
-
-BUILT_POLICIES = frozenset({"least-loaded"})
-"""Scheduling policies that bind workers today; the others fall back to least-loaded."""
-BUILT_PROFILES = frozenset({"default"})
-
-
-def not_enforced(config: Config) -> list[str]:
-    """Settings that are read and have no effect in this version, for people to read."""
-    return [notice for model in config.models for notice in _model(model)]
 
 
 def remarks(config: Config) -> list[str]:
@@ -30,21 +21,6 @@ def remarks(config: Config) -> list[str]:
     for entitlement in config.entitlements:
         about = _about_entitlement(entitlement, by_name[entitlement.model])
         found.extend(f"entitlement {entitlement.name}: {line}" for line in about)
-    return found
-
-
-def _model(model: ModelConfig) -> list[str]:
-    found = []
-    if model.boundary.auto:
-        found.append(f"model {model.name}: boundary.auto is read but not active yet")
-    policy = model.scheduling.policy
-    if policy not in BUILT_POLICIES:
-        found.append(
-            f"model {model.name}: scheduling.policy {policy} is read but not active yet; "
-            "workers are bound least-loaded"
-        )
-    elif model.scheduling.profile not in BUILT_PROFILES:
-        found.append(f"model {model.name}: scheduling.profile is read but not active yet")
     return found
 
 

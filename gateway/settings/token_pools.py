@@ -39,8 +39,8 @@ def base_terms(model: ModelConfig) -> Terms:
     pools = tuple(model.pools.values())
     return Terms(
         slots=tuple(pool.slots for pool in pools),
-        kv_bytes=tuple(_kv_bytes(model, pool) * len(pool.workers) for pool in pools),
-        tokens_per_s=sum(share.tokens_per_s * len(p.workers) for p, share in _shares(model)),
+        kv_bytes=tuple(_kv_bytes(model, pool) * pool.worker_count for pool in pools),
+        tokens_per_s=sum(share.tokens_per_s * p.worker_count for p, share in _shares(model)),
         largest_tokens=max(pool.max_model_len for pool in pools),
         mean_slo_ms=model.admission.mean_slo_ms or 0.0,
         headroom=model.admission.headroom,

@@ -54,6 +54,8 @@ def _instant(value: object) -> object:
 Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53), BeforeValidator(typed)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=1 << 53), BeforeValidator(typed)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535), BeforeValidator(typed)]
+Ranks = Annotated[int, Field(strict=True, ge=1, le=256), BeforeValidator(typed)]
+Processes = Annotated[int, Field(strict=True, ge=1, le=128), BeforeValidator(typed)]
 Attempts = Annotated[int, Field(strict=True, ge=1, le=10), BeforeValidator(typed)]
 Seconds = Annotated[
     float, Field(strict=True, gt=0, le=86400, allow_inf_nan=False), BeforeValidator(typed)

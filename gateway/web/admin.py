@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +13,7 @@ from gateway.policy import fleet
 from gateway.policy.served import ServedModel
 from gateway.ports import PoolView
 from gateway.web.admin_entitlements import entitlement_routes
+from gateway.web.peers import add_load, find_decision, newest
 from gateway.web.problems import json_response
 from gateway.web.surface import Control
 
@@ -43,7 +44,8 @@ def admin_router(control: Control) -> APIRouter:
     _reading_routes(app, control)
     _worker_routes(app, control)
     if control.registry is not None:
-        entitlement_routes(app, control.registry, (control.admin_key_sha256 or b"").hex()[:8])
+        who = (control.admin_key_sha256 or b"").hex()[:8]
+        entitlement_routes(app, control.registry, who, control.peers)
     return app
 
 
@@ -55,45 +57,56 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         for served in control.models:
             counted = await control.registry.pools(served.name) if control.registry else []
             shown.append(_describe(served, counted, control.clock()))
+        await add_load(control.peers, shown)
         return json_response(shown)
 
     @app.get("/admin/decisions")
     async def decisions(limit: int = 50) -> Response:
         """The newest decisions."""
-        found = control.latest_decisions(max(1, min(limit, 1000)))
+        count = max(1, min(limit, 1000))
+        found = await newest(control.peers, "decisions", control.latest_decisions(count), count)
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     @app.get("/admin/decisions/{request_id}")
     async def decision(request_id: str) -> Response:
         """Why a request went where it went."""
-        found = control.find_decision(request_id)
+        own = control.find_decision(request_id)
+        found = None if own is None else msgspec.json.encode(own)
+        found = found or await find_decision(control.peers, request_id)
         if found is None:
             raise NotFound(
                 f"No decision is kept for request id '{request_id}': it is unknown or too old.",
                 reason="decision_not_found",
                 code="decision_not_found",
             )
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        return Response(found, media_type="application/json")
 
 
 def _worker_routes(app: APIRouter, control: Control) -> None:
     @app.post("/admin/workers/{worker:path}/drain")
     async def drain(worker: str, *, undo: bool = False) -> Response:
         """Take a worker out of the rotation; running requests finish. `undo=true` returns it."""
-        hits = 0
-        for served in control.models:
-            for pool in served.pools:
-                for i, known in enumerate(pool.workers):
-                    if known == worker:
-                        fleet.drain(pool, i, on=not undo)
-                        hits += 1
+        hits = drain_worker(control.models, worker, on=not undo)
         if not hits:
             raise NotFound(
                 f"No worker '{worker}'. GET /admin/pools lists them.",
                 reason="worker_not_found",
                 code="worker_not_found",
             )
+        await control.peers.drain(worker, on=not undo)
         return json_response({"worker": worker, "draining": not undo, "pools": hits})
+
+
+def drain_worker(models: Iterable[ServedModel], worker: str, *, on: bool) -> int:
+    """Take a worker out of the rotation of every pool it is in, or return it; how many."""
+    hits = 0
+    for served in models:
+        for pool in served.pools:
+            for i, known in enumerate(pool.workers):
+                if known == worker:
+                    fleet.drain(pool, i, on=on)
+                    hits += 1
+    return hits
 
 
 def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import BadRequest, TooLarge
+from gateway.web.peers import Peers, newest
 from gateway.web.problems import json_response
 from gateway.web.surface import EntitlementDesk
 
@@ -20,10 +21,11 @@ LARGEST_PAGE: Final = 1_000
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
 
 
-def entitlement_routes(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+def entitlement_routes(app: APIRouter, desk: EntitlementDesk, who: str, peers: Peers) -> None:
     """Add the routes; `who` is the admin key's fingerprint."""
     _collection(app, desk, who)
     _states(app, desk, who)
+    _audit(app, desk, peers)
     _keys(app, desk, who)
 
 
@@ -84,10 +86,12 @@ def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
             )
         return json_response(await desk.expire(name, at, who))
 
+
+def _audit(app: APIRouter, desk: EntitlementDesk, peers: Peers) -> None:
     @app.get("/admin/audit")
     async def audit(limit: Limit = PAGE) -> Response:
-        """The newest changes of entitlements that this process made."""
-        return json_response({"data": desk.audit(limit)})
+        """The newest changes of entitlements that this gateway made."""
+        return json_response({"data": await newest(peers, "audit", desk.audit(limit), limit)})
 
 
 def _keys(app: APIRouter, desk: EntitlementDesk, who: str) -> None:

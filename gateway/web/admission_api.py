@@ -20,6 +20,7 @@ from gateway.policy.external import Report, Wanted
 from gateway.policy.head import MAX_REQUEST_ID, read_head
 from gateway.policy.refusals import undecodable
 from gateway.web.admission_desk import AdmissionDesk
+from gateway.web.peers import NoPeers, Peers, settle_anywhere
 from gateway.web.surface import Authenticate
 
 MAX_BODY_BYTES: Final = 65_536
@@ -73,9 +74,15 @@ _authorize: Final = msgspec.json.Decoder(AuthorizeBody).decode
 _usage: Final = msgspec.json.Decoder(UsageBody).decode
 
 
-def admission_router(desk: AdmissionDesk, authenticate: Authenticate) -> APIRouter:
-    """The two routes over a desk; `authenticate` maps a presented key to its principal."""
+def admission_router(
+    desk: AdmissionDesk, authenticate: Authenticate, peers: Peers | None = None
+) -> APIRouter:
+    """The two routes over a desk; `authenticate` maps a presented key to its principal.
+
+    `peers` are other processes that serve the same proxy.
+    """
     app = APIRouter()
+    others = peers or NoPeers()
 
     @app.post("/admission/authorize")
     async def authorize(request: Request) -> Response:
@@ -104,7 +111,8 @@ def admission_router(desk: AdmissionDesk, authenticate: Authenticate) -> APIRout
         """What the request used: settles its lease, once."""
         principal = authenticate(read_head(request.scope["headers"]).api_key)
         body = await _read(request, _usage)
-        return _answer(desk.settle(principal, Report(**msgspec.structs.asdict(body))))
+        report = Report(**msgspec.structs.asdict(body))
+        return _answer(await settle_anywhere(others, desk.settle, principal, report))
 
     return app
 

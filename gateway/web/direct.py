@@ -64,7 +64,9 @@ class DirectReply:
             await self._drain()
 
     def write_now(self, data: bytes) -> bool:
-        """See ClientReply."""
+        """See ClientReply. To a client that has gone nothing is written."""
+        if self._transport.is_closing():  # uvloop's raises then, into the engine's connection
+            return False
         if self._head:
             head, self._head = self._head, b""
             self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))

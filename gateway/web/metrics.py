@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.domain import Record
 from gateway.policy import fleet
+from gateway.policy.scheduling import BAND_NAMES
 from gateway.policy.served import ServedModel
 from gateway.ports import AccountView, PoolView
 from gateway.telemetry import Counter, Histogram, Metrics
@@ -37,6 +38,14 @@ class PoolFigures(Record, frozen=True, kw_only=True):
     """`ACCOUNTS_SHOWN` at most."""
 
 
+class StoreCounts(Record, frozen=True, kw_only=True):
+    """What went wrong between this process and a shared lease store, since the start."""
+
+    alone: int = 0
+    failures: int = 0
+    dropped: int = 0
+
+
 class MetricsPage:
     """The /metrics page of one process."""
 
@@ -48,6 +57,7 @@ class MetricsPage:
         clock: Callable[[], float],
         store_up: Callable[[], bool] = lambda: True,
         token_pools: Callable[[], Iterable[PoolFigures]] = tuple,
+        store_counts: Callable[[], StoreCounts] = StoreCounts,
     ) -> None:
         """`leases` gives the leases in force; `clock` is the fleet's."""
         self._metrics = metrics
@@ -56,6 +66,7 @@ class MetricsPage:
         self._clock = clock
         self._store_up = store_up
         self._token_pools = token_pools
+        self._store_counts = store_counts
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -66,10 +77,14 @@ class MetricsPage:
     def collect(self) -> Iterator[Metric]:
         """All families (called by the registry)."""
         for family in self._metrics.families():
-            yield _counter(family) if isinstance(family, Counter) else _histogram(family)
-        yield from self._gauges()
+            if isinstance(family, Counter):
+                yield counter_family(family)
+            else:
+                yield histogram_family(family)
+        yield from self.gauges()
 
-    def _gauges(self) -> Iterator[Metric]:
+    def gauges(self) -> Iterator[Metric]:
+        """What is read when it is asked for."""
         inflight = GaugeMetricFamily(
             "sluice_pool_inflight", "Sequences holding a lease.", labels=["model", "pool"]
         )
@@ -106,8 +121,89 @@ class MetricsPage:
         store = GaugeMetricFamily(
             "sluice_store_up", "1 when the state store answers.", value=int(self._store_up())
         )
-        yield from (inflight, up, active, ratio, ignored, leases, store)
+        processes = GaugeMetricFamily(
+            "sluice_gateway_processes", "Processes whose counts this page adds up.", value=1
+        )
+        yield from (inflight, up, active, ratio, ignored, leases, store, processes)
+        yield from _store(self._store_counts())
+        yield from _schedulers(self._models)
+        yield from _boundaries(self._models)
         yield from _token_pools(self._token_pools())
+
+
+def _boundaries(models: Iterable[ServedModel]) -> Iterator[Metric]:
+    by_pool = ["model", "pool"]
+    tokens = GaugeMetricFamily(
+        "sluice_boundary_tokens", "Totals up to this belong to the pool.", labels=by_pool
+    )
+    errors = GaugeMetricFamily(
+        "sluice_boundary_error_ratio",
+        "Preempted, rescued and overrun requests of all, where boundaries move.",
+        labels=by_pool,
+    )
+    drift = GaugeMetricFamily(
+        "sluice_length_drift",
+        "Largest distance between live and planned shares of requests by length.",
+        labels=["model"],
+    )
+    for served in models:
+        for shape in served.routing.pools:
+            if shape.boundary_tokens is not None:
+                tokens.add_metric([served.name, shape.name], shape.boundary_tokens)
+        if served.watch is None:
+            continue
+        for pool, share in zip(served.pools, served.watch.shares, strict=False):
+            errors.add_metric([served.name, pool.name], share)
+        if served.watch.drift is not None and served.watch.drift.distance is not None:
+            drift.add_metric([served.name], served.watch.drift.distance)
+    yield from (tokens, errors, drift)
+
+
+def _schedulers(models: Iterable[ServedModel]) -> Iterator[Metric]:
+    by_pool = ["model", "pool"]
+    depth = GaugeMetricFamily(
+        "sluice_queue_depth",
+        "Requests that wait in the gateway for a worker.",
+        labels=[*by_pool, "band"],
+    )
+    coverage = GaugeMetricFamily(
+        "sluice_predictor_coverage",
+        "Share of recent prefills within their predicted quantile.",
+        labels=by_pool,
+    )
+    fallback = GaugeMetricFamily(
+        "sluice_scheduler_fallback",
+        "1 while predictions fail and the safe baseline decides.",
+        labels=by_pool,
+    )
+    for served in models:
+        for pool, scheduler in zip(served.pools, served.schedulers, strict=False):
+            if scheduler is None:
+                continue
+            labels = [served.name, pool.name]
+            for band, waiting in zip(BAND_NAMES, scheduler.waiting, strict=True):
+                depth.add_metric([*labels, band], waiting)
+            if scheduler.coverage is not None:
+                coverage.add_metric(labels, scheduler.coverage)
+            fallback.add_metric(labels, int(scheduler.fallback))
+    preemptions = CounterMetricFamily(
+        "sluice_preemptions",
+        "Sequences that engines lost their memory for, as they say.",
+        labels=by_pool,
+    )
+    for served in models:
+        for pool, view in zip(served.pools, served.telemetry, strict=False):
+            preemptions.add_metric([served.name, pool.name], view.preemptions)
+    yield from (depth, coverage, fallback, preemptions)
+
+
+def _store(counts: StoreCounts) -> Iterator[Metric]:
+    for name, text, value in (
+        ("alone", "Leases taken while the shared store was away.", counts.alone),
+        ("failures", "Round trips and connections to it that failed.", counts.failures),
+        ("dropped", "Settlements and the like given up: too many waited.", counts.dropped),
+    ):
+        yield CounterMetricFamily(f"sluice_store_{name}", text, value=value)
 
 
 def _token_pools(figures: Iterable[PoolFigures]) -> Iterator[Metric]:
@@ -155,14 +251,16 @@ def _token_pools(figures: Iterable[PoolFigures]) -> Iterator[Metric]:
     yield from (slots, leased, kv, kv_capacity, desired, inflight, bound, debt, burst, priority)
 
 
-def _counter(family: Counter) -> Metric:
+def counter_family(family: Counter) -> Metric:
+    """A counter as the client library writes it."""
     metric = CounterMetricFamily(family.name, family.help, labels=family.labels)
     for labels, value in list(family.values.items()):
         metric.add_metric(labels, value)
     return metric
 
 
-def _histogram(family: Histogram) -> Metric:
+def histogram_family(family: Histogram) -> Metric:
+    """A histogram as the client library writes it."""
     metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
     for labels, row in list(family.series.items()):
         total = 0.0

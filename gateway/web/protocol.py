@@ -13,6 +13,8 @@
 """
 
 import asyncio
+import os
+import socket
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -137,6 +139,24 @@ class GatewayProtocol(HttpToolsProtocol):
         ):
             if since_s is not None and now_s - since_s > limit_s:
                 self.transport.close()
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """When its last answer ended, while nothing else has come; None otherwise."""
+        return self._idle_since_s if self._inbound_since_s is None else None
+
+    def give_away(self) -> socket.socket | None:
+        """Let go of an idle connection without ending it: its socket, for another process.
+
+        None when anything has come in, or is still to be written.
+        """
+        mine = self.transport.get_extra_info("socket")
+        if self.idle_since_s is None or self.transport.get_write_buffer_size() or mine is None:
+            return None
+        self.transport.pause_reading()
+        taken = socket.socket(fileno=os.dup(mine.fileno()))
+        self.transport.close()
+        return taken
 
     # Parser callbacks
 

@@ -9,6 +9,8 @@ from gateway.domain import Principal
 from gateway.policy.served import ServedModel
 from gateway.ports import PoolView
 from gateway.web.metrics import MetricsPage
+from gateway.web.metrics_shared import SharedMetricsPage
+from gateway.web.peers import NoPeers, Peers
 
 Authenticate = Callable[[bytes | None], Principal]
 
@@ -62,9 +64,11 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ServedModel, ...]
     names: Mapping[str, str]
     """Name or alias -> model, `*` excluded."""
-    metrics: MetricsPage
+    metrics: MetricsPage | SharedMetricsPage
     find_decision: Callable[[str], msgspec.Struct | None]
     latest_decisions: Callable[[int], list[msgspec.Struct]]
+    peers: Peers = NoPeers()
+    """Other processes that serve the same clients."""
     registry: EntitlementDesk | None = None
     """None: no admin routes of entitlements."""
     draining: Callable[[], bool]

@@ -15,6 +15,7 @@ from gateway.policy.entitlements import Entitlement
 from gateway.policy.head import read_head
 from gateway.ports import AccountView
 from gateway.telemetry import Metrics
+from gateway.web.peers import NoPeers, Peers, all_refusals
 from gateway.web.problems import json_response
 from gateway.web.surface import Authenticate
 
@@ -32,6 +33,8 @@ class TenantView(Record, frozen=True, kw_only=True):
     shapes: Mapping[str, ModelShape]
     """By model's name."""
     metrics: Metrics
+    peers: Peers = NoPeers()
+    """Other processes that refuse the same tenants."""
 
 
 def tenant_router(tenant: TenantView) -> APIRouter:
@@ -54,7 +57,7 @@ async def _describe(tenant: TenantView, principal: Principal) -> dict[str, Any]:
         "tenant": principal.tenant,
         "model": model,
         "managed": model is not None and tenant.managed(model),
-        "refused": _refusals(tenant.metrics, name),
+        "refused": await all_refusals(tenant.peers, refusals(tenant.metrics, name), name),
     }
     terms = tenant.terms(name)
     if model is None or terms is None:
@@ -87,7 +90,7 @@ def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _refusals(metrics: Metrics, name: str) -> dict[str, int]:
+def refusals(metrics: Metrics, name: str) -> dict[str, int]:
     """Refusals by reason that this process counted since it started."""
     return {
         reason: int(count)

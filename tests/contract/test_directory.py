@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from bench.redis_server import RedisServer
+from gateway.adapters.shared.directory import DirectoryDesk, SharedDirectory
 from gateway.adapters.store.directory import (
     TOMBSTONE_S,
     MemoryDirectory,
@@ -26,12 +27,17 @@ from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Sums
 from gateway.ports import Directory, EntitlementEntry
 from tests.fakes import FakeClock
+from tests.shared import Family
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
-ANYONE = ["memory", "sqlite", REDIS]
-KEPT = ["sqlite", REDIS]
+ANYONE = ["memory", "workers", "sqlite", REDIS]
+KEPT = ["workers", "sqlite", REDIS]
 
 Make = Callable[[], Directory]
+
+
+async def take_over() -> None:
+    """A parent whose token pools know everything."""
 
 
 async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
@@ -40,9 +46,16 @@ async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> A
     if name == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         url["redis"] = server.url
+    family = Family()
     async with AsyncExitStack() as stack:
+        if name == "workers":
+            stack.push_async_callback(family.close)
+            DirectoryDesk(family.hub, MemoryDirectory(), take_over)
+            links = [await family.join() for _ in range(4)]
 
         def make() -> Directory:
+            if name == "workers":
+                return SharedDirectory(links.pop())
             directory = open_directory(url[name])
             stack.push_async_callback(directory.close)
             return directory

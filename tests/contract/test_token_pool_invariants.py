@@ -11,21 +11,26 @@ nobody is denied for the pool's sake while there is room. 11 of equal classes th
 the larger debt and the smaller burst weigh more. 12 Retry-After is in [1, 60] and what can
 never fit gets no 429. 13 any interleaving equals some serial order.
 
-A store joins by an entry in `OPENERS`.
+A store joins by an entry in `OPENERS`; Redis by the suite's own server.
 """
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from bench.redis_server import RedisServer
+from gateway.adapters.shared.leases import SharedLeases
+from gateway.adapters.shared.leases_desk import LeasesDesk
 from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.capacity import Capacity, survey
@@ -35,6 +40,7 @@ from gateway.policy.placement import overshoot
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
 from tests.builders import served_model
 from tests.fakes import FakeClock
+from tests.shared import Family
 from tests.token_pools import NOW_S, entitled
 
 _T = TypeVar("_T")
@@ -46,6 +52,12 @@ class PoolStore(LeaseStore, TokenPools, Upkeep, Protocol):
 
 class Opened(Protocol):
     """A store under test with one managed model, "m", of two pools."""
+
+    takes_up_again: bool
+    """Whether a renewal that comes too late counts a request that still runs again.
+
+    The expiry charged it, and late usage still replaces that charge; in flight it is once more
+    until it is settled or expires again."""
 
     @property
     def store(self) -> PoolStore:
@@ -62,6 +74,9 @@ class Opened(Protocol):
 
 
 class OpenedMemory:
+    takes_up_again = False
+    """Nothing but this process could have run, and it stood still."""
+
     def __init__(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
         self.clock = FakeClock(NOW_S)
         book = TokenPool(terms)
@@ -85,8 +100,102 @@ async def open_memory(terms: Terms, entitlements: Sequence[Entitlement]) -> Open
     return OpenedMemory(terms, entitlements)
 
 
+class OpenedShared:
+    """A worker process's view of that store, which is its parent's."""
+
+    takes_up_again = False
+    """As with the store behind it."""
+
+    def __init__(self, parent: OpenedMemory, family: Family, store: SharedLeases) -> None:
+        self.parent = parent
+        self.family = family
+        self.store = store
+
+    def at(self, now_s: float) -> None:
+        self.parent.at(now_s)
+
+    async def quiet(self) -> None:
+        await self.family.quiet()
+
+    async def close(self) -> None:
+        await self.family.close()
+
+
+async def open_shared(terms: Terms, entitlements: Sequence[Entitlement]) -> Opened:
+    parent, family = OpenedMemory(terms, entitlements), Family()
+    LeasesDesk(family.hub, parent.store)
+    return OpenedShared(parent, family, SharedLeases(await family.join(), {"m": served_model()}))
+
+
+class OpenedRedis:
+    """A store of one process over a server that holds nothing else."""
+
+    takes_up_again = True
+    """The server reaps on time for all replicas, whether or not it heard of one of them."""
+
+    def __init__(self, url: str, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        self.clock = FakeClock(NOW_S)
+        book = TokenPool(terms)
+        for each in entitlements:
+            book.define(each)
+        served = {"m": served_model()}
+        self.store = RedisLeases(
+            url,
+            served,
+            {"m": book},
+            time.monotonic,
+            local=MemoryLeases(served, time.monotonic),
+            fail_mode="closed",
+            owner="o",
+            wall_clock=self.clock,
+            script_clock=self.clock,
+        )
+
+    def at(self, now_s: float) -> None:
+        self.clock.now_s = now_s
+
+    async def quiet(self) -> None:
+        """What is asked goes out in order, so an answer says that all before it took effect."""
+        await self.store.pools("m")
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+def opener_on(server: RedisServer) -> "Opener":
+    async def open_redis(terms: Terms, entitlements: Sequence[Entitlement]) -> Opened:
+        with server.client() as client:
+            client.flushall()
+        opened = OpenedRedis(server.url, terms, entitlements)
+        await opened.store.start()
+        assert opened.store.up
+        return opened
+
+    return open_redis
+
+
 Opener = Callable[[Terms, Sequence[Entitlement]], Awaitable[Opened]]
-OPENERS: dict[str, Opener] = {"memory": open_memory}
+OPENERS: dict[str, Opener] = {"memory": open_memory, "shared": open_shared}
+
+
+@pytest.fixture(params=[*OPENERS, pytest.param("redis", marks=pytest.mark.redis)])
+def opener(request: pytest.FixtureRequest) -> Opener:
+    known = OPENERS.get(request.param)
+    return known or opener_on(request.getfixturevalue("redis_server"))
+
+
+EVERY = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LIMITS = {
+    "memory": EVERY,
+    "shared": settings(EVERY, max_examples=25),
+    # Each step is some round trips: fewer histories, and a failing one is shown as it was found.
+    "redis": settings(
+        EVERY,
+        max_examples=15,
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    ),
+}
+
 
 TERMS = Terms(
     slots=(6, 5),
@@ -284,6 +393,11 @@ class PoolMachine(RuleBasedStateMachine):
     def renew(self) -> None:
         self.views()
         self.run(self.store.renew())
+        if self.opened.takes_up_again:
+            for kept in self.late.values():
+                self.used[kept.ask.entitlement] -= kept.tokens
+            self.kept |= self.late
+            self.late.clear()
         for kept in self.kept.values():
             kept.expires_s = self.now_s + LEASE_TTL_S
 
@@ -444,13 +558,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.run(self.store.change("m", self.terms))
 
 
-@pytest.mark.parametrize("name", OPENERS)
-def test_any_history_keeps_the_invariants(name: str) -> None:
+def test_any_history_keeps_the_invariants(opener: Opener, request: pytest.FixtureRequest) -> None:
     class Machine(PoolMachine):
-        opener = staticmethod(OPENERS[name])
+        pass
 
-    limits = settings(max_examples=60, stateful_step_count=40, deadline=None)
-    run_state_machine_as_test(Machine, settings=limits)
+    Machine.opener = staticmethod(opener)
+
+    name = request.node.callspec.params["opener"]
+    run_state_machine_as_test(Machine, settings=LIMITS[name])
 
 
 def ask_of(name: str, number: int) -> Ask:
@@ -475,10 +590,9 @@ async def admitted(store: LeaseStore, ask: Ask) -> Lease | None:
 USED = Settlement(usage=Usage(prompt_tokens=20, completion_tokens=0), dispatched=True)
 
 
-@pytest.mark.parametrize("name", OPENERS)
-async def test_under_constant_overload_everybody_with_a_baseline_gets_in(name: str) -> None:
+async def test_under_constant_overload_everybody_with_a_baseline_gets_in(opener: Opener) -> None:
     """The loose SLO always asks last, and yet is served in every few ticks."""
-    opened = await OPENERS[name](
+    opened = await opener(
         msgspec.structs.replace(TERMS, slots=(4, 4), tokens_per_s=0.0),
         [
             entitled("tight", slo_ms=100, baseline=(4, 0), limit=20, tokens_per_s=9.0, created=1),
@@ -508,12 +622,11 @@ async def test_under_constant_overload_everybody_with_a_baseline_gets_in(name: s
         assert longest_s <= 6 * TERMS.profile.tick_s, who
 
 
-@pytest.mark.parametrize("name", OPENERS)
-async def test_any_interleaving_of_requests_equals_a_serial_order(name: str) -> None:
+async def test_any_interleaving_of_requests_equals_a_serial_order(opener: Opener) -> None:
     """Of many that come at once exactly as many enter as one after the other would."""
     counts = []
     for at_once in (True, False):
-        opened = await OPENERS[name](TERMS, ENTITLEMENTS)
+        opened = await opener(TERMS, ENTITLEMENTS)
         store = opened.store
         asks = [ask_of(who, number) for number in range(12) for who in ("g", "loose", "s")]
         calls: list[Coroutine[Any, Any, Lease | None]] = [admitted(store, ask) for ask in asks]

@@ -18,6 +18,7 @@ from gateway.adapters.upstream import HttpUpstream
 from gateway.domain import PhaseTimeouts, WorkerAddress
 from gateway.errors import UpstreamFailure
 from gateway.ports import Upstream, UpstreamCall, UpstreamResponse
+from sluice.children import free_ports
 from tests.builders import address
 
 SOON_S = 5.0
@@ -442,15 +443,8 @@ async def test_concurrent_exchanges_never_mix(upstream: Upstream) -> None:
 # -- failures
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 async def test_a_refused_connection_is_a_connect_failure(upstream: Upstream) -> None:
-    failure = await fails(upstream.open(address(port=free_port()), call()))
+    failure = await fails(upstream.open(address(port=free_ports(1)[0]), call()))
     assert (failure.kind, failure.head_received) == ("connect", False)
 
 

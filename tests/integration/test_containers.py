@@ -285,6 +285,8 @@ MAY_BE_EMPTY = {
     "Request log: records lost",
     "Compression",
     "Kept of compressed prompts",
+    # Only where a plan is given, or boundaries move.
+    "What boundaries go by",
     "Denied, by reason",
     "Would be denied, by reason",
     "Evictions",
@@ -294,6 +296,11 @@ MAY_BE_EMPTY = {
     "Preemptions",
     "Prefix cache",
     "Firing alerts",
+    # Pools without a scheduler that queues have no such series.
+    "Waiting in the gateway",
+    "Time in the gateway queue",
+    "Predictions",
+    "Preemptions told by engines",
 }
 
 

@@ -17,5 +17,6 @@ def test_clients_survive_an_engine_that_breaks(fault: str) -> None:
     assert not failures(fault_rows(fault, concurrency=8, fault_s=1.5))
 
 
+@pytest.mark.alone
 def test_cancelled_requests_are_gone_from_the_engines() -> None:
     assert not failures(cancel_rows(40))

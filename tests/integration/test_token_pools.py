@@ -323,7 +323,11 @@ def test_redis_away_hangs_nobody_and_limits_go_on() -> None:
                 slowest_s = max(slowest_s, time.monotonic() - started_s)
             assert statuses == {200}, "local_share: this gateway's own limits"
             assert slowest_s < 3.0
-            assert read_metrics(fleet.url)["sluice_store_up"] == 0
+            found = read_metrics(fleet.url)
+            assert found["sluice_store_up"] == 0
+            assert found["sluice_store_alone_total"] == 20
+            assert found["sluice_store_failures_total"] > 0
+            assert found["sluice_store_dropped_total"] == 0
             redis.start()
             wait_until(lambda: read_metrics(fleet.url)["sluice_store_up"] == 1, 20.0)
             assert post(fleet, "a").status_code == 200

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import typer.main
 
+import gateway.exchange
 import gateway.pipeline
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
@@ -123,7 +124,9 @@ def test_the_ten_stages_are_those_of_the_pipeline() -> None:
 
 def test_the_walk_calls_its_stages_in_that_order() -> None:
     source = Path(gateway.pipeline.__file__).read_text(encoding="utf-8")
-    walk = re.findall(r"\bstage_(\w+)\.", source[source.index("async def _walk") :])
+    repeated = Path(gateway.exchange.__file__).read_text(encoding="utf-8")
+    walked, settled = source[source.index("async def _walk") :].split("def _settle")
+    walk = re.findall(r"\bstage_(\w+)\.(?!repeatable)", walked + repeated + settled)
     first_calls = list(dict.fromkeys(walk))
     order = ["estimate", "plan", "admit", "compress", "adjust", "queue", "dispatch", "settle"]
     assert [stage for stage in first_calls if stage in order] == order
@@ -195,13 +198,14 @@ def _engine_reasons(value: ast.expr) -> Iterator[str]:
 
 
 def test_plan_reasons_are_documented() -> None:
-    source = text_of("gateway/policy/pools.py") + text_of("gateway/stages/plan.py")
+    files = ("policy/pools.py", "policy/band.py", "stages/plan.py")
+    source = "".join(text_of(f"gateway/{file}") for file in files)
     documented = [
         name
         for row in rows_of(section_of("docs/pipeline.md", "Boundary"))
         for name in code_of(row[0])
     ]
-    assert len(documented) == 6
+    assert len(documented) == 7
     assert [name for name in documented if f'"{name}"' not in source] == []
 
 

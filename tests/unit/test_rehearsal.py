@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway import rehearsal as module
-from gateway.app import served_model
+from gateway.models import served_model
 from gateway.rehearsal import Rehearsal
 from gateway.settings import parse
 from gateway.web.data_plane import DataPlane

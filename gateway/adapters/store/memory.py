@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -62,62 +62,30 @@ class MemoryLeases(MemoryPools):
 
     async def admit(self, ask: Ask) -> Lease:
         """See LeaseStore."""
-        known = self._leases.get(ask.lease_id)
-        if known is not None:
-            return known
-        book = self.books.get(ask.model)
-        lease = self._counted(ask) if book is None else self._decided(ask, book)
-        self._leases[ask.lease_id] = lease
-        self._models[ask.model].pools[lease.pool].inflight += ask.sequences
-        return lease
+        found = self.take(ask, self.owner)
+        if isinstance(found, Denial):
+            raise refusal_of(found, ask.entitlement, self._jitter())
+        return found
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         """See LeaseStore."""
-        held = self._leases.get(lease.id)
-        if held is None or held.pool == pool:
-            return lease
-        book = self.books.get(lease.model)
-        if book is not None:
-            denial = admission.transfer(book, lease.id, pool, self._wall_clock(), force=force)
-            if denial is not None:
-                raise refusal_of(denial, lease.entitlement, self._jitter())
-        pools = self._models[lease.model].pools
-        pools[held.pool].inflight -= held.sequences
-        pools[pool].inflight += held.sequences
-        moved = msgspec.structs.replace(held, pool=pool)
-        self._leases[lease.id] = moved
-        return moved
+        found = self.move(lease.id, pool, force=force)
+        if isinstance(found, Denial):
+            raise refusal_of(found, lease.entitlement, self._jitter())
+        return found or lease
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
         """See LeaseStore."""
-        book = self.books.get(lease.model)
-        if book is not None:
-            admission.resize(book, lease.id, cost_tokens, kv_bytes, self._wall_clock())
+        self.extend(lease.id, lease.model, cost_tokens, kv_bytes)
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
         """See LeaseStore."""
-        held = self._leases.pop(lease.id, None)
-        if held is None:
-            self._settle_former(lease, settlement)
-            return
-        self._models[held.model].pools[held.pool].inflight -= held.sequences
-        usage = settlement.usage
-        if usage is None:
-            self.refunded_total += 1
-        else:
-            self.settled_total += 1
-        book = self.books.get(held.model)
-        if book is not None:
-            self._charge(book, lease.id, settlement)
+        self.end(lease.id, lease.model, settlement)
 
     async def reclaim(self, lease: Lease) -> None:
         """See LeaseStore."""
-        book = self.books.get(lease.model)
-        if book is None or lease.id not in book.leases:
-            return
-        for held in eviction.evict(book, book.leases[lease.id].pool, lease.sequences):
-            if held.id in self._leases:
-                self._evict(held.id)
+        for lease_id in self.victims(lease.id):
+            self._evict(lease_id)
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
         """See LeaseStore."""
@@ -125,19 +93,96 @@ class MemoryLeases(MemoryPools):
 
     async def renew(self) -> None:
         """See Upkeep."""
-        held = list(self._leases.values())
+        held = list(self._leases)
         for start in range(0, len(held), SLICE):
             # Each slice by the time it runs: leases are kept in the order of their expiry.
-            now_s = self._wall_clock()
-            for lease in held[start : start + SLICE]:
-                book = self.books.get(lease.model)
-                if book is not None:
-                    admission.renew(book, lease.id, now_s)
+            self.prolong(held[start : start + SLICE])
             await asyncio.sleep(0)
 
-    # -- the two ways in
+    # -- the same at once, for processes that share this store
 
-    def _decided(self, ask: Ask, book: TokenPool) -> Lease:
+    def take(self, ask: Ask, owner: str) -> Lease | Denial:
+        """Decide, and take the lease for a process; a known lease id has its earlier lease."""
+        known = self._leases.get(ask.lease_id)
+        if known is not None:
+            return known
+        book = self.books.get(ask.model)
+        lease = self._counted(ask) if book is None else self._decided(ask, book, owner)
+        if isinstance(lease, Denial):
+            return lease
+        self._leases[ask.lease_id] = lease
+        self._models[ask.model].pools[lease.pool].inflight += ask.sequences
+        return lease
+
+    def move(self, lease_id: str, pool: int, *, force: bool) -> Lease | Denial | None:
+        """Take a lease to another pool; None when it is not held, or there already."""
+        held = self._leases.get(lease_id)
+        if held is None or held.pool == pool:
+            return None
+        book = self.books.get(held.model)
+        if book is not None:
+            denial = admission.transfer(book, lease_id, pool, self._wall_clock(), force=force)
+            if denial is not None:
+                return denial
+        pools = self._models[held.model].pools
+        pools[held.pool].inflight -= held.sequences
+        pools[pool].inflight += held.sequences
+        moved = msgspec.structs.replace(held, pool=pool)
+        self._leases[lease_id] = moved
+        return moved
+
+    def extend(self, lease_id: str, model: str, cost_tokens: int, kv_bytes: int) -> None:
+        """Change what a lease reserves."""
+        book = self.books.get(model)
+        if book is not None:
+            admission.resize(book, lease_id, cost_tokens, kv_bytes, self._wall_clock())
+
+    def end(self, lease_id: str, model: str, settlement: Settlement) -> None:
+        """Settle a lease, once."""
+        held = self._release(lease_id)
+        if held is not None and settlement.usage is None:
+            self.refunded_total += 1
+        elif held is not None:
+            self.settled_total += 1
+        # One that is not held is a former process's, has expired, or was settled before.
+        book = self.books.get(model)
+        if book is not None:
+            self._charge(book, lease_id, settlement)
+
+    def lapse(self, lease_id: str) -> None:
+        """End the lease of a process that is gone, as if its time were up."""
+        held = self._release(lease_id)
+        book = None if held is None else self.books.get(held.model)
+        if book is not None:
+            admission.lapse(book, lease_id, self._wall_clock())
+
+    def victims(self, lease_id: str) -> list[str]:
+        """Who has to give way to this lease: ids of leases that are held."""
+        lease = self._leases.get(lease_id)
+        book = None if lease is None else self.books.get(lease.model)
+        if lease is None or book is None or lease_id not in book.leases:
+            return []
+        chosen = eviction.evict(book, book.leases[lease_id].pool, lease.sequences)
+        return [held.id for held in chosen if held.id in self._leases]
+
+    def prolong(self, lease_ids: Iterable[str]) -> None:
+        """Renew leases that are held."""
+        now_s = self._wall_clock()
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            book = None if lease is None else self.books.get(lease.model)
+            if book is not None:
+                admission.renew(book, lease_id, now_s)
+
+    # -- inside
+
+    def _release(self, lease_id: str) -> Lease | None:
+        held = self._leases.pop(lease_id, None)
+        if held is not None:
+            self._models[held.model].pools[held.pool].inflight -= held.sequences
+        return held
+
+    def _decided(self, ask: Ask, book: TokenPool, owner: str) -> Lease | Denial:
         request = Request(
             lease_id=ask.lease_id,
             entitlement=ask.entitlement,
@@ -146,7 +191,7 @@ class MemoryLeases(MemoryPools):
             estimate_tokens=ask.cost_tokens,
             kv_bytes=ask.kv_bytes,
             sequences=ask.sequences,
-            owner=self.owner,
+            owner=owner,
         )
         served = self._models[ask.model]
         now_s = self._wall_clock()
@@ -154,14 +199,8 @@ class MemoryLeases(MemoryPools):
             book, request, now_s, observe=served.observe_admission or served.observe
         )
         if isinstance(found, Denial):
-            raise refusal_of(found, ask.entitlement, self._jitter())
+            return found
         return lease_of(ask, found, now_s)
-
-    def _settle_former(self, lease: Lease, settlement: Settlement) -> None:
-        """A lease that is no longer held here: a former process's, expired, or settled before."""
-        book = self.books.get(lease.model)
-        if book is not None:
-            self._charge(book, lease.id, settlement)
 
     def _charge(self, book: TokenPool, lease_id: str, settlement: Settlement) -> None:
         usage, charge = settlement.usage, None

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from bench import fleetopt
+from bench import fleetopt, fleetopt_boundary, fleetopt_boundary_plot
 from bench.fleetopt import AZURE_FILES, azure_pairs, run
 from bench.fleetopt_columns import GAMMAS, fleet_sizes
 from bench.fleetopt_timing import TRACE_REQUESTS, made_up_trace
@@ -78,7 +79,9 @@ def test_pairs_get_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_plots_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleetopt, "timing", lambda pairs: [])
     monkeypatch.setattr(fleetopt, "simulated", list)
+    short = msgspec.structs.replace(fleetopt_boundary.SCENARIO, step_s=240.0, end_s=480.0)
+    monkeypatch.setattr(fleetopt_boundary_plot, "SCENARIO", short)
     report = run(plot=tmp_path)
     files = [Path(name) for name in report.detail["plots"]]
-    assert len(files) == 7
+    assert len(files) == 8
     assert all(file.stat().st_size > 5000 for file in files)

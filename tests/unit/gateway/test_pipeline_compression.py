@@ -111,7 +111,10 @@ async def test_a_prompt_in_the_band_is_served_short_and_its_lease_is_lowered() -
     assert (record.plan_reason, record.pool) == ("within_gamma", "short")
     assert record.kept_share == pytest.approx(24_000 / len(TEXT))
     (change,) = record.lease_changes
-    assert (change[1], change[2]) == ("resize", record.reserved_tokens)
+    assert record.reserved_tokens is not None
+    assert change[1] == "resize"
+    assert change[2] == record.estimated_total_tokens
+    assert change[2] <= 8192 < record.reserved_tokens, "taken at first, then lowered"
     assert bench.metrics.compressions.values[("m", "compressed")] == 1
     account = bench.book.accounts["e"]
     assert account.debited - account.refunded == account.used
@@ -201,6 +204,12 @@ async def test_an_overflow_all_the_same_sends_the_original_long() -> None:
     assert [call[1].body for call in bench.upstream.calls] == [SHORTER, asked().body]
     assert (record.rescued, record.pool, record.compressed) == (True, "long", "none")
     assert bench.reply.status == 200
+    _, transferred, resized = record.lease_changes
+    assert transferred[1:] == ("transfer", 1)
+    assert resized[1:] == ("resize", record.estimated_total_tokens), "the original's whole cost"
+    assert record.reserved_tokens == record.estimated_total_tokens
+    assert (record.reserved_tokens or 0) > 8192
+    assert (record.asked_pool, record.alternates) == ("short", ("long",))
 
 
 async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:

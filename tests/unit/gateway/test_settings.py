@@ -15,7 +15,6 @@ from gateway.settings import (
     Config,
     ConfigError,
     load,
-    not_enforced,
     parse,
     remarks,
     schema,
@@ -671,19 +670,6 @@ def test_no_value_from_the_environment_stands_in_an_error(line: str, quoted: boo
 
 
 # --- notices
-
-
-def test_what_is_read_and_has_no_effect_yet_is_said() -> None:
-    assert not_enforced(read(CONTRACT)) == [
-        (
-            "model llama-3-70b: scheduling.policy quartz is read but not active yet; "
-            "workers are bound least-loaded"
-        ),
-    ]
-
-
-def test_limits_and_the_fail_mode_are_enforced() -> None:
-    assert not_enforced(read(BASE + "state: {fail_mode: closed}\n")) == []
 
 
 def test_a_model_that_nobody_is_limited_on_is_remarked() -> None:

@@ -63,3 +63,14 @@ def test_workers_are_dealt_out_and_quoted(quote: str) -> None:
     assert [worker.url for worker in model.pools["long"].workers] == dealt["long"]
     assert model.pools["short"].workers[0].url == bare[0]
     assert quote not in gateway_file(plan, {"short": [quote]})
+
+
+def test_the_planned_lengths_come_with_it() -> None:
+    for given in ({"b_short": (4096,), "gamma": 1.0}, {"gamma": 1.0, "most_pools": 1}):
+        plan = plan_of(**given)
+        points = config_of(plan).models[0].boundary.planned
+        assert points is not None
+        assert 20 <= len(points) <= 60
+        assert points[-1][1] == 1.0
+        for tokens, share in points:
+            assert share == pytest.approx(plan.question.workload.share(tokens), abs=1e-4)

@@ -8,7 +8,7 @@ import typer.testing
 
 from planner.calibration_check import Check
 from planner.errors import PlanError
-from sluice.calibrate import _key, _public
+from sluice.calibrate import _key, public_url
 from sluice.calibrate_report import verdict
 from sluice.calibrate_stream import read_stream, trace_of
 from sluice.cli import app, register
@@ -62,11 +62,11 @@ def test_a_stream_without_tokens_is_no_trace(data: bytes) -> None:
 
 
 def test_credentials_never_leave_the_url() -> None:
-    assert _public("https://me:word@Host:8/v1/?key=x#y") == "https://host:8/v1"
-    assert _public("http://[::1]:9") == "http://[::1]:9"
+    assert public_url("https://me:word@Host:8/v1/?key=x#y") == "https://host:8/v1"
+    assert public_url("http://[::1]:9") == "http://[::1]:9"
     for bad in ("host:8000", "http://", "http://h:port"):
         with pytest.raises(PlanError):
-            _public(bad)
+            public_url(bad)
 
 
 def test_a_key_is_one_line_of_ascii(tmp_path: Path) -> None:

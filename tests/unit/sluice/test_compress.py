@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from sluice.compress import compress
+from sluice.compress_input import as_chat, given_of
 from tests.unit.compressor.texts import prose
 
 GOLD = "The mayor keeps nine bees."
@@ -53,6 +54,55 @@ def test_messages_for_machines(tmp_path: Path) -> None:
         assert found["bytes_after"] <= found["budget_bytes"] < found["bytes_before"]
         kept = [unit for unit in found["units"] if unit["kept"]]
         assert {unit["tier"] for unit in kept} == {"question", "edge", "scored"}
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": f"{TEXT}\n\nQuestion: {QUESTION}"},
+    "responses": {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": f"{TEXT}\n\n{QUESTION}"}]}
+        ],
+    },
+    "messages": {
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": f"{TEXT}\n\n{QUESTION}"}],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_requests_of_other_endpoints_keep_their_shape(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    given = {"model": "m", **REQUESTS[kind]}
+    result = run("--budget", "1200", "--json", "-o", str(out), stdin=json.dumps(given))
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["bytes_after"] <= found["budget_bytes"] < found["bytes_before"]
+    body = json.loads(out.read_text(encoding="utf-8"))
+    assert body == found["messages"]
+    assert GOLD in json.dumps(body)
+    if kind == "completions":
+        assert body.endswith(QUESTION)
+    else:
+        assert list(body) == list(REQUESTS[kind])
+        assert body[next(iter(body))] == "Be brief."
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_judge_is_asked_requests_of_other_endpoints_as_chat(kind: str) -> None:
+    given = given_of(json.dumps(REQUESTS[kind]), None)
+    chat = as_chat(given.kind, given.body)
+    roles = ["user"] if kind == "completions" else ["system", "user"]
+    assert [m["role"] for m in chat] == roles
+    assert chat[0]["content"].startswith("Be brief." if len(roles) > 1 else TEXT[:40])
+    assert QUESTION in chat[-1]["content"]
+
+
+def test_a_request_that_asks_by_itself_takes_no_question() -> None:
+    result = run("--question", QUESTION, stdin=json.dumps(REQUESTS["completions"]))
+    assert result.exit_code == 2
+    assert "--question is for a text or chat messages" in result.output
 
 
 def test_what_fits_is_said_to_fit() -> None:

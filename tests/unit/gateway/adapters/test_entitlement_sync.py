@@ -268,10 +268,10 @@ async def test_a_hundred_thousand_entitlements_leave_the_loop_free() -> None:
     task.cancel()
     assert len(desk.store.defined) == 100_000
     assert turns >= 1_500  # a turn for others after every slice, entered and told
-    started = time.perf_counter()
+    started = time.process_time()
     await desk.registry.suspend("e99999", WHO)
     await desk.registry.page(model=None, tenant=None, after="50000:e49999", limit=100)
-    assert time.perf_counter() - started < 1.0  # far from looking at all of them
+    assert time.process_time() - started < 1.0  # far from looking at all of them
 
 
 def test_a_roster_keeps_order_when_numbers_come_late() -> None:

@@ -1,10 +1,13 @@
 """The /metrics page shows what admission counts, as it was when last looked at."""
 
+import msgspec
 import pytest
 
+from gateway.policy.boundary_watch import BoundaryWatch
 from gateway.ports import AccountView, PoolView
 from gateway.telemetry import Metrics
-from gateway.web.metrics import MetricsPage, PoolFigures
+from gateway.web.metrics import MetricsPage, PoolFigures, StoreCounts
+from tests.builders import served_model
 
 POOL = PoolView(
     slots=24,
@@ -69,3 +72,30 @@ def test_an_entitlement_that_claims_none_misses_none(state: str) -> None:
     lines = page(account(state))
     assert [line for line in lines if line.startswith("sluice_entitlement_bound{")] == []
     assert 'sluice_entitlement_inflight{entitlement="chat",model="m"} 3.0' in lines
+
+
+def test_what_went_wrong_with_a_shared_store_is_counted() -> None:
+    counts = StoreCounts(alone=3, failures=5, dropped=1)
+    shown = MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0, store_counts=lambda: counts)
+    lines = shown.render().decode().splitlines()
+    assert "sluice_store_alone_total 3.0" in lines
+    assert "sluice_store_failures_total 5.0" in lines
+    assert "sluice_store_dropped_total 1.0" in lines
+    assert "sluice_store_alone_total 0.0" in page()
+
+
+def test_boundaries_and_the_distance_from_the_plan_are_shown() -> None:
+    watch = BoundaryWatch(2, ((1000, 0.5), (8000, 1.0)))
+    served = msgspec.structs.replace(served_model(), watch=watch)
+    shown = MetricsPage(Metrics(), [served], lambda: 0, lambda: 0.0)
+    assert "sluice_length_drift{" not in shown.render().decode()
+    assert watch.drift is not None
+    for _ in range(500):
+        watch.drift.add(500)
+    watch.shares = (0.02,)
+    served.move_boundaries((7000,))
+    lines = shown.render().decode().splitlines()
+    assert 'sluice_boundary_tokens{model="m",pool="short"} 7000.0' in lines
+    assert 'sluice_boundary_error_ratio{model="m",pool="short"} 0.02' in lines
+    assert 'sluice_length_drift{model="m"} 0.5' in lines
+    assert sum(line.startswith("sluice_boundary_tokens{") for line in lines) == 1

@@ -442,3 +442,48 @@ async def test_beyond_the_connections_it_may_hold_the_gateway_says_so(
     assert (await fourth.answer())[0] == 200
     for client in (second, third, fourth):
         await client.leave()
+
+
+# -- connections given to another process
+
+
+def only_connection(gateway: Gateway) -> GatewayProtocol:
+    (connection,) = gateway._server.server_state.connections
+    assert isinstance(connection, GatewayProtocol)
+    return connection
+
+
+async def test_an_idle_connection_can_be_given_away_and_goes_on_elsewhere(
+    start: Callable[..., Awaitable[Gateway]],
+) -> None:
+    gateway, other = await start(), await start()
+    client = await gateway.connect()
+    await client.send(request(b"x"))
+    await client.answer()
+    if not gateway.direct:
+        assert only_connection(gateway).give_away() is None, "not known to be idle"
+        return
+    given = only_connection(gateway).give_away()
+    assert given is not None
+    given.setblocking(False)
+    await client.send(request(b"four"))
+    protocol_of_other = cast("Any", other._server.config.http_protocol_class)
+    await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: protocol_of_other(
+            config=other._server.config, server_state=other._server.server_state, app_state={}
+        ),
+        given,
+    )
+    assert (await client.answer())[2] == b"4"
+    assert (gateway.plane.answered, other.plane.answered) == (1, 1)
+    assert not gateway._server.server_state.connections
+
+
+@pytest.mark.parametrize("came", [b"P", b"POST / HTTP/1.1\r\nhost: x\r\n", request(b"hang")])
+async def test_a_connection_on_which_anything_came_is_kept(gateway: Gateway, came: bytes) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"x"))
+    await client.answer()
+    await client.send(came)
+    await until(lambda: only_connection(gateway).idle_since_s is None)
+    assert only_connection(gateway).give_away() is None

@@ -1,0 +1,66 @@
+"""Lines appended to a file that several processes may write, each batch whole.
+
+A batch is one write under a lock of the file, so that none falls into another's. A write that
+broke off leaves a torn last line; the next batch, whoever's it is, starts on a line of its own.
+"""
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def append(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) -> None:
+    """Append whole lines, and sync them if asked. Raises OSError. `mode`: of a new file.
+
+    After a failure any part of `data` may be in the file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            _write_all(descriptor, data)  # a pipe, say: nothing to look back at or to sync
+            return
+        with _locked(descriptor):
+            size = os.fstat(descriptor).st_size
+            if data and size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            _write_all(descriptor, data)
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if sync and not size:
+        _sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    """Keep other processes' batches out while the block runs; closing the file ends it, too."""
+    if sys.platform == "win32":  # one process there
+        yield
+        return
+    import fcntl  # noqa: PLC0415 - not on Windows
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a new file's name last; not every file system can."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,175 @@
+"""The parent's side of the lease store: the very `MemoryLeases` of one process, asked by many.
+
+Rules:
+- Every message is decided at once, in the order it came: no decision awaits anything.
+- A lease is its worker's as long as that is connected. When the worker is gone its leases end,
+  at once and once, as those end whose time is up: charged their estimate, for what they used is
+  not known.
+- A lease must also be renewed by its worker: one that hangs loses its leases as they expire.
+- Who has to give way is told through its own worker.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from gateway.adapters.shared.decisions import denied, granted
+from gateway.adapters.shared.hub import Hub, Session
+from gateway.adapters.shared.wire import Message, Op
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.domain import Ask, Usage
+from gateway.policy.decision import Denial
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.ledger import Terms
+from gateway.ports import PoolView, Settlement
+
+SLICE: Final = 250
+"""Leases that end or are renewed between two pauses."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class LeasesDesk:
+    """Answers the workers from one store."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        store: MemoryLeases,
+        pools: Callable[[str], Awaitable[list[PoolView]]] | None = None,
+    ) -> None:
+        """`pools` gives a model's pools where that is not the store itself."""
+        self._hub = hub
+        self._store = store
+        self._pools = pools or store.pools
+        self._owners: dict[str, Session] = {}
+        """Lease id -> whose it is."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        store.on_evict(self._evict)
+        hub.desk(Op.ADMIT, self._admit)
+        hub.desk(Op.TRANSFER, self._transfer)
+        hub.desk(Op.RESIZE, self._resize)
+        hub.desk(Op.SETTLE, self._settle)
+        hub.desk(Op.RECLAIM, self._reclaim)
+        hub.desk(Op.RENEW, self._renew)
+        hub.when_gone(self._gone)
+        hub.serves("define", self._define)
+        hub.serves("remove", self._remove)
+        hub.serves("view", self._view)
+        hub.serves("pools", self._shown)
+        hub.serves("change", self._change)
+        hub.serves("tick", self._tick)
+
+    # -- with each request
+
+    def _admit(self, session: Session, message: Message) -> None:
+        _, number, lease_id, model, entitlement, pool, alternates, cost, sequences, kv = message
+        ask = Ask(
+            lease_id=lease_id,
+            model=model,
+            entitlement=entitlement,
+            pool=pool,
+            alternates=tuple(alternates),
+            cost_tokens=cost,
+            sequences=sequences,
+            kv_bytes=kv,
+        )
+        found = self._store.take(ask, session.owner)
+        if isinstance(found, Denial):
+            session.wire.send(Op.ANSWER, number, denied(found))
+            return
+        session.leases[lease_id] = None
+        self._owners[lease_id] = session
+        session.wire.send(Op.ANSWER, number, granted(found))
+
+    def _transfer(self, session: Session, message: Message) -> None:
+        _, number, lease_id, pool, force = message
+        found = self._store.move(lease_id, pool, force=force)
+        told = denied(found) if isinstance(found, Denial) else None
+        session.wire.send(Op.ANSWER, number, told)
+
+    def _resize(self, _session: Session, message: Message) -> None:
+        _, _, lease_id, model, cost_tokens, kv_bytes = message
+        self._store.extend(lease_id, model, cost_tokens, kv_bytes)
+
+    def _settle(self, session: Session, message: Message) -> None:
+        _, _, lease_id, model, unix_s, used = message
+        session.leases.pop(lease_id, None)
+        self._owners.pop(lease_id, None)
+        usage = None
+        if used is not None:
+            prompt, completion, cached = used
+            usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+        self._store.end(
+            lease_id, model, Settlement(usage=usage, dispatched=usage is not None, unix_s=unix_s)
+        )
+
+    def _reclaim(self, session: Session, message: Message) -> None:
+        for lease_id in self._store.victims(message[2]):
+            self._evict(lease_id)
+        session.wire.send(Op.ANSWER, message[1], None)
+
+    # -- upkeep
+
+    def _renew(self, session: Session, _message: Message) -> None:
+        self._run(self._renewed(session))
+
+    async def _renewed(self, session: Session) -> None:
+        held = list(session.leases)
+        for start in range(0, len(held), SLICE):
+            self._store.prolong(held[start : start + SLICE])
+            await asyncio.sleep(0)
+
+    def _gone(self, session: Session) -> None:
+        held = list(session.leases)
+        session.leases.clear()
+        self._lapse(held[:SLICE])
+        if len(held) > SLICE:
+            self._run(self._lapsed(held[SLICE:]))
+
+    async def _lapsed(self, held: list[str]) -> None:
+        for start in range(0, len(held), SLICE):
+            await asyncio.sleep(0)
+            self._lapse(held[start : start + SLICE])
+
+    def _lapse(self, held: list[str]) -> None:
+        for lease_id in held:
+            self._owners.pop(lease_id, None)
+            self._store.lapse(lease_id)
+
+    def _evict(self, lease_id: str) -> None:
+        session = self._owners.get(lease_id)
+        if session is not None:
+            session.wire.send(Op.EVICT, 0, lease_id)
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- calls
+
+    async def _define(self, _session: Session, value: Any) -> None:
+        terms = msgspec.convert(value, Entitlement)
+        book = self._store.books[terms.model]
+        known = book.accounts.get(terms.name)
+        if known is None or known.terms != terms:
+            await self._store.define(terms)
+
+    async def _remove(self, _session: Session, value: Any) -> bool:
+        return await self._store.remove(*value)
+
+    async def _view(self, _session: Session, value: Any) -> bytes:
+        return _encode(await self._store.view(*value))
+
+    async def _shown(self, _session: Session, model: str) -> bytes:
+        return _encode(await self._pools(model))
+
+    async def _change(self, _session: Session, value: Any) -> None:
+        model, terms = value
+        await self._store.change(model, msgspec.convert(terms, Terms))
+
+    async def _tick(self, _session: Session, _value: Any) -> None:
+        await self._store.tick()

@@ -1,0 +1,205 @@
+"""What the control plane of one worker process asks the other worker processes.
+
+A client's connection is one worker's, and whatever it asks must not depend on which: a decision
+is found wherever it was made, lists and loads are those of all, usage is reported to whoever
+holds the lease. A worker that does not answer in time is left out.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gateway.domain import Principal, Record
+from gateway.errors import BadRequest, NotFound, Refusal
+from gateway.policy.external import Report, Settled
+from gateway.policy.served import ServedModel
+
+_json: Final = msgspec.json.Encoder().encode
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+class Peers(Protocol):
+    """The other worker processes."""
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        """What they answer. Raises nothing."""
+        ...
+
+    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
+        """Register what answers them."""
+
+    async def drain(self, worker: str, *, on: bool) -> None:
+        """Have them take an engine out of the rotation, or return it. Raises nothing."""
+
+
+class NoPeers:
+    """Peers of a process that is alone."""
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        """See Peers."""
+        return []
+
+    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
+        """See Peers."""
+
+    async def drain(self, worker: str, *, on: bool) -> None:
+        """See Peers."""
+
+
+# -- decisions
+
+
+def answer_decisions(
+    peers: Peers,
+    find: Callable[[str], msgspec.Struct | None],
+    latest: Callable[[int], list[msgspec.Struct]],
+) -> None:
+    """Answer the others from this process's ring."""
+
+    def found(payload: bytes) -> bytes | None:
+        record = find(payload.decode())
+        return None if record is None else _json(record)
+
+    peers.on("decision", found)
+    peers.on("decisions", lambda payload: _json(latest(int(payload))))
+
+
+async def find_decision(peers: Peers, request_id: str) -> bytes | None:
+    """Another process's record of a request, as JSON."""
+    found = await peers.ask("decision", request_id.encode())
+    return found[0] if found else None
+
+
+async def newest(
+    peers: Peers, topic: str, own: Sequence[object], count: int
+) -> list[dict[str, Any]]:
+    """The newest records of all processes, newest first; `own` are this one's."""
+    told = await peers.ask(topic, b"%d" % count)
+    records = [msgspec.json.decode(_json(own)), *(msgspec.json.decode(each) for each in told)]
+    merged = [record for each in records for record in each]
+    return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
+
+
+def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) -> None:
+    """Answer the others from this process's audit."""
+    peers.on("audit", lambda payload: _json(audit(int(payload))))
+
+
+# -- refusals
+
+
+def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> None:
+    """Answer the others with how often this process refused an entitlement, by reason."""
+    peers.on("refused", lambda payload: _json(refusals(payload.decode())))
+
+
+async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
+    """How often all processes did; `own` is this one's count."""
+    total = Counter(own)
+    for told in await peers.ask("refused", name.encode()):
+        total.update(msgspec.json.decode(told, type=dict[str, int]))
+    return dict(total)
+
+
+# -- load
+
+
+class _Load(Record, frozen=True, kw_only=True):
+    inflight: int
+    active: list[int]
+    tokens: list[int]
+
+
+_loads: Final = msgspec.msgpack.Decoder(dict[str, list[_Load]]).decode
+
+
+def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
+    """Answer the others with what this process has in flight."""
+
+    def load(_: bytes) -> bytes:
+        return _pack(
+            {
+                served.name: [
+                    _Load(inflight=p.inflight, active=list(p.active), tokens=list(p.tokens))
+                    for p in served.pools
+                ]
+                for served in models
+            }
+        )
+
+    peers.on("load", load)
+
+
+async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
+    """Add what the others have in flight to models as `/admin/pools` shows them."""
+    for told in map(_loads, await peers.ask("load")):
+        for model in shown:
+            for pool, load in zip(model["pools"], told.get(model["model"], ()), strict=False):
+                pool["inflight"] += load.inflight
+                workers = zip(pool["workers"], load.active, load.tokens, strict=False)
+                for worker, active, tokens in workers:
+                    worker["active_sequences"] += active
+                    worker["reserved_tokens"] += tokens
+
+
+# -- usage that another proxy reports
+
+
+class _Reported(Record, frozen=True, kw_only=True):
+    principal: Principal
+    report: Report
+
+
+class _Answer(Record, frozen=True, kw_only=True):
+    settled: Settled | None = None
+    message: str = ""
+    """Why the report is refused."""
+    reason: str = ""
+    code: str | None = None
+    param: str | None = None
+
+
+_reported: Final = msgspec.msgpack.Decoder(_Reported).decode
+_answer: Final = msgspec.msgpack.Decoder(_Answer).decode
+Settle = Callable[[Principal, Report], Settled]
+
+
+def answer_usage(peers: Peers, settle: Settle) -> None:
+    """Settle for the others what this process holds."""
+
+    def settled(payload: bytes) -> bytes | None:
+        told = _reported(payload)
+        try:
+            return _pack(_Answer(settled=settle(told.principal, told.report)))
+        except NotFound:
+            return None
+        except BadRequest as error:
+            return _pack(
+                _Answer(
+                    message=error.message, reason=error.reason, code=error.code, param=error.param
+                )
+            )
+
+    peers.on("usage", settled)
+
+
+async def settle_anywhere(
+    peers: Peers, settle: Settle, principal: Principal, report: Report
+) -> Settled:
+    """Settle a lease wherever it is held. Raises NotFound, BadRequest."""
+    try:
+        return settle(principal, report)
+    except NotFound as unknown:
+        asked = _pack(_Reported(principal=principal, report=report))
+        answers = [_answer(payload) for payload in await peers.ask("usage", asked)]
+        if not answers:
+            raise unknown from None
+        if answers[0].settled is None:
+            raise _refused(answers[0]) from None
+        return answers[0].settled
+
+
+def _refused(told: _Answer) -> Refusal:
+    return BadRequest(told.message, reason=told.reason, code=told.code, param=told.param)

@@ -1,0 +1,97 @@
+"""The gateway's reading of engines' metrics, from real mock engines over sockets."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import pytest
+
+from gateway.adapters.engine_metrics import EngineMetrics
+from gateway.policy.served import ServedModel
+from gateway.policy.telemetry_view import EngineSample
+from simulator.engine import EngineProfile
+from simulator.mock_server import MockConfig, parse_faults
+from sluice.mock import make_server
+from tests.builders import address, routing, served_model
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "one two three " * 200}]}
+
+
+@contextmanager
+def engine(fail: str = "", ranks: int = 1) -> Iterator[str]:
+    profile = EngineProfile(name="test", max_model_len=8192, max_num_seqs=8)
+    config = MockConfig(
+        model="m", profile=profile, speed=500, dp_ranks=ranks, faults=parse_faults(fail)
+    )
+    server = make_server(config, host="127.0.0.1", port=0)
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    give_up = time.monotonic() + 10
+    while not server.started:
+        assert time.monotonic() < give_up, "the mock did not start"
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def served_at(url: str) -> ServedModel:
+    model = served_model(table=routing(("only", 8192, None)), workers=(1,))
+    return msgspec.structs.replace(model, workers=((address("w0", port=urlsplit(url).port or 0),),))
+
+
+async def sampled(served: ServedModel) -> EngineSample | None:
+    metrics = EngineMetrics([served], time.monotonic)
+    try:
+        known = await metrics.read(served, 0, 0)
+        return metrics.views[served.name][0].samples[0] if known else None
+    finally:
+        await metrics.close()
+
+
+@pytest.mark.parametrize("fail", ["", "sglang-metrics"])
+async def test_what_an_engine_served_is_read_from_its_page(fail: str) -> None:
+    with engine(fail, ranks=2) as url:
+        async with httpx.AsyncClient() as client:
+            usage = [
+                (await client.post(url + "/v1/chat/completions", json=BODY, timeout=10)).json()
+                for _ in range(3)
+            ]
+        sample = await sampled(served_at(url))
+    assert sample is not None
+    assert sample.prompt_tokens_total == sum(u["usage"]["prompt_tokens"] for u in usage)
+    assert sample.generation_tokens_total == sum(u["usage"]["completion_tokens"] for u in usage)
+    assert sample.prefix_hits_total == sum(
+        u["usage"]["prompt_tokens_details"]["cached_tokens"] for u in usage
+    )
+    assert sample.prefix_hits_total
+    assert (sample.running, sample.waiting, sample.preemptions_total) == (0, 0, 0)
+
+
+async def test_an_engine_without_a_page_tells_nothing() -> None:
+    with engine("no-metrics") as url:
+        assert await sampled(served_at(url)) is None
+
+
+async def test_an_engine_that_came_back_has_restarted() -> None:
+    told: list[int] = []
+    with engine() as url:
+        served = served_at(url)
+        metrics = EngineMetrics(
+            [served], time.monotonic, on_restart=lambda _, __, worker: told.append(worker)
+        )
+        async with httpx.AsyncClient() as client:
+            await client.post(url + "/v1/chat/completions", json=BODY, timeout=10)
+        assert await metrics.read(served, 0, 0)
+    assert not await metrics.read(served, 0, 0)
+    with engine() as url:
+        again = served_at(url)
+        assert await metrics.read(again, 0, 0)
+    await metrics.close()
+    assert told == [0]

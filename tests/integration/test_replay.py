@@ -1,0 +1,109 @@
+"""`sluice replay` through a gateway before mock engines: from a log, judged by the SLO."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.fleet import MODEL, Fleet
+
+KEY = "sk-replay"
+
+
+def command(fleet: Fleet, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "sluice", "replay", "--url", fleet.url, *map(str, arguments)]
+
+
+def replay(fleet: Fleet, *arguments: object) -> tuple[int, Any]:
+    """(exit code, what --json printed)."""
+    done = subprocess.run(
+        command(fleet, "--json", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_log_of_the_gateway_s_own_traffic_is_replayed(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    config = {"request_log": {"path": str(log)}}
+    with Fleet(short=1, long=1, mock=("--speed", "20"), config=config) as fleet:
+        code, first = replay(
+            fleet,
+            *("--workload", "synthetic:prompt=600,answer=12,spread=0.5"),
+            *("--rate", 15, "--duration", 4, "--slo-ttft-ms", 60_000),
+        )
+        assert (code, first["failed"], first["holds"]) == (0, 0, True)
+        assert first["prompt_ratio"] == pytest.approx(1.0, abs=0.05)
+        assert set(first["pools"]) <= {"short", "long"}
+        time.sleep(1.5)  # the log is written every half second
+        logged = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+        kept = [one for one in logged if one["endpoint"] == "completions"]
+        code, again = replay(fleet, "--log", log, "--speed", 1.5, "--slo-ttft-ms", 60_000)
+        assert (code, again["failed"]) == (0, 0)
+        assert again["requests"] == sum(one["outcome"] == "ok" for one in logged)
+        # Nobody answers within a microsecond.
+        code, violated = replay(fleet, "--log", log, "--duration", 2, "--slo-ttft-ms", 0.001)
+        assert (code, violated["holds"]) == (1, False)
+        assert "over" in violated["all"]["faults"][0]
+    assert len(kept) >= first["requests"]
+
+
+def test_ctrl_c_stops_the_sending_and_reports() -> None:
+    with Fleet(short=1, long=0, mock=("--speed", "20")) as fleet:
+        arguments = ("--workload", "synthetic:prompt=300,answer=10", "--rate", 10)
+        process = subprocess.Popen(
+            command(fleet, "--json", *arguments, "--duration", 600, "--slo-ttft-ms", 60_000),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + 40
+            while time.monotonic() < deadline and fleet.engines[0].finished() < 15:
+                time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=40)
+        finally:
+            process.kill()
+    found = json.loads(out)
+    assert process.returncode == 0
+    assert found["stopped"]
+    assert found["failed"] == 0
+    assert 0 < found["requests"] < 1000
+    assert "stopped early" in found["notes"]
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = subprocess.run(
+        [sys.executable, "-m", "sluice", "hash-key", "--json"],
+        input=KEY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    entitlement = {
+        "name": "e",
+        "tenant": "t",
+        "model": MODEL,
+        "api_keys": [json.loads(digest)["hash"]],
+    }
+    config = {"entitlements": [entitlement]}
+    arguments = ("--workload", "azure", "--rate", 5, "--duration", 1, "--slo-ttft-ms", 60_000)
+    with Fleet(short=1, long=1, mock=("--speed", "20"), config=config) as fleet:
+        code, refused = replay(fleet, *arguments)
+        assert code == 2
+        assert "key" in refused["problem"]
+        monkeypatch.setenv("REPLAY_KEY", KEY)
+        assert os.environ["REPLAY_KEY"] == KEY
+        code, found = replay(fleet, *arguments, "--api-key-env", "REPLAY_KEY")
+        assert (code, found["failed"]) == (0, 0)

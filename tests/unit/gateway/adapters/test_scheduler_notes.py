@@ -1,0 +1,90 @@
+"""Processes that share workers learn from one another and take their share of every gate."""
+
+import msgspec
+import pytest
+
+from gateway.adapters.scheduler_notes import SchedulerNotes
+from gateway.policy.quartz import Quartz
+from gateway.policy.quartz_profile import PROFILES
+from gateway.policy.scheduling import Job
+from gateway.policy.served import ServedModel
+from predictor.online import PrefillPredictor
+from tests.builders import served_model
+
+
+class Boards:
+    """One board, seen by several processes."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, dict[str, bytes]] = {}
+
+    def of(self, process: str) -> "View":
+        return View(self, process)
+
+
+class View:
+    def __init__(self, boards: Boards, process: str) -> None:
+        self.boards = boards
+        self.process = process
+
+    def publish(self, name: str, payload: bytes) -> None:
+        self.boards.notes.setdefault(self.process, {})[name] = payload
+
+    def peers(self, name: str) -> list[bytes]:
+        others = (held for who, held in self.boards.notes.items() if who != self.process)
+        return [held[name] for held in others if name in held]
+
+
+def process() -> tuple[ServedModel, Quartz, PrefillPredictor]:
+    plain = served_model(workers=(2, 1))
+    predictor = PrefillPredictor(workers=2)
+    scheduler = Quartz(plain.pools[0], predictor, PROFILES["default"])
+    served = msgspec.structs.replace(
+        plain, schedulers=(scheduler, None), predictors=(predictor, predictor)
+    )
+    return served, scheduler, predictor
+
+
+def job(tokens: int, client: str = "c") -> Job:
+    return Job(owner=None, prompt_tokens=tokens, output_tokens=10, arrived_s=0.0, client=client)
+
+
+def test_each_process_takes_its_share_of_the_gate() -> None:
+    served, scheduler, _ = process()
+    SchedulerNotes([served], Boards().of("a"), "a", lambda _model: 4).exchange(1.0)
+    assert scheduler.replicas == 4
+
+
+def test_what_one_process_served_counts_in_the_others() -> None:
+    boards = Boards()
+    one, scheduler, _ = process()
+    two, other, _ = process()
+    first = SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2)
+    second = SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2)
+    for notes in (first, second):
+        notes.exchange(0.0)
+    (sent,) = scheduler.submit(job(4000), 0.1)
+    scheduler.first_token(sent, 0.4)
+    first.exchange(0.5)
+    second.exchange(0.5)
+    assert other.shares.kilotokens("c", 0.5) == pytest.approx(4.0, rel=0.05)
+
+
+def test_work_that_one_process_assigned_is_backlog_for_the_others() -> None:
+    boards = Boards()
+    one, scheduler, _ = process()
+    two, other, _ = process()
+    (sent,) = scheduler.submit(job(8000), 0.0)
+    SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2).exchange(0.0)
+    SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0)
+    assert other.wait_s(sent.worker, 0.0) > 0
+    assert other.wait_s(1 - sent.worker, 0.0) == 0
+
+
+def test_what_is_no_note_is_ignored() -> None:
+    boards = Boards()
+    served, scheduler, _ = process()
+    boards.notes["x"] = {"m/0": b"\xc1nonsense"}
+    boards.notes["y"] = {"m/0": msgspec.msgpack.encode({"process": 3})}
+    SchedulerNotes([served], boards.of("a"), "a", lambda _model: 1).exchange(0.0)
+    assert scheduler.wait_s(0, 0.0) == 0.0

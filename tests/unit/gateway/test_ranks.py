@@ -1,0 +1,218 @@
+"""Data-parallel ranks from the file to the wire: workers of one address, told apart by rank."""
+
+from typing import Any, Literal
+
+import httpx
+import msgspec
+import pytest
+import respx
+
+from gateway.adapters.engine_kv import EngineKv
+from gateway.adapters.probes import Prober
+from gateway.domain import CHAT, TRANSCRIPTIONS, Binding, BodyFacts, Prompt
+from gateway.models import served_model as model_of
+from gateway.policy.body import read_body
+from gateway.policy.fleet import PoolState
+from gateway.policy.rank_group import RankGroup
+from gateway.policy.served import ServedModel
+from gateway.ports import UpstreamCall
+from gateway.settings import Config, ConfigError, parse
+from gateway.stages.dispatch import upstream_call
+from tests.builders import address, incoming, length_estimate, routing, served_model
+
+FILE = """\
+version: 1
+models:
+  - name: m
+    scheduling: {policy: POLICY}
+    kv_bytes_per_token: 1024
+    pools:
+      only:
+        max_model_len: 8192
+        max_num_seqs: 4
+        kv_cache_gib: 1
+        tokens_per_second: 10
+        workers:
+          - WORKER
+"""
+
+
+def config(worker: str, policy: str = "bfio") -> Config:
+    return parse(FILE.replace("WORKER", worker).replace("POLICY", policy), "sluice.yaml", {})
+
+
+def problem(worker: str, policy: str = "bfio") -> str:
+    with pytest.raises(ConfigError) as raised:
+        config(worker, policy)
+    (found,) = str(raised.value).splitlines()
+    return found
+
+
+def test_ranks_are_workers_of_one_address() -> None:
+    pool = config("{url: 'http://h:8000/x', ranks: 3}").models[0].pools["only"]
+    assert [a.id for a in pool.addresses] == ["h:8000/x#0", "h:8000/x#1", "h:8000/x#2"]
+    assert {a.url for a in pool.addresses} == {"http://h:8000/x"}
+    assert [a.rank for a in pool.addresses] == [0, 1, 2]
+    assert (pool.worker_count, pool.slots, pool.replica_bounds) == (3, 12, (3, 3))
+
+
+def test_one_rank_is_the_engine_itself() -> None:
+    pool = config("{url: 'http://h:8000', ranks: 1}", "mix").models[0].pools["only"]
+    assert [(a.id, a.rank) for a in pool.addresses] == [("h:8000", None)]
+
+
+def test_an_engines_ranks_stand_together() -> None:
+    loaded = config("{url: 'http://h:1', ranks: 2}\n          - {url: 'http://h:2', ranks: 3}")
+    served = model_of(loaded, loaded.models[0])
+    assert served.pools[0].engines == ((0, 1), (2, 3, 4))
+    assert served.pools[0].workers == ("h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2")
+    assert [a.port for a in served.workers[0]] == [1, 1, 2, 2, 2]
+    (scheduler,) = served.schedulers
+    assert isinstance(scheduler, RankGroup)
+    assert len(scheduler.ranks) == 5
+
+
+def test_ranks_under_another_policy_are_workers_like_others() -> None:
+    loaded = config("{url: 'http://h:1', ranks: 2}", "least-loaded")
+    served = model_of(loaded, loaded.models[0])
+    assert (len(served.workers[0]), served.schedulers) == (2, ())
+
+
+def test_bfio_without_ranks_is_refused_with_line_and_fix() -> None:
+    found = problem("http://h:1")
+    assert found.startswith("sluice.yaml:13:")
+    assert "this worker has none" in found
+    assert "`ranks`" in found
+    assert "policy mix" in found
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        ("{url: 'http://h:1', ranks: 0}", "at least 1"),
+        ("{url: 'http://h:1', ranks: 257}", "at most 256"),
+        ("{url: 'http://h:1', ranks: 2, rank_by: cookie}", "header, body"),
+    ],
+)
+def test_bad_ranks_are_refused(worker: str, words: str) -> None:
+    assert words in problem(worker)
+
+
+# --- what the engine receives
+
+
+def call_of(
+    rank_by: Literal["header", "body"], body: bytes, rank: int | None = 5, form: bool = False
+) -> UpstreamCall:
+    served = served_model(table=routing(("only", 8192, None)), workers=(1,))
+    worker = address("w#5", rank=rank, rank_by=rank_by)
+    served = msgspec.structs.replace(served, workers=((worker,),))
+    endpoint = TRANSCRIPTIONS if form else CHAT
+    asked = msgspec.structs.replace(incoming(body), endpoint=endpoint)
+    facts: BodyFacts = read_body(CHAT, BODY if form else body)
+    return upstream_call(
+        served,
+        asked,
+        facts,
+        length_estimate(),
+        Prompt(body=body),
+        Binding(pool=0, worker=0, score=0.0),
+    )
+
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+HEADER = b"x-data-parallel-rank"
+
+
+def test_a_rank_travels_as_a_header_and_the_body_stays() -> None:
+    call = call_of("header", BODY)
+    assert dict(call.headers)[HEADER] == b"5"
+    assert call.body == BODY
+
+
+def test_a_rank_travels_as_a_field_where_the_engine_wants_that() -> None:
+    call = call_of("body", BODY)
+    assert HEADER not in dict(call.headers)
+    assert msgspec.json.decode(call.body)["data_parallel_rank"] == 5
+    assert call.body.endswith(BODY[1:])
+
+
+def test_a_form_has_no_field_so_the_header_carries_it() -> None:
+    assert dict(call_of("body", b"--x--", form=True).headers)[HEADER] == b"5"
+
+
+def test_an_engine_without_ranks_is_told_none() -> None:
+    for rank_by in ("header", "body"):
+        call = call_of(rank_by, BODY, rank=None)
+        assert HEADER not in dict(call.headers)
+        assert call.body == BODY
+
+
+@pytest.mark.parametrize(
+    "field", ["data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank"]
+)
+@pytest.mark.parametrize("rank_by", ["header", "body"])
+def test_a_clients_own_rank_is_removed(field: str, rank_by: Literal["header", "body"]) -> None:
+    body = BODY[:-1] + b', "%b": 2}' % field.encode()
+    sent: dict[str, Any] = msgspec.json.decode(call_of(rank_by, body).body)
+    sent.pop("data_parallel_rank", None) if rank_by == "body" else None
+    assert field not in sent
+    assert call_of("body", body).body.count(b"data_parallel_rank") == 1
+
+
+def test_a_clients_header_does_not_travel() -> None:
+    asked = incoming(BODY, headers=[(HEADER, b"1")])
+    assert HEADER not in dict(asked.head.forwarded)
+
+
+# --- health and KV of several workers behind one address
+
+INFO = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0'
+
+
+@pytest.fixture
+def ranked() -> ServedModel:
+    """Two ranks of one engine and one engine of its own."""
+    model = served_model(table=routing(("only", 8192, None)), workers=(3,))
+    names = ("h:1#0", "h:1#1", "h:2")
+    return msgspec.structs.replace(
+        model,
+        pools=(PoolState("only", names, 8, [(0, 1), (2,)]),),
+        workers=(
+            (
+                address(names[0], port=1, rank=0),
+                address(names[1], port=1, rank=1),
+                address(names[2], port=2),
+            ),
+        ),
+        kv_bytes_per_token=1,
+    )
+
+
+async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
+    ranked: ServedModel,
+) -> None:
+    kv = EngineKv()
+    with respx.mock(assert_all_called=False) as router:
+        health = router.get("http://127.0.0.1:1/health").respond(503)
+        router.get("http://127.0.0.1:2/health").respond(200)
+        router.get(path="/v1/models").respond(json={"data": []})
+        router.get("http://127.0.0.1:1/metrics").respond(
+            text=INFO % (0, 10) + "\n" + INFO % (1, 20)
+        )
+        router.get("http://127.0.0.1:2/metrics").respond(
+            text=INFO % (0, 30) + "\n" + INFO % (1, 40)
+        )
+        async with httpx.AsyncClient() as client:
+            prober = Prober(
+                [ranked], interval_s=99.0, timeout_s=1.0, client=lambda _: client, kv=kv
+            )
+            await prober.start()
+            await prober.close()
+            assert health.call_count == 1
+            assert ranked.pools[0].up == [False, False, True]
+            assert kv.of("m", 0, 2) == 70 * 16
+            health.respond(200)
+            assert await prober.probe(ranked, 0, 0)
+    assert ranked.pools[0].up == [True, True, True]
+    assert [kv.of("m", 0, rank) for rank in (0, 1)] == [10 * 16, 20 * 16]

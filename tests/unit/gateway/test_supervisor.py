@@ -1,0 +1,77 @@
+"""The parent's patience with workers that die, and what it does with one worker only."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from gateway import supervisor
+from gateway.settings import Config, parse
+from gateway.supervisor import DEATHS_WITHIN_S, MOST_DEATHS, MOST_PAUSE_S, Supervisor, Worker
+
+FILE = """
+version: 1
+server: {port: 0, workers: %d, admin_key: "sk-secret"}
+models:
+  - name: m
+    pools:
+      only: {max_model_len: 4096, max_num_seqs: 8, workers: ["http://127.0.0.1:9"]}
+entitlements:
+  - {name: a, tenant: t, model: m, expires_at: 2030-01-01T00:00:00Z}
+"""
+
+
+def config(workers: int) -> Config:
+    return parse(FILE % workers, "sluice.yaml", {})
+
+
+def pauses(deaths_s: list[float]) -> list[float | None]:
+    worker = Worker(0, Supervisor(config(2), None))
+    return [worker._pause_s(at_s) for at_s in deaths_s]
+
+
+def test_a_worker_that_dies_again_and_again_is_waited_for_longer_and_then_given_up() -> None:
+    found = pauses([float(n) for n in range(MOST_DEATHS)])
+    assert found[-1] is None
+    waited = [pause_s for pause_s in found[:-1] if pause_s is not None]
+    assert len(waited) == MOST_DEATHS - 1
+    assert waited == sorted(set(waited))
+    assert waited[0] == pytest.approx(0.1)
+    assert waited[-1] == MOST_PAUSE_S
+
+
+def test_a_worker_that_dies_now_and_then_is_always_started_again() -> None:
+    found = pauses([n * DEATHS_WITHIN_S for n in range(20)])
+    assert found == [pytest.approx(0.1)] * 20
+
+
+def test_workers_get_the_very_configuration() -> None:
+    made = config(3)
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert Supervisor(made, None).count == 3
+
+
+def test_one_worker_is_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[Config, Any]] = []
+
+    def alone(given: Config, **more: Any) -> int:
+        served.append((given, more))
+        return 7
+
+    monkeypatch.setattr(supervisor, "run_alone", alone)
+    made = config(1)
+    assert supervisor.run(made) == 7
+    assert served == [(made, {"on_ready": None})]
+
+
+def test_a_port_in_use_ends_it_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        made = config(2)
+        port = taken.getsockname()[1]
+        server = made.server.model_copy(update={"port": port})
+        assert supervisor.run(made.model_copy(update={"server": server})) == 1
+    assert "in use" in caplog.text
