@@ -21,7 +21,7 @@ from bench.report import Report
 
 SEEDS: Final = 8
 """Of Mixed and Mixed Bursty; the other workloads have `FEW`."""
-FEW: Final = 3
+FEW: Final = 4
 _MAIN: Final = tuple(name for name in POLICIES if name != "QUARTZ, endless index")
 _SHIFTS: Final = ("FIFO-LL", "PointPred", "No Calibration", "QUARTZ")
 _PLAIN: Final = ("FIFO-LL", "Locality-aware", "cache-aware", "QUARTZ")

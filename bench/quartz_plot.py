@@ -51,6 +51,7 @@ def _bars(
     axes: Axes, results: Results, policies: tuple[str, ...], field: str, scale: float, label: str
 ) -> None:
     """Means over the seeds, with a line from the least to the most."""
+    most = 0.0
     for i, workload in enumerate(_WORKLOADS):
         values = [[scale * getattr(f, field) for f in results[workload, p]] for p in policies]
         means = [float(np.mean(v)) for v in values]
@@ -62,7 +63,7 @@ def _bars(
         top = max(max(v) for v in values)
         for y, mean, v in zip(at, means, values, strict=True):
             axes.text(max(v) + 0.015 * top, y, f"{mean:.1f}", va="center", fontsize=8)
+        most = max(most, top)
     axes.set_xlabel(label)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.1)
+    axes.set_xlim(0, 1.12 * most)
     axes.grid(axis="x", alpha=0.3)

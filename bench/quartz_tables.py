@@ -173,6 +173,7 @@ def other_rows(results: Results) -> list[Row]:
                     note=f"violations {late:.1f} %, {hit:.1f} % of prompt tokens cached",
                 )
             )
+    rows += [_not_worse(results, "Agents", other) for other in ("Locality-aware", "cache-aware")]
     found = mean_of(results, "Agents", "QUARTZ", "hit")
     endless = mean_of(results, "Agents", "QUARTZ, endless index", "hit")
     rows.append(

@@ -240,9 +240,12 @@ class Exchange:
         scheduler, job = found(walk.scheduler), found(walk.job)
         points = walk.prefix.points
         if points:
+            tokens_per_byte = job.prompt_tokens / points[-1][0]
             walk.expected = served.prefixes[binding.pool].insert(
-                points, binding.worker, job.prompt_tokens / points[-1][0]
+                points, binding.worker, tokens_per_byte
             )
+            if served.news:
+                served.news[binding.pool].sent(points, binding.worker, tokens_per_byte)
         if not scheduler.gates:
             if job.stream:
                 job.emitted = relay.emitted

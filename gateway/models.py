@@ -16,6 +16,7 @@ from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.prefix_index import LEAST_ENTRIES, PrefixIndex
+from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.quartz_profile import PROFILES as PROFILES_OF_QUARTZ
 from gateway.policy.rank_group import RankGroup
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
@@ -85,6 +86,7 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
         schedulers=schedulers,
         predictors=predictors,
         prefixes=prefixes,
+        news=tuple(PrefixNews() for _ in prefixes),
         telemetry=views,
         salted=model.cache_salt,
         queue=QueueRules(

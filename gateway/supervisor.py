@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import pickle
+import secrets
 import signal
 import socket
 import sys
@@ -67,6 +69,8 @@ class Supervisor:
         self._config = config
         self._on_ready = on_ready
         self._packed = pickle.dumps(config)
+        self.hash_seed = secrets.randbelow(1 << 32)
+        """Of Python's keyed hash in every worker; unguessable, so nobody can make them collide."""
         self._workers = [Worker(index, self) for index in range(config.server.workers)]
         self.ending = asyncio.Event()
         self.failed = False
@@ -244,6 +248,8 @@ class Worker:
                 json.dumps({"place": place, "levels": levels}),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(link_end.fileno(), way_end.fileno()),
+                # One key, so that digests of prompts mean the same in all of them.
+                env={**os.environ, "PYTHONHASHSEED": str(self._supervisor.hash_seed)},
                 start_new_session=True,  # Ctrl-C is for the parent, which passes it on
             )
         self._way = way

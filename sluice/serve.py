@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gateway.settings import Config
+from gateway.settings import Config, shared_ranks
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -24,6 +24,13 @@ def serve(
 ) -> None:
     """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
     loaded = listening_on(load_or_exit(config), host, port, workers)
+    if (model := shared_ranks(loaded)) is not None:
+        typer.echo(
+            f"--workers: the ranks of {model} are balanced by one process; give 1, or the model "
+            "another policy than bfio",
+            err=True,
+        )
+        raise typer.Exit(2)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

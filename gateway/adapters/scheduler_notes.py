@@ -1,9 +1,9 @@
 """What the schedulers of several processes tell one another, about once a second.
 
 Each process has schedulers of its own over the same workers: it takes its share of every gate,
-and hears from the others what they learned of prefills, whom they served and what they have
-assigned. Notes go over a board (`gateway.adapters.shared.board`); one that is malformed is
-ignored.
+and hears from the others what they learned of prefills, whom they served, what they have
+assigned and which prompts they sent where. Notes go over a board
+(`gateway.adapters.shared.board`); one that is malformed is ignored.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,6 +31,7 @@ class _Note(msgspec.Struct):
     process: str
     scheduler: dict[str, Any]
     predictor: dict[str, Any]
+    prefixes: dict[str, Any]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -64,14 +65,20 @@ class SchedulerNotes:
                 if scheduler is None:
                     continue
                 scheduler.replicas = replicas
-                if isinstance(scheduler, Quartz) and served.predictors:
+                if isinstance(scheduler, Quartz) and served.predictors and served.prefixes:
                     self._exchange(f"{served.name}/{pool}", served, pool, scheduler, now_s)
 
     def _exchange(
         self, name: str, served: ServedModel, pool: int, scheduler: Quartz, now_s: float
     ) -> None:
         predictor = served.predictors[pool]
-        own = _Note(process=self._process, scheduler=scheduler.state(), predictor=predictor.state())
+        news = served.news[pool]
+        own = _Note(
+            process=self._process,
+            scheduler=scheduler.state(),
+            predictor=predictor.state(),
+            prefixes=news.tell(),
+        )
         self._board.publish(name, _encode(own))
         notes = {}
         for payload in self._board.peers(name):
@@ -82,3 +89,4 @@ class SchedulerNotes:
             notes[note.process] = note
         scheduler.merge({process: note.scheduler for process, note in notes.items()}, now_s)
         predictor.merge({process: note.predictor for process, note in notes.items()})
+        news.hear({name: note.prefixes for name, note in notes.items()}, served.prefixes[pool])

@@ -40,7 +40,7 @@ class PrefixIndex:
         "_entries",
         "_full",
         "_keeping",
-        "_workers",
+        "workers",
     )
 
     def __init__(
@@ -58,7 +58,7 @@ class PrefixIndex:
             raise ValueError(
                 f"a prefix index has workers, capacity, and {LEAST_ENTRIES:,} entries or more"
             )
-        self._workers = workers
+        self.workers = workers
         self._full = (1 << workers) - 1
         self._entries: dict[int, int] = {}
         """Digest -> stamp << workers | mask."""
@@ -86,7 +86,7 @@ class PrefixIndex:
         `tokens_per_byte` is the prompt's tokens by the last point's length; 1 where points
         are in tokens.
         """
-        get, workers, full = self._entries.get, self._workers, self._full
+        get, workers, full = self._entries.get, self.workers, self._full
         floor = self._keeping.newest_floor
         found: list[tuple[int, int]] = []
         seen = 0
@@ -114,7 +114,7 @@ class PrefixIndex:
         hit, known, touched = self._touch(points, worker)
         age = int(self._clock) - touched if known else 0
         written = (points[-1][0] - hit) * tokens_per_byte
-        self._clock += written / self._workers
+        self._clock += written / self.workers
         if len(self._chunk) >= self._chunk_entries:
             self._clock = self._chunk_stamp = int(self._clock) + 1
             self._chunks.append((self._chunk_stamp, self._chunk))
@@ -156,7 +156,7 @@ class PrefixIndex:
 
     def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
         """Stamp all points; lengths that the worker holds and was sent, and when that was."""
-        entries, workers, full, keeping = self._entries, self._workers, self._full, self._keeping
+        entries, workers, full, keeping = self._entries, self.workers, self._full, self._keeping
         get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
         bit, stamp = 1 << worker, int(self._clock)
         since, floor = keeping.since[worker], keeping.newest_floor
@@ -184,7 +184,7 @@ class PrefixIndex:
     def _evict(self, most: int) -> None:
         """Drop up to so many digests of the oldest chunk, but those touched later."""
         after, chunk = self._chunks[0]
-        entries, workers = self._entries, self._workers
+        entries, workers = self._entries, self.workers
         for _ in range(min(most, len(chunk))):
             digest = chunk.pop()
             if entries[digest] >> workers < after:

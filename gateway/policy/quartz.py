@@ -7,7 +7,8 @@ there by (band, k), the least first: k = s-hat + lambda x arrival + beta x u (eq
 Where this goes beyond the paper, or against it:
 - Candidates are the worker with the longest cached prefix and the one with the least W-hat (all
   workers when there are few): two at random lose to a plain prefix router.
-- psi prices uncached tokens (`QuartzProfile.locality_price`).
+- psi prices uncached tokens (`QuartzProfile.locality_price`), more of them where more were
+  written lately (`quartz_writes`).
 - Q-hat and s-hat are for a worker with nothing ahead: what is ahead is W-hat's. What is
   calibrated is a second prediction, made when the job is sent, of the time to its first token.
 - u counts what waits here of the client, too, beyond an even part of all that waits. Aging
@@ -28,6 +29,7 @@ from gateway.policy.gated import Gated
 from gateway.policy.quartz_backlog import Backlogs
 from gateway.policy.quartz_fallback import Fallback
 from gateway.policy.quartz_profile import QuartzProfile
+from gateway.policy.quartz_queue import uncached_tokens
 from gateway.policy.quartz_score import (
     Features,
     Predictor,
@@ -37,6 +39,7 @@ from gateway.policy.quartz_score import (
     seconds,
     workers_of,
 )
+from gateway.policy.quartz_writes import RecentWrites
 from gateway.policy.scheduling import Job, Match
 from gateway.policy.sticky import pick_least, pick_sticky
 from predictor.features import features
@@ -64,6 +67,7 @@ class Quartz(Gated):
         "_predictor",
         "_random",
         "_s_per_token",
+        "_writes",
         "profile",
         "shares",
     )
@@ -86,6 +90,7 @@ class Quartz(Gated):
         self._predictor = predictor
         self._backlogs = Backlogs(workers)
         self._pending_s = [0.0] * workers
+        self._writes = RecentWrites(workers, profile.writes_tau_s)
         self._fallback = Fallback(profile.fallback_enter, profile.fallback_leave)
         self._kv_usage = kv_usage
         self._kv: list[float | None] = [None] * workers
@@ -162,6 +167,7 @@ class Quartz(Gated):
         _, mean_s, quantile_s, _ = job.policy
         self._backlogs.add(job.worker, mean_s * self.replicas, now_s)
         self._pending_s[job.worker] += mean_s
+        self._writes.add(job.worker, uncached_tokens(job), now_s)
         job.mean_s, job.quantile_s = mean_s, quantile_s
         if profile.order != "size":
             job.key = job.arrived_s
@@ -206,10 +212,10 @@ class Quartz(Gated):
         """The least score; who cannot beat it by backlog and psi alone is not predicted."""
         profile = self.profile
         free_at_s, s_per_token, kv = self._backlogs.free_at_s, self._s_per_token, self._kv
-        prompt, price = job.prompt_tokens, profile.locality_price
+        prompt, price, factor = job.prompt_tokens, profile.locality_price, self._writes.factor
         bases = []
         for worker, hit in candidates:
-            base = price * (prompt - hit) * s_per_token[worker]
+            base = price * factor(worker) * (prompt - hit) * s_per_token[worker]
             wait_s = free_at_s[worker] - now_s
             if wait_s > 0.0:
                 base += wait_s

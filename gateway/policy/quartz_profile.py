@@ -18,6 +18,9 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     locality_price: float = 4.0
     """mu, >= 0: how many times its own duration an uncached prefill costs in the score.
     Without it, spreading load destroys the cache hits that make the load small."""
+    writes_tau_s: float = 10.0
+    """That price is times the worker's part of the uncached tokens that all were assigned in
+    about this time, over an even part; > 0. It keeps caches equally full."""
     kv_threshold: float = 0.85
     """Share of the KV cache in use above which a worker is avoided."""
     kv_price_s: float = 2.0
@@ -50,8 +53,10 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     times its predicted quantile."""
 
     def __post_init__(self) -> None:
-        if not (self.fairness_tau_s > 0 and self.gate_steps > 0 and self.chunk_tokens >= 1):
-            raise ValueError("fairness_tau_s, gate_steps and chunk_tokens must be above 0")
+        if min(self.fairness_tau_s, self.writes_tau_s, self.gate_steps, self.chunk_tokens) <= 0:
+            raise ValueError(
+                "fairness_tau_s, writes_tau_s, gate_steps and chunk_tokens must be above 0"
+            )
         if min(self.aging, self.fairness_s_per_kilotoken, self.locality_price) < 0:
             raise ValueError("aging, fairness and locality price must not be negative")
         if not self.fallback_leave <= self.fallback_enter:

@@ -15,6 +15,7 @@ from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import Routing
 from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.rates import MeanRate
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.telemetry_view import TelemetryView
@@ -60,6 +61,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """By pool, where a scheduler predicts; else nothing."""
     prefixes: tuple[PrefixIndex, ...] = ()
     """By pool, where a scheduler looks at prefixes; else nothing."""
+    news: tuple[PrefixNews, ...] = ()
+    """By pool, what the other processes are told of prefixes; with `prefixes`."""
     telemetry: tuple[TelemetryView, ...] = ()
     """By pool, where engines' own figures are read; else nothing."""
     tells_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)

@@ -30,6 +30,18 @@ def check_config(document: Document, config: Config) -> None:
             f"below eject_s ({config.health.eject_s:g})",
             f"give at least {config.health.eject_s:g}",
         )
+    if shared_ranks(config) is not None:
+        document.add(
+            ("server", "workers"),
+            f"the ranks of {shared_ranks(config)} are balanced by one process",
+            "give 1, or another policy than bfio",
+        )
+
+
+def shared_ranks(config: Config) -> str | None:
+    """A model whose ranks would be balanced by several processes, each seeing its part only."""
+    balanced = (m.name for m in config.models if m.scheduling.policy == "bfio")
+    return next(balanced, None) if config.server.workers > 1 else None
 
 
 def check_models(document: Document, models: Models) -> None:

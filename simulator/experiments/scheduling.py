@@ -7,165 +7,34 @@ several gateways may share the workers, and workers may stall, restart or be slo
 Events of one time come in this order: engines, trouble, ticks, arrivals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, Literal, Protocol
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from gateway.policy import fleet
-from gateway.policy.fleet import PoolState
 from gateway.policy.prefix_capacity import Expected
 from gateway.policy.prefix_points import block_points
-from gateway.policy.quartz import Quartz
-from gateway.policy.scheduling import Job, Match, Points, Scheduler
-from predictor.online import PrefillPredictor
+from gateway.policy.scheduling import Job, Points
 from simulator.engine import Engine, EngineProfile, EngineRequest
+from simulator.experiments.scheduling_notes import merge
+from simulator.experiments.scheduling_records import (
+    BLOCK_TOKENS,
+    WORKER,
+    Demand,
+    Gateway,
+    Served,
+    Trouble,
+)
+from simulator.experiments.scheduling_workers import Worker, events_of
+
+__all__ = ["BLOCK_TOKENS", "WORKER", "Demand", "Gateway", "Served", "Trouble", "serve"]
 
 TICK_S: Final = 0.25
 MERGE_S: Final = 1.0
 ATTEMPTS: Final = 5
-_ROUNDING_S: Final = 1e-9
-BLOCK_TOKENS: Final = 64
-
-WORKER: Final = EngineProfile(
-    name="quartz-worker",
-    w_s=0.024,
-    h_s=0.0004,
-    prefill_s_per_token=1 / 9000,
-    max_num_batched_tokens=2048,
-    block_tokens=BLOCK_TOKENS,
-    kv_blocks=480_000 // BLOCK_TOKENS,
-    prefix_cache_tokens=160_000,
-    max_model_len=131_072,
-    max_num_seqs=256,
-)
-"""24 ms a step and .4 ms a sequence, 9,000 prefill tokens/s in chunks of 2,048, and an LRU
-prefix cache of 160,000 tokens: the engine that the figures of bench quartz are for."""
-
-
-class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One request as it arrives."""
-
-    arrival_s: float
-    client: str
-    prompt_tokens: int
-    output_tokens: int
-    cap_tokens: int
-    slo_s: float
-    """Time to first token that it asks for."""
-    kind: str
-    blocks: tuple[int, ...]
-    """Chained hashes of its full prompt blocks."""
-    ends_tokens: tuple[int, ...] = ()
-    """Ends of the earlier turns within the prompt."""
-    band: int = 1
-
-
-class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Something that happens to a worker."""
-
-    at_s: float
-    worker: int
-    what: Literal["stall", "restart", "cold"]
-    """stall: it does nothing and answers nothing; restart: it loses all and is known to be
-    away; cold: only its cache is lost, and nobody is told."""
-    lasts_s: float = 0.0
-
-
-class Prefixes(Protocol):
-    """What of `gateway.policy.prefix_index.PrefixIndex` is used; points are in tokens."""
-
-    def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
-        """Who holds how much."""
-        ...
-
-    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
-        """A prompt goes to a worker."""
-        ...
-
-    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
-        """What the engine found."""
-        ...
-
-    def forget(self, worker: int) -> None:
-        """A worker begins anew."""
-        ...
-
-
-class Gateway:
-    """One gateway process: its scheduler with what belongs to it."""
-
-    def __init__(
-        self,
-        pool: PoolState,
-        scheduler: Scheduler,
-        prefixes: Prefixes | None = None,
-        predictor: PrefillPredictor | None = None,
-        *,
-        tells_prefixes: bool = True,
-    ) -> None:
-        self.pool = pool
-        self.scheduler = scheduler
-        self.prefixes = prefixes
-        self.predictor = predictor
-        self.tells_prefixes = tells_prefixes
-        """Whether the gateways tell one another which prompts they sent where."""
-        self.sent: list[tuple[Points, int]] = []
-
-
-MakeGateway = Callable[[int, int], Gateway]
-"""From the number of workers and a seed."""
-
-
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the requests: an entry each, in order of arrival; NaN for what was not."""
-
-    ttft_s: np.ndarray
-    wait_s: np.ndarray
-    """From arrival to the first service in the engine."""
-    queue_s: np.ndarray
-    """Of that, in the gateway."""
-    end_s: np.ndarray
-    worker: np.ndarray
-    cached_tokens: np.ndarray
-    within: np.ndarray
-    """1 where the prefill was within its predicted quantile, 0 where not, NaN if none was made."""
-    fallback: np.ndarray
-    """1 where the scheduler was in its fallback at arrival."""
-    lost: int
-    """Requests that were not answered."""
-
-
-class _Worker:
-    """An engine with a clock that can stand still."""
-
-    def __init__(self, profile: EngineProfile) -> None:
-        self.profile = profile
-        self.engine = Engine(profile)
-        self.behind_s = 0.0
-        self.halted_s = inf
-
-    @property
-    def halted(self) -> bool:
-        """Whether it stands still."""
-        return self.halted_s < inf
-
-    def local_s(self, now_s: float) -> float:
-        """The time by its own clock; rounded up, so that what is due is not missed by a bit."""
-        local_s = min(now_s, self.halted_s) - self.behind_s
-        return local_s + _ROUNDING_S if self.behind_s else local_s
-
-    def resume(self, now_s: float) -> None:
-        """Go on where it stopped."""
-        self.behind_s += now_s - self.halted_s
-        self.halted_s = inf
-
-    def due_s(self) -> float:
-        due_s = None if self.halted else self.engine.next_event_s()
-        return inf if due_s is None else due_s + self.behind_s
 
 
 class _Run:
@@ -178,7 +47,7 @@ class _Run:
     ) -> None:
         n = len(demands)
         self.demands = demands
-        self.workers = [_Worker(p) for p in profiles]
+        self.workers = [Worker(p) for p in profiles]
         self.gateways = gateways
         self.of = np.random.default_rng(seed).integers(len(gateways), size=n).tolist()
         self.heap: list[tuple[float, int]] = []
@@ -359,7 +228,7 @@ class _Run:
 
     def all(self, troubles: Sequence[Trouble]) -> None:
         self.pending = []
-        events = _events(troubles)
+        events = events_of(troubles)
         n, at = len(self.demands), 0
         tick_s, merge_s = TICK_S, MERGE_S
         while at < n or self.open:
@@ -390,40 +259,6 @@ class _Run:
                 self.arrive(at, now_s)
                 self.flush(now_s)
                 at += 1
-
-
-def _events(troubles: Sequence[Trouble]) -> list[tuple[float, tuple[str, int]]]:
-    """Beginnings and ends, latest first."""
-    names = {"stall": ("stall", "resume"), "restart": ("down", "up"), "cold": ("cold", "")}
-    events = []
-    for trouble in troubles:
-        first, last = names[trouble.what]
-        events.append((trouble.at_s, (first, trouble.worker)))
-        if last:
-            events.append((trouble.at_s + trouble.lasts_s, (last, trouble.worker)))
-    return sorted(events, reverse=True)
-
-
-def merge(gateways: Sequence[Gateway], now_s: float) -> None:
-    """What gateways tell one another every second: what they learned, assigned and sent."""
-    learned = {str(i): g.predictor.state() for i, g in enumerate(gateways) if g.predictor}
-    states = {
-        str(i): g.scheduler.state()
-        for i, g in enumerate(gateways)
-        if isinstance(g.scheduler, Quartz)
-    }
-    sent = [g.sent for g in gateways]
-    for i, gateway in enumerate(gateways):
-        name = str(i)
-        if gateway.predictor is not None:
-            gateway.predictor.merge({k: v for k, v in learned.items() if k != name})
-        if isinstance(gateway.scheduler, Quartz):
-            gateway.scheduler.merge({k: v for k, v in states.items() if k != name}, now_s)
-        if gateway.prefixes is not None and gateway.tells_prefixes:
-            for j, prompts in enumerate(sent):
-                for points, worker in prompts if j != i else ():
-                    gateway.prefixes.insert(points, worker)
-        gateway.sent = []
 
 
 def serve(

@@ -261,7 +261,7 @@ def test_sigterm_drains_every_worker(fleet: Fleet, clients: Clients) -> None:
     assert fleet.gateway is not None
     many = clients(fleet, 2)
     with ThreadPoolExecutor(2) as threads:
-        running = [threads.submit(client.chat, "free", 300) for client in many]
+        running = [threads.submit(client.chat, "free", 900) for client in many]
         wait_until(lambda: fleet.leases() == 2)
         fleet.gateway.send_signal(signal.SIGTERM)
         assert [future.result(60).status_code for future in running] == [200, 200]

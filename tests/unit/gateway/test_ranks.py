@@ -56,6 +56,14 @@ def test_ranks_are_workers_of_one_address() -> None:
     assert (pool.worker_count, pool.slots, pool.replica_bounds) == (3, 12, (3, 3))
 
 
+def test_several_processes_for_one_group_of_ranks_are_refused() -> None:
+    text = FILE.replace("WORKER", "{url: 'http://h:8000', ranks: 2}").replace("POLICY", "bfio")
+    with pytest.raises(ConfigError, match="give 1, or another policy than bfio"):
+        parse(text + "server: {workers: 2}\n", "sluice.yaml", {})
+    fine = parse(text.replace("bfio", "mix") + "server: {workers: 2}\n", "sluice.yaml", {})
+    assert fine.server.workers == 2
+
+
 def test_one_rank_is_the_engine_itself() -> None:
     pool = config("{url: 'http://h:8000', ranks: 1}", "mix").models[0].pools["only"]
     assert [(a.id, a.rank) for a in pool.addresses] == [("h:8000", None)]

@@ -4,6 +4,8 @@ import msgspec
 import pytest
 
 from gateway.adapters.scheduler_notes import SchedulerNotes
+from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.quartz import Quartz
 from gateway.policy.quartz_profile import PROFILES
 from gateway.policy.scheduling import Job
@@ -40,7 +42,11 @@ def process() -> tuple[ServedModel, Quartz, PrefillPredictor]:
     predictor = PrefillPredictor(workers=2)
     scheduler = Quartz(plain.pools[0], predictor, PROFILES["default"])
     served = msgspec.structs.replace(
-        plain, schedulers=(scheduler, None), predictors=(predictor, predictor)
+        plain,
+        schedulers=(scheduler, None),
+        predictors=(predictor, predictor),
+        prefixes=(PrefixIndex(2), PrefixIndex(1)),
+        news=(PrefixNews(), PrefixNews()),
     )
     return served, scheduler, predictor
 
@@ -79,6 +85,17 @@ def test_work_that_one_process_assigned_is_backlog_for_the_others() -> None:
     SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0)
     assert other.wait_s(sent.worker, 0.0) > 0
     assert other.wait_s(1 - sent.worker, 0.0) == 0
+
+
+def test_prompts_that_one_process_sent_are_expected_at_their_worker_by_the_others() -> None:
+    boards = Boards()
+    one, _, _ = process()
+    two, _, _ = process()
+    points = ((512, 1), (1024, 2), (2048, 3))
+    one.news[0].sent(points, 1, 0.25)
+    SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2).exchange(0.0)
+    SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0)
+    assert two.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
 
 
 def test_what_is_no_note_is_ignored() -> None:

@@ -54,6 +54,19 @@ def test_a_long_prefix_beats_an_idle_worker_and_a_short_one_does_not() -> None:
         assert job.worker == chosen, hit
 
 
+def test_new_prompts_go_where_less_was_written_lately() -> None:
+    scheduler = quartz_of(pool_of(2))
+    full = job_of(20_000, home=0)
+    scheduler.submit(full, 0.0)
+    scheduler.first_token(full, 2.0)
+    other = job_of(100, 3.0, home=1)
+    scheduler.submit(other, 3.0)
+    scheduler.first_token(other, 3.1)
+    new = job_of(3000, 4.0)
+    scheduler.submit(new, 4.0)  # both are idle, the first one for longer
+    assert new.worker == 1
+
+
 def test_among_many_workers_only_the_least_loaded_and_the_best_prefix_are_predicted() -> None:
     predictor = Proportional()
     scheduler = quartz_of(pool_of(100), predictor)

@@ -1,4 +1,5 @@
 import random
+from math import exp
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from gateway.policy.quartz_backlog import Backlogs
 from gateway.policy.quartz_fallback import Fallback
 from gateway.policy.quartz_queue import WorkerQueues
 from gateway.policy.quartz_score import hit_tokens, hits_of, pressure_s, workers_of
+from gateway.policy.quartz_writes import EVEN_TOKENS, LEAST, MOST, RecentWrites
 from gateway.policy.scheduling import Job
 from gateway.policy.sticky import pick_least, pick_sticky
 from tests.unit.gateway.policy.scheduled import job_of, pool_of, quartz_of, submit_all
@@ -202,3 +204,32 @@ def test_client_counters_stay_small_over_many_requests() -> None:
         shares.served(f"c{rng.randrange(5)}", 1000, now_s)
     # 2 kilotokens a second each, over 10 s.
     assert all(10.0 < shares.kilotokens(f"c{i}", now_s) < 35.0 for i in range(5))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 50_000), st.floats(0, 4000)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_recent_writes_are_decayed_counts_over_their_mean(
+    steps: list[tuple[int, int, float]],
+) -> None:
+    writes = RecentWrites(4, 10.0)
+    naive = [0.0] * 4
+    now_s = 1e6
+    for worker, tokens, later_s in steps:
+        now_s += later_s
+        naive = [value * exp(-later_s / 10.0) for value in naive]
+        naive[worker] += tokens
+        writes.add(worker, tokens, now_s)
+    mean = sum(naive) / 4 + EVEN_TOKENS
+    for worker, value in enumerate(naive):
+        expected = min(max((value + EVEN_TOKENS) / mean, LEAST), MOST)
+        assert writes.factor(worker) == pytest.approx(expected, rel=1e-6)
+
+
+def test_where_nothing_was_written_the_price_is_the_same_everywhere() -> None:
+    writes = RecentWrites(3, 10.0)
+    assert [writes.factor(w) for w in range(3)] == [1.0, 1.0, 1.0]

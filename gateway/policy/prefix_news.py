@@ -1,0 +1,99 @@
+"""Which prompts were sent where, told to the other processes that share the workers.
+
+A process that knows only its own prompts expects a fraction of the hits there are: of four
+gateways each would know a quarter. So each tells the others what it sent, and enters what they
+tell into its index.
+
+Rules:
+- Digests of prompts are Python's own keyed hash, so processes understand one another only if
+  they were given the same key (`PYTHONHASHSEED`); a check value says whether they were.
+- Notes are numbered, and each is heard once, however often it is told.
+- At most `MOST_POINTS` points are told at a time, the newest prompts first: beyond that the
+  others know less, which costs hits and nothing else.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.scheduling import Points
+
+MOST_POINTS: Final = 4_000
+"""Told at a time: some 50 KB, and 2 ms of each listener's time."""
+KEPT_PROMPTS: Final = 2_000
+_TELLS: Final = 2
+"""So many times each prompt is told: notes replace one another, and one may not be seen."""
+CHECK: Final = hash(b"sluice prefixes")
+
+_Sent = tuple[int, int, float, Points]
+"""Number, worker, tokens per byte, points."""
+
+
+class PrefixNews:
+    """One pool's: what this process sent lately, and what it has heard of the others."""
+
+    __slots__ = ("_heard", "_marks", "_number", "_sent")
+
+    def __init__(self) -> None:
+        self._sent: deque[_Sent] = deque(maxlen=KEPT_PROMPTS)
+        self._number = 0
+        self._marks: deque[int] = deque([0] * _TELLS, maxlen=_TELLS)
+        """Numbers of the last prompts at the last tellings."""
+        self._heard: dict[str, int] = {}
+
+    def sent(self, points: Points, worker: int, tokens_per_byte: float) -> None:
+        """A prompt was sent to a worker."""
+        self._number += 1
+        self._sent.append((self._number, worker, tokens_per_byte, points))
+
+    def tell(self) -> dict[str, Any]:
+        """Plain values for the other processes."""
+        since = self._marks[0]
+        self._marks.append(self._number)
+        left = MOST_POINTS
+        told: list[_Sent] = []
+        for prompt in reversed(self._sent):
+            left -= len(prompt[3])
+            if prompt[0] <= since or left < 0:
+                break
+            told.append(prompt)
+        return {"check": CHECK, "prompts": told[::-1]}
+
+    def hear(self, states: Mapping[str, Mapping[str, Any]], index: PrefixIndex) -> int:
+        """Enter what the others, by their names, have sent; how many prompts were new.
+
+        A name stands for one process from its start to its end. What is malformed, or was
+        digested with another key, is ignored.
+        """
+        new = 0
+        heard = {}
+        for name, state in states.items():
+            last = self._heard.get(name, 0)
+            prompts = state.get("prompts")
+            if state.get("check") == CHECK and isinstance(prompts, Sequence):
+                for prompt in prompts:
+                    found = _read(prompt, index.workers)
+                    if found is not None and found[0] > last:
+                        last = found[0]
+                        index.insert(found[3], found[1], found[2])
+                        new += 1
+            heard[name] = last
+        self._heard = heard
+        return new
+
+
+def _read(prompt: Any, workers: int) -> _Sent | None:
+    """A told prompt, if it is one."""
+    if not isinstance(prompt, Sequence) or len(prompt) != 4:
+        return None
+    number, worker, tokens_per_byte, points = prompt
+    if not (isinstance(number, int) and isinstance(worker, int) and 0 <= worker < workers):
+        return None
+    if not isinstance(tokens_per_byte, float) or not 0 < tokens_per_byte < 64:
+        return None
+    try:
+        pairs = tuple((int(length), int(digest)) for length, digest in points)
+    except (TypeError, ValueError):
+        return None
+    return (number, worker, tokens_per_byte, pairs) if pairs else None
