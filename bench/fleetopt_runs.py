@@ -25,6 +25,7 @@ from simulator.fleet import simulate
 from simulator.outcome import PoolSummary
 from simulator.summary import summarise
 from simulator.traffic import Breakpoints, CdfLengths, Ints, Lengths, Random, traffic
+from sluice.children import die_with_parent
 
 WAIT_SLO_S: Final = 0.5
 """What the papers' tables are sized by: the wait alone."""
@@ -103,7 +104,9 @@ def run_all(
 
     if processes == 1:
         return told(map(work, cases))
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=die_with_parent
+    ) as pool:
         return told(pool.map(work, cases))
 
 

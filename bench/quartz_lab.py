@@ -21,6 +21,7 @@ from predictor.online import PrefillPredictor
 from simulator.engine import EngineProfile
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
 from simulator.experiments.scheduling import WORKER, Demand, Gateway, Served, Trouble, serve
+from sluice.children import die_with_parent
 
 WORKERS: Final = 4
 SETTLED: Final = 1000
@@ -162,7 +163,9 @@ def run_all(tasks: Iterable[Task], done: Callable[[], None]) -> Results:
     results: Results = {}
     found: dict[Task, list[Figures]] = {}
     listed = list(tasks)
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        2, mp_context=get_context("spawn"), initializer=die_with_parent
+    ) as pool:
         for task, values in pool.map(run_task, listed):
             found[task] = values
             done()

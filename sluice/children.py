@@ -51,7 +51,7 @@ class Children:
             stdout=subprocess.DEVNULL if quiet else None,
             stderr=subprocess.DEVNULL if silent else None,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
         )
         self._running.append(child)
         return child
@@ -99,9 +99,10 @@ def _args(child: subprocess.Popen[bytes]) -> list[str]:
     return [str(part) for part in child.args] if isinstance(child.args, list) else [""]
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end this child when its parent dies, however it dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent() -> None:
+    """Ask Linux to end this child when its parent dies, however it dies; nothing elsewhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_ports(count: int) -> list[int]:
