@@ -539,6 +539,7 @@ def test_a_second_prompt_finds_the_first_ones_prefix(url: str) -> None:
     assert metric(url, "vllm:prefix_cache_hits_total") == hits + 2 * found
 
 
+@pytest.mark.alone
 def test_tokens_come_at_the_models_pace(start: Start) -> None:
     url = start(speed=1, w_s=0.008, h_s=0.002)
     body = chat_body(max_tokens=40, ignore_eos=True, stream=True)
