@@ -60,8 +60,35 @@ class Exchange:
         facts: BodyFacts,
     ) -> Outcome:
         """The answer, from whatever worker gave it. Raises Refusal before a byte was sent."""
+        tried: list[tuple[int, int]] = []
+        sent = 0
+        last: Fault | None = None
+        home = served.homes.find(facts.previous_response_id)
         try:
-            return await self._serve(incoming, reply, walk, served, facts)
+            while True:
+                binding = await self._bind(incoming, walk, served, facts, tried, last, home)
+                result = await self._attempt(incoming, reply, walk, served, facts, binding)
+                if isinstance(result, Outcome):
+                    if result.response_id is not None:
+                        served.homes.remember(result.response_id, binding.pool, binding.worker)
+                    return result
+                last = result
+                tried.append((binding.pool, binding.worker))
+                sent += walk.relay is not None and walk.relay.sent
+                larger = larger_pools(served.routing, binding.pool)
+                step = next_step(
+                    result,
+                    sent=sent,
+                    max_attempts=served.max_attempts,
+                    repeatable=stage_dispatch.repeatable(facts),
+                    larger_pool=bool(larger),
+                )
+                if step == "give_up" or len(tried) > _MAX_TRIED:
+                    return await self._give_up(incoming, reply, walk, result)
+                if step == "rescue":
+                    await self._rescue(incoming, walk, tuple(larger))
+                else:
+                    self._metrics.retries.add(result.kind)
         finally:
             self._release(walk)
 
@@ -80,43 +107,6 @@ class Exchange:
             now_s = self._clock()
             waits = job.state == "waiting"
             wake(scheduler.cancel(job, now_s) if waits else scheduler.finished(job, now_s))
-
-    async def _serve(
-        self,
-        incoming: Incoming,
-        reply: ClientReply,
-        walk: Walk,
-        served: ServedModel,
-        facts: BodyFacts,
-    ) -> Outcome:
-        tried: list[tuple[int, int]] = []
-        sent = 0
-        last: Fault | None = None
-        home = served.homes.find(facts.previous_response_id)
-        while True:
-            binding = await self._bind(incoming, walk, served, facts, tried, last, home)
-            result = await self._attempt(incoming, reply, walk, served, facts, binding)
-            if isinstance(result, Outcome):
-                if result.response_id is not None:
-                    served.homes.remember(result.response_id, binding.pool, binding.worker)
-                return result
-            last = result
-            tried.append((binding.pool, binding.worker))
-            sent += walk.relay is not None and walk.relay.sent
-            larger = larger_pools(served.routing, binding.pool)
-            step = next_step(
-                result,
-                sent=sent,
-                max_attempts=served.max_attempts,
-                repeatable=stage_dispatch.repeatable(facts),
-                larger_pool=bool(larger),
-            )
-            if step == "give_up" or len(tried) > _MAX_TRIED:
-                return await self._give_up(incoming, reply, walk, result)
-            if step == "rescue":
-                await self._rescue(incoming, walk, tuple(larger))
-            else:
-                self._metrics.retries.add(result.kind)
 
     async def _bind(
         self,

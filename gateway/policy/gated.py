@@ -136,9 +136,6 @@ class Gated:
         self._answered(job, now_s, cached_tokens, teaches=not (assumed or late))
         return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING
 
-    def progress(self, job: Job, tokens: int) -> None:
-        """See Scheduler."""
-
     def finished(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         worker = job.worker

@@ -71,9 +71,6 @@ class Immediate:
             job.state = "answering"
         return NOTHING
 
-    def progress(self, job: Job, tokens: int) -> None:
-        """See Scheduler."""
-
     def finished(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         if job.state in {"sent", "answering"}:

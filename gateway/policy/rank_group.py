@@ -120,17 +120,12 @@ class RankGroup:
             job.state = "answering"
         return NOTHING
 
-    def progress(self, job: Job, tokens: int) -> None:
-        """See Scheduler. Only for jobs whose `emitted` nobody set."""
-        if isinstance(job.policy, Sent):
-            job.policy.tokens = tokens
-
     def finished(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         if job.state not in ("sent", "answering"):
             return NOTHING
         self.ranks[job.worker].remove(job, now_s)
-        if job.emitted is not None or job.policy.tokens >= 0:
+        if job.emitted is not None:
             tokens = streamed(job, now_s, self.steps.step_s) // max(1, job.sequences)
             self.steps.ended(tokens, now_s - job.sent_s)
         job.state = "gone"

@@ -41,15 +41,13 @@ class StepClock:
 
 
 class Sent:
-    """The policy's notes on a job: when it might have gone, and how long its answer is."""
+    """The policy's note on a job: when it might have gone."""
 
-    __slots__ = ("offered_s", "tokens")
+    __slots__ = ("offered_s",)
 
     def __init__(self) -> None:
         self.offered_s = -1.0
         """When it was first among those to choose from; negative before."""
-        self.tokens = -1
-        """Of its answer, as last told; negative where nobody tells."""
 
 
 class RankLoad:
@@ -117,10 +115,7 @@ class RankLoad:
 
 
 def streamed(job: Job, now_s: float, step_s: float) -> int:
-    """Tokens of a sent job's answer: as its stream says, as told, or as time went by."""
+    """Tokens of a sent job's answer: as its stream says, or as time went by."""
     if job.emitted is not None:
         return job.emitted()
-    if job.policy.tokens >= 0:
-        told: int = job.policy.tokens
-        return told
     return min(job.output_tokens, int((now_s - job.sent_s) / step_s)) * job.sequences

@@ -193,10 +193,6 @@ class Scheduler(Protocol):
         """
         ...
 
-    def progress(self, job: Job, tokens: int) -> None:
-        """So many tokens of its answer have been streamed."""
-        ...
-
     def finished(self, job: Job, now_s: float) -> Sequence[Job]:
         """A sent job left its worker, whether or not it had a first token. Idempotent."""
         ...

@@ -54,7 +54,7 @@ _EMPTY: Final = EngineSample()
 class TelemetryView:
     """Readings of one pool's workers, by index."""
 
-    __slots__ = ("kv_tokens", "preemptions", "restarts", "samples", "stamped_s", "taken")
+    __slots__ = ("kv_tokens", "preemptions", "restarts", "samples", "stamped_s")
 
     def __init__(self, workers: int) -> None:
         self.samples = [_EMPTY] * workers
@@ -65,8 +65,6 @@ class TelemetryView:
         self.preemptions = 0.0
         """Of all workers since the gateway began; never falls."""
         self.restarts = [0] * workers
-        self.taken = 0.0
-        """Of those, what `take_preemptions` gave."""
 
 
 def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float) -> bool:
@@ -84,13 +82,6 @@ def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float)
     return again
 
 
-def fresh(
-    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
-) -> EngineSample | None:
-    """A worker's reading, unless it is older than `stale_s`."""
-    return view.samples[worker] if now_s - view.stamped_s[worker] <= stale_s else None
-
-
 def kv_usage(
     view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
 ) -> float | None:
@@ -106,29 +97,6 @@ def held_tokens(
     """Tokens in a worker's KV cache; None when stale or not told."""
     usage, most = kv_usage(view, worker, now_s, stale_s), view.kv_tokens[worker]
     return None if usage is None or most is None else usage * most
-
-
-def queue_depth(
-    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
-) -> float | None:
-    """Sequences in a worker's own queue, of all its clients; None when stale or not told."""
-    sample = fresh(view, worker, now_s, stale_s)
-    return None if sample is None else sample.waiting
-
-
-def prefix_hit_rate(view: TelemetryView, worker: int) -> float | None:
-    """Share of looked-up tokens a worker found in its cache since it began; None when not told."""
-    sample = view.samples[worker]
-    if sample.prefix_queries_total and sample.prefix_hits_total is not None:
-        return sample.prefix_hits_total / sample.prefix_queries_total
-    return sample.hit_rate
-
-
-def take_preemptions(view: TelemetryView) -> float:
-    """Preemptions of the pool since they were taken last."""
-    found = view.preemptions - view.taken
-    view.taken = view.preemptions
-    return found
 
 
 def _restarted(before: EngineSample, now: EngineSample) -> bool:

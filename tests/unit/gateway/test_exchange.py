@@ -72,9 +72,6 @@ class OneAtATime:
             job.state = "answering"
         return self._free(job, now_s)
 
-    def progress(self, job: Job, tokens: int) -> None:
-        raise NotImplementedError
-
     def finished(self, job: Job, now_s: float) -> Sequence[Job]:
         if job.state == "gone":
             return ()

@@ -11,9 +11,7 @@ def test_a_reading_is_told_while_it_is_fresh() -> None:
     assert tv.kv_usage(view, 0, 100.0) is None
     record(view, 0, EngineSample(kv_usage=0.4, waiting=3), 100.0)
     assert tv.kv_usage(view, 0, 105.0) == 0.4
-    assert tv.queue_depth(view, 0, 105.0) == 3
     assert tv.kv_usage(view, 0, 105.1) is None
-    assert tv.queue_depth(view, 0, 105.1) is None
     assert tv.kv_usage(view, 0, 109.0, stale_s=10) == 0.4
     assert tv.kv_usage(view, 1, 100.0) is None
 
@@ -22,15 +20,6 @@ def test_what_an_engine_does_not_tell_is_none() -> None:
     view = TelemetryView(1)
     record(view, 0, EngineSample(running=1), 0.0)
     assert tv.kv_usage(view, 0, 0.0) is None
-    assert tv.prefix_hit_rate(view, 0) is None
-
-
-def test_hit_rates_come_from_counters_or_as_told() -> None:
-    view = TelemetryView(2)
-    record(view, 0, EngineSample(prefix_queries_total=200, prefix_hits_total=50), 0.0)
-    record(view, 1, EngineSample(hit_rate=0.7), 0.0)
-    assert tv.prefix_hit_rate(view, 0) == 0.25
-    assert tv.prefix_hit_rate(view, 1) == 0.7
 
 
 @pytest.mark.parametrize(
@@ -56,14 +45,12 @@ def test_a_restart_is_a_counter_that_fell_or_another_start(
 def test_preemptions_are_counted_from_the_first_reading_and_over_restarts() -> None:
     view = TelemetryView(2)
     record(view, 0, EngineSample(preemptions_total=100), 0.0)
-    assert tv.take_preemptions(view) == 0
+    assert view.preemptions == 0
     record(view, 0, EngineSample(preemptions_total=103), 1.0)
     record(view, 1, EngineSample(preemptions_total=7), 1.0)
     record(view, 1, EngineSample(preemptions_total=8), 2.0)
-    assert tv.take_preemptions(view) == 4
-    assert tv.take_preemptions(view) == 0
+    assert view.preemptions == 4
     record(view, 0, EngineSample(preemptions_total=2), 3.0)
-    assert tv.take_preemptions(view) == 2
     assert view.preemptions == 6
 
 
