@@ -12,6 +12,8 @@ from planner.calibration_traces import Injection, Trace
 _ROUND_TOKENS: Final = 64
 _FEWEST_LENGTHS: Final = 4
 """Fewer lengths of prompt fit any chunk."""
+_NOISE: Final = 0.05
+"""A chunk this far from a round number was set to that number."""
 _SLOPES_S: Final = np.linspace(0.0, 4e-6, 17)
 
 
@@ -29,8 +31,8 @@ def chunk_tokens(injections: Sequence[Injection], alone: Sequence[Trace], fit: F
     length = _by_length(injections, fit)
     if length is not None and not 0.75 * low <= length <= 1.33 * high:
         low, high = 0, longest - 1  # too noisy a start to say anything
-    if length is not None and 0.97 * low <= length <= 1.03 * high:
-        return _round(length, 0.97 * length, 1.03 * length)
+    if length is not None and (1 - _NOISE) * low <= length <= (1 + _NOISE) * high:
+        return _round(length, (1 - _NOISE) * length, (1 + _NOISE) * length)
     return None if high >= longest else _round((low + high) / 2, low, high)
 
 
@@ -88,7 +90,11 @@ def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
             continue
         extra = [gap_s - each_s for gap_s in one.gaps_s]
         busy = [e for e in extra if e > 0.25 * max(extra)] if extra else []
-        tokens = [e / rate + one.background for e in busy[:-1]]
+        if not busy:
+            continue
+        # Together they took just the prompt; what else they took, its arrival say, is no chunk's.
+        other_s = max(0.0, sum(busy) - rate * one.prompt_tokens) / len(busy)
+        tokens = [(e - other_s) / rate + one.background for e in busy[:-1]]
         full += [t for t in tokens if t > 0.5 * max(tokens)]
     return float(np.median(full)) if full else None
 
