@@ -214,7 +214,7 @@ class TokenPools:
             base=base_terms(model),
             pools=self._served[name].pools,
             shares=worker_shares(model),
-            entitlements=lambda: tuple(self.registry.terms(name)),
+            entitlements=lambda: self.registry.terms(name),
             kv_bytes=lambda pool, worker: self.engine_kv.of(name, pool, worker),
         )
 

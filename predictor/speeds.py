@@ -25,6 +25,8 @@ _MOST_WEIGHT: Final = 3.0
 _DOWN: Final = -0.75
 _UP: Final = 2.0
 _PULL: Final = 0.05
+_ALIKE: Final = 1e-4
+"""Of a logarithm: what is closer is not set anew. With thousands of workers most are."""
 
 
 class Speeds:
@@ -99,6 +101,7 @@ class Speeds:
         """Add what other processes have learned since the last merge, as calibration does."""
         workers = len(self.factors)
         heard: dict[str, list[float]] = {}
+        values = self._log
         for name, state in others.items():
             own, logs = numbers(state.get("own"), workers), numbers(state.get("log"), workers)
             seen = numbers(state.get("seen"), workers)
@@ -106,11 +109,20 @@ class Speeds:
                 continue
             heard[name] = own
             before = self._heard.get(name, own)
-            for w in range(workers):
-                value = self._log[w] + own[w] - before[w]
+            values = [
                 # Who has seen nothing of a worker takes the other's word for it.
-                pull = 1.0 if not self.seen[w] and seen[w] else _PULL * (seen[w] > 0)
-                self._set(w, value + pull * (logs[w] - value))
+                here + (_PULL if seen_here else 1.0) * (there - here) if told else here
+                for here, there, told, seen_here in zip(
+                    [v + more - less for v, more, less in zip(values, own, before, strict=True)],
+                    logs,
+                    seen,
+                    self.seen,
+                    strict=True,
+                )
+            ]
+        for w, (value, was) in enumerate(zip(values, self._log, strict=True)):
+            if abs(value - was) > _ALIKE:
+                self._set(w, value)
         self._heard = heard
 
     def _set(self, worker: int, value: float) -> None:

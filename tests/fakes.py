@@ -371,3 +371,43 @@ class FakeState:
     async def close(self) -> None:
         """See EstimatorState."""
         self.closed = True
+
+
+@dataclass
+class FakeEngines:
+    """Upstream of engines that answer by port and path, until told otherwise.
+
+    What was said last and fits is played; where nothing does, the answer is 404.
+    """
+
+    calls: list[tuple[WorkerAddress, UpstreamCall]] = field(default_factory=list)
+    _rules: list[tuple[str, int | None, Script]] = field(default_factory=list)
+
+    def answer(
+        self, path: str, text: str | bytes = b"", status: int = 200, port: int | None = None
+    ) -> None:
+        """Answer this to a path: at one engine, or at all."""
+        body = text.encode() if isinstance(text, str) else text
+        self.play(path, whole(status, *((body,) if body else ())), port)
+
+    def play(self, path: str, script: Script, port: int | None = None) -> None:
+        """The same with a failure, or HANG."""
+        self._rules.append((path, port, script))
+
+    def asked(self, path: str, port: int | None = None) -> int:
+        """How often a path was asked for."""
+        return sum(call.path == path and port in (None, worker.port) for worker, call in self.calls)
+
+    async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
+        """See Upstream."""
+        self.calls.append((worker, call))
+        fitting = (
+            script
+            for path, port, script in reversed(self._rules)
+            if path == call.path and port in (None, worker.port)
+        )
+        upstream = FakeUpstream([next(fitting, whole(404))])
+        return await upstream.open(worker, call)
+
+    async def close(self) -> None:
+        """See Upstream."""

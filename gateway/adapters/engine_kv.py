@@ -9,18 +9,14 @@ asked again only after it was away: there KV is enforced only where the configur
 
 import logging
 import re
-from collections.abc import Mapping
 from typing import Final
 
-import httpx
-
+from gateway.adapters.engine_pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.domain import WorkerAddress
 from gateway.policy.served import ServedModel
 
-MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
-"""Of a metrics page; a longer one tells nothing."""
-
 _METRIC: Final = "vllm:cache_config_info{"
+_LINE: Final = re.compile(rb"^%b[^\r\n]*" % _METRIC.encode(), re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MOST_TOKENS: Final = 1 << 40
 
@@ -46,24 +42,20 @@ class EngineKv:
         """The worker is away: it may come back another."""
         self._asked.discard((served.name, pool, worker))
 
-    async def learn(
-        self,
-        served: ServedModel,
-        pool: int,
-        worker: int,
-        client: httpx.AsyncClient,
-        headers: Mapping[str, str],
-        timeout_s: float,
-    ) -> None:
-        """Ask a worker that is up, unless it was asked since it came up. Never raises."""
+    def asks(self, served: ServedModel, pool: int, worker: int) -> bool:
+        """Whether a worker that is up is to be asked: once since it came up, if it matters."""
+        if (served.name, pool, worker) in self._asked:
+            return False
+        return bool(served.kv_bytes_per_token or served.telemetry)
+
+    async def learn(self, served: ServedModel, pool: int, worker: int, pages: EnginePages) -> None:
+        """Ask a worker that is up. Never raises."""
         place = (served.name, pool, worker)
-        if place in self._asked or not (served.kv_bytes_per_token or served.telemetry):
-            return
         self._asked.add(place)
         address = served.workers[pool][worker]
         try:
-            tokens = await _ask(address, client, headers, timeout_s)
-        except (httpx.HTTPError, OSError, UnicodeError):
+            tokens = await _ask(address, pages)
+        except NOT_HAD:
             tokens = None
         if served.telemetry:
             served.telemetry[pool].kv_tokens[worker] = tokens
@@ -97,24 +89,18 @@ def _is_of(rank: int | None, line: str) -> bool:
     return rank is None or dict(_LABEL.findall(line)).get("engine") == str(rank)
 
 
-async def _ask(
-    address: WorkerAddress, client: httpx.AsyncClient, headers: Mapping[str, str], timeout_s: float
-) -> int | None:
+async def _ask(address: WorkerAddress, pages: EnginePages) -> int | None:
     """The sum over a worker's engines; None when one of them, or the page, does not tell."""
-    async with client.stream(
-        "GET", f"{address.url}/metrics", headers=headers, timeout=timeout_s
-    ) as answer:
-        if answer.status_code != 200:
+    page = await pages.get(address, "/metrics", MAX_PAGE_BYTES)
+    if page is None or page.status != 200:
+        return None
+    total = 0
+    for raw in _LINE.findall(page.body):
+        line = raw.decode("utf-8", "replace")
+        if not _is_of(address.rank, line):
+            continue
+        tokens = kv_tokens(line)
+        if tokens is None:
             return None
-        total = read = 0
-        async for line in answer.aiter_lines():
-            read += len(line)
-            if read > MAX_PAGE_BYTES:
-                return None
-            if not line.startswith(_METRIC) or not _is_of(address.rank, line):
-                continue
-            tokens = kv_tokens(line)
-            if tokens is None:
-                return None
-            total += tokens
-        return total or None
+        total += tokens
+    return total or None

@@ -2,28 +2,29 @@
 
 One task an engine, whose ranks are on one page; a request never waits for one. A page that
 cannot be had leaves the last reading to grow stale, and is asked for ever more rarely. With
-many engines each is asked less often: reading pages shares the event loop with requests.
+many engines each is asked less often, because reading pages shares the event loop with
+requests; but never so seldom that what an engine said is stale when it is asked again.
 """
 
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import httpx
-
-from gateway.adapters.engine_kv import MAX_PAGE_BYTES
+from gateway.adapters.engine_pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.domain import WorkerAddress
 from gateway.policy.engine_page import ALIASES, missing, read_page
 from gateway.policy.served import ServedModel
-from gateway.policy.telemetry_view import EngineSample, TelemetryView, record
+from gateway.policy.telemetry_view import STALE_S, EngineSample, TelemetryView, record
+from gateway.ports import Upstream
 
-MOST_PAGES_PER_S: Final = 64.0
-"""Of all engines together."""
+MOST_PAGES_PER_S: Final = 128.0
+"""Of all engines together, as long as readings do not grow stale for it."""
+JITTER: Final = 0.1
+MOST_INTERVAL_S: Final = 0.8 * STALE_S
+"""With the jitter and the time that an answer takes, less than what is stale."""
 _MOST_PAUSE_S: Final = 60.0
-_JITTER: Final = 0.2
 
 _log = logging.getLogger("sluice.telemetry")
 
@@ -42,15 +43,16 @@ class EngineMetrics:
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
         on_restart: OnRestart | None = None,
-        client: Callable[[WorkerAddress], httpx.AsyncClient] | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
-        """`clock` is what decisions are timed by. `client` makes the HTTP client for a worker."""
+        """`clock` is what decisions are timed by.
+
+        `upstream`: whose connections to use; without it they are its own.
+        """
         self._models = list(models)
         self._clock = clock
-        self._timeout_s = timeout_s
         self._on_restart = on_restart
-        self._make_client = client or self._client_for
-        self._clients: dict[str | None, httpx.AsyncClient] = {}
+        self._pages = EnginePages(upstream, timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._warned: set[tuple[str, ...]] = set()
         self.views: Mapping[str, tuple[TelemetryView, ...]] = {
@@ -60,7 +62,7 @@ class EngineMetrics:
         }
         """By model, its pools' views."""
         pages = sum(len(pool.engines) for served in self._models for pool in served.pools)
-        self.interval_s = max(interval_s, pages / MOST_PAGES_PER_S)
+        self.interval_s = max(interval_s, min(pages / MOST_PAGES_PER_S, MOST_INTERVAL_S))
         """Seconds between two readings of an engine that answers."""
 
     async def start(self) -> None:
@@ -77,8 +79,7 @@ class EngineMetrics:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._clients.values():
-            await client.aclose()
+        await self._pages.close()
 
     async def read(self, served: ServedModel, pool: int, worker: int) -> bool:
         """Read the page of a worker's engine into the view; False when there was none to read.
@@ -87,13 +88,12 @@ class EngineMetrics:
         """
         address = served.workers[pool][worker]
         try:
-            async with asyncio.timeout(self._timeout_s):
-                page = await _page(address, self._make_client(address), self._timeout_s)
-        except (httpx.HTTPError, OSError, ssl.SSLError):  # a time-out is an OSError
+            page = await self._pages.get(address, "/metrics", MAX_PAGE_BYTES)
+        except NOT_HAD:
             return False
-        if page is None:
+        if page is None or page.status != 200:
             return False
-        return self._take(served, pool, worker, page)
+        return self._take(served, pool, worker, page.body)
 
     def _take(self, served: ServedModel, pool: int, worker: int, page: bytes) -> bool:
         """Keep what a page says of each of its engine's ranks."""
@@ -122,7 +122,7 @@ class EngineMetrics:
                 pause_s = self.interval_s
             else:
                 pause_s = min(2 * pause_s, max(_MOST_PAUSE_S, self.interval_s))
-            await asyncio.sleep(pause_s * random.uniform(1 - _JITTER, 1 + _JITTER))
+            await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     def _warn(self, served: ServedModel, address: WorkerAddress, fields: Iterable[str]) -> None:
         """Say once for each model what a page lacks."""
@@ -138,30 +138,3 @@ class EngineMetrics:
                     "worker %s of %s does not tell %s (none of %s)",
                     *(address.id, served.name, field, names),
                 )
-
-    def _client_for(self, address: WorkerAddress) -> httpx.AsyncClient:
-        client = self._clients.get(address.ca_file)
-        if client is None:
-            verify = ssl.create_default_context(cafile=address.ca_file)
-            client = self._clients[address.ca_file] = httpx.AsyncClient(
-                verify=verify, trust_env=False, follow_redirects=False
-            )
-        return client
-
-
-async def _page(
-    address: WorkerAddress, client: httpx.AsyncClient, timeout_s: float
-) -> bytes | None:
-    """The page; None without one, or when it is longer than a page may be."""
-    headers = {} if address.api_key is None else {"authorization": f"Bearer {address.api_key}"}
-    async with client.stream(
-        "GET", f"{address.url}/metrics", headers=headers, timeout=timeout_s
-    ) as answer:
-        if answer.status_code != 200:
-            return None
-        page = bytearray()
-        async for data in answer.aiter_bytes():
-            page += data
-            if len(page) > MAX_PAGE_BYTES:
-                return None
-        return bytes(page)

@@ -56,6 +56,8 @@ class SchedulerNotes:
         self._board = board
         self._process = process
         self._replicas = replicas
+        self._told: set[str] = set()
+        """Whose schedulers have heard of others."""
 
     def exchange(self, now_s: float) -> None:
         """Tell and hear. Raises nothing that another process can cause."""
@@ -65,8 +67,17 @@ class SchedulerNotes:
                 if scheduler is None:
                     continue
                 scheduler.replicas = replicas
-                if isinstance(scheduler, Quartz) and served.predictors and served.prefixes:
-                    self._exchange(f"{served.name}/{pool}", served, pool, scheduler, now_s)
+                if not (isinstance(scheduler, Quartz) and served.predictors and served.prefixes):
+                    continue
+                name = f"{served.name}/{pool}"
+                served.news[pool].listened(by_others=replicas > 1)
+                if replicas > 1:
+                    self._told.add(name)
+                elif name not in self._told:
+                    continue  # nobody is there, nor was lately
+                else:
+                    self._told.discard(name)
+                self._exchange(name, served, pool, scheduler, now_s)
 
     def _exchange(
         self, name: str, served: ServedModel, pool: int, scheduler: Quartz, now_s: float

@@ -7,6 +7,7 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 from msgspec import Struct
 
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.lease_weights import LeaseWeights
 
 FIRST_SERVICE_S = 5.0
 """Mean service time before any request was served."""
@@ -147,8 +148,7 @@ class PoolBook:
         """Unused baseline of dedicated entitlements: lent to nobody."""
         self.service_s = FIRST_SERVICE_S
         """Moving mean of a lease's life."""
-        self.weights: list[tuple[float, str]] = []
-        """Heap of (weight, lease id) of leases in force, with dead entries among them."""
+        self.weights = LeaseWeights()
         self.evictable: dict[str, Held] = {}
         self.denials: list[float] = []
         """Ascending weights of requests denied for this pool's sake in this tick."""

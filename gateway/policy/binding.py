@@ -38,8 +38,8 @@ def bind_least_loaded(
         start = pool.cursor * COMPARED % len(choice)
         choice = choice[start : start + COMPARED] + choice[: max(0, start + COMPARED - len(choice))]
     kv, active = pool.tokens, pool.active
-    kv_unit = 1.0 / (sum(kv) or 1)
-    active_unit = 1.0 / (sum(active) or 1)
+    kv_unit = 1.0 / (pool.total_tokens or 1)
+    active_unit = 1.0 / (pool.total_active or 1)
     scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
     best = min(scores)
     ties = [i for i, score in zip(choice, scores, strict=True) if score <= best]

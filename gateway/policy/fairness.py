@@ -57,9 +57,9 @@ class ServedShares:
             if before is None:
                 continue
             for client, total in totals.items():
-                if not isinstance(total, int | float):
-                    continue
                 last = before.get(client, 0.0)
+                if total == last or not isinstance(total, int | float):
+                    continue  # most were served nothing in this second
                 last = last if isinstance(last, int | float) else 0.0
                 # Less than before: the client was forgotten there in between, and came back.
                 more = total - last if total >= last else total

@@ -7,6 +7,7 @@ Times are arguments, in seconds of any monotonic clock.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -38,7 +39,12 @@ class PoolState:
         "name",
         "siblings",
         "slots_per_worker",
+        "sound",
+        "sound_from_s",
+        "sound_until_s",
         "tokens",
+        "total_active",
+        "total_tokens",
         "up",
         "workers",
     )
@@ -53,7 +59,8 @@ class PoolState:
         """`engines`: the workers of each engine, all of them; () where each is its own."""
         n = len(workers)
         self.engines = tuple(map(tuple, engines)) or tuple((i,) for i in range(n))
-        self.siblings = [next(e for e in self.engines if i in e) for i in range(n)]
+        engine_of = {worker: engine for engine in reversed(self.engines) for worker in engine}
+        self.siblings = [engine_of[worker] for worker in range(n)]
         """By worker: those of its engine, itself included."""
         self.name = name
         self.workers = workers
@@ -62,6 +69,9 @@ class PoolState:
         """Sequences sent to each worker and not finished."""
         self.tokens = [0] * n
         """Reserved KV tokens (L_cost) of those sequences."""
+        self.total_active = 0
+        self.total_tokens = 0
+        """Of all workers: `active` and `tokens` are changed by `start` and `finish` only."""
         self.up = [True] * n
         """The last probe's verdict, or False since a refused connection."""
         self.draining = [False] * n
@@ -73,6 +83,10 @@ class PoolState:
         """Derived: up and not draining."""
         self.last_ejection_end_s = 0.0
         """Derived: after it no worker is ejected."""
+        self.sound = self.alive
+        """Derived: alive and not ejected, from `sound_from_s` until `sound_until_s`."""
+        self.sound_from_s = inf
+        self.sound_until_s = -inf
         self.inflight = 0
         """Sequences holding a lease in this pool: queued and running."""
         self.cursor = 0
@@ -85,17 +99,30 @@ def available(pool: PoolState, now_s: float) -> list[int]:
     Ejection is a preference: when all are ejected, a doubtful worker beats none. A worker
     that refuses connections or that an operator drains is never chosen. Not to be mutated.
     """
-    alive = pool.alive
     if pool.last_ejection_end_s <= now_s:
-        return alive
-    sound = [i for i in alive if pool.ejected_until_s[i] <= now_s]
-    return sound or alive
+        return pool.alive
+    if not pool.sound_from_s <= now_s < pool.sound_until_s:
+        _find_sound(pool, now_s)
+    return pool.sound
+
+
+def _find_sound(pool: PoolState, now_s: float) -> None:
+    """Look at all workers: once for every beginning and end of an ejection, not for requests.
+
+    In a large fleet one is nearly always under way.
+    """
+    ends_s = [pool.ejected_until_s[i] for i in pool.alive]
+    sound = [i for i, end_s in zip(pool.alive, ends_s, strict=True) if end_s <= now_s]
+    pool.sound = sound or pool.alive
+    pool.sound_from_s = max([end_s for end_s in ends_s if end_s <= now_s], default=-inf)
+    pool.sound_until_s = min([end_s for end_s in ends_s if end_s > now_s], default=inf)
 
 
 def _refresh(pool: PoolState) -> None:
     """Note a change of health; requests only read what is derived here."""
     pool.alive = [i for i, up in enumerate(pool.up) if up and not pool.draining[i]]
     pool.last_ejection_end_s = max(pool.ejected_until_s, default=0.0)
+    pool.sound_from_s, pool.sound_until_s = inf, -inf
 
 
 def drain(pool: PoolState, worker: int, *, on: bool) -> None:
@@ -118,19 +145,23 @@ def start(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
     """Count a request that is sent to a worker."""
     pool.active[worker] += sequences
     pool.tokens[worker] += tokens
+    pool.total_active += sequences
+    pool.total_tokens += tokens
 
 
 def finish(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
     """Take away what `start` added."""
     pool.active[worker] -= sequences
     pool.tokens[worker] -= tokens
+    pool.total_active -= sequences
+    pool.total_tokens -= tokens
 
 
 def succeeded(pool: PoolState, worker: int) -> None:
     """A served exchange clears its engine's failure count and ejection history."""
     head = pool.siblings[worker][0]
-    if pool.failures[head] or pool.ejections[head]:
-        pool.failures[head] = 0
+    pool.failures[head] = 0
+    if pool.ejections[head]:  # without, it is in the rotation: nobody's list changes
         pool.ejections[head] = 0
         for rank in pool.siblings[worker]:
             pool.ejected_until_s[rank] = 0.0

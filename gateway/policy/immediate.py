@@ -5,6 +5,7 @@ pool's: what this gateway sent and has not seen finish.
 """
 
 from collections.abc import Sequence
+from math import inf
 from random import Random
 from typing import Final
 
@@ -27,6 +28,7 @@ class Immediate:
     fallback: bool = False
     coverage: float | None = None
     waiting: Sequence[int] = NO_ONE_WAITS
+    due_s: float = inf
 
     def __init__(self, pool: PoolState) -> None:
         self.replicas = 1
@@ -81,6 +83,10 @@ class Immediate:
         """See Scheduler: nobody waits here."""
         return NOTHING
 
+    def pump(self, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        return NOTHING
+
     def tick(self, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         return NOTHING
@@ -97,7 +103,8 @@ class LeastLoaded(Immediate):
             at = pool.cursor * COMPARED % len(choice)
             choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
         kv, active = pool.tokens, pool.active
-        kv_unit, active_unit = 1.0 / (sum(kv) or 1), 1.0 / (sum(active) or 1)
+        kv_unit = 1.0 / (pool.total_tokens or 1)
+        active_unit = 1.0 / (pool.total_active or 1)
         scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
         least = min(scores)
         job.score = least
@@ -146,10 +153,13 @@ class Sticky(Immediate):
     __slots__ = ()
 
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
-        active = self._pool.active
+        pool = self._pool
+        active = pool.active
         self._cursor += 1
         match: Match = job.match
-        worker = pick_sticky(match, choice, active, self._cursor)
+        worker = pick_sticky(
+            match, choice, active, self._cursor, mean=pool.total_active / len(choice)
+        )
         job.score = active[worker]
         job.candidates = ((worker, job.score),)
         return worker

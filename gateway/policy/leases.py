@@ -16,7 +16,7 @@ def settle(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> 
 
     A lease that expired was charged its estimate; the first late usage replaces that.
     """
-    lease = book.leases.pop(lease_id, None)
+    lease = book.leases.take(lease_id)
     if lease is None:
         return _settle_late(book, lease_id, charge, now_s)
     account = book.accounts[lease.entitlement]
@@ -69,7 +69,7 @@ def renew(book: TokenPool, lease_id: str, now_s: float) -> bool:
     if lease is None:
         return False
     lease.expires_s = now_s + LEASE_TTL_S
-    book.leases.move_to_end(lease_id)
+    book.leases.renewed(lease_id)
     if book.journal is not None:
         book.journal.leases.add(lease_id)
     return True
@@ -79,8 +79,7 @@ def reap(book: TokenPool, now_s: float, most: int = REAPED_AT_ONCE) -> int:
     """End leases whose time is up, charging their estimate; how many."""
     count = 0
     book.reap_at_s = now_s + LEASE_TTL_S
-    while book.leases:
-        lease = next(iter(book.leases.values()))
+    while (lease := book.leases.first()) is not None:
         if count >= most or lease.expires_s > now_s:
             book.reap_at_s = lease.expires_s
             break
@@ -94,7 +93,7 @@ def lapse(book: TokenPool, lease_id: str, now_s: float) -> bool:
 
     Its time is up, or the process that served it is gone.
     """
-    lease = book.leases.pop(lease_id, None)
+    lease = book.leases.take(lease_id)
     if lease is None:
         return False
     account = book.accounts[lease.entitlement]

@@ -8,12 +8,11 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
-from heapq import heappush
 
 from gateway.domain import Record
 from gateway.policy.accounts import FIRST_SERVICE_S, Account, Held, Journal, PoolBook
 from gateway.policy.entitlements import PROFILES, AdmissionProfile, Entitlement
+from gateway.policy.open_leases import OpenLeases
 
 __all__ = [
     "DENIALS_KEPT",
@@ -102,8 +101,7 @@ class TokenPool:
         """(created, name) of accounts whose idle baseline is reserved, oldest first."""
         self.journal: Journal | None = None
         """Kept only if somebody empties it."""
-        self.leases: OrderedDict[str, Held] = OrderedDict()
-        """By expiry: every lease lives equally long from its issue or renewal."""
+        self.leases = OpenLeases()
         self.reap_at_s = 0.0
         """No lease expires before."""
         self.tombstones: dict[str, tuple[str, int, str]] = {}
@@ -208,7 +206,9 @@ class TokenPool:
         """Take a lease out of its pool's books; it may be filed again in another's."""
         if self.journal is not None:
             self.journal.leases.add(lease.id)
-        self.pools[lease.pool].evictable.pop(lease.id, None)
+        book = self.pools[lease.pool]
+        book.evictable.pop(lease.id, None)
+        book.weights.discard(lease.weight)
         self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 
     def file(self, lease: Held) -> None:
@@ -216,10 +216,7 @@ class TokenPool:
         if self.journal is not None:
             self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
-        if len(book.weights) > 64 and len(book.weights) > 2 * len(self.leases):
-            live = [h for h in self.leases.values() if h.pool == lease.pool]
-            book.weights = sorted((h.weight, h.id) for h in live)
-        heappush(book.weights, (lease.weight, lease.id))
+        book.weights.add(lease.weight)
         account = self.accounts[lease.entitlement]
         service_class = account.terms.service_class
         backfill = lease.spilled or service_class == "spot"

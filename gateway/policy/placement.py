@@ -5,7 +5,6 @@ least in flight, and room under the overshoot. Uncontended: backfill leaves head
 that is more than full spills into an alternate's idle room (token-pools paper, section 4.3).
 """
 
-from heapq import heappop
 from math import inf
 
 from gateway.policy.decision import Denial, Place, Request
@@ -16,13 +15,7 @@ from gateway.policy.waits import denied_above, priority_wait_s
 
 def least_weight(book: TokenPool, pool: int) -> float:
     """The admission threshold: the least weight in flight in a pool; 0 when it is empty."""
-    weights = book.pools[pool].weights
-    while weights:
-        lease = book.leases.get(weights[0][1])
-        if lease is not None and lease.pool == pool:
-            return weights[0][0]
-        heappop(weights)
-    return 0.0
+    return book.pools[pool].weights.least()
 
 
 def overshoot(slots: int) -> int:

@@ -8,6 +8,8 @@ Rules:
 - Digests of prompts are Python's own keyed hash, so processes understand one another only if
   they were given the same key (`PYTHONHASHSEED`); a check value says whether they were.
 - Notes are numbered, and each is heard once, however often it is told.
+- What was told as often as it is, is forgotten; and where nobody listens nothing is kept: the
+  points of 2,000 prompts are 7 MB that the garbage collector would look through.
 - At most `MOST_POINTS` points are told at a time, the newest prompts first: beyond that the
   others know less, which costs hits and nothing else.
 """
@@ -33,9 +35,11 @@ _Sent = tuple[int, int, float, Points]
 class PrefixNews:
     """One pool's: what this process sent lately, and what it has heard of the others."""
 
-    __slots__ = ("_heard", "_marks", "_number", "_sent")
+    __slots__ = ("_heard", "_marks", "_number", "_sent", "wanted")
 
     def __init__(self) -> None:
+        self.wanted = False
+        """Whether others share the workers; see `listened`."""
         self._sent: deque[_Sent] = deque(maxlen=KEPT_PROMPTS)
         self._number = 0
         self._marks: deque[int] = deque([0] * _TELLS, maxlen=_TELLS)
@@ -44,12 +48,25 @@ class PrefixNews:
 
     def sent(self, points: Points, worker: int, tokens_per_byte: float) -> None:
         """A prompt was sent to a worker."""
+        if not self.wanted:
+            return
         self._number += 1
         self._sent.append((self._number, worker, tokens_per_byte, points))
+
+    def listened(self, *, by_others: bool) -> None:
+        """Say whether there is anybody to tell."""
+        self.wanted = by_others
+        if not by_others:
+            self._sent.clear()
+
+    def __len__(self) -> int:
+        return len(self._sent)
 
     def tell(self) -> dict[str, Any]:
         """Plain values for the other processes."""
         since = self._marks[0]
+        while self._sent and self._sent[0][0] <= since:
+            self._sent.popleft()
         self._marks.append(self._number)
         left = MOST_POINTS
         told: list[_Sent] = []

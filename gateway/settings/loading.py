@@ -49,14 +49,14 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
         explain(document, error)
     else:
         check_config(document, config)
-    models = _valid(document, "models", ModelConfig)
+    if config is not None:  # all were valid: looking again would take as long as reading
+        models = list(enumerate(config.models))
+        entitlements = list(enumerate(config.entitlements))
+    else:
+        models = _valid(document, "models", ModelConfig)
+        entitlements = _valid(document, "entitlements", EntitlementConfig)
     check_models(document, models)
-    check_entitlements(
-        document,
-        _valid(document, "entitlements", EntitlementConfig),
-        models,
-        _model_names(document),
-    )
+    check_entitlements(document, entitlements, models, _model_names(document))
     if document.problems or config is None:
         raise ConfigError(document.problems)
     return config

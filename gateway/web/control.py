@@ -55,9 +55,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus."""
-        page = control.metrics.render()
-        page = page if isinstance(page, bytes) else await page
-        return Response(page, media_type=CONTENT_TYPE)
+        return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:

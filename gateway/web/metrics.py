@@ -1,21 +1,24 @@
-"""Rendering /metrics: the plain numbers of telemetry plus gauges read at scrape time."""
+"""What /metrics shows: the plain numbers of telemetry plus gauges read at scrape time."""
 
-from collections.abc import Callable, Iterable, Iterator
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
-from prometheus_client.metrics_core import Metric
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from gateway.domain import Record
 from gateway.policy import fleet
-from gateway.policy.scheduling import BAND_NAMES
 from gateway.policy.served import ServedModel
 from gateway.ports import AccountView, PoolView
-from gateway.telemetry import Counter, Histogram, Metrics
+from gateway.telemetry import Counter, Metrics
+from gateway.web.exposition import (
+    Buckets,
+    Family,
+    Rows,
+    counter_family,
+    gauge,
+    histogram_family,
+    text_of,
+    written,
+)
+from gateway.web.metrics_models import BY_POOL, boundaries, learned, schedulers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -67,15 +70,17 @@ class MetricsPage:
         self._store_up = store_up
         self._token_pools = token_pools
         self._store_counts = store_counts
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def render(self) -> bytes:
-        """The page, in Prometheus's text format."""
-        return generate_latest(self._registry)
+        """The page, in Prometheus's text format, in one go."""
+        return text_of(self.collect())
 
-    def collect(self) -> Iterator[Metric]:
-        """All families (called by the registry)."""
+    async def rendered(self) -> bytes:
+        """The same in slices: rows are of the moment they were written."""
+        return await written(self.collect())
+
+    def collect(self) -> Iterator[Family | Buckets]:
+        """All families."""
         for family in self._metrics.families():
             if isinstance(family, Counter):
                 yield counter_family(family)
@@ -83,191 +88,105 @@ class MetricsPage:
                 yield histogram_family(family)
         yield from self.gauges()
 
-    def gauges(self) -> Iterator[Metric]:
+    def gauges(self) -> Iterator[Family]:
         """What is read when it is asked for."""
-        inflight = GaugeMetricFamily(
-            "sluice_pool_inflight", "Sequences holding a lease.", labels=["model", "pool"]
+        models = self._models
+        yield gauge(
+            "sluice_pool_inflight",
+            "Sequences holding a lease.",
+            BY_POOL,
+            [
+                ((served.name, pool.name), pool.inflight)
+                for served in models
+                for pool in served.pools
+            ],
         )
-        up = GaugeMetricFamily(
-            "sluice_worker_up", "1 when in the rotation.", labels=["model", "pool", "worker"]
+        by_worker = (*BY_POOL, "worker")
+        yield gauge("sluice_worker_up", "1 when in the rotation.", by_worker, self._up())
+        yield gauge(
+            "sluice_worker_inflight",
+            "Sequences at a worker.",
+            by_worker,
+            (
+                ((served.name, pool.name, worker), pool.active[i])
+                for served in models
+                for pool in served.pools
+                for i, worker in enumerate(pool.workers)
+            ),
         )
-        active = GaugeMetricFamily(
-            "sluice_worker_inflight", "Sequences at a worker.", labels=["model", "pool", "worker"]
+        yield from learned(models)
+        yield gauge(
+            "sluice_leases", "Leases by state.", ("state",), [(("active",), self._leases())]
         )
-        ratio = GaugeMetricFamily(
-            "sluice_bytes_per_token", "Learned ratio.", labels=["model", "category"]
-        )
-        now_s = self._clock()
+        yield _single("sluice_store_up", "1 when the state store answers.", int(self._store_up()))
+        yield _single("sluice_gateway_processes", "Processes whose counts this page adds up.", 1)
+        yield from _store(self._store_counts())
+        yield from schedulers(models)
+        yield from boundaries(models)
+        yield from _token_pools(list(self._token_pools()))
+
+    def _up(self) -> Rows:
         for served in self._models:
             for pool in served.pools:
-                inflight.add_metric([served.name, pool.name], pool.inflight)
-                sound = set(fleet.available(pool, now_s))
+                sound = set(fleet.available(pool, self._clock()))
                 for i, worker in enumerate(pool.workers):
-                    up.add_metric([served.name, pool.name, worker], 1 if i in sound else 0)
-                    active.add_metric([served.name, pool.name, worker], pool.active[i])
-            learned = served.estimator.snapshot()["categories"]
-            for category, state in learned.items():
-                ratio.add_metric([served.name, category], state["mean"])
-        ignored = CounterMetricFamily(
-            "sluice_usage_ignored",
-            "Parts of usage reports that taught nothing.",
-            labels=["model", "reason"],
-        )
-        for served in self._models:
-            for reason, times in served.estimator.ignored.items():
-                ignored.add_metric([served.name, reason], times)
-        leases = GaugeMetricFamily("sluice_leases", "Leases by state.", labels=["state"])
-        leases.add_metric(["active"], self._leases())
-        store = GaugeMetricFamily(
-            "sluice_store_up", "1 when the state store answers.", value=int(self._store_up())
-        )
-        processes = GaugeMetricFamily(
-            "sluice_gateway_processes", "Processes whose counts this page adds up.", value=1
-        )
-        yield from (inflight, up, active, ratio, ignored, leases, store, processes)
-        yield from _store(self._store_counts())
-        yield from _schedulers(self._models)
-        yield from _boundaries(self._models)
-        yield from _token_pools(self._token_pools())
+                    yield (served.name, pool.name, worker), float(i in sound)
 
 
-def _boundaries(models: Iterable[ServedModel]) -> Iterator[Metric]:
-    by_pool = ["model", "pool"]
-    tokens = GaugeMetricFamily(
-        "sluice_boundary_tokens", "Totals up to this belong to the pool.", labels=by_pool
-    )
-    errors = GaugeMetricFamily(
-        "sluice_boundary_error_ratio",
-        "Preempted, rescued and overrun requests of all, where boundaries move.",
-        labels=by_pool,
-    )
-    drift = GaugeMetricFamily(
-        "sluice_length_drift",
-        "Largest distance between live and planned shares of requests by length.",
-        labels=["model"],
-    )
-    for served in models:
-        for shape in served.routing.pools:
-            if shape.boundary_tokens is not None:
-                tokens.add_metric([served.name, shape.name], shape.boundary_tokens)
-        if served.watch is None:
-            continue
-        for pool, share in zip(served.pools, served.watch.shares, strict=False):
-            errors.add_metric([served.name, pool.name], share)
-        if served.watch.drift is not None and served.watch.drift.distance is not None:
-            drift.add_metric([served.name], served.watch.drift.distance)
-    yield from (tokens, errors, drift)
-
-
-def _schedulers(models: Iterable[ServedModel]) -> Iterator[Metric]:
-    by_pool = ["model", "pool"]
-    depth = GaugeMetricFamily(
-        "sluice_queue_depth",
-        "Requests that wait in the gateway for a worker.",
-        labels=[*by_pool, "band"],
-    )
-    coverage = GaugeMetricFamily(
-        "sluice_predictor_coverage",
-        "Share of recent prefills within their predicted quantile.",
-        labels=by_pool,
-    )
-    fallback = GaugeMetricFamily(
-        "sluice_scheduler_fallback",
-        "1 while predictions fail and the safe baseline decides.",
-        labels=by_pool,
-    )
-    for served in models:
-        for pool, scheduler in zip(served.pools, served.schedulers, strict=False):
-            if scheduler is None:
-                continue
-            labels = [served.name, pool.name]
-            for band, waiting in zip(BAND_NAMES, scheduler.waiting, strict=True):
-                depth.add_metric([*labels, band], waiting)
-            if scheduler.coverage is not None:
-                coverage.add_metric(labels, scheduler.coverage)
-            fallback.add_metric(labels, int(scheduler.fallback))
-    preemptions = CounterMetricFamily(
-        "sluice_preemptions",
-        "Sequences that engines lost their memory for, as they say.",
-        labels=by_pool,
-    )
-    for served in models:
-        for pool, view in zip(served.pools, served.telemetry, strict=False):
-            preemptions.add_metric([served.name, pool.name], view.preemptions)
-    yield from (depth, coverage, fallback, preemptions)
-
-
-def _store(counts: StoreCounts) -> Iterator[Metric]:
+def _store(counts: StoreCounts) -> Iterator[Family]:
     for name, text, value in (
         ("alone", "Leases taken while the shared store was away.", counts.alone),
         ("failures", "Round trips and connections to it that failed.", counts.failures),
         ("dropped", "Settlements and the like given up: too many waited.", counts.dropped),
     ):
-        yield CounterMetricFamily(f"sluice_store_{name}", text, value=value)
+        yield Family(name=f"sluice_store_{name}", help=text, rows=[((), value)], type="counter")
 
 
-def _token_pools(figures: Iterable[PoolFigures]) -> Iterator[Metric]:
-    by_pool, by_account = ["model", "pool"], ["model", "entitlement"]
-    slots = GaugeMetricFamily(
-        "sluice_pool_slots", "Sequences its ready workers run at once.", labels=by_pool
-    )
-    leased = GaugeMetricFamily(
-        "sluice_pool_leased", "Sequences with a lease, of all gateways.", labels=by_pool
-    )
-    kv = GaugeMetricFamily("sluice_pool_kv_bytes", "KV cache reserved.", labels=by_pool)
-    kv_capacity = GaugeMetricFamily(
-        "sluice_pool_kv_capacity_bytes", "KV cache of its ready workers.", labels=by_pool
-    )
-    desired = GaugeMetricFamily(
-        "sluice_pool_desired_replicas", "Workers that demand asks for.", labels=by_pool
-    )
-    inflight = GaugeMetricFamily(
-        "sluice_entitlement_inflight", "Sequences with a lease.", labels=by_account
-    )
-    bound = GaugeMetricFamily(
-        "sluice_entitlement_bound", "1 with its capacity, 0 without.", labels=by_account
-    )
-    debt = GaugeMetricFamily("sluice_entitlement_debt", "Service debt.", labels=by_account)
-    burst = GaugeMetricFamily("sluice_entitlement_burst", "Burst intensity.", labels=by_account)
-    priority = GaugeMetricFamily(
-        "sluice_entitlement_priority", "Weight under contention.", labels=by_account
-    )
-    for model in figures:
-        for name, pool in model.pools:
-            labels = [model.model, name]
-            slots.add_metric(labels, pool.slots)
-            leased.add_metric(labels, pool.inflight)
-            kv.add_metric(labels, pool.kv_bytes)
-            kv_capacity.add_metric(labels, pool.kv_capacity_bytes)
-            desired.add_metric(labels, pool.desired_replicas)
-        for account in model.accounts:
-            labels = [model.model, account.name]
-            inflight.add_metric(labels, sum(account.inflight))
-            if account.state in _CLAIMS:
-                bound.add_metric(labels, int(account.state == "bound"))
-            debt.add_metric(labels, account.debt)
-            burst.add_metric(labels, account.burst)
-            priority.add_metric(labels, account.weight)
-    yield from (slots, leased, kv, kv_capacity, desired, inflight, bound, debt, burst, priority)
+def _bound(account: AccountView) -> float | None:
+    return int(account.state == "bound") if account.state in _CLAIMS else None
 
 
-def counter_family(family: Counter) -> Metric:
-    """A counter as the client library writes it."""
-    metric = CounterMetricFamily(family.name, family.help, labels=family.labels)
-    for labels, value in list(family.values.items()):
-        metric.add_metric(labels, value)
-    return metric
+_POOL_GAUGES: Final[Sequence[tuple[str, str, Callable[[PoolView], float]]]] = (
+    ("slots", "Sequences its ready workers run at once.", lambda pool: pool.slots),
+    ("leased", "Sequences with a lease, of all gateways.", lambda pool: pool.inflight),
+    ("kv_bytes", "KV cache reserved.", lambda pool: pool.kv_bytes),
+    ("kv_capacity_bytes", "KV cache of its ready workers.", lambda pool: pool.kv_capacity_bytes),
+    ("desired_replicas", "Workers that demand asks for.", lambda pool: pool.desired_replicas),
+)
+_ACCOUNT_GAUGES: Final[Sequence[tuple[str, str, Callable[[AccountView], float | None]]]] = (
+    ("inflight", "Sequences with a lease.", lambda account: sum(account.inflight)),
+    ("bound", "1 with its capacity, 0 without.", _bound),
+    ("debt", "Service debt.", lambda account: account.debt),
+    ("burst", "Burst intensity.", lambda account: account.burst),
+    ("priority", "Weight under contention.", lambda account: account.weight),
+)
 
 
-def histogram_family(family: Histogram) -> Metric:
-    """A histogram as the client library writes it."""
-    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
-    for labels, row in list(family.series.items()):
-        total = 0.0
-        buckets = []
-        for bound, value in zip(family.bounds, row, strict=False):
-            total += value
-            buckets.append((repr(bound), total))
-        buckets.append(("+Inf", total + row[len(family.bounds)]))
-        metric.add_metric(labels, buckets, sum_value=row[-1])
-    return metric
+def _token_pools(figures: Sequence[PoolFigures]) -> Iterator[Family]:
+    for name, text, value_of in _POOL_GAUGES:
+        yield gauge(
+            f"sluice_pool_{name}",
+            text,
+            BY_POOL,
+            [
+                ((model.model, pool_name), value_of(pool))
+                for model in figures
+                for pool_name, pool in model.pools
+            ],
+        )
+    for name, text, figure_of in _ACCOUNT_GAUGES:
+        yield gauge(
+            f"sluice_entitlement_{name}",
+            text,
+            ("model", "entitlement"),
+            (
+                ((model.model, account.name), figure)
+                for model in figures
+                for account in model.accounts
+                if (figure := figure_of(account)) is not None
+            ),
+        )
+
+
+def _single(name: str, text: str, value: float) -> Family:
+    return Family(name=name, help=text, rows=[((), value)])

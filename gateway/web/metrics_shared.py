@@ -1,15 +1,15 @@
 """The /metrics page of several worker processes: whichever is asked shows the sum of all."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Final
 
 import msgspec
-from prometheus_client import generate_latest
-from prometheus_client.metrics_core import Metric
 
-from gateway.policy.figures import Figures, Labels, added, combined, counted
-from gateway.telemetry import Counter, Histogram, Metrics
-from gateway.web.metrics import MetricsPage, counter_family, histogram_family
+from gateway.policy.figures import Figures, added, combined, counted
+from gateway.telemetry import Counter, Metrics
+from gateway.web.exposition import Buckets, Family, written
+from gateway.web.metrics import MetricsPage
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Figures).decode
@@ -26,11 +26,13 @@ class SharedMetricsPage:
         self._metrics = metrics
         self._others = others
 
-    async def render(self) -> bytes:
-        """The page of all processes, in Prometheus's text format."""
-        others = [_decode(payload) for payload in await self._others()]
-        families = list(self._families(others))
-        return generate_latest(cast("Any", _Collected(families)))
+    async def rendered(self) -> bytes:
+        """The page of all processes, in Prometheus's text format, with pauses for requests."""
+        others = []
+        for payload in await self._others():
+            others.append(_decode(payload))
+            await asyncio.sleep(0)
+        return await written(self._families(others))
 
     def counts(self) -> bytes:
         """The process's counters and histograms: what is left of it when it dies."""
@@ -38,45 +40,38 @@ class SharedMetricsPage:
 
     def figures(self) -> bytes:
         """The same with its gauges."""
-        gauges = {metric.name: list(_series(metric).items()) for metric in self._page.gauges()}
+        gauges = {family.name: list(family.rows) for family in self._page.gauges()}
         return _encode(msgspec.structs.replace(counted(self._metrics), gauges=gauges))
 
-    def _families(self, others: Sequence[Figures]) -> Iterator[Metric]:
-        total = added([counted(self._metrics), *others])
+    def _families(self, others: Sequence[Figures]) -> Iterator[Family | Buckets]:
+        """Each added up when it is its turn."""
         for family in self._metrics.families():
+            name = family.name
             if isinstance(family, Counter):
-                counts = Counter(family.name, family.help, family.labels)
-                counts.values = dict(total.counters[family.name])
-                yield counter_family(counts)
+                own = Figures(counters={name: list(family.values.items())})
+                theirs = [Figures(counters={name: o.counters.get(name, [])}) for o in others]
+                yield Family(
+                    name=name,
+                    help=family.help,
+                    labels=family.labels,
+                    rows=added([own, *theirs]).counters[name],
+                    type="counter",
+                )
             else:
-                rows = Histogram(family.name, family.help, family.labels, family.bounds)
-                rows.series = dict(total.histograms[family.name])
-                yield histogram_family(rows)
-        for metric in self._page.gauges():
-            names = getattr(metric, "_labelnames", ())
-            suffix = "_total" if metric.type == "counter" else ""
-            series = combined(metric.name, _series(metric), others)
-            metric.samples = []
-            for labels, value in series.items():
-                shown = dict(zip(names, labels, strict=True))
-                metric.add_sample(metric.name + suffix, shown, value)
-            yield metric
-
-
-class _Collected:
-    """Families as a registry gives them."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._families)
+                own = Figures(histograms={name: list(family.series.items())})
+                theirs = [Figures(histograms={name: o.histograms.get(name, [])}) for o in others]
+                yield Buckets(
+                    name=name,
+                    help=family.help,
+                    labels=family.labels,
+                    bounds=family.bounds,
+                    rows=added([own, *theirs]).histograms[name],
+                )
+        for gauge in self._page.gauges():
+            series = combined(gauge.name, dict(gauge.rows), others)
+            yield msgspec.structs.replace(gauge, rows=series.items())
 
 
 def merged_counts(payloads: Sequence[bytes]) -> bytes:
     """The counts of several processes as those of one."""
     return _encode(added(_decode(payload) for payload in payloads))
-
-
-def _series(metric: Metric) -> dict[Labels, float]:
-    return {tuple(sample.labels.values()): sample.value for sample in metric.samples}

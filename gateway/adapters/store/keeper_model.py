@@ -10,7 +10,7 @@ Rules:
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Protocol
 
@@ -47,8 +47,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     pools: tuple[PoolState, ...]
     shares: tuple[WorkerShare, ...]
     """What one worker adds."""
-    entitlements: Callable[[], Sequence[Entitlement]]
-    """Those of the model, in order of creation; the sequence stays as it was returned."""
+    entitlements: Callable[[], Iterable[Entitlement]]
+    """Those of the model, in order of creation; read in slices while they may change."""
     kv_bytes: Callable[[int, int], int] = lambda _pool, _worker: 0
     """(pool, worker) -> its engine's KV cache as it said; 0 for unknown."""
 
@@ -77,10 +77,11 @@ class KeptModel:
             return
         self.changed = False
         try:
-            entitlements = self._spec.entitlements()
-            standing = await _surveyed(entitlements, found, now_unix_s)
+            # Read anew for each look instead of kept: copying 100,000 would hold up requests.
+            # What changes meanwhile says so, and is surveyed with the next step.
+            standing = await _surveyed(self._spec.entitlements(), found, now_unix_s)
             if due:
-                await self._entitled(entitlements, now_unix_s)
+                await self._entitled(now_unix_s)
             await self._publish(found, standing)
         except BaseException:
             self.changed = True
@@ -93,10 +94,11 @@ class KeptModel:
         ]
         return capacity_of(self._spec.shares, told)
 
-    async def _entitled(self, entitlements: Sequence[Entitlement], now_unix_s: float) -> None:
-        most = await _surveyed(entitlements, most_capacity(self._spec.shares), now_unix_s)
+    async def _entitled(self, now_unix_s: float) -> None:
+        largest = most_capacity(self._spec.shares)
+        most = await _surveyed(self._spec.entitlements(), largest, now_unix_s)
         reserving = {}
-        for number, e in enumerate(entitlements, start=1):
+        for number, e in enumerate(self._spec.entitlements(), start=1):
             if number % 1000 == 0:
                 await asyncio.sleep(0)
             if not e.reserves or e.suspended:
@@ -154,7 +156,7 @@ class KeptModel:
 
 
 async def _surveyed(
-    entitlements: Sequence[Entitlement], found: Capacity, now_unix_s: float
+    entitlements: Iterable[Entitlement], found: Capacity, now_unix_s: float
 ) -> Standing:
     for standing in survey(entitlements, found, now_unix_s):
         if standing is not None:

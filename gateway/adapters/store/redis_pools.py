@@ -23,8 +23,12 @@ from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
 from gateway.ports import AccountView, PoolView
 
 FailMode = Literal["local_share", "closed"]
-SLICE = 500
-"""Entitlements or leases in one script call."""
+SLICE = 100
+"""Entitlements or leases in one script call: Redis answers no admission meanwhile."""
+TICK_CALL_US = 2_000
+"""What one call of a tick may take of the server; it says itself what it took."""
+LEAST_TICKED, MOST_TICKED = 10, 500
+"""Entitlements in one call of a tick."""
 SILENT_S = LEASE_TTL_S
 """A replica that was not heard for so long is gone."""
 LEADER_S = 15.0
@@ -55,6 +59,7 @@ class RedisPools:
         self._alone = Alone(process.wall_clock)
         self._epoch = ""
         self._introduced = False
+        self._ticked = SLICE
 
     # -- TokenPools
 
@@ -175,14 +180,17 @@ class RedisPools:
     # -- inside
 
     async def _tick(self) -> str:
-        packed = argument(
-            owner=self._process.owner,
-            leader_ms=int(LEADER_S * 1000),
-            silent_s=SILENT_S,
-            most=SLICE,
-        )
         while True:
-            leads, left, self.replicas, epoch = await self.link.call("tick", packed)
+            packed = argument(
+                owner=self._process.owner,
+                leader_ms=int(LEADER_S * 1000),
+                silent_s=SILENT_S,
+                most=self._ticked,
+            )
+            answer = await self.link.call("tick", packed)
+            leads, left, self.replicas, epoch, took_us = answer
+            if left > 0:
+                self._ticked = next_slice(self._ticked, took_us)
             if leads and not self.leads:
                 # Whoever led before knew another capacity.
                 await self.link.call("change", self._terms())
@@ -221,6 +229,15 @@ class RedisPools:
 
     def _now_s(self) -> float:
         return self._process.wall_clock()
+
+
+def next_slice(ticked: int, took_us: int) -> int:
+    """Entitlements in the next call of a tick after one of so many took so long; 0 for unknown.
+
+    At most twice as many: one call says little.
+    """
+    fitting = ticked * TICK_CALL_US // took_us if took_us > 0 else ticked
+    return max(LEAST_TICKED, min(fitting, 2 * ticked, MOST_TICKED))
 
 
 def _definitions(entitlements: Sequence[Entitlement]) -> bytes:

@@ -19,6 +19,8 @@ from gateway.settings import (
     remarks,
     schema,
 )
+from gateway.settings.config import EntitlementConfig
+from gateway.settings.fleet import ModelConfig
 from gateway.settings.scalars import EnvValue, substitute
 
 ROOT = Path(__file__).parents[3]
@@ -759,3 +761,11 @@ def test_the_schema_takes_references_and_describes_every_key(
     for section in sections:
         for name, part in section.get("properties", {}).items():
             assert part.get("description") or "$ref" in part, name
+
+
+def test_a_valid_file_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[object] = []
+    for section in (ModelConfig, EntitlementConfig):
+        monkeypatch.setattr(section, "model_validate", again.append)
+    assert len(parse(CONTRACT, "sluice.yaml", ENVIRON).entitlements) == 1
+    assert again == []

@@ -1,11 +1,7 @@
 """KV capacity as engines tell it: read once each time a worker comes up."""
 
-from collections.abc import AsyncIterator, Iterator
-
-import httpx
 import msgspec
 import pytest
-import respx
 
 from gateway.adapters import engine_kv
 from gateway.adapters.engine_kv import EngineKv, kv_tokens
@@ -16,6 +12,7 @@ from simulator.mock_server.driver import Driver
 from simulator.mock_server.state import render_metrics
 from simulator.profiles import PROFILES
 from tests.builders import address, routing, served_model
+from tests.fakes import FakeEngines, Script, broken, failure, whole
 
 INFO = (
     'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",'
@@ -35,22 +32,16 @@ def served() -> ServedModel:
 
 
 @pytest.fixture
-def engines() -> Iterator[respx.MockRouter]:
+def engines() -> FakeEngines:
     """Both engines, healthy; their /metrics is what a test says."""
-    with respx.mock(assert_all_called=False) as router:
-        router.get(path="/health").respond(200)
-        router.get(path="/v1/models").respond(json={"data": []})
-        yield router
+    made = FakeEngines()
+    made.answer("/health")
+    made.answer("/v1/models", '{"data": []}')
+    return made
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient() as made:
-        yield made
-
-
-def prober(served: ServedModel, kv: EngineKv, client: httpx.AsyncClient) -> Prober:
-    return Prober([served], interval_s=1.0, timeout_s=1.0, client=lambda _: client, kv=kv)
+def prober(served: ServedModel, kv: EngineKv, engines: FakeEngines) -> Prober:
+    return Prober([served], interval_s=1.0, timeout_s=1.0, upstream=engines, kv=kv)
 
 
 def page(*infos: str) -> str:
@@ -58,118 +49,116 @@ def page(*infos: str) -> str:
 
 
 async def test_blocks_times_their_size_times_bytes_a_token(
-    served: ServedModel, engines: respx.MockRouter, client: httpx.AsyncClient
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    engines.get("http://127.0.0.1:1/metrics").respond(text=page(INFO % (0, "100")))
-    told = engines.get("http://127.0.0.1:2/metrics").respond(text=page(INFO % (0, "200")))
+    engines.answer("/metrics", page(INFO % (0, "100")), port=1)
+    engines.answer("/metrics", page(INFO % (0, "200")), port=2)
     kv = EngineKv()
-    probing = prober(served, kv, client)
+    probing = prober(served, kv, engines)
     assert await probing.probe(served, 0, 0)
     assert await probing.probe(served, 0, 1)
     assert kv.kv_bytes_by_worker == {("m", 0, 0): 1_638_400, ("m", 0, 1): 3_276_800}
     assert kv.of("m", 0, 1) == 3_276_800
     assert kv.of("m", 1, 0) == 0
-    assert told.calls.last.request.headers["authorization"] == "Bearer sk-engine"
+    keys = {worker.port: worker.api_key for worker, _ in engines.calls}
+    assert keys == {1: None, 2: "sk-engine"}
 
 
 async def test_data_parallel_engines_of_a_worker_add_up(
-    served: ServedModel, engines: respx.MockRouter, client: httpx.AsyncClient
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    engines.get(path="/metrics").respond(text=page(INFO % (0, "10"), INFO % (1, "20")))
+    engines.answer("/metrics", page(INFO % (0, "10"), INFO % (1, "20")))
     kv = EngineKv()
-    await prober(served, kv, client).probe(served, 0, 0)
+    await prober(served, kv, engines).probe(served, 0, 0)
     assert kv.of("m", 0, 0) == 30 * 16 * 1024
 
 
 async def test_a_worker_is_asked_once_until_it_was_away(
-    served: ServedModel, engines: respx.MockRouter, client: httpx.AsyncClient
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    health = engines.get(path="/health")
-    metrics = engines.get(path="/metrics").respond(text=page(INFO % (0, "10")))
+    engines.answer("/metrics", page(INFO % (0, "10")))
     kv = EngineKv()
-    probing = prober(served, kv, client)
-    health.respond(200)
+    probing = prober(served, kv, engines)
     for _ in range(3):
         await probing.probe(served, 0, 0)
-    assert metrics.call_count == 1
-    health.respond(503)
+    assert engines.asked("/metrics") == 1
+    engines.answer("/health", status=503)
     await probing.probe(served, 0, 0)
     assert kv.of("m", 0, 0) == 10 * 16 * 1024, "capacity counts workers in the rotation only"
-    health.respond(200)
-    metrics.respond(text=page(INFO % (0, "99")))
+    engines.answer("/health")
+    engines.answer("/metrics", page(INFO % (0, "99")))
     await probing.probe(served, 0, 0)
-    assert (metrics.call_count, kv.of("m", 0, 0)) == (2, 99 * 16 * 1024)
+    assert (engines.asked("/metrics"), kv.of("m", 0, 0)) == (2, 99 * 16 * 1024)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        httpx.Response(404),
-        httpx.Response(200, text=""),
-        httpx.Response(200, text="<html>"),
-        httpx.Response(200, content=b"\xff\xfe\x00"),
-        httpx.Response(200, text=page(INFO % (0, "None"))),
-        httpx.Response(200, text=page(INFO % (0, "10"), INFO % (1, "None"))),
-        httpx.Response(200, text=page(INFO % (0, "0"))),
-        httpx.Response(200, text=page(INFO % (0, "9" * 400))),
-        httpx.Response(200, text="vllm:cache_config_info 1.0"),
-        httpx.Response(200, text='vllm:cache_config_info{block_size="16"'),
+        whole(404),
+        whole(200),
+        whole(200, b"<html>"),
+        whole(200, b"\xff\xfe\x00"),
+        whole(200, page(INFO % (0, "None")).encode()),
+        whole(200, page(INFO % (0, "10"), INFO % (1, "None")).encode()),
+        whole(200, page(INFO % (0, "0")).encode()),
+        whole(200, page(INFO % (0, "9" * 400)).encode()),
+        whole(200, b"vllm:cache_config_info 1.0"),
+        whole(200, b'vllm:cache_config_info{block_size="16"'),
     ],
 )
 async def test_what_is_not_told_is_unknown(
     served: ServedModel,
-    engines: respx.MockRouter,
-    client: httpx.AsyncClient,
-    answer: httpx.Response,
+    engines: FakeEngines,
+    answer: Script,
 ) -> None:
-    engines.get(path="/metrics").mock(return_value=answer)
+    engines.play("/metrics", answer)
     kv = EngineKv()
-    assert await prober(served, kv, client).probe(served, 0, 0), "it stays in the rotation"
+    assert await prober(served, kv, engines).probe(served, 0, 0), "it stays in the rotation"
     assert kv.kv_bytes_by_worker == {}
 
 
 async def test_an_engine_that_tells_no_longer_is_unknown_again(
-    served: ServedModel, engines: respx.MockRouter, client: httpx.AsyncClient
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    metrics = engines.get(path="/metrics").respond(text=page(INFO % (0, "10")))
+    engines.answer("/metrics", page(INFO % (0, "10")))
     kv = EngineKv()
-    probing = prober(served, kv, client)
+    probing = prober(served, kv, engines)
     await probing.probe(served, 0, 0)
     kv.forget(served, 0, 0)
-    metrics.respond(404)
+    engines.answer("/metrics", status=404)
     await probing.probe(served, 0, 0)
     assert kv.of("m", 0, 0) == 0
 
 
+@pytest.mark.parametrize("script", [failure("reset"), whole(200, b"vllm:", broken("timeout"))])
 async def test_a_metrics_page_that_breaks_off_harms_nobody(
-    served: ServedModel, engines: respx.MockRouter, client: httpx.AsyncClient
+    served: ServedModel, engines: FakeEngines, script: Script
 ) -> None:
-    engines.get(path="/metrics").mock(side_effect=httpx.ReadTimeout("slow"))
+    engines.play("/metrics", script)
     kv = EngineKv()
-    assert await prober(served, kv, client).probe(served, 0, 0)
+    assert await prober(served, kv, engines).probe(served, 0, 0)
     assert kv.kv_bytes_by_worker == {}
 
 
 async def test_a_page_without_end_tells_nothing(
     served: ServedModel,
-    engines: respx.MockRouter,
-    client: httpx.AsyncClient,
+    engines: FakeEngines,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_kv, "MAX_PAGE_BYTES", 300)
-    engines.get(path="/metrics").respond(text=page(INFO % (0, "10")) + "\n" + "x" * 301)
+    engines.answer("/metrics", page(INFO % (0, "10")) + "\n" + "x" * 301)
     kv = EngineKv()
-    await prober(served, kv, client).probe(served, 0, 0)
+    await prober(served, kv, engines).probe(served, 0, 0)
     assert kv.kv_bytes_by_worker == {}
 
 
 async def test_without_bytes_a_token_nobody_is_asked(
-    served: ServedModel, engines: respx.MockRouter, client: httpx.AsyncClient
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    metrics = engines.get(path="/metrics").respond(text=page(INFO % (0, "10")))
+    engines.answer("/metrics", page(INFO % (0, "10")))
     plain = msgspec.structs.replace(served, kv_bytes_per_token=0)
-    await prober(plain, EngineKv(), client).probe(plain, 0, 0)
-    assert metrics.call_count == 0
+    await prober(plain, EngineKv(), engines).probe(plain, 0, 0)
+    assert engines.asked("/metrics") == 0
 
 
 def test_escaped_labels_are_read_past() -> None:

@@ -2,23 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
-import httpx
 import msgspec
 import pytest
-import respx
 
 from gateway.adapters import engine_metrics
-from gateway.adapters.engine_metrics import EngineMetrics
+from gateway.adapters.engine_metrics import JITTER, EngineMetrics
 from gateway.policy.served import ServedModel
-from gateway.policy.telemetry_view import kv_usage
+from gateway.policy.telemetry_view import STALE_S, kv_usage
 from simulator.mock_server.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
 from simulator.profiles import PROFILES
 from tests.builders import address, routing, served_model
+from tests.fakes import HANG, FakeEngines, failure
 
 PAGE = (
     "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
@@ -36,98 +35,91 @@ def served() -> ServedModel:
 
 
 @pytest.fixture
-def engines() -> Iterator[respx.MockRouter]:
-    with respx.mock(assert_all_called=False) as router:
-        yield router
+def engines() -> FakeEngines:
+    return FakeEngines()
 
 
 @pytest.fixture
-async def metrics(served: ServedModel) -> AsyncIterator[EngineMetrics]:
-    async with httpx.AsyncClient() as client:
-        made = EngineMetrics([served], lambda: 10.0, client=lambda _: client)
-        yield made
-        await made.close()
+async def metrics(served: ServedModel, engines: FakeEngines) -> AsyncIterator[EngineMetrics]:
+    made = EngineMetrics([served], lambda: 10.0, upstream=engines)
+    yield made
+    await made.close()
 
 
 async def test_a_page_fills_the_view(
-    served: ServedModel, engines: respx.MockRouter, metrics: EngineMetrics
+    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics
 ) -> None:
-    page = engines.get("http://127.0.0.1:2/metrics").respond(text=PAGE % 5)
+    engines.answer("/metrics", PAGE % 5, port=2)
     assert await metrics.read(served, 0, 1)
     (view,) = metrics.views[served.name]
     assert kv_usage(view, 1, 10.0) == 0.5
     assert kv_usage(view, 0, 10.0) is None
-    assert page.calls[0].request.headers["authorization"] == "Bearer sk-engine"
+    ((worker, call),) = engines.calls
+    assert (worker.api_key, call.method) == ("sk-engine", "GET")
 
 
-async def test_a_restart_is_told_once(served: ServedModel, engines: respx.MockRouter) -> None:
+async def test_a_restart_is_told_once(served: ServedModel, engines: FakeEngines) -> None:
     told: list[tuple[str, int, int]] = []
-    async with httpx.AsyncClient() as client:
-        metrics = EngineMetrics(
-            [served],
-            lambda: 0.0,
-            client=lambda _: client,
-            on_restart=lambda model, pool, worker: told.append((model.name, pool, worker)),
-        )
-        for tokens in (50, 60, 5, 6):
-            engines.get("http://127.0.0.1:1/metrics").respond(text=PAGE % tokens)
-            await metrics.read(served, 0, 0)
-        await metrics.close()
+    metrics = EngineMetrics(
+        [served],
+        lambda: 0.0,
+        upstream=engines,
+        on_restart=lambda model, pool, worker: told.append((model.name, pool, worker)),
+    )
+    for tokens in (50, 60, 5, 6):
+        engines.answer("/metrics", PAGE % tokens, port=1)
+        await metrics.read(served, 0, 0)
+    await metrics.close()
     assert told == [(served.name, 0, 0)]
 
 
 @pytest.mark.parametrize("status", [404, 500])
 async def test_without_a_page_nothing_is_recorded(
-    served: ServedModel, engines: respx.MockRouter, metrics: EngineMetrics, status: int
+    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics, status: int
 ) -> None:
-    engines.get(path="/metrics").respond(status, text=PAGE % 5)
+    engines.answer("/metrics", PAGE % 5, status)
     assert not await metrics.read(served, 0, 0)
     assert kv_usage(metrics.views[served.name][0], 0, 10.0) is None
 
 
 async def test_an_engine_that_cannot_be_reached_raises_nothing(
-    served: ServedModel, engines: respx.MockRouter, metrics: EngineMetrics
+    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics
 ) -> None:
-    engines.get(path="/metrics").mock(side_effect=httpx.ConnectError("refused"))
+    engines.play("/metrics", failure("connect"))
     assert not await metrics.read(served, 0, 0)
 
 
 async def test_a_page_that_never_ends_is_left(
     served: ServedModel,
-    engines: respx.MockRouter,
+    engines: FakeEngines,
     metrics: EngineMetrics,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_metrics, "MAX_PAGE_BYTES", 50)
-    engines.get(path="/metrics").respond(text=PAGE % 5)
+    engines.answer("/metrics", PAGE % 5)
     assert not await metrics.read(served, 0, 0)
 
 
 async def test_an_engine_that_hangs_is_left_after_the_time_out(
-    served: ServedModel, engines: respx.MockRouter
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    async def hang(_: httpx.Request) -> httpx.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    engines.get(path="/metrics").mock(side_effect=hang)
-    async with httpx.AsyncClient() as client:
-        metrics = EngineMetrics([served], lambda: 0.0, timeout_s=0.01, client=lambda _: client)
-        assert not await metrics.read(served, 0, 0)
-        await metrics.close()
+    engines.play("/metrics", HANG)
+    metrics = EngineMetrics([served], lambda: 0.0, timeout_s=0.01, upstream=engines)
+    assert not await metrics.read(served, 0, 0)
+    await metrics.close()
 
 
 async def test_unknown_names_warn_once(
     served: ServedModel,
-    engines: respx.MockRouter,
+    engines: FakeEngines,
     metrics: EngineMetrics,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "sluice.telemetry"):
-        engines.get(path="/metrics").respond(text="go_goroutines 8\n")
+        engines.answer("/metrics", "go_goroutines 8\n")
         assert not await metrics.read(served, 0, 0)
         assert not await metrics.read(served, 0, 1)
-        engines.get(path="/metrics").respond(text="vllm:num_requests_running 1\n")
+        engines.answer("/metrics", "vllm:num_requests_running 1\n")
         for _ in range(2):
             assert await metrics.read(served, 0, 0)
     said = [line.getMessage() for line in caplog.records]
@@ -138,45 +130,44 @@ async def test_unknown_names_warn_once(
 
 
 async def test_workers_are_read_in_the_background_until_closed(
-    served: ServedModel, engines: respx.MockRouter
+    served: ServedModel, engines: FakeEngines
 ) -> None:
-    reads: list[int | None] = []
-    enough = asyncio.Event()
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        reads.append(request.url.port)
-        if reads.count(1) > 1 and reads.count(2) > 1:
-            enough.set()
-        return httpx.Response(200 if request.url.port == 1 else 404, text=PAGE % 5)
-
-    engines.get(path="/metrics").mock(side_effect=answer)
-    async with httpx.AsyncClient() as client:
-        metrics = EngineMetrics([served], lambda: 3.0, interval_s=0.05, client=lambda _: client)
-        metrics.interval_s = 0.0  # no waiting between readings
-        await metrics.start()
-        await asyncio.wait_for(enough.wait(), 5)
-        await metrics.close()
-        seen = len(reads)
+    engines.answer("/metrics", PAGE % 5, port=1)
+    metrics = EngineMetrics([served], lambda: 3.0, interval_s=0.05, upstream=engines)
+    metrics.interval_s = 0.0  # no waiting between readings
+    await metrics.start()
+    for _ in range(1000):
         await asyncio.sleep(0)
-        assert len(reads) == seen
+        if min(engines.asked("/metrics", 1), engines.asked("/metrics", 2)) > 1:
+            break
+    else:
+        pytest.fail("not both were read twice")
+    await metrics.close()
+    seen = len(engines.calls)
+    await asyncio.sleep(0)
+    assert len(engines.calls) == seen
     view = metrics.views[served.name][0]
     assert kv_usage(view, 0, 3.0) == 0.5
     assert kv_usage(view, 1, 3.0) is None
 
 
-def test_many_workers_are_asked_less_often() -> None:
-    model = served_model(table=routing(("only", 8192, None)), workers=(256,))
+@pytest.mark.parametrize(("workers", "interval_s"), [(16, 1.0), (256, 2.0), (2000, 4.0)])
+def test_many_workers_are_asked_less_often_but_before_what_they_said_is_stale(
+    workers: int, interval_s: float
+) -> None:
+    model = served_model(table=routing(("only", 8192, None)), workers=(workers,))
     metrics = EngineMetrics([model], lambda: 0.0, interval_s=1.0)
-    assert metrics.interval_s == 4.0
+    assert metrics.interval_s == interval_s
+    assert metrics.interval_s * (1 + JITTER) < STALE_S
 
 
 @pytest.mark.parametrize("render", [render_metrics, render_sglang])
 async def test_the_mock_engines_pages_are_understood(
-    served: ServedModel, engines: respx.MockRouter, metrics: EngineMetrics, render: object
+    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics, render: object
 ) -> None:
     assert callable(render)
     driver = Driver(MockConfig(model="m", profile=PROFILES["llama-3-70b-a100"]))
-    engines.get(path="/metrics").respond(content=render(driver))
+    engines.answer("/metrics", render(driver))
     assert await metrics.read(served, 0, 0)
     sample = metrics.views[served.name][0].samples[0]
     assert (sample.running, sample.waiting, sample.kv_usage) == (0, 0, 0)

@@ -1,7 +1,8 @@
 """The keeper: terms follow the fleet and the entitlements, ticks and renewals come in time."""
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from gateway.adapters.store.keeper import STEP_S, Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask
 from gateway.policy import fleet
-from gateway.policy.capacity import WorkerShare
+from gateway.policy.capacity import SURVEY_SLICE, WorkerShare
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
 from tests.builders import served_model
@@ -59,14 +60,14 @@ class Kept:
             self.book.define(each)
         self.store = Recording(self.served, self.clock, self.book)
         self.engine_kv = 0
-        spec = ModelSpec(
+        self.spec = ModelSpec(
             base=base,
             pools=self.served.pools,
             shares=SHARES,
             entitlements=lambda: self.entitlements,
             kv_bytes=lambda _pool, _worker: self.engine_kv,
         )
-        self.keeper = Keeper(self.store, {"m": spec}, self.clock, self.clock)
+        self.keeper = Keeper(self.store, {"m": self.spec}, self.clock, self.clock)
 
     async def step(self, seconds: float = STEP_S) -> None:
         self.clock.advance(seconds)
@@ -246,3 +247,48 @@ async def test_started_it_steps_by_itself_until_closed() -> None:
     assert len(kept.store.published) == 1
     await kept.keeper.close()
     await kept.keeper.close()
+
+
+async def test_of_many_entitlements_a_slice_is_read_at_a_time() -> None:
+    kept = Kept()
+    most = read = 0
+
+    def entitlements() -> Iterator[Entitlement]:
+        nonlocal read
+        for number in range(5 * SURVEY_SLICE):
+            read += 1
+            yield entitled(f"e{number}", baseline=(), created=number + 1)
+
+    async def others() -> None:
+        nonlocal most, read
+        while True:
+            most, read = max(most, read), 0
+            await asyncio.sleep(0)
+
+    kept.spec = msgspec.structs.replace(kept.spec, entitlements=entitlements)
+    kept.keeper = Keeper(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
+    turns = asyncio.create_task(others())
+    await kept.step()
+    turns.cancel()
+    assert 0 < most <= SURVEY_SLICE
+
+
+async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
+    kept = Kept()
+    looks = 0
+
+    def entitlements() -> Iterator[Entitlement]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            kept.keeper.entitlements_changed("m")
+        yield from (OLD, NEW)
+
+    kept.spec = msgspec.structs.replace(kept.spec, entitlements=entitlements)
+    kept.keeper = Keeper(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
+    await kept.step()
+    first = looks
+    await kept.step()
+    second = looks - first
+    await kept.step()
+    assert (second, looks - first - second) == (first, 0)

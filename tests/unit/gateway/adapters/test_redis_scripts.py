@@ -7,6 +7,13 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.adapters.store import redis_route, redis_scripts
+from gateway.adapters.store.redis_pools import (
+    LEAST_TICKED,
+    MOST_TICKED,
+    SLICE,
+    TICK_CALL_US,
+    next_slice,
+)
 from gateway.adapters.store.redis_scripts import Calls, Scripts, argument
 from tests.fakes import FakeClock
 
@@ -81,3 +88,15 @@ def test_urls_of_several_servers_name_nodes_password_and_service() -> None:
         "_seeds": [("h1", 1), ("h2", 2)],
         "_options": {"username": None, "password": None},
     }
+
+
+def test_a_tick_s_calls_take_as_many_as_the_server_does_in_time() -> None:
+    ticked = SLICE
+    for us_each, most in ((15, TICK_CALL_US // 15), (100, TICK_CALL_US // 100)):
+        for _ in range(4):
+            ticked = next_slice(ticked, ticked * us_each)
+        assert most - 1 <= ticked <= most
+    assert next_slice(100, 0) == 100, "a server that cannot tell"
+    assert next_slice(100, 1) == 200
+    assert next_slice(MOST_TICKED, 1) == MOST_TICKED
+    assert next_slice(100, 10_000_000) == LEAST_TICKED

@@ -92,10 +92,31 @@ def test_prompts_that_one_process_sent_are_expected_at_their_worker_by_the_other
     one, _, _ = process()
     two, _, _ = process()
     points = ((512, 1), (1024, 2), (2048, 3))
+    first = SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2)
+    first.exchange(0.0)
     one.news[0].sent(points, 1, 0.25)
-    SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2).exchange(0.0)
+    first.exchange(1.0)
     SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0)
     assert two.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
+
+
+def test_alone_nothing_is_kept_nor_told() -> None:
+    boards = Boards()
+    served, _, _ = process()
+    others = 2
+    notes = SchedulerNotes([served], boards.of("a"), "a", lambda _model: others)
+    notes.exchange(0.0)
+    for _ in range(10):
+        served.news[0].sent(((512, 1),), 1, 0.25)
+    assert len(served.news[0]) == 10
+    others = 1
+    notes.exchange(1.0)  # the last word, and hearing that nobody is left
+    boards.notes.clear()
+    for now_s in (2.0, 3.0):
+        served.news[0].sent(((512, 1),), 1, 0.25)
+        notes.exchange(now_s)
+    assert len(served.news[0]) == 0
+    assert boards.notes == {}
 
 
 def test_what_is_no_note_is_ignored() -> None:
@@ -103,5 +124,5 @@ def test_what_is_no_note_is_ignored() -> None:
     served, scheduler, _ = process()
     boards.notes["x"] = {"m/0": b"\xc1nonsense"}
     boards.notes["y"] = {"m/0": msgspec.msgpack.encode({"process": 3})}
-    SchedulerNotes([served], boards.of("a"), "a", lambda _model: 1).exchange(0.0)
+    SchedulerNotes([served], boards.of("a"), "a", lambda _model: 2).exchange(0.0)
     assert scheduler.wait_s(0, 0.0) == 0.0

@@ -1,11 +1,16 @@
 """The least loaded worker: (kv + queued_kv)/sum + (active + queued)/sum, ties in turn."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from gateway.domain import Binding
 from gateway.policy import fleet
 from gateway.policy.binding import CANDIDATES_KEPT, COMPARED, bind_least_loaded
 from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.immediate import LeastLoaded
+from gateway.policy.scheduling import Job
 
 
 def pool(workers: int = 3) -> PoolState:
@@ -82,3 +87,30 @@ def test_of_many_workers_a_part_is_compared_and_all_are_loaded_alike() -> None:
 
 def test_a_decision_explains_a_bounded_number_of_candidates() -> None:
     assert len(bound(pool(40)).candidates) == CANDIDATES_KEPT
+
+
+class Looked(list[int]):
+    """Loads that are counted when they are looked at, one by one or all at once."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("workers", [100, 2000])
+def test_of_many_workers_as_many_are_looked_at_whatever_the_fleet(workers: int) -> None:
+    state = pool(workers)
+    scheduler = LeastLoaded(state)
+    for number in range(50):
+        fleet.start(state, number, 1, 100)
+    state.active, state.tokens = Looked(state.active), Looked(state.tokens)
+    bound(state)
+    job = Job(owner=None, prompt_tokens=10, output_tokens=10, arrived_s=0.0)
+    assert scheduler.submit(job, 0.0) == (job,)
+    assert state.active.times == state.tokens.times == 2 * COMPARED

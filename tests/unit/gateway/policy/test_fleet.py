@@ -1,5 +1,7 @@
 """Worker load and health: overload, ejection, doubling, and probes that never touch load."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,3 +152,66 @@ def test_finish_takes_away_exactly_what_start_added(work: list[tuple[int, int, i
         assert min(state.active) >= 0
         assert min(state.tokens) >= 0
     assert (state.active, state.tokens) == ([0, 0, 0], [0, 0, 0])
+
+
+class Looked(list[float]):
+    """Counts how often it is asked for a worker's value."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+
+def test_an_ejected_worker_is_looked_for_once_not_for_every_request() -> None:
+    state = fleet.PoolState("p", tuple(map(str, range(100))), 4)
+    rules = fleet.HealthRules(eject_after=1, eject_s=5.0)
+    assert fleet.failed(state, 7, rules, 10.0)
+    looked = state.ejected_until_s = Looked(state.ejected_until_s)
+    found = [fleet.available(state, 10.0 + number / 100) for number in range(400)]
+    assert found[0] == [i for i in range(100) if i != 7]
+    assert all(each is found[0] for each in found)
+    assert looked.times == 100
+    assert fleet.available(state, 15.0) == list(range(100))
+    assert fleet.available(state, 14.0) == found[0], "whatever order is asked in"
+
+
+def test_each_end_of_an_ejection_and_each_change_of_health_is_seen() -> None:
+    state = fleet.PoolState("p", ("a", "b", "c", "d"), 4)
+    fleet.failed(state, 0, fleet.HealthRules(eject_after=1, eject_s=5.0), 10.0)
+    fleet.failed(state, 1, fleet.HealthRules(eject_after=1, eject_s=9.0), 10.0)
+    assert [fleet.available(state, now_s) for now_s in (10.0, 15.0, 19.0)] == [
+        [2, 3], [0, 2, 3], [0, 1, 2, 3],
+    ]  # fmt: skip
+    assert fleet.available(state, 11.0) == [2, 3]
+    fleet.unreachable(state, 3)
+    assert fleet.available(state, 11.0) == [2]
+    fleet.unreachable(state, 2)
+    assert fleet.available(state, 11.0) == [0, 1], "doubtful ones rather than none"
+    fleet.succeeded(state, 1)
+    assert fleet.available(state, 11.0) == [1]
+
+
+def test_a_failure_that_ejects_nobody_changes_no_list() -> None:
+    state = fleet.PoolState("p", ("a", "b"), 4)
+    alive = state.alive
+    rules = fleet.HealthRules(eject_after=3)
+    for _ in range(5):
+        assert not fleet.failed(state, 0, rules, 1.0)
+        fleet.succeeded(state, 0)
+    assert state.alive is alive
+
+
+def test_what_all_workers_have_is_kept_as_a_sum() -> None:
+    state = fleet.PoolState("p", ("a", "b"), 4)
+    fleet.start(state, 0, 2, 300)
+    fleet.start(state, 1, 1, 50)
+    fleet.finish(state, 0, 2, 300)
+    assert (state.total_active, state.total_tokens) == (sum(state.active), sum(state.tokens))
+    assert (state.total_active, state.total_tokens) == (1, 50)
+
+
+def test_a_worker_s_siblings_are_those_of_its_engine() -> None:
+    state = fleet.PoolState("p", tuple("abcde"), 4, engines=((0, 1), (2,), (3, 4)))
+    assert state.siblings == [(0, 1), (0, 1), (2,), (3, 4), (3, 4)]

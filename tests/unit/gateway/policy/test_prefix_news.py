@@ -10,6 +10,13 @@ from gateway.policy.prefix_news import CHECK, MOST_POINTS, PrefixNews
 PROMPT = tuple((512 * n, 1000 + n) for n in range(1, 9))
 
 
+def heard() -> PrefixNews:
+    """Of a process that others listen to."""
+    news = PrefixNews()
+    news.listened(by_others=True)
+    return news
+
+
 def told(news: PrefixNews) -> dict[str, Any]:
     """As it comes out at the other end of a wire."""
     found: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(news.tell()))
@@ -17,14 +24,14 @@ def told(news: PrefixNews) -> dict[str, Any]:
 
 
 def test_what_one_process_sent_another_expects_at_that_worker() -> None:
-    teller, hearer, index = PrefixNews(), PrefixNews(), PrefixIndex(2)
+    teller, hearer, index = heard(), PrefixNews(), PrefixIndex(2)
     teller.sent(PROMPT, 1, 0.25)
     assert hearer.hear({"a": told(teller)}, index) == 1
     assert index.match(PROMPT, 0.25)[0] == (1024, 0b10)
 
 
 def test_a_prompt_is_told_twice_and_heard_once() -> None:
-    teller, hearer, index = PrefixNews(), PrefixNews(), PrefixIndex(2)
+    teller, hearer, index = heard(), PrefixNews(), PrefixIndex(2)
     teller.sent(PROMPT, 0, 0.25)
     assert [hearer.hear({"a": told(teller)}, index) for _ in range(3)] == [1, 0, 0]
     teller.sent(PROMPT, 1, 0.25)
@@ -34,7 +41,7 @@ def test_a_prompt_is_told_twice_and_heard_once() -> None:
 
 
 def test_processes_with_another_key_do_not_understand_one_another() -> None:
-    teller, hearer, index = PrefixNews(), PrefixNews(), PrefixIndex(2)
+    teller, hearer, index = heard(), PrefixNews(), PrefixIndex(2)
     teller.sent(PROMPT, 1, 0.25)
     note = told(teller) | {"check": CHECK + 1}
     assert hearer.hear({"a": note}, index) == 0
@@ -42,7 +49,7 @@ def test_processes_with_another_key_do_not_understand_one_another() -> None:
 
 
 def test_what_is_told_at_a_time_is_bounded_and_the_newest() -> None:
-    teller = PrefixNews()
+    teller = heard()
     for worker in range(1000):
         teller.sent(PROMPT, worker % 2, 0.25)
     note = told(teller)
@@ -68,3 +75,26 @@ def test_what_is_malformed_is_ignored() -> None:
     assert hearer.hear({"a": {"check": CHECK, "prompts": bad}}, index) == 0
     assert hearer.hear({"a": {"check": CHECK, "prompts": 3}, "b": {}}, index) == 0
     assert len(index) == 0
+
+
+def test_where_nobody_listens_nothing_is_kept() -> None:
+    alone = PrefixNews()
+    for _ in range(100):
+        alone.sent(PROMPT, 0, 0.25)
+    assert len(alone) == 0
+    teller = heard()
+    teller.sent(PROMPT, 0, 0.25)
+    assert len(teller) == 1
+    teller.listened(by_others=False)
+    assert len(teller) == 0
+
+
+def test_what_was_told_often_enough_is_forgotten() -> None:
+    teller = heard()
+    for _ in range(50):
+        teller.sent(PROMPT, 0, 0.25)
+    kept = []
+    for _ in range(3):
+        teller.tell()
+        kept.append(len(teller))
+    assert kept == [50, 50, 0]

@@ -32,7 +32,7 @@ async def test_alone_the_page_is_its_own() -> None:
     process.metrics.requests.add("m", "short", "ok")
     process.metrics.ttft.observe(0.3, "m", "short")
     process.served.estimator.ignored["implausible"] = 2
-    assert await process.page.render() == process.own.render()
+    assert await process.page.rendered() == process.own.render()
 
 
 async def test_whichever_is_asked_shows_the_sum_of_all() -> None:
@@ -43,8 +43,8 @@ async def test_whichever_is_asked_shows_the_sum_of_all() -> None:
     two.metrics.requests.add("m", "long", "ok")
     left = merged_counts([dead.page.counts()])
     one.others, two.others = [two.page.figures(), left], [one.page.figures(), left]
-    shown = values(await one.page.render())
-    assert shown == values(await two.page.render())
+    shown = values(await one.page.rendered())
+    assert shown == values(await two.page.rendered())
     assert shown['sluice_requests_total{model="m",outcome="ok",pool="short"}'] == 321
     assert shown['sluice_requests_total{model="m",outcome="ok",pool="long"}'] == 1
     assert shown['sluice_ttft_seconds_count{model="m",pool="short"}'] == 3

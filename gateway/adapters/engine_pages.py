@@ -1,0 +1,75 @@
+"""GET of what an engine says of itself (health, models, metrics), as cheaply as a request goes.
+
+The connections are those of `gateway.adapters.upstream`: kept between two looks, and without
+what a general HTTP client does for each call, which with thousands of engines would take most of
+a core. Compressed answers are not asked for.
+"""
+
+import asyncio
+from typing import Final
+
+from gateway.adapters.upstream import HttpUpstream
+from gateway.domain import PhaseTimeouts, Record, WorkerAddress
+from gateway.errors import UpstreamFailure
+from gateway.ports import Upstream, UpstreamCall
+
+MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""Of a page; a longer one tells nothing."""
+_HEADERS: Final = ((b"accept", b"*/*"), (b"user-agent", b"sluice"))
+
+NOT_HAD: Final = (UpstreamFailure, OSError)
+"""What `EnginePages.get` raises; a time-out is an OSError."""
+
+
+class Page(Record, frozen=True):
+    """An engine's answer."""
+
+    status: int
+    body: bytes
+
+
+class EnginePages:
+    """Gets pages of engines; each whole answer takes `timeout_s` at most."""
+
+    def __init__(self, upstream: Upstream | None, timeout_s: float) -> None:
+        """`upstream`: whose connections to use; None for connections of its own."""
+        self._upstream = upstream or HttpUpstream()
+        self._shared = upstream is not None
+        self._timeout_s = timeout_s
+        self._timeouts = PhaseTimeouts(
+            connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s
+        )
+        self._calls: dict[str, UpstreamCall] = {}
+
+    async def get(
+        self, address: WorkerAddress, path: str, most_bytes: int = MAX_PAGE_BYTES
+    ) -> Page | None:
+        """A page; None when it is longer than `most_bytes`. Raises what `NOT_HAD` names."""
+        async with asyncio.timeout(self._timeout_s):
+            answer = await self._upstream.open(address, self._call(path))
+            try:
+                pieces: list[bytes] = []
+                length = 0
+                while data := await answer.read():
+                    pieces.append(data)
+                    length += len(data)
+                    if length > most_bytes:
+                        answer.abort()
+                        return None
+            except BaseException:
+                answer.abort()
+                raise
+        return Page(answer.status, b"".join(pieces))
+
+    async def close(self) -> None:
+        """Let go of the connections that are its own."""
+        if not self._shared:
+            await self._upstream.close()
+
+    def _call(self, path: str) -> UpstreamCall:
+        call = self._calls.get(path)
+        if call is None:
+            call = self._calls[path] = UpstreamCall(
+                method="GET", path=path, headers=_HEADERS, body=b"", timeouts=self._timeouts
+            )
+        return call

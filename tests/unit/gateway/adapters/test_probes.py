@@ -1,0 +1,179 @@
+"""Health probes: what counts as healthy, and that many engines are not probed all at once."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gateway.adapters.engine_pages import EnginePages
+from gateway.adapters.probes import FIRST_AT_ONCE, Prober
+from gateway.adapters.upstream import HttpUpstream
+from gateway.domain import WorkerAddress
+from gateway.policy.served import ServedModel
+from gateway.ports import UpstreamCall, UpstreamResponse
+from tests.builders import address, routing, served_model
+from tests.fakes import HANG, FakeEngines, Script, failure, whole
+
+
+def fleet_of(workers: int) -> ServedModel:
+    model = served_model(table=routing(("only", 8192, None)), workers=(workers,))
+    addresses = tuple(address(f"w{n}", port=n + 1) for n in range(workers))
+    return msgspec.structs.replace(model, workers=(addresses,))
+
+
+def prober(served: ServedModel, engines: FakeEngines) -> Prober:
+    return Prober([served], interval_s=2.0, timeout_s=0.05, upstream=engines)
+
+
+@pytest.mark.parametrize(
+    ("health", "models", "ok"),
+    [
+        (whole(200), whole(200), True),
+        (whole(307), whole(200), True),
+        (whole(401), whole(401), True),
+        (whole(404), whole(200), True),
+        (whole(404), whole(404), False),
+        (whole(500), whole(200), False),
+        (failure("connect"), whole(200), False),
+        (failure("timeout"), whole(200), False),
+        (HANG, whole(200), False),
+    ],
+)
+async def test_who_answers_health_is_in_the_rotation(
+    health: Script, models: Script, *, ok: bool
+) -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.play("/health", health)
+    engines.play("/v1/models", models)
+    probing = prober(served, engines)
+    assert await probing.probe(served, 0, 0) is ok
+    assert served.pools[0].up == [ok]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"data": 5}', b'{"data": [3, {"max_model_len": "x"}]}', b"[" * 5000]
+)
+async def test_a_list_of_models_that_is_none_warns_of_nothing(
+    body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    engines.answer("/v1/models", body)
+    with caplog.at_level(logging.WARNING):
+        assert await prober(served, engines).probe(served, 0, 0)
+    assert caplog.records == []
+
+
+async def test_another_window_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    engines.answer("/v1/models", '{"data": [{"id": "m", "max_model_len": 4096}]}')
+    probing = prober(served, engines)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            await probing.probe(served, 0, 0)
+    (record,) = caplog.records
+    assert "w0 reports max_model_len 4096, but pool only says 8192" in record.getMessage()
+    assert engines.asked("/v1/models") == 1
+
+
+class Crowd(FakeEngines):
+    """Engines that answer a turn later, and how many were being asked at once."""
+
+    now = most = 0
+
+    async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
+        """See Upstream."""
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(0)
+            return await super().open(worker, call)
+        finally:
+            self.now -= 1
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each background probe waits for its turn; none comes."""
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def wait(delay_s: float) -> None:
+        if delay_s <= 0:
+            await sleep(0)
+            return
+        waits.append(delay_s)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    return waits
+
+
+async def test_engines_are_spread_over_the_interval(slept: list[float]) -> None:
+    served, engines = fleet_of(1000), Crowd()
+    engines.answer("/health")
+    probing = prober(served, engines)
+    await probing.start()
+    assert engines.asked("/health") == 1000
+    assert engines.most <= FIRST_AT_ONCE
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await probing.close()
+    assert len(slept) == 1000
+    # From one interval after the start to two: a tenth of the engines in each tenth of it.
+    tenths = Counter(int((wait_s - 2.0 + 0.01) / 0.2) for wait_s in slept)
+    assert max(tenths.values()) < 150
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[tuple[WorkerAddress, list[bytes]]]:
+    """A real engine's port, and what it was sent on each of its connections."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(b"")
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                heads[-1] += head
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    yield address("w", port=port, api_key="sk-engine"), heads
+    server.close()
+
+
+async def test_pages_come_over_one_kept_connection_with_the_engine_s_key(
+    listening: tuple[WorkerAddress, list[bytes]],
+) -> None:
+    worker, heads = listening
+    pages = EnginePages(None, 5.0)
+    for _ in range(3):
+        page = await pages.get(worker, "/health")
+        assert page is not None
+        assert (page.status, page.body) == (200, b"ok")
+    assert await pages.get(worker, "/health", 1) is None, "longer than asked for"
+    await pages.close()
+    (first, *_) = heads
+    assert first.count(b"GET /health HTTP/1.1\r\n") >= 3
+    assert first.count(b"authorization: Bearer sk-engine\r\n") >= 3
+    assert b"accept-encoding" not in first
+
+
+async def test_connections_of_another_are_left_open(
+    listening: tuple[WorkerAddress, list[bytes]],
+) -> None:
+    worker, heads = listening
+    upstream = HttpUpstream()
+    pages = EnginePages(upstream, 5.0)
+    await pages.get(worker, "/health")
+    await pages.close()
+    await EnginePages(upstream, 5.0).get(worker, "/health")
+    await upstream.close()
+    assert len(heads) == 1
