@@ -81,4 +81,11 @@ class Kept:
         )
         self._leases = LeasesDesk(self.hub, store, pools.keeper.pools)
         self._mirror = Mirror(self.hub, models, pools.engine_kv, lambda: pools.up)
-        self._directory = DirectoryDesk(self.hub, pools.directory, pools.sync.poll)
+        self._directory = DirectoryDesk(self.hub, pools.directory, self._follow)
+        self._sync = pools.sync
+
+    async def _follow(self) -> None:
+        """Take over changed entitlements; what was decided by the old terms is entered before."""
+        await self._leases.pledges.recall_all()
+        await self._sync.poll()
+        await self._leases.pledges.recall_all()

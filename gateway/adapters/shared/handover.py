@@ -25,6 +25,8 @@ EVEN_FROM: Final = 10
 """Requests in that time from which on they are."""
 UNEVEN: Final = 1.15
 """Times the mean: what a worker may answer before it gives connections away."""
+FAR_UNEVEN: Final = 1.3
+"""From here on it gives away half of what it has too many, not one or two."""
 PAUSE_S: Final = 0.05
 """Before accepting again, when the system has no descriptors or a worker takes none."""
 
@@ -170,7 +172,11 @@ class Door:
         excess = shares[busiest] * len(shares) / total
         if excess > UNEVEN:
             self._least = min(shares, key=lambda index: shares[index])
-            self.ask_back(busiest, 1 if excess < 1.5 else 2)
+            count = 1 if excess < 1.5 else 2
+            if excess > FAR_UNEVEN:  # many clients came at once while counts were old
+                surplus = self._open.get(busiest, 0) * (1 - 1 / excess)
+                count = max(count, min(AT_ONCE, int(surplus / 2)))
+            self.ask_back(busiest, count)
 
     def _take_back(self, index: int) -> None:
         """Connections that a worker gives away: the least busy one gets them."""

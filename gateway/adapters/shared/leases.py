@@ -1,8 +1,9 @@
 """The lease store of a worker process: the parent's, one for all workers.
 
 Every decision is the parent's own `MemoryLeases`, so limits are as exact as those of one process,
-for models that are managed and for those that only spill over. What is posted (settlements,
-resizes) takes effect in the order it was said, before whatever this worker asks next.
+for models that are managed and for those that only spill over. While there is plenty of room the
+parent decides in advance, by pledges (`pledges`). What is posted (settlements, resizes, leases
+taken of a pledge) takes effect in the order it was said, before whatever this worker asks next.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import msgspec
 
 from gateway.adapters.shared.decisions import DENIED, denial_of, lease_of
 from gateway.adapters.shared.link import Link
+from gateway.adapters.shared.pledges import RECALL, Purse
 from gateway.adapters.shared.wire import Op
 from gateway.domain import Ask, Lease
 from gateway.errors import Refusal, StateFailure, Unavailable
@@ -42,6 +44,9 @@ class SharedLeases:
         self._models = models
         self._jitter = jitter
         self._held: dict[str, Lease] = {}
+        self._purse = Purse()
+        link.hears(Op.PLEDGE, self._purse.put)
+        link.on(RECALL, self._purse.recalled)
         self.settled_total = 0
         self.refunded_total = 0
 
@@ -62,17 +67,12 @@ class SharedLeases:
         known = self._held.get(ask.lease_id)
         if known is not None:
             return known
-        asked = self._link.begin(
-            Op.ADMIT,
-            ask.lease_id,
-            ask.model,
-            ask.entitlement,
-            ask.pool,
-            ask.alternates,
-            ask.cost_tokens,
-            ask.sequences,
-            ask.kv_bytes,
-        )
+        pledged = self._purse.admit(ask) if self._link.up else None
+        if pledged is not None:
+            number, lease = pledged
+            self._link.post_lazier(Op.TAKEN, number, *_told(ask))
+            return self._hold(lease)
+        asked = self._link.begin(Op.ADMIT, *_told(ask))
         try:
             answer = await asked
         except StateFailure:
@@ -87,10 +87,7 @@ class SharedLeases:
         known = self._held.get(ask.lease_id)
         if known is not None:  # asked twice at the same time
             return known
-        lease = lease_of(ask, answer)
-        self._held[lease.id] = lease
-        self._models[ask.model].pools[lease.pool].inflight += lease.sequences
-        return lease
+        return self._hold(lease_of(ask, answer))
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         """See LeaseStore."""
@@ -129,9 +126,14 @@ class SharedLeases:
         used = None
         if usage is not None:
             used = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        told = (lease.id, lease.model, settlement.unix_s, used)
         # Where it makes room that others may want at once, the parent hears of it at once.
-        post = self._link.post if _tight(lease) else self._link.post_lazily
-        post(Op.SETTLE, lease.id, lease.model, settlement.unix_s, used)
+        if _tight(lease) or self._purse.scarce(lease.model):
+            self._link.post(Op.SETTLE, *told)
+        elif self._purse.plenty(lease):  # whoever might be refused for it has it called back
+            self._link.post_lazier(Op.SETTLE, 0, *told)
+        else:
+            self._link.post_lazily(Op.SETTLE, *told)
 
     async def reclaim(self, lease: Lease) -> None:
         """See LeaseStore."""
@@ -180,6 +182,27 @@ class SharedLeases:
     async def tick(self) -> None:
         """See Upkeep."""
         await self._link.call("tick")
+
+    # -- inside
+
+    def _hold(self, lease: Lease) -> Lease:
+        self._held[lease.id] = lease
+        self._models[lease.model].pools[lease.pool].inflight += lease.sequences
+        return lease
+
+
+def _told(ask: Ask) -> tuple[object, ...]:
+    """An ask as it travels."""
+    return (
+        ask.lease_id,
+        ask.model,
+        ask.entitlement,
+        ask.pool,
+        ask.alternates,
+        ask.cost_tokens,
+        ask.sequences,
+        ask.kv_bytes,
+    )
 
 
 def _tight(lease: Lease) -> bool:

@@ -1,7 +1,8 @@
 """The parent's side of the lease store: the very `MemoryLeases` of one process, asked by many.
 
 Rules:
-- Every message is decided at once, in the order it came: no decision awaits anything.
+- Every message is decided at once, in the order it came. Only an ask that might be refused because
+  of what is pledged (`pledges`) waits until that has been given back.
 - A lease is its worker's as long as that is connected. When the worker is gone its leases end,
   at once and once, as those end whose time is up: charged their estimate, for what they used is
   not known.
@@ -17,6 +18,7 @@ import msgspec
 
 from gateway.adapters.shared.decisions import denied, granted
 from gateway.adapters.shared.hub import Hub, Session
+from gateway.adapters.shared.pledges_desk import Pledges
 from gateway.adapters.shared.wire import Message, Op
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask, Usage
@@ -46,9 +48,13 @@ class LeasesDesk:
         self._pools = pools or store.pools
         self._owners: dict[str, Session] = {}
         """Lease id -> whose it is."""
+        self._waiting: set[str] = set()
+        """Ids of asks that wait until pledges are given back."""
+        self.pledges = Pledges(hub, store.books)
         self._tasks: set[asyncio.Task[None]] = set()
         store.on_evict(self._evict)
         hub.desk(Op.ADMIT, self._admit)
+        hub.desk(Op.TAKEN, self._taken)
         hub.desk(Op.TRANSFER, self._transfer)
         hub.desk(Op.RESIZE, self._resize)
         hub.desk(Op.SETTLE, self._settle)
@@ -65,24 +71,41 @@ class LeasesDesk:
     # -- with each request
 
     def _admit(self, session: Session, message: Message) -> None:
-        _, number, lease_id, model, entitlement, pool, alternates, cost, sequences, kv = message
-        ask = Ask(
-            lease_id=lease_id,
-            model=model,
-            entitlement=entitlement,
-            pool=pool,
-            alternates=tuple(alternates),
-            cost_tokens=cost,
-            sequences=sequences,
-            kv_bytes=kv,
-        )
+        ask = _ask(message)
+        if self.pledges.fits(ask):
+            self._decide(session, message[1], ask)
+        else:
+            self._waiting.add(ask.lease_id)
+            self._run(self._decide_later(session, message[1], ask))
+
+    def _decide(self, session: Session, number: int, ask: Ask) -> None:
         found = self._store.take(ask, session.owner)
         if isinstance(found, Denial):
             session.wire.send(Op.ANSWER, number, denied(found))
             return
+        self._enter(session, ask.lease_id)
+        session.wire.send(Op.ANSWER, number, granted(found))
+        self.pledges.offer(session, ask, found)
+
+    async def _decide_later(self, session: Session, number: int, ask: Ask) -> None:
+        await self.pledges.recall(ask.model)
+        if ask.lease_id in self._waiting:  # else whoever asked has left
+            self._waiting.discard(ask.lease_id)
+            if session.wire.up:
+                self._decide(session, number, ask)
+
+    def _taken(self, session: Session, message: Message) -> None:
+        ask = _ask(message)
+        found = self._store.take(ask, session.owner, decided=True)
+        if isinstance(found, Denial):  # of an entitlement that is no more
+            self.pledges.taken(session, message[1], ask, None)
+            return
+        self._enter(session, ask.lease_id)
+        self.pledges.taken(session, message[1], ask, found)
+
+    def _enter(self, session: Session, lease_id: str) -> None:
         session.leases[lease_id] = None
         self._owners[lease_id] = session
-        session.wire.send(Op.ANSWER, number, granted(found))
 
     def _transfer(self, session: Session, message: Message) -> None:
         _, number, lease_id, pool, force = message
@@ -96,6 +119,7 @@ class LeasesDesk:
 
     def _settle(self, session: Session, message: Message) -> None:
         _, _, lease_id, model, unix_s, used = message
+        self._waiting.discard(lease_id)
         session.leases.pop(lease_id, None)
         self._owners.pop(lease_id, None)
         usage = None
@@ -173,3 +197,18 @@ class LeasesDesk:
 
     async def _tick(self, _session: Session, _value: Any) -> None:
         await self._store.tick()
+
+
+def _ask(message: Message) -> Ask:
+    """What ADMIT and TAKEN tell."""
+    _, _, lease_id, model, entitlement, pool, alternates, cost, sequences, kv = message
+    return Ask(
+        lease_id=lease_id,
+        model=model,
+        entitlement=entitlement,
+        pool=pool,
+        alternates=tuple(alternates),
+        cost_tokens=cost,
+        sequences=sequences,
+        kv_bytes=kv,
+    )

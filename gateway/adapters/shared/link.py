@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from gateway.adapters.shared.wire import Message, Op, Wire, packed
+from gateway.adapters.shared.wire import LAZIER_S, Message, Op, Wire, packed
 from gateway.errors import StateFailure
 
 ASK_LIMIT_S: Final = 1.0
@@ -91,6 +91,10 @@ class Link:
     def post_lazily(self, op: Op, *arguments: object) -> None:
         """The same, of what may be told a little later, but not after what is said next."""
         self._wire.send_lazily(op, 0, *arguments)
+
+    def post_lazier(self, op: Op, number: int, *arguments: object) -> None:
+        """The same of what may wait LAZIER_S; `number` is one that the parent gave."""
+        self._wire.send_lazily(op, number, *arguments, within_s=LAZIER_S)
 
     def begin(self, op: Op, *arguments: object) -> "asyncio.Future[Any]":
         """Ask the parent; the future fails with StateFailure."""

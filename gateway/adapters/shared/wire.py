@@ -17,6 +17,8 @@ import msgspec
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 """A longer frame ends the connection."""
 LAZY_S: Final = 0.002
+LAZIER_S: Final = 0.025
+"""For what nobody can need before, since there is plenty of room."""
 READ_BYTES: Final = 64 * 1024
 """Little enough that the allocator maps no memory for it."""
 BACKLOG_BYTES: Final = 64 * 1024 * 1024
@@ -44,6 +46,8 @@ class Op(IntEnum):
     SETTLE = 13
     RECLAIM = 14
     RENEW = 15
+    TAKEN = 17
+    """a lease that the worker took of a pledge"""
     # Of connections, from a worker.
     COUNTS = 16
     """connections that ended, requests that were answered, since the last time"""
@@ -51,6 +55,8 @@ class Op(IntEnum):
     EVICT = 20
     LIVE = 21
     """indices of the workers that are connected"""
+    PLEDGE = 22
+    """room for leases that the worker may take by itself"""
     # Between workers, by way of the parent.
     ASK = 30
     TELL = 31
@@ -70,7 +76,7 @@ class Wire:
 
     What costs is waking the other process, not what it is told: so what is said while a read is
     worked off, or in one turn of the loop, leaves in one go, and what is not urgent waits
-    LAZY_S for something to leave with.
+    for something to leave with: LAZY_S, or LAZIER_S.
     """
 
     def __init__(self, received: Handler, lost: Callable[[], None]) -> None:
@@ -84,6 +90,8 @@ class Wire:
         self._blocked = False
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._waits_s = 0.0
+        """What the timer was set to."""
         self._heard = bytearray()
         """The beginning of a frame."""
         self._needed = 4
@@ -110,13 +118,19 @@ class Wire:
             self._due = True
             self._loop.call_soon(self.flush)
 
-    def send_lazily(self, *message: object) -> None:
-        """The same for what may wait LAZY_S; in order with all else."""
+    def send_lazily(self, *message: object, within_s: float = LAZY_S) -> None:
+        """The same for what may wait so long; in order with all else."""
         if self._sock is None:
             return
         self._add(message)
-        if self._timer is None and not (self._due or self._holding or self._blocked):
-            self._timer = self._loop.call_later(LAZY_S, self.flush)
+        if self._due or self._holding or self._blocked:
+            return
+        if self._timer is not None:
+            if within_s >= self._waits_s:
+                return
+            self._timer.cancel()
+        self._waits_s = within_s
+        self._timer = self._loop.call_later(within_s, self.flush)
 
     def flush(self) -> None:
         """Send now what was said."""

@@ -101,13 +101,16 @@ class MemoryLeases(MemoryPools):
 
     # -- the same at once, for processes that share this store
 
-    def take(self, ask: Ask, owner: str) -> Lease | Denial:
-        """Decide, and take the lease for a process; a known lease id has its earlier lease."""
+    def take(self, ask: Ask, owner: str, *, decided: bool = False) -> Lease | Denial:
+        """Decide, and take the lease for a process; a known lease id has its earlier lease.
+
+        `decided`: it was admitted before; what would refuse it now is only noted.
+        """
         known = self._leases.get(ask.lease_id)
         if known is not None:
             return known
         book = self.books.get(ask.model)
-        lease = self._counted(ask) if book is None else self._decided(ask, book, owner)
+        lease = self._counted(ask) if book is None else self._decided(ask, book, owner, decided)
         if isinstance(lease, Denial):
             return lease
         self._leases[ask.lease_id] = lease
@@ -182,7 +185,7 @@ class MemoryLeases(MemoryPools):
             self._models[held.model].pools[held.pool].inflight -= held.sequences
         return held
 
-    def _decided(self, ask: Ask, book: TokenPool, owner: str) -> Lease | Denial:
+    def _decided(self, ask: Ask, book: TokenPool, owner: str, decided: bool) -> Lease | Denial:  # noqa: FBT001
         request = Request(
             lease_id=ask.lease_id,
             entitlement=ask.entitlement,
@@ -196,7 +199,7 @@ class MemoryLeases(MemoryPools):
         served = self._models[ask.model]
         now_s = self._wall_clock()
         found = admission.admit(
-            book, request, now_s, observe=served.observe_admission or served.observe
+            book, request, now_s, observe=decided or served.observe_admission or served.observe
         )
         if isinstance(found, Denial):
             return found

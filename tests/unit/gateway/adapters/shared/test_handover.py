@@ -137,6 +137,20 @@ async def test_who_answers_clearly_more_gives_away(
     assert found == asked, "each quarter of a second by itself"
 
 
+async def test_who_has_far_too_many_gives_half_of_them_away(house: House) -> None:
+    found: list[tuple[int, int]] = []
+    house.door.ask_back = lambda index, count: found.append((index, count))
+    house.join(0)
+    house.door.listen()
+    for _ in range(24):
+        await house.served_by()
+    house.join(1)
+    house.door.told(0, 0, 300)
+    house.door.told(1, 0, 100)
+    house.door._even()
+    assert found == [(0, 4)], "of 24 it should have 16"
+
+
 async def test_a_connection_given_away_is_served_by_the_least_busy(house: House) -> None:
     for index in range(3):
         house.join(index)
