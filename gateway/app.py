@@ -106,6 +106,7 @@ class Gateway:
             interval_s=config.health.interval_s,
             timeout_s=config.health.timeout_s,
             kv=self.pools.engine_kv,
+            upstream=self.upstream,
         )
         controls = {model.name: control_of(model) for model in config.models}
         self.boundaries = BoundaryChore(
@@ -116,7 +117,10 @@ class Gateway:
             ask=told_totals,
         )
         self.telemetry = EngineMetrics(
-            (model for model in self.models if model.telemetry), clock, on_restart=_forget_prefixes
+            (model for model in self.models if model.telemetry),
+            clock,
+            on_restart=_forget_prefixes,
+            upstream=self.upstream,
         )
         self.ring = DecisionRing(config.decisions_kept)
         self.export: UsageExport | None = None
@@ -446,7 +450,8 @@ async def _rehearsing(
     if not config.server.keep_warm:
         yield
         return
-    rehearsal = Rehearsal(served_model(config, config.models[0]), time.monotonic)
+    model = served_model(config, config.models[0])
+    rehearsal = Rehearsal(model, time.monotonic, processes=gateway.sharing.count)
     server.config.load()
     rehearsal.start(
         protocol(config=server.config, server_state=ServerState(), app_state={}),
@@ -459,10 +464,14 @@ async def _rehearsing(
 
 
 def _calm_gc() -> None:
-    """Keep the collector away from requests: what is built now stays, and cycles are rare."""
+    """Keep the collector away from requests: what is built now stays, and cycles are rare.
+
+    It looks at the young only, 50,000 objects at most (some 5 ms): whatever lives as long as a
+    stream, an index or a ring of records would be walked through again and again for nothing.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 5, 1_000)
 
 
 def run(

@@ -5,10 +5,12 @@ needs and what it gives. msgspec structs because they cost .05 us to make; `gc=F
 because none of them can be part of a reference cycle.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
 import msgspec
+from msgspec import Raw
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -161,6 +163,8 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     steering_fields: tuple[str, ...] = ()
     """Top-level fields that steer an engine and must be removed."""
     previous_response_id: str | None = None
+    members: Mapping[str, Raw] = {}
+    """The body's top-level members as sent, views into it; none of a form."""
 
 
 class LengthEstimate(Record, frozen=True, kw_only=True):
@@ -385,7 +389,7 @@ class PoolEvent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The terms or the entitlement as an object, a name, or the tick's seconds."""
 
 
-class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+class DecisionRecord(Record, frozen=True, omit_defaults=True):
     """Everything that explains one request: a line of the request log, a look-up's answer.
 
     Never holds prompt text, keys or header values (prompts only when configured).

@@ -15,6 +15,8 @@ import msgspec
 
 from gateway.domain import Attempt, Binding, BodyFacts, Incoming, Lease, Outcome, Prompt
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.first_tokens import AssumedTokens, Lateness
+from gateway.gate_timers import GateTimers
 from gateway.policy import fleet
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import larger_pools
@@ -50,6 +52,9 @@ class Exchange:
         self._clock = clock
         self._wall_clock = wall_clock
         self._reclaims: set[asyncio.Task[None]] = set()
+        self._assumed = AssumedTokens(clock, self._assume_first)
+        self._gates = GateTimers(clock, wake)
+        self._lateness = Lateness()
 
     async def run(
         self,
@@ -99,6 +104,7 @@ class Exchange:
             for scheduler in served.schedulers:
                 if scheduler is not None:
                     wake(scheduler.tick(now_s))
+                    self._gates.look(scheduler)
 
     def _release(self, walk: Walk) -> None:
         """Give the scheduler its job back, waiting or sent; idempotent."""
@@ -107,6 +113,7 @@ class Exchange:
             now_s = self._clock()
             waits = job.state == "waiting"
             wake(scheduler.cancel(job, now_s) if waits else scheduler.finished(job, now_s))
+            self._gates.look(scheduler)
 
     async def _bind(
         self,
@@ -120,7 +127,9 @@ class Exchange:
     ) -> Binding:
         """Stages 7 and 8; a worker of another pool takes the lease along."""
         lease, plan = found(walk.lease), found(walk.plan)
-        pools = (lease.pool, *(p for p in (plan.pool, *plan.alternates) if p != lease.pool))
+        pools: tuple[int, ...] = (plan.pool, *plan.alternates)
+        if lease.pool != plan.pool:
+            pools = (lease.pool, *(p for p in pools if p != lease.pool))
         try:
             if not served.schedulers:
                 binding = stage_bind.bind(served, pools, tried, self._clock(), home)
@@ -130,7 +139,7 @@ class Exchange:
             if last is not None and last.kind in ("busy", "server_error") and last.body:
                 raise stage_explain.engine_refusal(last) from None
             raise
-        if binding.pool != found(walk.lease).pool:
+        if binding.pool != lease.pool:
             walk.lease = await self._transfer(walk, binding.pool)
             self._uncut(incoming, walk, binding.pool)
         walk.binding = binding
@@ -161,6 +170,7 @@ class Exchange:
             walk.scheduler = scheduler = found(served.schedulers[pool])
             if job.state == "waiting":
                 wake(ready)
+                self._gates.look(scheduler)
                 stage_queue.admit(served, scheduler)
                 await stage_queue.wait(served, job, incoming, self._clock)
                 walk.queue_s += self._clock() - now_s
@@ -183,8 +193,9 @@ class Exchange:
         pool = served.pools[binding.pool]
         worker = served.workers[binding.pool][binding.worker]
         lease, estimate, prompt = found(walk.lease), found(walk.estimate), found(walk.prompt)
-        priority = stage_dispatch.engine_priority(served, found(walk.principal), lease)
-        salt = stage_dispatch.cache_salt(served, found(walk.principal), incoming.endpoint)
+        principal = found(walk.principal)
+        priority = stage_dispatch.engine_priority(served, principal, lease)
+        salt = stage_dispatch.cache_salt(served, principal, incoming.endpoint)
         call = stage_dispatch.upstream_call(
             served, incoming, facts, estimate, prompt, binding, priority, salt
         )
@@ -201,18 +212,15 @@ class Exchange:
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         result = "cancelled"
         waiting = self._watch_wait(walk, served, lease)
-        due = None
         try:
             if walk.scheduler is not None:
-                due = self._expect_first(walk, served, binding, relay)
+                self._expect_first(walk, served, binding, relay)
             answer = await relay.run(self._upstream, worker, call, headers_of(incoming, walk))
             result = answer.label if isinstance(answer, Outcome) else answer.kind
         finally:
             if waiting is not None:
                 waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
-            if due is not None:
-                due.cancel()
             self._release(walk)
             if walk.expected is not None and relay.first_s is None and result != "cancelled":
                 _withdraw(walk, served, binding)
@@ -222,7 +230,7 @@ class Exchange:
 
     def _expect_first(
         self, walk: Walk, served: ServedModel, binding: Binding, relay: stage_forward.Relay
-    ) -> asyncio.TimerHandle | None:
+    ) -> None:
         """Have the scheduler told of the first token, and the index of the prefix that is sent.
 
         Of an answer that is not streamed the first token is not seen: it is assumed in time.
@@ -239,13 +247,21 @@ class Exchange:
         if not scheduler.gates:
             if job.stream:
                 job.emitted = relay.emitted
-            return None
-        if job.stream:
-            relay.on_first = partial(_first_token, scheduler, job)
-            return None
-        return asyncio.get_running_loop().call_later(
-            max(job.quantile_s, _LEAST_PREFILL_S), _assume_first, scheduler, job, self._clock
-        )
+        elif job.stream:
+            relay.on_first = partial(self._first_token, scheduler, job)
+        else:
+            self._assumed.expect(scheduler, job)
+
+    def _first_token(self, scheduler: Scheduler, job: Job, now_s: float) -> None:
+        """A stream's first token was read; the gateway's own lateness is not the engine's."""
+        late_s = self._lateness.of(now_s, asyncio.get_running_loop().time())
+        job.sent_s = min(job.sent_s + late_s, now_s)
+        wake(scheduler.first_token(job, now_s))
+        self._gates.look(scheduler)
+
+    def _assume_first(self, scheduler: Scheduler, job: Job, now_s: float) -> None:
+        wake(scheduler.first_token(job, now_s, assumed=True))
+        self._gates.look(scheduler)
 
     def _watch_wait(
         self, walk: Walk, served: ServedModel, lease: Lease
@@ -354,14 +370,5 @@ def wake(ready: Sequence[Job]) -> None:
             waiter.set_result(True)
 
 
-def _first_token(scheduler: Scheduler, job: Job, now_s: float) -> None:
-    wake(scheduler.first_token(job, now_s))
-
-
-def _assume_first(scheduler: Scheduler, job: Job, clock: Callable[[], float]) -> None:
-    wake(scheduler.first_token(job, clock(), assumed=True))
-
-
 _MAX_TRIED = 64
 """Attempts, refused connections included, after which a request gives up."""
-_LEAST_PREFILL_S = 0.001

@@ -17,6 +17,7 @@ from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.exchange import Exchange, headers_of
 from gateway.policy.band import Band, band_plan
+from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
 from gateway.ports import ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
 from gateway.stages import adjust as stage_adjust
@@ -132,7 +133,7 @@ class Pipeline:
         walk.estimate = estimate = stage_estimate.estimate(served, endpoint, facts, principal)
         # 3 plan
         walk.prefix = prefix = stage_plan.look_up(
-            served, endpoint, principal, facts, incoming.body, estimate.input_tokens_total
+            served, endpoint, principal, facts, facts.members, estimate.input_tokens_total
         )
         walk.planned = planned = stage_plan.plan(served, endpoint, estimate, prefix)
         band = stage_plan.band(
@@ -178,7 +179,7 @@ class Pipeline:
                 incoming.endpoint,
                 found(walk.principal),
                 facts,
-                walk.prompt.body,
+                by_name(walk.prompt.body),
                 walk.estimate.input_tokens_total,
             )
         if walk.prompt.only_pool is None:
@@ -248,33 +249,34 @@ class Pipeline:
                 )
                 if walk.expected and walk.binding:
                     stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
-                stage_settle.remember(served, walk.principal, walk.prompt, outcome)
+                stage_settle.remember(served, walk.principal, walk.facts, walk.prompt, outcome)
+        # By position, as what it gives: names cost more than the figures.
         record = stage_explain.decision_record(
             incoming,
             outcome,
             charged,
-            principal=walk.principal,
-            facts=walk.facts,
-            served=served,
-            estimate=estimate,
-            planned=walk.planned,
-            plan=walk.plan,
-            lease=lease,
-            admitted=walk.admitted,
-            prompt=walk.prompt,
-            binding=walk.binding,
-            attempts=tuple(walk.attempts),
-            refusal=walk.refusal,
+            walk.principal,
+            walk.facts,
+            served,
+            estimate,
+            walk.planned,
+            walk.plan,
+            lease,
+            walk.admitted,
+            walk.prompt,
+            walk.binding,
+            tuple(walk.attempts),
+            walk.refusal,
+            walk.queue_s,
+            walk.sent_s,
+            self._clock(),
+            now_unix_s,
+            tuple(walk.lease_changes),
+            walk.compress_s,
+            walk.job,
+            None if walk.relay is None else walk.relay.first_s,
             rescued=walk.rescued,
-            queue_s=walk.queue_s,
-            sent_s=walk.sent_s,
-            now_s=self._clock(),
-            settled_unix_s=now_unix_s,
-            lease_changes=tuple(walk.lease_changes),
             evicted=walk.evicted,
-            compress_s=walk.compress_s,
-            job=walk.job,
-            first_s=None if walk.relay is None else walk.relay.first_s,
             prompts=self._log_prompts,
         )
         stage_explain.count(self._metrics, record, estimate, served, lease)

@@ -50,8 +50,14 @@ _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length:
 class Rehearsal:
     """Walks the canned request of one process, from a timer of the event loop."""
 
-    def __init__(self, model: ServedModel, clock: Callable[[], float]) -> None:
-        """`model`: a copy that serves nobody else; `clock` monotonic, in seconds."""
+    def __init__(
+        self, model: ServedModel, clock: Callable[[], float], *, processes: int = 1
+    ) -> None:
+        """`model`: a copy that serves nobody else; `clock` monotonic, in seconds.
+
+        `processes` share the machine: together they rehearse as often as one alone would.
+        """
+        self._every_s = EVERY_S * processes
         self.walked = 0
         """Canned requests answered with 200 so far."""
         self._upstream = _Nowhere()
@@ -109,7 +115,7 @@ class Rehearsal:
         self.walked += data.startswith(b"HTTP/1.1 200 ")
 
     def _again(self, loop: asyncio.AbstractEventLoop, real: DataPlane) -> None:
-        self._due_s = loop.time() + EVERY_S
+        self._due_s = loop.time() + self._every_s
         self._timer = loop.call_at(self._due_s, self._tick, loop, real)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, real: DataPlane) -> None:

@@ -18,6 +18,8 @@ CALIBRATIONS: Final = ("bucketed", "adaptive")
 _MOST_S: Final = 1e6
 """No prefill took longer: such a clock was set."""
 _RECENTRE: Final = 16
+_WORKERS_AN_OBSERVATION: Final = 4
+"""Looked at for what all have in common, in the mean: many workers share it out more rarely."""
 _PRIOR_SETTLES: Final = 32
 """Observations before a worker's speed is told from the prior's own error."""
 
@@ -55,6 +57,7 @@ class PrefillPredictor:
         self._prior = Prior(prior or (artifact.rates if artifact else PriorRates()))
         self._speeds = Speeds(workers)
         self._factors = self._speeds.factors
+        self._recentre_every = max(_RECENTRE, workers // _WORKERS_AN_OBSERVATION)
         self._calibration: Bucketed | AdaptiveConformal = (
             Bucketed(alpha) if calibration == "bucketed" else AdaptiveConformal(alpha)
         )
@@ -65,7 +68,11 @@ class PrefillPredictor:
 
         Both are finite and above 0; the quantile is calibrated. The bucket is for `observe`.
         """
-        mean_s, quantile_s = self.raw(x)
+        if self._root is None:
+            mean_s = self._prior.mean_s(x)
+            quantile_s = mean_s * QUANTILE_OVER_MEAN
+        else:
+            mean_s, quantile_s = self.raw(x)
         speed = self._factors[worker]
         bucket = bucket_of(x)
         return mean_s * speed, quantile_s * speed * self._calibration.factor(bucket), bucket
@@ -116,7 +123,7 @@ class PrefillPredictor:
             if self._prior.seen < _PRIOR_SETTLES:
                 return
         self._speeds.observe(worker, mean_s, actual_s)
-        if self._root is None and not self.observed % _RECENTRE:
+        if self._root is None and not self.observed % self._recentre_every:
             # What all workers have in common belongs to the prior.
             self._prior.stretch(self._speeds.recentre())
 

@@ -35,6 +35,8 @@ _IDLE_PER_WORKER = 256
 _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
 _MAX_HEAD_BYTES = 64 * 1024
+_MOST_HEADS = 32_768
+"""Request lines kept ready, by worker and path."""
 
 ConnectionKey = tuple[str, str, int, str | None]
 """scheme, host, port, ca_file."""
@@ -60,11 +62,13 @@ class _Exchange:
         "head_done",
         "headers",
         "idle_s",
+        "now_s",
         "status",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: PhaseTimeouts) -> None:
         self.connection: Connection | None = None
+        self.now_s = loop.time
         self.deadline_s = loop.time() + timeouts.first_byte_s
         self.idle_s = timeouts.idle_s
         self.headers: list[tuple[bytes, bytes]] = []
@@ -118,9 +122,19 @@ class _Exchange:
 
     def arrived(self) -> None:
         """Pass on what one read of the socket brought: to the sink, else to who waits."""
-        if self._sink is None:
+        sink = self._sink
+        if sink is None:
             self.wake()
-        elif self._chunks and not self._sink(self._take()):
+            return
+        chunks = self._chunks
+        if len(chunks) == 1 and not self._paused:  # one token's event, as nearly always
+            self._size = 0
+            data = chunks.pop()
+        elif chunks:
+            data = self._take()
+        else:
+            return
+        if not sink(data):
             self._sink = None
             self.wake()
 
@@ -128,7 +142,7 @@ class _Exchange:
         chunks, self._chunks, self._size = self._chunks, [], 0
         if self._paused and self.connection is not None:
             self._paused = False
-            self.deadline_s = self._loop.time() + self.idle_s
+            self.deadline_s = self.now_s() + self.idle_s
             self.connection.resume()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -150,10 +164,10 @@ class _Exchange:
         """Take body bytes; reading pauses when the reader is too far behind."""
         if not self.body_begun:
             self.body_begun = True
-            self.deadline_s = self._loop.time() + self.idle_s
+            self.deadline_s = self.now_s() + self.idle_s
         self._chunks.append(body)
-        self._size += len(body)
-        if self._size > _BUFFER_BYTES and not self._paused and self.connection is not None:
+        self._size = size = self._size + len(body)
+        if size > _BUFFER_BYTES and not self._paused and self.connection is not None:
             self._paused = True
             # The engine waits for us, not we for it: no idle deadline meanwhile.
             self.deadline_s = float("inf")
@@ -164,15 +178,6 @@ class _Exchange:
         self.ended = True
         self.connection = None
         self.wake()
-
-    def touch(self) -> None:
-        """Note that bytes came in: from the first of a body on, the idle deadline counts.
-
-        Engines send a stream's head at once, before their queue and prefill.
-        """
-        self.got_bytes = True
-        if self.body_begun:
-            self.deadline_s = self._loop.time() + self.idle_s
 
     def wake(self) -> None:
         waiter = self._waiter
@@ -256,8 +261,12 @@ class Connection(asyncio.Protocol):
         if exchange is None:  # bytes outside an exchange are not to be trusted
             self.close()
             return
-        exchange.touch()
-        if not exchange.head_done:
+        exchange.got_bytes = True
+        # From the first byte of a body on, the idle deadline counts: engines send a stream's
+        # head at once, before their queue and prefill.
+        if exchange.body_begun:
+            exchange.deadline_s = exchange.now_s() + exchange.idle_s
+        elif not exchange.head_done:
             exchange.head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -434,13 +443,11 @@ class HttpUpstream:
         head = self._heads.get(known)
         if head is None:
             head = _request_line(worker, call)
-            if len(self._heads) < 4096:
+            if len(self._heads) < _MOST_HEADS:
                 self._heads[known] = head
-        lines = [head]
-        for name, value in call.headers:
-            lines += (name, b": ", value, b"\r\n")
-        lines += (b"content-length: ", b"%d" % len(call.body), b"\r\n\r\n", call.body)
-        return b"".join(lines)
+        lines = [b"%b: %b\r\n" % header for header in call.headers]
+        size = b"content-length: %d\r\n\r\n" % len(call.body)
+        return b"".join((head, *lines, size, call.body))
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()

@@ -8,6 +8,8 @@ The bytes are never changed here. Rules:
 - Only BadRequest is raised, naming the field.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 from msgspec import UNSET
 
@@ -57,10 +59,10 @@ def read_body(
     try:
         if not raw.isascii():
             raw.decode()
-        names = members.names(raw)
-        unique = set(names)
-        if len(unique) < len(names):
-            raise _duplicate(names)
+        pairs = members.pairs(raw)
+        named = {key.name: value for key, value in pairs.items()}
+        if len(named) < len(pairs):
+            raise _duplicate([key.name for key in pairs])
         body = decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise undecodable(error) from None
@@ -69,14 +71,14 @@ def read_body(
         raise _bad_model(model)
     tally = Tally(media_tokens)
     measure = count(body, tally, category)
-    steering = _steering(names, unique)
+    steering = _steering(named)
     if isinstance(body, schema.Generating):
-        return _generating_facts(body, measure, steering)
-    return BodyFacts(model=model, measure=measure, steering_fields=steering)
+        return _generating_facts(body, measure, steering, named)
+    return BodyFacts(model=model, measure=measure, steering_fields=steering, members=named)
 
 
 def _generating_facts(
-    body: schema.Generating, measure: Measure, steering: tuple[str, ...]
+    body: schema.Generating, measure: Measure, steering: tuple[str, ...], named: members.Members
 ) -> BodyFacts:
     cap, field = None, None
     for name, value in zip(
@@ -101,13 +103,14 @@ def _generating_facts(
         ),
         steering_fields=steering,
         previous_response_id=body.previous_response_id,
+        members=named,
     )
 
 
-def _steering(names: list[str], unique: set[str]) -> tuple[str, ...]:
+def _steering(names: Iterable[str]) -> tuple[str, ...]:
     joined = "\n" + "\n".join(names)
     if (
-        unique.isdisjoint(STEERING_FIELDS)
+        STEERING_FIELDS.isdisjoint(names)
         and "\nbootstrap_" not in joined
         and "\nx-gateway-" not in joined
     ):

@@ -7,7 +7,7 @@ only lists that began alike, a few at most.
 
 from collections import OrderedDict
 
-from gateway.policy.members import locate
+from gateway.policy.members import Members
 
 KEPT = 20_000
 PER_START = 4
@@ -26,9 +26,9 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._lists)
 
-    def remember(self, tenant: str, body: bytes) -> None:
-        """Note a body that was served as it came. Raises nothing for any body read before."""
-        turns = turns_of(body)
+    def remember(self, tenant: str, members: Members) -> None:
+        """Note a body that was served as it came, by its members."""
+        turns = turns_of(members)
         if not turns:
             return
         key = hash((tenant, turns[:_START_BYTES]))
@@ -40,16 +40,17 @@ class Conversations:
         if len(self._lists) > self._kept:
             self._lists.popitem(last=False)
 
-    def continues(self, tenant: str, body: bytes) -> bool:
+    def continues(self, tenant: str, members: Members) -> bool:
         """Whether an earlier turn of this conversation was served as it came."""
-        turns = turns_of(body)
+        turns = turns_of(members)
         known = self._lists.get(hash((tenant, turns[:_START_BYTES])), ())
         return any(size <= len(turns) and hash(turns[:size]) == digest for size, digest in known)
 
 
-def turns_of(body: bytes) -> bytes:
+def turns_of(members: Members) -> bytes:
     """The messages of a body as sent, without the list's end; b"" where there is no list."""
-    for member in locate(body):
-        if member.name in _MEMBERS and body[member.value_start : member.value_start + 1] == b"[":
-            return body[member.value_start : member.value_end - 1].rstrip()
+    for name in _MEMBERS:
+        turns = bytes(members.get(name, b""))
+        if turns.startswith(b"["):
+            return turns[:-1].rstrip()
     return b""

@@ -7,6 +7,10 @@ that stand on it (`_bind`, `_rank`).
   not answered is below its share of two scheduling steps. So at least one request, and never
   so many that their order could not be changed any more. A cap on requests in flight would
   leave bubbles or no order.
+- The clock: a gateway that is late to notice first tokens takes those for come that should
+  have, so that engines do not idle for its sake (`owed`). `pump` is called when the next should;
+  how much later than `due_s` that happens is how late the gateway is. On time it takes nothing
+  for come: what is overdue then is the engine's, and order is worth more than a fuller engine.
 - A worker that dies or stalls loses its queue: `tick` binds it anew.
 """
 
@@ -16,7 +20,9 @@ from typing import Final
 
 from gateway.policy import fleet
 from gateway.policy.fleet import PoolState
+from gateway.policy.owed import Owed
 from gateway.policy.quartz_breaker import StallBreaker
+from gateway.policy.quartz_profile import QuartzProfile
 from gateway.policy.quartz_queue import WorkerQueues, uncached_tokens
 from gateway.policy.scheduling import Job
 
@@ -28,34 +34,36 @@ class Gated:
 
     __slots__ = (
         "_available",
+        "_bound_tokens",
         "_breaker",
         "_choice",
         "_choice_mask",
         "_gate_tokens",
         "_orders",
-        "_outstanding",
+        "_owed",
         "_pool",
         "_queues",
         "_seen_alive",
         "_seen_until_s",
         "backlog_tokens",
+        "due_s",
         "replicas",
     )
 
     gates: bool = True
 
-    def __init__(
-        self, pool: PoolState, gate_tokens: float, stall_least_s: float, stall_factor: float
-    ) -> None:
+    def __init__(self, pool: PoolState, profile: QuartzProfile) -> None:
         workers = len(pool.workers)
         self.replicas = 1
-        self.backlog_tokens = [0] * workers
-        """Uncached prefill of the requests sent to each worker and not answered yet."""
+        self.due_s = inf
+        self._owed = Owed(workers)
+        self.backlog_tokens = self._owed.tokens
+        """Uncached prefill of the requests sent to each worker and not seen answered yet."""
         self._pool = pool
-        self._gate_tokens = gate_tokens
+        self._gate_tokens = profile.gate_steps * profile.chunk_tokens
+        self._bound_tokens = profile.gates_ahead * self._gate_tokens
         self._queues = WorkerQueues(workers)
-        self._breaker = StallBreaker(workers, stall_least_s, stall_factor)
-        self._outstanding: list[dict[Job, int]] = [{} for _ in range(workers)]
+        self._breaker = StallBreaker(workers, profile.stall_least_s, profile.stall_factor)
         self._orders = 0
         self._seen_alive: list[int] | None = None
         self._seen_until_s = -inf
@@ -72,8 +80,9 @@ class Gated:
     def _unbind(self, job: Job, now_s: float) -> None:
         """A bound job will not be served there: take back what `_bind` counted."""
 
-    def _sending(self, job: Job, now_s: float) -> None:
-        """A job is about to be sent."""
+    def _sending(self, job: Job, now_s: float) -> float:
+        """A job is about to be sent: seconds to its first token, inf where none are predicted."""
+        return inf
 
     def _answered(
         self, job: Job, now_s: float, cached_tokens: int | None, *, teaches: bool
@@ -108,11 +117,11 @@ class Gated:
             job.state = "nowhere"
             return NOTHING
         worker = job.worker
-        if not self._queues.lengths[worker] and self._open(worker):
+        if not self._queues.lengths[worker] and self._open(worker, now_s):
             self._send(job, now_s)
             return (job,)
         self._queues.push(job)
-        return self._pump(worker, now_s) if self._open(worker) else NOTHING
+        return self._pump(worker, now_s)
 
     def first_token(
         self,
@@ -127,7 +136,7 @@ class Gated:
             return NOTHING
         job.state = "answering"
         worker = job.worker
-        self.backlog_tokens[worker] -= self._outstanding[worker].pop(job)
+        self._owed.remove(job)
         late = self._breaker.stalled[worker]
         # An assumed token proves no life, but a worker cannot stay on probation for want of one.
         if (not assumed or self._breaker.probation[worker]) and self._breaker.answered(worker):
@@ -143,7 +152,7 @@ class Gated:
             job.state = "gone"
         elif job.state == "sent":
             job.state = "gone"
-            self.backlog_tokens[worker] -= self._outstanding[worker].pop(job)
+            self._owed.remove(job)
             self._unbind(job, now_s)
             if self._queues.lengths[worker]:
                 return self._pump(worker, now_s)
@@ -158,18 +167,27 @@ class Gated:
 
     def tick(self, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
-        for worker, owed in enumerate(self._outstanding):
-            oldest = next(iter(owed)) if owed else None
-            if self._breaker.look(worker, oldest, now_s):
+        owed, breaker = self._owed, self._breaker
+        for worker in range(len(owed.tokens)):
+            if breaker.look(worker, owed.oldest(worker), now_s):
                 self._seen_alive = None
         self._refresh(now_s)
         out: list[Job] = []
         for worker, length in enumerate(self._queues.lengths):
             if length and worker not in self._choice:
                 self._rebind(worker, out, now_s)
-        for worker in self._choice:
-            if self._queues.lengths[worker]:
-                out += self._pump(worker, now_s)
+        if self.due_s > now_s:  # else the call is on its way, and how late it is will be told
+            self.due_s = inf
+        self._pump_all(out, now_s)
+        return out
+
+    def pump(self, now_s: float) -> Sequence[Job]:
+        """See Scheduler; called too late, it learns that the gateway is."""
+        if now_s > self.due_s:
+            self._owed.called_late(now_s - self.due_s, now_s)
+        self.due_s = inf
+        out: list[Job] = []
+        self._pump_all(out, now_s)
         return out
 
     # The rest
@@ -213,30 +231,52 @@ class Gated:
                 job.state = "nowhere"
                 out.append(job)
 
-    def _open(self, worker: int) -> bool:
+    def _open(self, worker: int, now_s: float) -> bool:
         """Whether the gate lets another request through; not to workers that are away."""
         backlog_tokens = self.backlog_tokens[worker]
         if not self._choice_mask >> worker & 1 and worker not in self._available:
             return False
         if self._breaker.probation[worker]:
             return backlog_tokens <= 0
-        return backlog_tokens * self.replicas < self._gate_tokens or backlog_tokens <= 0
+        if backlog_tokens * self.replicas < self._gate_tokens or backlog_tokens <= 0:
+            return True
+        if not self._by_the_clock(worker, now_s):
+            return False
+        owed = self._owed
+        owed.let_go(worker, now_s)
+        left_tokens = backlog_tokens - owed.overdue_tokens[worker]
+        return left_tokens * self.replicas < self._gate_tokens or left_tokens <= 0
+
+    def _by_the_clock(self, worker: int, now_s: float) -> bool:
+        """Whether predictions may open a worker's gate, too: never so far as to flood it."""
+        if self._breaker.stalled[worker]:
+            return False
+        if not self._owed.excused(worker, now_s):
+            return False
+        return self.backlog_tokens[worker] * self.replicas < self._bound_tokens
+
+    def _pump_all(self, out: list[Job], now_s: float) -> None:
+        for worker, length in enumerate(self._queues.lengths):
+            if length:
+                out += self._pump(worker, now_s)
 
     def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
         """Send what the gate lets through, if the worker has not gone away meanwhile."""
         if self._pool.alive is not self._seen_alive:
             self._refresh(now_s)
         out: list[Job] = []
-        while self._open(worker) and (job := self._queues.pop(worker)) is not None:
+        while self._open(worker, now_s):
+            job = self._queues.pop(worker)
+            if job is None:
+                return out
             self._send(job, now_s)
             out.append(job)
+        if not self._breaker.probation[worker]:
+            self.due_s = min(self.due_s, self._owed.next_s(worker, now_s))
         return out
 
     def _send(self, job: Job, now_s: float) -> None:
-        worker = job.worker
-        self._sending(job, now_s)
+        due_s = now_s + self._sending(job, now_s)
         job.state = "sent"
         job.sent_s = now_s
-        uncached = uncached_tokens(job)
-        self._outstanding[worker][job] = uncached
-        self.backlog_tokens[worker] += uncached
+        self._owed.add(job, uncached_tokens(job), due_s)

@@ -9,6 +9,7 @@ Rules:
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,9 @@ class Member(NamedTuple):
     value_end: int
 
 
+Members = Mapping[str, msgspec.Raw]
+"""Name -> value as sent, a view into the body."""
+
 # The class itself is the hook: calling it is a C-level constructor call.
 _decode = msgspec.json.Decoder(dict[Key, msgspec.Raw], dec_hook=Key).decode
 _OPENING = re.compile(rb"[ \t\n\r]*\{[ \t\n\r]*")
@@ -39,16 +43,21 @@ _OPENING = re.compile(rb"[ \t\n\r]*\{[ \t\n\r]*")
 _KEY = re.compile(rb'[ \t\n\r,]*("(?:[^"\\]++|\\.)*+"[ \t\n\r]*:[ \t\n\r]*)')
 
 
-def names(raw: bytes) -> list[str]:
-    """Names of all top-level members in order, repeated ones included.
+def pairs(raw: bytes) -> dict[Key, msgspec.Raw]:
+    """All top-level members in order, repeated ones included.
 
     Raises msgspec.DecodeError (not JSON), ValidationError (not an object), RecursionError.
     """
-    return [key.name for key in _decode(raw)]
+    return _decode(raw)
+
+
+def by_name(raw: bytes) -> Members:
+    """The members of a body that `read_body` has passed, or of one made from it."""
+    return {key.name: value for key, value in _decode(raw).items()}
 
 
 def locate(raw: bytes) -> list[Member]:
-    """All top-level members with their places; raises as `names` does."""
+    """All top-level members with their places; raises as `pairs` does."""
     found: list[Member] = []
     match_key = _KEY.match
     at = body_start(raw)

@@ -86,6 +86,8 @@ class PrefixIndex:
         `tokens_per_byte` is the prompt's tokens by the last point's length; 1 where points
         are in tokens.
         """
+        if not self._entries:
+            return ()
         get, workers, full = self._entries.get, self.workers, self._full
         floor = self._keeping.newest_floor
         found: list[tuple[int, int]] = []

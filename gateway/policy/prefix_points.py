@@ -17,11 +17,12 @@ Rules:
   digests are never stored and never leave the process.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-import msgspec
 from msgspec import Raw
+
+from gateway.policy.members import Members
 
 Points = tuple[tuple[int, int], ...]
 """(length, digest of what lies before it), ascending; the last is the whole prompt's."""
@@ -45,20 +46,6 @@ _NEXT: Final = tuple(comma + mark for comma in (b",", b", ") for mark in (b'{"ro
 _NO_VALUE: Final = Raw(b"")
 
 
-class _Prompt(msgspec.Struct, gc=False):
-    """The members of a body that become its prompt, as they lie in it."""
-
-    tools: Raw = _NO_VALUE
-    functions: Raw = _NO_VALUE
-    system: Raw = _NO_VALUE
-    instructions: Raw = _NO_VALUE
-    messages: Raw = _NO_VALUE
-    input: Raw = _NO_VALUE
-    prompt: Raw = _NO_VALUE
-    chat_template_kwargs: Raw = _NO_VALUE
-
-
-_decode: Final[Callable[[bytes], _Prompt]] = msgspec.json.Decoder(_Prompt).decode
 _MARKS: Final[dict[str, tuple[bytes, ...]]] = {
     "chat": (b'{"role":',),
     "messages": (b'{"role":',),
@@ -68,8 +55,8 @@ _MARKS: Final[dict[str, tuple[bytes, ...]]] = {
 """Endpoint -> how a message begins, as clients write it."""
 
 
-def points_of(endpoint_name: str, body: bytes, text_bytes: int, salt: str = "") -> Points:
-    """The points of a body that `read_body` has passed; none where no prefix can be shared.
+def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str = "") -> Points:
+    """The points of a body, by its members; none where no prefix can be shared.
 
     Lengths are bytes of tools, system prompt and messages as sent. `text_bytes` is the
     measure's. `salt` is the tenant where engines keep tenants' caches apart, else "".
@@ -78,20 +65,21 @@ def points_of(endpoint_name: str, body: bytes, text_bytes: int, salt: str = "") 
     marks = _MARKS.get(endpoint_name)
     if marks is None or text_bytes < LEAST_BYTES:
         return ()
-    prompt = _decode(body)
+    member = members.get
     if endpoint_name == "completions":
-        return _plain_points(prompt, hash((endpoint_name, salt)))
-    listed = prompt.input if endpoint_name == "responses" else prompt.messages
-    system = prompt.instructions if endpoint_name == "responses" else prompt.system
-    data = b"".join((prompt.tools, prompt.functions, system, listed))
-    lead = len(data) - memoryview(listed).nbytes
-    kwargs = bytes(prompt.chat_template_kwargs)
+        return _plain_points(bytes(member("prompt", _NO_VALUE)), hash((endpoint_name, salt)))
+    responses = endpoint_name == "responses"
+    listed = bytes(member("input" if responses else "messages", _NO_VALUE))
+    system = "instructions" if responses else "system"
+    before = [members[name] for name in ("tools", "functions", system) if name in members]
+    data = b"".join((*before, listed)) if before else listed
+    lead = len(data) - len(listed)
+    kwargs = bytes(member("chat_template_kwargs", _NO_VALUE))
     return digests(data, _edges(data, lead, marks), hash((endpoint_name, salt, kwargs)))
 
 
-def _plain_points(prompt: _Prompt, start: int) -> Points:
+def _plain_points(data: bytes, start: int) -> Points:
     """Of a plain prompt: one text; batches and token ids have none."""
-    data = bytes(prompt.prompt)
     return digests(data, (len(data) - 1,), start) if data.startswith(b'"') else ()
 
 

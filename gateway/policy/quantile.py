@@ -60,7 +60,10 @@ class Histogram:
 
     def add(self, tokens: int, *, cut: bool) -> None:
         """Take one answer's length; `cut` when it could have been longer."""
-        bucket = bucket_of(tokens)
+        self.count(bucket_of(tokens), cut=cut)
+
+    def count(self, bucket: int, *, cut: bool) -> None:
+        """The same by the bucket."""
         counts = self._cut if cut else self._whole
         counts[bucket] = counts.get(bucket, 0.0) + self._unit
         self.whole_observations += not cut
@@ -163,9 +166,10 @@ class OutputLengths:
             if len(self._by_tenant) >= self._max_tenant_keys:
                 del self._by_tenant[next(iter(self._by_tenant))]
         self._by_tenant[key] = histogram
-        histogram.add(tokens, cut=cut)
-        self._by_category.setdefault((endpoint, category), Histogram()).add(tokens, cut=cut)
-        self._by_endpoint.setdefault(endpoint, Histogram()).add(tokens, cut=cut)
+        bucket = bucket_of(tokens)
+        histogram.count(bucket, cut=cut)
+        self.histogram(endpoint, category).count(bucket, cut=cut)
+        self.histogram(endpoint, "").count(bucket, cut=cut)
 
     def histograms(self) -> dict[str, Histogram]:
         """`endpoint` and `endpoint/category` -> histogram; tenants' own stay here."""
@@ -177,8 +181,14 @@ class OutputLengths:
     def histogram(self, endpoint: str, category: str) -> Histogram:
         """The histogram of an endpoint and category ("": of all), made when it is new."""
         if category:
-            return self._by_category.setdefault((endpoint, category), Histogram())
-        return self._by_endpoint.setdefault(endpoint, Histogram())
+            found = self._by_category.get((endpoint, category))
+            if found is None:
+                found = self._by_category[endpoint, category] = Histogram()
+            return found
+        found = self._by_endpoint.get(endpoint)
+        if found is None:
+            found = self._by_endpoint[endpoint] = Histogram()
+        return found
 
     def __len__(self) -> int:
         return len(self._by_tenant) + len(self._by_category) + len(self._by_endpoint)

@@ -39,7 +39,7 @@ from gateway.policy.quartz_score import (
     seconds,
     workers_of,
 )
-from gateway.policy.quartz_writes import RecentWrites
+from gateway.policy.quartz_writes import LEAST, MOST, RecentWrites
 from gateway.policy.scheduling import Job, Match
 from gateway.policy.sticky import pick_least, pick_sticky
 from predictor.features import features
@@ -81,8 +81,7 @@ class Quartz(Gated):
         kv_usage: KvUsage | None = None,
         seed: int = 0,
     ) -> None:
-        gate_tokens = profile.gate_steps * profile.chunk_tokens
-        super().__init__(pool, gate_tokens, profile.stall_least_s, profile.stall_factor)
+        super().__init__(pool, profile)
         workers = len(pool.workers)
         self.profile = profile
         self.shares = ServedShares(profile.fairness_tau_s)
@@ -212,18 +211,22 @@ class Quartz(Gated):
         """The least score; who cannot beat it by backlog and psi alone is not predicted."""
         profile = self.profile
         free_at_s, s_per_token, kv = self._backlogs.free_at_s, self._s_per_token, self._kv
-        prompt, price, factor = job.prompt_tokens, profile.locality_price, self._writes.factor
+        prompt, price = job.prompt_tokens, profile.locality_price
+        written, even, mean = self._writes.levels()
         bases = []
         for worker, hit in candidates:
-            base = price * factor(worker) * (prompt - hit) * s_per_token[worker]
-            wait_s = free_at_s[worker] - now_s
-            if wait_s > 0.0:
-                base += wait_s
+            share = (written[worker] + even) / mean
+            share = LEAST if share < LEAST else min(share, MOST)
+            base = price * share * (prompt - hit) * s_per_token[worker]
+            free_s = free_at_s[worker]
+            if free_s > now_s:
+                base += free_s - now_s
             if kv[worker] is not None:
                 base += pressure_s(kv[worker], profile.kv_threshold, profile.kv_price_s)
             # Of workers alike, the one that was given work longest ago: it has most room.
-            bases.append((base, free_at_s[worker], worker, hit))
-        bases.sort()
+            bases.append((base, free_s, worker, hit))
+        if len(bases) > 1:
+            bases.sort()
         least = inf
         scores = []
         for base, _, worker, hit in bases:
@@ -254,14 +257,14 @@ class Quartz(Gated):
 
     def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:
         x = features(
-            prompt_tokens=job.prompt_tokens,
-            hit_tokens=hit,
-            cap_tokens=job.cap_tokens,
-            output_tokens=job.output_tokens,
-            stream=job.stream,
-            active=self._pool.active[worker],
-            backlog_tokens=backlog_tokens,
-            kv_usage=self._kv[worker] or 0.0,
+            job.prompt_tokens,
+            hit,
+            job.cap_tokens,
+            job.output_tokens,
+            self._pool.active[worker],
+            backlog_tokens,
+            self._kv[worker] or 0.0,
+            job.stream,
         )
         mean_s, quantile_s, bucket = self._predictor.predict(worker, x)
         return x, mean_s, quantile_s, bucket
@@ -272,14 +275,17 @@ class Quartz(Gated):
         self._backlogs.remove(job.worker, job.mean_s * self.replicas, now_s)
         self._pending_s[job.worker] -= job.mean_s
 
-    def _sending(self, job: Job, now_s: float) -> None:
-        backlog_tokens = self.backlog_tokens[job.worker]
+    def _sending(self, job: Job, now_s: float) -> float:
+        owed, worker = self._owed, job.worker
+        backlog_tokens = owed.tokens[worker] - owed.overdue_tokens[worker]
         job.backlog_tokens = backlog_tokens
-        job.active = self._pool.active[job.worker]
-        job.kv_usage = self._kv[job.worker] or 0.0
+        job.active = self._pool.active[worker]
+        job.kv_usage = self._kv[worker] or 0.0
         if backlog_tokens or job.state != "new":
-            job.policy = self._predict(job, job.worker, job.hit_tokens, backlog_tokens)
+            job.policy = self._predict(job, worker, job.hit_tokens, backlog_tokens)
             job.quantile_s = job.policy[2]
+        mean_s: float = job.policy[1]
+        return mean_s
 
     def _answered(
         self, job: Job, now_s: float, cached_tokens: int | None, *, teaches: bool

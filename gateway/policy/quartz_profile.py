@@ -34,6 +34,9 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Prefill sent ahead of a worker's first tokens, in scheduling steps of its engine; > 0."""
     chunk_tokens: int = 2048
     """Prefill tokens of one such step: the engine's budget, configured or calibrated; >= 1."""
+    gates_ahead: float = 16.0
+    """Prefill sent and not seen answered, in gates, at which a late gateway's clock opens the
+    gate no more; >= 0, and up to 1 the clock never opens it."""
     quantile: bool = True
     """False: the mean in place of the quantile, in scores and keys (the paper's PointPred)."""
     order: Literal["size", "arrival"] = "size"
@@ -59,6 +62,8 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             )
         if min(self.aging, self.fairness_s_per_kilotoken, self.locality_price) < 0:
             raise ValueError("aging, fairness and locality price must not be negative")
+        if not self.gates_ahead >= 0:
+            raise ValueError("gates_ahead must not be negative")
         if not self.fallback_leave <= self.fallback_enter:
             raise ValueError("fallback_leave must not be above fallback_enter")
 

@@ -6,6 +6,7 @@ assigned, uncached, to all. Counters decay by growing the unit instead: their ra
 all that is asked for, need no update while time passes.
 """
 
+from collections.abc import Sequence
 from math import exp
 from typing import Final
 
@@ -41,11 +42,15 @@ class RecentWrites:
         self._written[worker] += weight
         self._total += weight
 
+    def levels(self) -> tuple[Sequence[float], float, float]:
+        """What was written to each, what is counted beside it for all alike, the mean of both."""
+        even = self._even
+        return self._written, even, self._total / len(self._written) + even
+
     def factor(self, worker: int) -> float:
         """What was written there over the mean of all, within LEAST ... MOST; 1 at first."""
-        even = self._even
-        factor = (self._written[worker] + even) / (self._total / len(self._written) + even)
-        return LEAST if factor < LEAST else min(factor, MOST)
+        written, even, mean = self.levels()
+        return min(max((written[worker] + even) / mean, LEAST), MOST)
 
     def _rescale(self, age: float, now_s: float) -> None:
         scale = exp(-min(age, 700.0))

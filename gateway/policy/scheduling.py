@@ -80,7 +80,6 @@ class Job:
 
     def __init__(
         self,
-        *,
         owner: Any,
         prompt_tokens: int,
         output_tokens: int,
@@ -91,6 +90,7 @@ class Job:
         cap_tokens: int | None = None,
         kv_tokens: int = 0,
         sequences: int = 1,
+        *,
         stream: bool = True,
         match: Match = (),
         excluded: Sequence[int] = (),
@@ -155,6 +155,10 @@ class Scheduler(Protocol):
     """Whether it holds jobs back until others have their first token: it must be told of them."""
     replicas: int
     """Gateway processes that share the workers, >= 1: each has that share of every gate."""
+    due_s: float
+    """When to call `pump`, if nothing else happens before: a waiting job might go. inf: never.
+    To be looked at after every call. Who calls later than this is taken to be so late with all
+    that it tells."""
 
     @property
     def waiting(self) -> Sequence[int]:
@@ -199,6 +203,10 @@ class Scheduler(Protocol):
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
         """A waiting job will not come. Idempotent."""
+        ...
+
+    def pump(self, now_s: float) -> Sequence[Job]:
+        """Send what is due by the clock, and say in `due_s` when more will be."""
         ...
 
     def tick(self, now_s: float) -> Sequence[Job]:

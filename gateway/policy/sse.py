@@ -94,11 +94,10 @@ class StreamMeter:
                     self._tail = data
                     return b""
             whole, self._tail = data[:end], data[end:]
-        for mark in self._finish_marks:
-            if mark in whole:
-                self._note_finish(whole)
-                break
-        if _USAGE[0] in whole or _USAGE[1] in whole:
+        first, second, *others = self._finish_marks
+        if first in whole or second in whole or (others and others[0] in whole):
+            self._note_finish(whole)
+        if b'"usage"' in whole and (_USAGE[0] in whole or _USAGE[1] in whole):
             whole = self._keep_usage(whole)
         if (b'"error"' in whole or b"event: error" in whole) and _ERROR.search(whole):
             self.failed_in_band = True

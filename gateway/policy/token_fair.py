@@ -7,6 +7,7 @@ proportion to their shares, whatever their requests are like ("TokenFair", secti
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 from gateway.policy.fleet import PoolState
@@ -24,8 +25,7 @@ class TokenFair(Gated):
     __slots__ = ("_cursor", "_ends", "_served")
 
     def __init__(self, pool: PoolState, profile: QuartzProfile) -> None:
-        gate_tokens = profile.gate_steps * profile.chunk_tokens
-        super().__init__(pool, gate_tokens, profile.stall_least_s, profile.stall_factor)
+        super().__init__(pool, profile)
         self._cursor = 0
         self._served = 0.0  # the latest start tag sent: virtual time
         self._ends: dict[str, float] = {}
@@ -43,6 +43,7 @@ class TokenFair(Gated):
             if len(self._ends) > MOST_CLIENTS:
                 del self._ends[next(iter(self._ends))]
 
-    def _sending(self, job: Job, now_s: float) -> None:
+    def _sending(self, job: Job, now_s: float) -> float:
         self._served = max(self._served, job.key)
         job.backlog_tokens = self.backlog_tokens[job.worker]
+        return inf

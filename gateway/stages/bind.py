@@ -46,16 +46,16 @@ def job_of(
 ) -> Job:
     """The request as a scheduler sees it. Spilled work ranks as backfill."""
     return Job(
-        owner=None,
-        prompt_tokens=estimate.input_tokens_total,
-        output_tokens=estimate.output_tokens,
-        arrived_s=now_s,
-        client=principal.entitlement,
-        band=2 if lease.spilled else BANDS[principal.service_class],
-        share=served.rates.share(principal.tokens_per_s),
-        cap_tokens=estimate.cap_tokens,
-        kv_tokens=lease.cost_tokens,
-        sequences=lease.sequences,
+        None,
+        estimate.input_tokens_total,
+        estimate.output_tokens,
+        now_s,
+        principal.entitlement,
+        2 if lease.spilled else BANDS[principal.service_class],
+        served.rates.share(principal.tokens_per_s),
+        estimate.cap_tokens,
+        lease.cost_tokens,
+        lease.sequences,
         stream=facts.stream,
     )
 
@@ -79,6 +79,9 @@ def place(
             pools = (home[0],)
         else:
             home = None
+    # Nearly every request: nobody to look for or to leave out.
+    if home is None and not tried and (placed := _submitted(served, pools, now_s, job, prefix)):
+        return placed
     for again in (False, True):
         for pool in pools:
             known = fleet.available(served.pools[pool], now_s)
@@ -96,6 +99,22 @@ def place(
             if job.state != "nowhere":
                 return pool, ready
     raise _unavailable(served)
+
+
+def _submitted(
+    served: ServedModel, pools: Collection[int], now_s: float, job: Job, prefix: Prefix
+) -> tuple[int, Sequence[Job]] | None:
+    """The first pool whose scheduler takes the job; None at one that has no scheduler."""
+    for pool in pools:
+        scheduler = served.schedulers[pool]
+        if scheduler is None:
+            return None
+        if prefix.points:
+            job.match = prefix.matches[pool]
+        ready = scheduler.submit(job, now_s)
+        if job.state != "nowhere":
+            return pool, ready
+    return None
 
 
 def binding_of(served: ServedModel, pool: int, job: Job) -> Binding:

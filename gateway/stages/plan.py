@@ -7,6 +7,7 @@ loaded pool that can hold it, as it would behind a bare relay.
 from gateway.domain import BodyFacts, Endpoint, Incoming, LengthEstimate, Plan, Principal
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.band import Band, band_of
+from gateway.policy.members import Members
 from gateway.policy.pools import can_serve, plan_pool
 from gateway.policy.prefix_points import points_of
 from gateway.policy.scheduling import NO_PREFIX, Prefix
@@ -21,17 +22,17 @@ def look_up(
     endpoint: Endpoint,
     principal: Principal,
     facts: BodyFacts,
-    body: bytes,
+    members: Members,
     tokens: int,
 ) -> Prefix:
-    """Which workers hold which beginnings of a body of so many tokens.
+    """Which workers hold which beginnings of a body of so many tokens, by its members.
 
     Nothing where no index of prefixes is kept.
     """
     if not served.prefixes or not endpoint.generates:
         return NO_PREFIX
     salt = principal.tenant if served.salted else ""
-    points = points_of(endpoint.name, body, facts.measure.text_bytes, salt)
+    points = points_of(endpoint.name, members, facts.measure.text_bytes, salt)
     if not points:
         return NO_PREFIX
     tokens_per_byte = tokens / points[-1][0]
@@ -79,7 +80,7 @@ def band(
         return "refused_by_client"
     if not principal.compress:
         return "refused_by_entitlement"
-    if served.conversations.continues(principal.tenant, incoming.body):
+    if served.conversations.continues(principal.tenant, facts.members):
         return "cached_conversation"
     if not mostly_new(estimate.input_tokens, prefix.hits()):
         return "cached_prefix"

@@ -64,10 +64,12 @@ def _possible(usage: Usage, most_tokens: int) -> bool:
     return 0 < usage.prompt_tokens <= most_tokens and usage.completion_tokens <= most_tokens
 
 
-def remember(served: ServedModel, principal: Principal, prompt: Prompt, outcome: Outcome) -> None:
+def remember(
+    served: ServedModel, principal: Principal, facts: BodyFacts, prompt: Prompt, outcome: Outcome
+) -> None:
     """Note a conversation that an engine holds as it came: its next turn is not compressed."""
     if served.compression is not None and outcome.completed and prompt.only_pool is None:
-        served.conversations.remember(principal.tenant, prompt.body)
+        served.conversations.remember(principal.tenant, facts.members)
 
 
 def note_cached(

@@ -6,7 +6,8 @@ gateway or from an engine's parsed head, never from a client, so they need no es
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 from gateway.domain import Endpoint
 from gateway.errors import Refusal
@@ -15,16 +16,25 @@ from gateway.web.problems import error_body, error_event, error_headers
 from gateway.web.status import status_line
 
 
+class Flow(Protocol):
+    """A client connection's write side."""
+
+    write_paused: bool
+    """Its buffer is full."""
+
+    async def drain(self) -> None:
+        """Wait until it is not."""
+
+
 class DirectReply:
     """ClientReply over a client connection's transport (HTTP/1.1)."""
 
     __slots__ = (
-        "_drain",
         "_endpoint",
+        "_flow",
         "_head",
         "_on_finish",
         "_transport",
-        "_writable",
         "close_connection",
         "finished",
         "started",
@@ -34,19 +44,17 @@ class DirectReply:
         self,
         endpoint: Endpoint,
         transport: asyncio.Transport,
-        writable: Callable[[], bool],
-        drain: Callable[[], Awaitable[None]],
+        flow: Flow,
         on_finish: Callable[[], None],
     ) -> None:
         """Write to `transport`.
 
-        `writable`: whether its buffer has room; `drain` waits until it has; `on_finish` is
-        called once the whole answer was written, before anything else can happen.
+        `flow`: whether its buffer has room, and waiting until it has; `on_finish` is called
+        once the whole answer was written, before anything else can happen.
         """
         self._endpoint = endpoint
         self._transport = transport
-        self._writable = writable
-        self._drain = drain
+        self._flow = flow
         self._on_finish = on_finish
         self._head = b""
         self.started = False
@@ -61,22 +69,23 @@ class DirectReply:
     async def write(self, data: bytes) -> None:
         """See ClientReply."""
         if not self.write_now(data):
-            await self._drain()
+            await self._flow.drain()
 
     def write_now(self, data: bytes) -> bool:
         """See ClientReply. To a client that has gone nothing is written."""
-        if self._transport.is_closing():  # uvloop's raises then, into the engine's connection
+        transport = self._transport
+        if transport.is_closing():  # uvloop's raises then, into the engine's connection
             return False
         if self._head:
             head, self._head = self._head, b""
-            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+            transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
         else:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return self._writable()
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self._flow.write_paused
 
     async def drain(self) -> None:
         """See ClientReply."""
-        await self._drain()
+        await self._flow.drain()
 
     async def finish(self) -> None:
         """See ClientReply."""
@@ -103,9 +112,7 @@ class DirectReply:
         await self.finish()
 
     def _render(self, status: int, headers: Headers) -> bytes:
-        lines = [status_line(status)]
-        for name, value in headers:
-            lines += (name, b": ", value, b"\r\n")
+        lines = [b"%b: %b\r\n" % header for header in headers]
         if self.close_connection:
             lines.append(b"connection: close\r\n")
-        return b"".join(lines)
+        return status_line(status) + b"".join(lines)

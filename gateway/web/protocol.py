@@ -231,11 +231,8 @@ class GatewayProtocol(HttpToolsProtocol):
         return None if self.parser.should_upgrade() else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
-        flow = self.flow
         self._head = head = read_head(self.headers)
-        self._reply = reply = DirectReply(
-            endpoint, self.transport, lambda: not flow.write_paused, flow.drain, self._finished
-        )
+        self._reply = reply = DirectReply(endpoint, self.transport, self.flow, self._finished)
         reply.close_connection = not self.parser.should_keep_alive()
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head)

@@ -4,9 +4,11 @@ The schedulers, predictor and prefix index are the gateway's own; the engines ar
 `simulator.engine`. `simulator.fleet` binds at arrival; here requests may wait in the gateway,
 several gateways may share the workers, and workers may stall, restart or be slow.
 
-Events of one time come in this order: engines, trouble, ticks, arrivals.
+Events of one time come in this order: engines, what is noticed late, trouble, ticks, what is
+due by the schedulers' clocks, arrivals.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -44,8 +46,11 @@ class _Run:
         profiles: Sequence[EngineProfile],
         gateways: Sequence[Gateway],
         seed: int,
+        notice_s: float,
     ) -> None:
         n = len(demands)
+        self.notice_s = notice_s
+        self.notices: deque[tuple[float, int, str]] = deque()
         self.demands = demands
         self.workers = [Worker(p) for p in profiles]
         self.gateways = gateways
@@ -145,11 +150,28 @@ class _Run:
             job, gateway = self.job_of(index), self.gateways[self.of[index]]
             if emission.index == 1:
                 self.answered(index, job, gateway, emission.cached_tokens, emission.queue_s, at_s)
+                self.tell(at_s, index, "first")
             if emission.finished:
                 self.open -= 1
                 self.end_s[index] = at_s
-                fleet.finish(gateway.pool, job.worker, 1, job.kv_tokens)
-                self.pending.append((gateway, gateway.scheduler.finished(job, at_s)))
+                self.tell(at_s, index, "end")
+
+    def tell(self, at_s: float, index: int, what: str) -> None:
+        """The gateway notices a first token or an end: now, or later."""
+        if self.notice_s:
+            self.notices.append((at_s + self.notice_s, index, what))
+        else:
+            self.noticed(at_s, index, what)
+
+    def noticed(self, now_s: float, index: int, what: str) -> None:
+        job, gateway = self.job_of(index), self.gateways[self.of[index]]
+        if what == "end":
+            fleet.finish(gateway.pool, job.worker, 1, job.kv_tokens)
+            self.pending.append((gateway, gateway.scheduler.finished(job, now_s)))
+            return
+        # Its own lateness is not the engine's: so does `gateway.exchange`.
+        job.sent_s = min(job.sent_s + self.notice_s, now_s)
+        self.pending.append((gateway, gateway.scheduler.first_token(job, now_s)))
 
     def answered(
         self,
@@ -169,7 +191,6 @@ class _Run:
         expected = self.expected[index]
         if gateway.prefixes is not None and expected is not None:
             gateway.prefixes.correct(job.worker, expected, cached_tokens)
-        self.pending.append((gateway, gateway.scheduler.first_token(job, at_s)))
 
     pending: list[tuple[Gateway, Sequence[Job]]]
 
@@ -178,6 +199,12 @@ class _Run:
         while self.pending:
             gateway, ready = self.pending.pop(0)
             self.send(gateway, ready, now_s)
+
+    def pump(self, now_s: float) -> None:
+        """Send what is due by the gateways' clocks; they look at them late, too."""
+        for gateway in self.gateways:
+            if gateway.scheduler.due_s + self.notice_s <= now_s:
+                self.send(gateway, gateway.scheduler.pump(now_s), now_s)
 
     def trouble(self, event: tuple[str, int], now_s: float) -> None:
         what, i = event
@@ -237,13 +264,18 @@ class _Run:
             engine_s = self.heap[0][0] if self.heap else inf
             arrival_s = self.demands[at].arrival_s if at < n else inf
             event_s = events[-1][0] if events else inf
-            now_s = min(engine_s, arrival_s, event_s, tick_s)
+            notice_s = self.notices[0][0] if self.notices else inf
+            due_s = min(gateway.scheduler.due_s for gateway in self.gateways) + self.notice_s
+            now_s = min(engine_s, arrival_s, event_s, tick_s, notice_s, due_s)
             if engine_s <= now_s:
                 i = heappop(self.heap)[1]
                 self.due_s[i] = inf
                 self.advance(i, now_s)
                 self.flush(now_s)
                 self.look_ahead(i)
+            elif notice_s <= now_s:
+                self.noticed(*self.notices.popleft())
+                self.flush(now_s)
             elif event_s <= now_s:
                 self.trouble(events.pop()[1], now_s)
                 self.flush(now_s)
@@ -254,6 +286,9 @@ class _Run:
                 if len(self.gateways) > 1 and now_s >= merge_s:
                     merge_s += MERGE_S
                     merge(self.gateways, now_s)
+                self.flush(now_s)
+            elif due_s <= now_s:
+                self.pump(now_s)
                 self.flush(now_s)
             else:
                 self.arrive(at, now_s)
@@ -268,11 +303,18 @@ def serve(
     profiles: Sequence[EngineProfile],
     troubles: Sequence[Trouble] = (),
     seed: int = 0,
+    notice_s: float = 0.0,
 ) -> Served:
-    """Run all requests to their end; which gateway a request comes to is drawn by the seed."""
+    """Run all requests to their end; which gateway a request comes to is drawn by the seed.
+
+    First tokens and ends are noticed, and clocks looked at, `notice_s` late; ValueError for that
+    with troubles.
+    """
+    if notice_s and troubles:
+        raise ValueError("what a worker in trouble answered is noticed at once")
     for gateway in gateways:
         gateway.scheduler.replicas = len(gateways)
-    run = _Run(demands, profiles, gateways, seed)
+    run = _Run(demands, profiles, gateways, seed, notice_s)
     run.all(troubles)
     arrivals = np.array([d.arrival_s for d in demands])
     return Served(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 import pytest
@@ -34,6 +35,7 @@ from tests.fakes import (
 OK = whole(200, answer_body())
 STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
 HANGING = stream(chunk("a"), HANG)
+PREFILLING = stream(HANG)
 
 
 class OneAtATime:
@@ -49,6 +51,7 @@ class OneAtATime:
         self.queue: list[Job] = []
         self.busy: Job | None = None
         self.told: list[str] = []
+        self.due_s = inf
 
     @property
     def waiting(self) -> Sequence[int]:
@@ -92,6 +95,14 @@ class OneAtATime:
             self.queue.remove(job)
             job.state = "nowhere"
         return lost
+
+    def pump(self, now_s: float) -> Sequence[Job]:
+        if now_s < self.due_s:
+            return ()
+        self.due_s = inf
+        self.told.append("pumped")
+        self.busy = None
+        return self._next(now_s)
 
     def _free(self, job: Job, now_s: float) -> Sequence[Job]:
         if job is not self.busy:
@@ -164,6 +175,21 @@ class Bench:
         for pool in self.served.pools:
             assert set(pool.active) == {0}
             assert pool.inflight == 0
+
+
+async def test_a_request_that_waits_is_sent_when_the_clock_opens_the_gate() -> None:
+    bench = Bench(PREFILLING, STREAM)
+    first, _ = bench.begin("r1")
+    await asyncio.sleep(0)
+    bench.scheduler.due_s = bench.clock() + 0.02
+    second, reply = bench.begin("r2")
+    await bench.until_waiting()
+    bench.clock.advance(0.02)
+    await asyncio.wait_for(second, 5)
+    assert bench.scheduler.told[0] == "pumped"
+    assert reply.status == 200
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
 
 
 async def test_a_request_waits_until_the_one_before_has_its_first_token() -> None:

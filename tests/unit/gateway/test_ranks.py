@@ -2,10 +2,8 @@
 
 from typing import Any, Literal
 
-import httpx
 import msgspec
 import pytest
-import respx
 
 from gateway.adapters.engine_kv import EngineKv
 from gateway.adapters.probes import Prober
@@ -19,6 +17,7 @@ from gateway.ports import UpstreamCall
 from gateway.settings import Config, ConfigError, parse
 from gateway.stages.dispatch import upstream_call
 from tests.builders import address, incoming, length_estimate, routing, served_model
+from tests.fakes import FakeEngines
 
 FILE = """\
 version: 1
@@ -201,26 +200,19 @@ async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
     ranked: ServedModel,
 ) -> None:
     kv = EngineKv()
-    with respx.mock(assert_all_called=False) as router:
-        health = router.get("http://127.0.0.1:1/health").respond(503)
-        router.get("http://127.0.0.1:2/health").respond(200)
-        router.get(path="/v1/models").respond(json={"data": []})
-        router.get("http://127.0.0.1:1/metrics").respond(
-            text=INFO % (0, 10) + "\n" + INFO % (1, 20)
-        )
-        router.get("http://127.0.0.1:2/metrics").respond(
-            text=INFO % (0, 30) + "\n" + INFO % (1, 40)
-        )
-        async with httpx.AsyncClient() as client:
-            prober = Prober(
-                [ranked], interval_s=99.0, timeout_s=1.0, client=lambda _: client, kv=kv
-            )
-            await prober.start()
-            await prober.close()
-            assert health.call_count == 1
-            assert ranked.pools[0].up == [False, False, True]
-            assert kv.of("m", 0, 2) == 70 * 16
-            health.respond(200)
-            assert await prober.probe(ranked, 0, 0)
+    engines = FakeEngines()
+    engines.answer("/health")
+    engines.answer("/health", status=503, port=1)
+    engines.answer("/v1/models", '{"data": []}')
+    engines.answer("/metrics", INFO % (0, 10) + "\n" + INFO % (1, 20), port=1)
+    engines.answer("/metrics", INFO % (0, 30) + "\n" + INFO % (1, 40), port=2)
+    prober = Prober([ranked], interval_s=99.0, timeout_s=1.0, upstream=engines, kv=kv)
+    await prober.start()
+    await prober.close()
+    assert engines.asked("/health", 1) == 1
+    assert ranked.pools[0].up == [False, False, True]
+    assert kv.of("m", 0, 2) == 70 * 16
+    engines.answer("/health")
+    assert await prober.probe(ranked, 0, 0)
     assert ranked.pools[0].up == [True, True, True]
     assert [kv.of("m", 0, rank) for rank in (0, 1)] == [10 * 16, 20 * 16]

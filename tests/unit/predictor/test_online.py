@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from predictor import Artifact, PrefillPredictor, PriorRates
 from predictor.rows import Row
+from predictor.speeds import Speeds
 from predictor.train import train
 from tests.unit.predictor.made import rows_of, small_artifact, x_of
 
@@ -123,6 +124,27 @@ def test_times_that_no_clock_measured_are_ignored(actual_s: float) -> None:
     predictor.observe(0, x_of(), mean_s, quantile_s, bucket, actual_s)
     assert predictor.state() == before
     assert predictor.coverage is None
+
+
+@pytest.mark.parametrize(("workers", "times"), [(4, 250), (64, 250), (2000, 8)])
+def test_what_all_workers_have_in_common_is_looked_for_more_rarely_the_more_they_are(
+    workers: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Speeds] = []
+    recentre = Speeds.recentre
+
+    def counted(speeds: Speeds) -> float:
+        looked.append(speeds)
+        return recentre(speeds)
+
+    monkeypatch.setattr(Speeds, "recentre", counted)
+    predictor = PrefillPredictor(workers=workers)
+    for number in range(4000):
+        x = x_of()
+        mean_s, quantile_s, bucket = predictor.predict(number % workers, x)
+        predictor.observe(number % workers, x, mean_s, quantile_s, bucket, 0.3)
+    assert abs(len(looked) - times) <= 2
+    assert len(looked) * workers <= 4000 * 16, "16 workers looked at for each observation"
 
 
 requests = st.lists(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.policy.members import by_name
 from gateway.policy.prefix_points import MOST_POINTS, POSITIONS, Points, block_points, points_of
 
 WORDS = "It was the policy of the gateway to remember how every conversation began. "
@@ -23,7 +24,7 @@ def chat(*messages: str, compact: bool = False, **fields: Any) -> bytes:
 
 
 def points(body: bytes, endpoint: str = "chat", salt: str = "") -> Points:
-    return points_of(endpoint, body, len(body), salt)
+    return points_of(endpoint, by_name(body), len(body), salt)
 
 
 def shared(first: Points, second: Points) -> int:
@@ -116,7 +117,7 @@ def test_other_endpoints_have_none(endpoint: str) -> None:
 
 
 def test_short_texts_have_none() -> None:
-    assert points_of("chat", chat("Hi."), 3) == ()
+    assert points_of("chat", by_name(chat("Hi.")), 3) == ()
 
 
 def test_a_very_long_prompt_has_few_points() -> None:

@@ -1,5 +1,6 @@
 """Schedulers under arbitrary sequences of calls: nothing is lost, doubled or negative."""
 
+from math import inf
 from typing import Any
 
 from hypothesis import settings
@@ -96,6 +97,13 @@ class Calls(RuleBasedStateMachine):
     def tick(self) -> None:
         self.take(self.scheduler.tick(self.now_s))
 
+    @rule(late_s=st.sampled_from((0.0, 0.001, 0.1, 5.0)))
+    def pump(self, late_s: float) -> None:
+        if self.scheduler.due_s < inf:
+            self.now_s = max(self.now_s, self.scheduler.due_s + late_s)
+        self.take(self.scheduler.pump(self.now_s))
+        assert self.scheduler.due_s > self.now_s
+
     @rule(s=st.floats(0.001, 30.0))
     def wait(self, s: float) -> None:
         self.now_s += s
@@ -141,6 +149,8 @@ class Calls(RuleBasedStateMachine):
             assert backlog[worker] >= len(owed) if self.scheduler.gates else True
             if not owed:
                 assert backlog[worker] == 0
+            if hasattr(self.scheduler, "_owed"):
+                assert 0 <= self.scheduler._owed.overdue_tokens[worker] <= backlog[worker]
             if self.policy in {"quartz", "point"}:
                 assert self.scheduler.wait_s(worker, self.now_s) >= 0
 

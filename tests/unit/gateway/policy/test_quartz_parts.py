@@ -1,5 +1,6 @@
 import random
 from math import exp
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from gateway.policy.quartz_fallback import Fallback
 from gateway.policy.quartz_queue import WorkerQueues
 from gateway.policy.quartz_score import hit_tokens, hits_of, pressure_s, workers_of
 from gateway.policy.quartz_writes import EVEN_TOKENS, LEAST, MOST, RecentWrites
-from gateway.policy.scheduling import Job
+from gateway.policy.scheduling import Job, Match
 from gateway.policy.sticky import pick_least, pick_sticky
 from tests.unit.gateway.policy.scheduled import job_of, pool_of, quartz_of, submit_all
 
@@ -142,7 +143,8 @@ def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
     sizes = {id(job): job.quantile_s for job in jobs}
     order = [job for job in jobs if job.state == "sent"]
     waiting = [job for job in jobs if job.state == "waiting"]
-    blocker = next(iter(scheduler._outstanding[0]))
+    blocker = scheduler._owed.oldest(0)
+    assert blocker is not None
     order += scheduler.first_token(blocker, now_s)
     for job in order:
         order += scheduler.first_token(job, now_s)
@@ -193,6 +195,39 @@ def test_sticky_takes_the_next_best_prefix_when_the_best_is_crowded() -> None:
 
 def test_ties_among_the_least_loaded_go_round() -> None:
     assert [pick_least((0, 1, 2), [1, 0, 0], i) for i in range(4)] == [1, 2, 1, 2]
+
+
+class Looked(list[float]):
+    """Loads that are counted when they are looked at."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+
+def test_of_many_workers_a_few_are_looked_at() -> None:
+    workers = range(2000)
+    everywhere = (900, (1 << 2000) - 1)
+    matches: tuple[Match, ...] = ((), (everywhere,), ((950, 0b1010), everywhere))
+    for match in matches:
+        load = Looked([5.0] * 2000)
+        chosen = {pick_sticky(match, workers, load, cursor, mean=5.0) for cursor in range(100)}
+        assert load.times < 100 * 200
+        assert all(0 <= worker < 2000 for worker in chosen)
+        assert len(chosen) > 20 or chosen <= {1, 3}
+
+
+def test_of_many_workers_the_holder_of_a_prefix_is_found_and_a_crowded_one_left() -> None:
+    load = [5.0] * 2000
+    for cursor in range(40):
+        assert pick_sticky(((900, 1 << 1234),), range(2000), load, cursor, mean=5.0) == 1234
+    load[1234] = 50.0
+    assert pick_sticky(((900, 1 << 1234),), range(2000), load, 0, mean=5.0) != 1234
+    assert pick_sticky(((900, 1 << 1234), (9, 1 << 7)), range(2000), load, 0, mean=5.0) == 7
+    away = [w for w in range(2000) if w not in {7, 1234}]
+    assert pick_sticky(((900, 1 << 1234), (9, 1 << 7)), away, load, 0, mean=5.0) in away
 
 
 def test_client_counters_stay_small_over_many_requests() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.fleet import PoolState
+from gateway.policy.quartz_profile import PROFILES
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine import Engine, EngineRequest
@@ -140,3 +141,43 @@ def test_gateways_tell_one_another_what_they_sent() -> None:
         assert all(g.scheduler.replicas == 4 for g in gateways)
         hits[tells] = served.cached_tokens.sum()
     assert hits[True] > 1.2 * hits[False]
+
+
+def queued_s(notice_s: float, gates_ahead: float) -> np.ndarray:
+    """Waits in the gateway before one fast worker that has room to spare."""
+    fast = msgspec.structs.replace(
+        WORKER,
+        w_s=WORKER.w_s / 4,
+        h_s=WORKER.h_s / 4,
+        prefill_s_per_token=WORKER.prefill_s_per_token / 4,
+    )
+    pool = PoolState("pool", ("w0",), 256)
+    predictor = PrefillPredictor(workers=1)
+    profile = msgspec.structs.replace(PROFILES["default"], gates_ahead=gates_ahead)
+    scheduler = make_scheduler("quartz", pool, profile=profile, predictor=predictor)
+    gateway = Gateway(pool, scheduler, UnboundedPrefixes(1), predictor)
+    served = serve(demands_of(600, rate=14.0), [gateway], profiles=[fast], notice_s=notice_s)
+    assert served.lost == 0
+    assert np.isfinite(served.end_s).all()
+    return served.queue_s
+
+
+def test_a_gateway_that_notices_late_does_not_queue_without_bound() -> None:
+    ahead = PROFILES["default"].gates_ahead
+    by_first_tokens_alone = queued_s(0.2, 0.0)
+    assert by_first_tokens_alone[300:].mean() > 5.0
+    by_the_clock = queued_s(0.2, ahead)
+    assert by_the_clock[300:].mean() < 0.2
+    assert by_the_clock.max() < 3.0
+
+
+def test_on_time_the_clock_changes_nothing() -> None:
+    assert queued_s(0.0, PROFILES["default"].gates_ahead).tolist() == queued_s(0.0, 0.0).tolist()
+
+
+def test_what_is_noticed_late_has_no_troubles() -> None:
+    trouble = Trouble(at_s=1.0, worker=0, what="cold")
+    with pytest.raises(ValueError, match="noticed"):
+        serve(
+            demands_of(1), [gateway_of()], profiles=[WORKER] * 3, troubles=(trouble,), notice_s=0.2
+        )

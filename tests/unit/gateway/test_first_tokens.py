@@ -1,0 +1,118 @@
+"""First tokens: those assumed in time, all by one timer, and the lateness of those seen."""
+
+import asyncio
+
+import pytest
+
+from gateway.first_tokens import AssumedTokens, Lateness
+from gateway.policy.scheduling import Job, Scheduler
+
+
+class Timers:
+    """What of an event loop is used, with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.set: list[tuple[float, object]] = []
+        self.made = 0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, at_s: float, call, *args):  # type: ignore[no-untyped-def]
+        self.made += 1
+        entry = (at_s, lambda: call(*args))
+        self.set.append(entry)
+        timers = self
+
+        class Handle:
+            def cancel(self) -> None:
+                timers.set.remove(entry)
+
+        return Handle()
+
+    def advance(self, to_s: float) -> None:
+        while due := [entry for entry in self.set if entry[0] <= to_s]:
+            entry = min(due, key=lambda e: e[0])
+            self.set.remove(entry)
+            self.now_s = max(self.now_s, entry[0])
+            entry[1]()  # type: ignore[operator]
+        self.now_s = to_s
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    found = Timers()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: found)
+    return found
+
+
+def test_lateness_is_the_turn_so_far_and_half_a_turn_before() -> None:
+    lateness = Lateness()
+    for number in range(2000):  # turns of 40 ms, read at all places of them
+        lateness.of(100.0 + 0.04 * ((number * 7919) % 1000) / 1000, 100.0)
+    assert lateness.of(100.03, 100.0) == pytest.approx(0.03 + 0.02, abs=0.004)
+
+
+def test_an_idle_loop_is_not_late_and_clocks_that_differ_say_nothing() -> None:
+    lateness = Lateness()
+    assert lateness.of(5.0, 5.0) == 0.0
+    assert lateness.of(5.0, 1e6) == 0.0
+    assert lateness.of(1e6, 5.0) == 0.0
+
+
+def sent(quantile_s: float) -> Job:
+    job = Job(owner=None, prompt_tokens=10, output_tokens=1, arrived_s=0.0, stream=False)
+    job.state = "sent"
+    job.quantile_s = quantile_s
+    return job
+
+
+def told_of(told: list[Job]) -> AssumedTokens:
+    def tell(scheduler: Scheduler, job: Job, now_s: float) -> None:
+        job.state = "answering"
+        told.append(job)
+
+    return AssumedTokens(lambda: 0.0, tell)
+
+
+NOBODY: Scheduler = None  # type: ignore[assignment]
+
+
+def test_each_is_told_when_it_is_due_whatever_the_order_they_came_in(timers: Timers) -> None:
+    told: list[Job] = []
+    assumed = told_of(told)
+    late, soon = sent(2.0), sent(0.5)
+    assumed.expect(NOBODY, late)
+    assumed.expect(NOBODY, soon)
+    timers.advance(0.4)
+    assert told == []
+    timers.advance(0.6)
+    assert told == [soon]
+    timers.advance(3.0)
+    assert told == [soon, late]
+    assert len(assumed) == 0
+    assert timers.set == []
+
+
+def test_what_has_ended_is_not_told_and_needs_no_timer_of_its_own(timers: Timers) -> None:
+    told: list[Job] = []
+    assumed = told_of(told)
+    jobs = [sent(1.0 + number / 1000) for number in range(100)]
+    for job in jobs:
+        assumed.expect(NOBODY, job)
+        job.state = "gone"
+    assert timers.made == 1
+    timers.advance(5.0)
+    assert told == []
+    assert timers.made == 1
+
+
+def test_ended_jobs_do_not_pile_up_while_the_first_is_awaited(timers: Timers) -> None:
+    assumed = told_of([])
+    assumed.expect(NOBODY, sent(600.0))
+    for _ in range(20_000):
+        job = sent(700.0)
+        assumed.expect(NOBODY, job)
+        job.state = "gone"
+    assert len(assumed) <= 1030
