@@ -82,11 +82,9 @@ def profile_rows(body: bytes) -> list[Row]:
 
     def record() -> DecisionRecord:
         return explain.decision_record(
-            incoming, outcome, usage, principal=principal, facts=facts, served=served,
-            estimate=lengths, planned=planned, plan=planned, lease=lease, prompt=prompt,
-            binding=binding, attempts=(), refusal=None, rescued=False, queue_s=0.0, sent_s=0.0,
-            now_s=1.0, settled_unix_s=1.0, lease_changes=(), evicted=False, compress_s=None,
-            admitted=(planned, lease), job=None, first_s=None, prompts=False,
+            incoming, outcome, usage, principal, facts, served, lengths, planned, planned, lease,
+            (planned, lease), prompt, binding, (), None, 0.0, 0.0, 1.0, 1.0, (), None, None, None,
+            rescued=False, evicted=False, prompts=False,
         )  # fmt: skip
 
     found = record()

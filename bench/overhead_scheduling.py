@@ -14,6 +14,7 @@ import orjson
 from bench.report import Row, at_most
 from gateway.domain import CHAT, Lease, LengthEstimate, Principal
 from gateway.models import served_model
+from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
 from gateway.settings import parse
 from gateway.stages import bind, estimate, plan
@@ -75,7 +76,7 @@ def _one(
         return
     scheduler = served.schedulers[0]
     assert scheduler is not None
-    prefix = plan.look_up(served, CHAT, _OWNER, _FACTS, body, lengths.input_tokens_total)
+    prefix = plan.look_up(served, CHAT, _OWNER, _FACTS, by_name(body), lengths.input_tokens_total)
     looked_s = clock()
     job = bind.job_of(served, _OWNER, _FACTS, lengths, _LEASE, now_s)
     bind.place(served, (0,), (), now_s, None, job, prefix)

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from gateway.policy.engine_page import read_page
-from gateway.policy.members import locate
+from gateway.policy.members import by_name, locate
 from gateway.policy.prefix_index import DEFAULT_ENTRIES, PrefixIndex
 from gateway.policy.prefix_points import Points, digests, points_of
 
@@ -71,7 +71,8 @@ def request_cost(size: int, workers: int) -> Cost:
     rng = random.Random(size)
     bodies = [_chat(rng, size) for _ in range(_BODIES)]
     body = bodies[0]
-    all_points = [points_of("chat", each, size) for each in bodies]
+    found = [by_name(each) for each in bodies]
+    all_points = [points_of("chat", each, size) for each in found]
     index = PrefixIndex(workers)
     for n in range(2_000):
         index.insert(_other(n), n % workers)
@@ -80,7 +81,7 @@ def request_cost(size: int, workers: int) -> Cost:
     return Cost(
         body_bytes=len(body),
         points=len(all_points[0]),
-        points_us=_cpu_us(lambda: [points_of("chat", each, size) for each in bodies]) / _BODIES,
+        points_us=_cpu_us(lambda: [points_of("chat", each, size) for each in found]) / _BODIES,
         locate_us=_cpu_us(lambda: [locate(each) for each in bodies]) / _BODIES,
         match_us=_cpu_us(lambda: [index.match(points, 0.25) for points in all_points]) / _BODIES,
         insert_us=_cpu_us(lambda: [index.insert(points, 0, 0.25) for points in all_points])

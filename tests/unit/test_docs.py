@@ -88,7 +88,7 @@ def metric_families() -> dict[str, list[str]]:
     found = {}
     for family in page.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
-        found[name] = list(getattr(family, "_labelnames", ()))
+        found[name] = list(family.labels)
     return found
 
 

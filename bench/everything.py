@@ -1,0 +1,69 @@
+"""One gateway with every stage on, as the cost, scale and endurance benches run it.
+
+Keys, entitlements whose limits are enforced, the length estimate, compression of borderline
+prompts, token pools, QUARTZ with its prefix index, telemetry of the engines, metering, the
+request log, metrics.
+"""
+
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+MODEL: Final = "bench-model"
+KEY: Final = "sk-bench"
+KEY_SHA256: Final = sha256(KEY.encode()).hexdigest()
+
+
+def everything(
+    folder: Path,
+    port: int,
+    engine_urls: Sequence[str],
+    *,
+    state: str = "memory://",
+    workers: int = 1,
+    concurrency: int = 20_000,
+) -> Path:
+    """Write the configuration to `folder`, give its path.
+
+    The engines serve both pools. `concurrency`: sequences that the entitlement may run at once,
+    half of what each pool has; its limits of tokens/s and KV bytes are as wide. `state`: URL of
+    the store.
+    """
+    urls = ", ".join(f'"{url}"' for url in engine_urls)
+    slots = 2 * concurrency // len(engine_urls)
+    each = f"max_num_seqs: {slots}, tokens_per_second: 100000000, kv_cache_gib: {slots}"
+    file = folder / f"sluice-{port}.yaml"
+    file.write_text(
+        f"""version: 1
+server: {{host: 127.0.0.1, port: {port}, workers: {workers}, max_connections: 20000}}
+state: {{url: "{state}"}}
+request_log: {{path: "{folder}/requests-{port}.jsonl"}}
+usage_export: {{path: "{folder}/usage-{port}.jsonl"}}
+models:
+  - name: {MODEL}
+    kv_bytes_per_token: 131072
+    compression: {{enabled: true}}
+    scheduling: {{policy: quartz}}
+    admission: {{mode: enforce}}
+    pools:
+      short: {{max_model_len: 8192, {each}, workers: [{urls}]}}
+      long: {{max_model_len: 131072, {each}, workers: [{urls}]}}
+entitlements:
+  - name: bench
+    tenant: bench
+    model: {MODEL}
+    service_class: guaranteed
+    tokens_per_second: 50000000
+    kv_cache_gib: {concurrency}
+    concurrency: {concurrency}
+    api_keys: ["sha256:{KEY_SHA256}"]
+"""
+    )
+    return file
+
+
+def serve_command(file: Path) -> list[str]:
+    """Runs the gateway with this configuration."""
+    return [sys.executable, "-m", "sluice", "serve", "-c", str(file), "--log-level", "error"]

@@ -1,0 +1,141 @@
+"""`bench scale`, entitlements on Redis: CPU of both sides, the server's memory, its slowest call.
+
+A redis-server of the bench's own; one process enters the entitlements, then 64 clients ask, are
+admitted and settle by turns, each admission and each settlement a script.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import uvloop
+from redis import Redis
+
+from bench.redis_server import RedisServer
+from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.redis_leases import RedisLeases
+from gateway.domain import Ask, Usage
+from gateway.policy.entitlements import PROFILES
+from gateway.ports import Settlement
+
+WORKERS: Final = 64
+TICK_S: Final = PROFILES["default"].tick_s
+_CLIENTS: Final = 64
+_PATIENCE: Final = 600
+_SLOW_US: Final = 1_000
+_USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
+Figures = dict[str, float]
+
+
+def redis_point(size: Size) -> Figures:
+    """One store with so many entitlements."""
+    return uvloop.run(_measure(size))
+
+
+async def _measure(size: Size) -> Figures:
+    with RedisServer() as server, server.client() as client:
+        client.config_set("slowlog-log-slower-than", _SLOW_US)
+        client.config_set("slowlog-max-len", 1_000)
+        empty = _memory(client)
+        began_s = _redis_s(client)
+        async with _store(server.url, size) as store:
+            found: Figures = {
+                "enter_redis_ms": (_redis_s(client) - began_s) * 1e3,
+                "bytes_each": (_memory(client) - empty) / size.entitlements,
+            }
+            asks = _Asks(store, size)
+            await store.tick()  # from now on ticks are due each TICK_S
+            ticked_s = time.monotonic()
+            await asks.answered(max(500, size.active or size.entitlements))
+            found["active_bytes_each"] = (_memory(client) - empty) / size.entitlements
+            client.slowlog_reset()
+            own_s, redis_s = time.process_time(), _redis_s(client)
+            await asks.answered(size.requests)
+            found["own_us"] = (time.process_time() - own_s) / size.requests * 1e6
+            found["redis_us"] = (_redis_s(client) - redis_s) / size.requests * 1e6
+            found["call_hold_ms"] = _slowest_ms(client)
+            client.slowlog_reset()
+            await asyncio.sleep(max(0.0, ticked_s + TICK_S + 0.1 - time.monotonic()))
+            own_s, redis_s = time.process_time(), _redis_s(client)
+            await store.tick()
+            found["tick_own_ms"] = (time.process_time() - own_s) * 1e3
+            found["tick_redis_ms"] = (_redis_s(client) - redis_s) * 1e3
+            found["tick_hold_ms"] = _slowest_ms(client)
+            found["failed"] = store.failures_total
+            return found
+
+
+class _Asks:
+    """Requests by turns."""
+
+    def __init__(self, store: RedisLeases, size: Size) -> None:
+        self._store = store
+        self._active = size.active or size.entitlements
+        self._asked = 0
+
+    async def answered(self, requests: int) -> None:
+        """Return when so many more were admitted and settled."""
+        until = self._asked + requests
+
+        async def client() -> None:
+            while self._asked < until:
+                number = self._asked = self._asked + 1
+                lease = await self._store.admit(
+                    Ask(
+                        lease_id=f"lease-{number}",
+                        model="m",
+                        entitlement=f"entitlement-{number % self._active}",
+                        pool=0,
+                        alternates=(),
+                        cost_tokens=500,
+                        sequences=1,
+                    )
+                )
+                self._store.settle(lease, _USED)
+
+        await asyncio.gather(*(client() for _ in range(_CLIENTS)))
+        await self._store.pools("m")  # settlements are posted: those before it are done
+
+
+@asynccontextmanager
+async def _store(url: str, size: Size) -> AsyncIterator[RedisLeases]:
+    served = {"m": fleet_of("least-loaded", WORKERS)}
+    pool = book(SLOTS * WORKERS)
+    for entry in entitlements(size.entitlements):
+        pool.define(entry.terms)
+    store = RedisLeases(
+        url,
+        served,
+        {"m": pool},
+        time.monotonic,
+        local=MemoryLeases(served, time.monotonic),
+        fail_mode="closed",
+        owner="bench",
+    )
+    await store.start()
+    try:
+        for _ in range(_PATIENCE):  # the first attempt may have been too short for so many
+            if store.up:
+                break
+            await asyncio.sleep(0.05)
+        yield store
+    finally:
+        await store.close()
+
+
+def _memory(client: Redis) -> int:
+    return int(client.info("memory")["used_memory"])
+
+
+def _redis_s(client: Redis) -> float:
+    told = client.info("cpu")
+    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+
+
+def _slowest_ms(client: Redis) -> float:
+    """The longest call that was noted; 0 when all were below a millisecond."""
+    scripts = (e for e in client.slowlog_get(1_000) if e["command"].startswith(b"EVAL"))
+    return max((e["duration"] for e in scripts), default=0) / 1e3

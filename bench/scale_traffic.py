@@ -1,0 +1,114 @@
+"""Requests of `bench scale`: conversations that share system prompts and grow by turns."""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from random import Random
+from typing import Final
+
+import msgspec
+import orjson
+
+from gateway.models import served_model
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.served import ServedModel
+from gateway.ports import EntitlementEntry
+from gateway.settings import parse
+
+SLOTS: Final = 128
+"""Sequences a worker runs at once."""
+_SENTENCE: Final = (
+    "the river rose in the night and by morning the lower road was gone and nobody had seen "
+    "the ferryman since the bells of the old town rang"
+)
+_APPS: Final = 40
+_TURNS: Final = 8
+_POOL: Final = " ".join(Random(7).choices(_SENTENCE.split(), k=4_000))
+
+
+class Conversations:
+    """Bodies of chats: 40 system prompts of 1.5 KB, up to eight turns of some 800 bytes."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        self._random = Random(seed)
+        self._turns = [(number, 0) for number in range(count)]
+        self._next = count
+
+    def body(self) -> bytes:
+        """The next turn of one of them; one that is over is followed by a new one."""
+        at = self._random.randrange(len(self._turns))
+        number, turn = self._turns[at]
+        told = [{"role": "system", "content": _text(number % _APPS, 1_500)}]
+        for past in range(turn + 1):
+            told.append({"role": "user", "content": f"{number} {_text(number + past, 300)}"})
+            if past < turn:
+                told.append({"role": "assistant", "content": _text(3 * number + past, 500)})
+        if turn + 1 < _TURNS:
+            self._turns[at] = (number, turn + 1)
+        else:
+            self._turns[at] = (self._next, 0)
+            self._next += 1
+        return orjson.dumps({"model": "m", "stream": True, "max_tokens": 512, "messages": told})
+
+
+def _text(start: int, length: int) -> str:
+    at = start * 37 % (len(_POOL) - length)
+    return _POOL[at : at + length]
+
+
+def fleet_text(policy: str, workers: int) -> str:
+    """The configuration of one pool of so many workers."""
+    urls = ", ".join(f'"http://w{number}:1"' for number in range(workers))
+    return f"""version: 1
+models:
+  - name: m
+    scheduling: {{policy: {policy}, queue_limit: 1000000}}
+    pools:
+      main: {{max_model_len: 32768, max_num_seqs: {SLOTS}, workers: [{urls}]}}
+"""
+
+
+def fleet_of(policy: str, workers: int) -> ServedModel:
+    """The pool as the stages know it."""
+    config = parse(fleet_text(policy, workers), "scale.yaml", {})
+    return served_model(config, config.models[0])
+
+
+def key_of(number: int) -> bytes:
+    """The API key of an entitlement."""
+    return b"sk-scale-%d" % number
+
+
+def entitlements(count: int) -> Iterator[EntitlementEntry]:
+    """So many entitlements with a key each, elastic with a rate and a concurrency."""
+    for number in range(count):
+        terms = Entitlement(
+            name=f"entitlement-{number}",
+            tenant=f"tenant-{number}",
+            model="m",
+            baseline=(4,),
+            limit=1_000_000,
+            tokens_per_s=1e9,
+            created=number + 1,
+        )
+        digest = sha256(key_of(number)).hexdigest()
+        yield EntitlementEntry(terms=terms, key_sha256=(digest,), origin="admin")
+
+
+def book(slots: int) -> TokenPool:
+    """A token pool that has room for so many sequences, and twice that to spare."""
+    return TokenPool(
+        Terms(slots=(3 * slots,), tokens_per_s=1e12, largest_tokens=32_768, mean_slo_ms=500.0)
+    )
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """A point of a ladder: what is asked of one process."""
+
+    workers: int = 4
+    entitlements: int = 100
+    active: int = 0
+    """Entitlements that ask; 0 for all."""
+    leases: int = 0
+    requests: int = 2_000
+    policy: str = "quartz"
