@@ -219,10 +219,10 @@ def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool)
     limit, used = most_sequences(book, account), account.total
     protected = False
     if terms.service_class in RESERVING:
-        here = account.inflight[pool]
-        protected = not lease.spilled and here <= terms.baseline_of(pool)
+        here, baseline = account.inflight[pool], terms.baseline_of(pool)
+        protected = not lease.spilled and here <= baseline
         if terms.service_class == "guaranteed":
-            limit, used = terms.baseline_of(pool), here
+            limit, used = baseline, here
     return Grant(
         pool=pool,
         weight=lease.weight,

@@ -8,7 +8,6 @@ order of expiry; to look for the first of all, their heads are compared.
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from typing import Final, TypeVar, overload
-from zlib import crc32
 
 from gateway.policy.accounts import Held
 
@@ -91,7 +90,7 @@ class OpenLeases(MutableMapping[str, Held]):
         return max(map(len, self._parts))
 
     def _part(self, lease_id: str) -> OrderedDict[str, tuple[int, Held]]:
-        return self._parts[crc32(lease_id.encode()) % PARTS]
+        return self._parts[hash(lease_id) % PARTS]  # which a string knows of itself
 
 
 def _serial_of(entry: tuple[int, Held]) -> int:
