@@ -43,14 +43,12 @@ class RecentWrites:
         self._total += weight
 
     def levels(self) -> tuple[Sequence[float], float, float]:
-        """What was written to each, what is counted beside it for all alike, the mean of both."""
+        """What was written to each, what is counted beside it for all alike, the mean of both.
+
+        A worker's factor is the first two over the third, held within LEAST ... MOST; 1 at first.
+        """
         even = self._even
         return self._written, even, self._total / len(self._written) + even
-
-    def factor(self, worker: int) -> float:
-        """What was written there over the mean of all, within LEAST ... MOST; 1 at first."""
-        written, even, mean = self.levels()
-        return min(max((written[worker] + even) / mean, LEAST), MOST)
 
     def _rescale(self, age: float, now_s: float) -> None:
         scale = exp(-min(age, 700.0))
