@@ -27,8 +27,9 @@ from uvicorn.server import ServerState
 
 from gateway.adapters.boundary_chore import BoundaryChore, told_totals
 from gateway.adapters.engine_metrics import EngineMetrics
+from gateway.adapters.heap import give_back_large_blocks
 from gateway.adapters.probes import Prober
-from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
+from gateway.adapters.request_log import DecisionRing, Records, RequestLog
 from gateway.adapters.scheduler_notes import EVERY_S as NOTES_EVERY_S
 from gateway.adapters.scheduler_notes import SchedulerNotes
 from gateway.adapters.shared.seat import Place, Seat
@@ -127,7 +128,8 @@ class Gateway:
         if config.usage_export.path is not None:
             self.export = UsageExport(config.usage_export.path, self.metrics)
             self.export.open()
-        records = Sinks(self.ring, *(s for s in (self.log, self.export) if s is not None))
+        others = () if self.export is None else (self.export,)
+        records = Records(self.ring, self.log, *others)
         keyring = self.pools.keyring
         new_id = request_ids()
         self.compressor = _compress_workers(config, self.sharing.count)
@@ -483,6 +485,7 @@ def run(
     """Serve in this process; the exit status. Raises nothing for a signal: that is a clean end."""
     if not config.entitlements and (place is None or place.index == 0):
         _log.warning("no entitlements are configured: the gateway is open to any key or none")
+    give_back_large_blocks()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(config, on_ready=on_ready, place=place))

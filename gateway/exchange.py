@@ -110,6 +110,9 @@ class Exchange:
         """Give the scheduler its job back, waiting or sent; idempotent."""
         job, scheduler = walk.job, walk.scheduler
         if job is not None and scheduler is not None:
+            if walk.assumed_turn:
+                self._assumed.forget(walk.assumed_turn, job)
+                walk.assumed_turn = 0
             now_s = self._clock()
             waits = job.state == "waiting"
             wake(scheduler.cancel(job, now_s) if waits else scheduler.finished(job, now_s))
@@ -250,7 +253,7 @@ class Exchange:
         elif job.stream:
             relay.on_first = partial(self._first_token, scheduler, job)
         else:
-            self._assumed.expect(scheduler, job)
+            walk.assumed_turn = self._assumed.expect(scheduler, job)
 
     def _first_token(self, scheduler: Scheduler, job: Job, now_s: float) -> None:
         """A stream's first token was read; the gateway's own lateness is not the engine's."""

@@ -4,23 +4,22 @@ A busy event loop reads what came some time ago. Its own lateness is no engine's
 for one, it would have requests held back from engines that wait for them, the longer the busier
 the gateway is.
 
-A first token that nobody sees is assumed in time, all of them by one timer, set for the next one
-due. Most requests end before theirs is due, and a timer each, made and cancelled, would cost
-more than their place in line.
+A first token that nobody sees is assumed in time, all of them by one timer, set for the next
+turn in which one is due. Most requests end before theirs is due, and leave at once: a timer
+each, made and cancelled, would cost more than all else, and what they hold, kept until its
+time, would have every new request built in memory that the processor has not at hand.
 """
 
 import asyncio
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 
 from gateway.policy.scheduling import Job, Scheduler
 
-_LEAST_S = 0.001
+_TURN_S = 0.004
+"""Those due within so long of one another are told together."""
 _MOST_LATE_S = 10.0
 _GAIN = 0.05
 """Of the newest in the mean lateness."""
-_SPARE_ENTRIES = 1024
-"""Of jobs that have ended; beyond as many as have not, they are dropped."""
 
 
 class Lateness:
@@ -47,7 +46,7 @@ class Lateness:
 class AssumedTokens:
     """Jobs by the time at which their prefill should be done. One for a process."""
 
-    __slots__ = ("_clock", "_entries", "_most", "_order", "_tell", "_timer", "_wakes_s")
+    __slots__ = ("_clock", "_tell", "_timer", "_turns", "_wakes")
 
     def __init__(
         self, clock: Callable[[], float], tell: Callable[[Scheduler, Job, float], None]
@@ -55,46 +54,51 @@ class AssumedTokens:
         """`clock` is the schedulers'; `tell` says one that a job's token is due."""
         self._clock = clock
         self._tell = tell
-        self._entries: list[tuple[float, int, Scheduler, Job]] = []
-        self._most = _SPARE_ENTRIES
-        self._order = 0
+        self._turns: dict[int, dict[Job, Scheduler]] = {}
+        """Turn of the event loop's clock -> who is due in it; none is empty."""
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_s = 0.0
-        """By the event loop's clock, as all that is due."""
+        self._wakes = 0
+        """The turn for which the timer is set."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._turns.values()))
 
-    def expect(self, scheduler: Scheduler, job: Job) -> None:
-        """A job was sent: its first token is due after its predicted quantile."""
+    def expect(self, scheduler: Scheduler, job: Job) -> int:
+        """A job was sent: its first token is due after its predicted quantile. Its turn, > 0."""
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + max(job.quantile_s, _LEAST_S)
-        self._order += 1
-        heappush(self._entries, (due_s, self._order, scheduler, job))
-        if len(self._entries) > self._most:
-            self._prune()
-        if self._timer is None or due_s < self._wakes_s:
-            self._set(loop, due_s)
+        turn = int((loop.time() + job.quantile_s) / _TURN_S) + 1
+        jobs = self._turns.get(turn)
+        if jobs is None:
+            self._turns[turn] = {job: scheduler}
+            if self._timer is None or turn < self._wakes:
+                self._set(loop, turn)
+        else:
+            jobs[job] = scheduler
+        return turn
 
-    def _prune(self) -> None:
-        self._entries = [entry for entry in self._entries if entry[3].state == "sent"]
-        heapify(self._entries)
-        self._most = 2 * len(self._entries) + _SPARE_ENTRIES
+    def forget(self, turn: int, job: Job) -> None:
+        """A job has ended. Idempotent. The timer is left: most often another job needs it."""
+        jobs = self._turns.get(turn)
+        if jobs is not None and job in jobs:
+            del jobs[job]
+            if not jobs:
+                del self._turns[turn]
 
-    def _set(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+    def _set(self, loop: asyncio.AbstractEventLoop, turn: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._wakes_s = due_s
-        self._timer = loop.call_at(due_s, self._due, loop)
+        self._wakes = turn
+        self._timer = loop.call_at(turn * _TURN_S, self._due, loop)
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell of all that are due; those that have ended, and are next in line, are dropped."""
+        """Tell of all that are due."""
         self._timer = None
-        entries = self._entries
-        soon_s = loop.time() + _LEAST_S
-        while entries and (entries[0][0] <= soon_s or entries[0][3].state != "sent"):
-            _, _, scheduler, job = heappop(entries)
-            if job.state == "sent":
-                self._tell(scheduler, job, self._clock())
-        if entries:
-            self._set(loop, entries[0][0])
+        turns = self._turns
+        now = max(int(loop.time() / _TURN_S), self._wakes)
+        for turn in sorted(turn for turn in turns if turn <= now):
+            # Telling of one may end another.
+            for job, scheduler in tuple(turns.pop(turn).items()):
+                if job.state == "sent":
+                    self._tell(scheduler, job, self._clock())
+        if turns and self._timer is None:
+            self._set(loop, min(turns))

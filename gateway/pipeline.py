@@ -9,7 +9,9 @@ failure, disconnect or cancellation.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from math import inf
+from types import coroutine
 
 import msgspec
 
@@ -59,6 +61,8 @@ class Pipeline:
         self._clock = clock
         self._wall_clock = wall_clock
         self._log_prompts = log_prompts
+        self._newest_s = -inf
+        """When the newest request came."""
         self._held: dict[str, Walk] = {}
         """Requests that hold a managed lease, by its id."""
         self._exchange = Exchange(
@@ -86,6 +90,8 @@ class Pipeline:
             await self._give_way(incoming, reply, walk, walk.outcome)
         finally:
             self._settle(incoming, walk)
+            # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
+            walk.task = walk.refusal = None
 
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
@@ -122,6 +128,8 @@ class Pipeline:
 
     async def _walk(self, incoming: Incoming, reply: ClientReply, walk: Walk) -> None:
         endpoint = incoming.endpoint
+        crowded = incoming.received_s - self._newest_s < _TOGETHER_S
+        self._newest_s = incoming.received_s
         # 1 authenticate
         walk.principal = principal = stage_authenticate.authenticate(
             self._keyring, incoming.head.api_key, incoming.received_unix_s
@@ -153,6 +161,11 @@ class Pipeline:
             walk.reserved_tokens = walk.lease.cost_tokens
             walk.task = asyncio.current_task()
             self._held[walk.lease.id] = walk
+        # Requests that come together go on together: each half of the way, walked by one after
+        # the other, stays in the processor's caches; the whole way is too long for them. Where
+        # admission had to wait for a store they do so anyway.
+        if crowded and self._newest_s == incoming.received_s:
+            await _next_turn()
         # 5 compress, 6 adjust the lease
         if isinstance(band, Band) and plan.compress and walk.lease.pool == band.pool:
             await self._compress(incoming, walk, served, facts, band)
@@ -283,6 +296,14 @@ class Pipeline:
         self._records.append(record)
 
 
+@coroutine
+def _next_turn() -> Generator[None, None, None]:
+    """Let all go first that can, once."""
+    yield
+
+
+_TOGETHER_S = 0.001
+"""Requests that begin within so long of one another come together."""
 _EXTENSION_TOKENS = 256
 """How far ahead a stream reserves that has run past its reserve."""
 _EVICTED_WAIT_S = 5.0

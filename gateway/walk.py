@@ -32,6 +32,7 @@ class Walk:
 
     __slots__ = (
         "admitted",
+        "assumed_turn",
         "attempts",
         "binding",
         "compress_s",
@@ -84,6 +85,8 @@ class Walk:
         """Who holds which beginning of the prompt."""
         self.expected: Expected | None = None
         """What the worker was expected to hold of it."""
+        self.assumed_turn = 0
+        """When its first token is taken for come, if nobody sees it (`gateway.first_tokens`)."""
         self.relay: Relay | None = None
         self.queue_s = 0.0
         self.sent_s: float | None = None

@@ -1,16 +1,21 @@
 """Decision records: a bounded ring for look-ups, and JSONL written in batches off the hot path.
 
-Appending is a list append. A timer hands the batch to one writer thread; what cannot be
-written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted, because a
-full disk must not stop requests. Worker processes append to the same file, each its own batches
-(`appending`): lines stay whole, and in order within a process.
+A record is encoded once, for both, while it is at hand, and then let go: kept for the writer,
+some twenty small objects a request would be all over the memory, and a thread that encodes a
+batch holds the interpreter for milliseconds. A timer hands the lines to one writer thread; what
+cannot be written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted,
+because a full disk must not stop requests. Worker processes append
+to the same file, each its own batches (`appending`): lines stay whole, and in order within a
+process.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -21,45 +26,39 @@ from gateway.telemetry import Metrics
 
 FLUSH_S = 0.5
 MAX_PENDING = 50_000
-MAX_PENDING_PROMPT_CHARS = 64 * 1024 * 1024
-"""Of recorded request bodies that wait to be written; beyond it records go without theirs."""
+MAX_PENDING_PROMPT_BYTES = 64 * 1024 * 1024
+"""Of lines with recorded request bodies that wait to be written; beyond it records go without."""
 
 _log = logging.getLogger("sluice.request_log")
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class DecisionRing:
-    """The last `capacity` records by request id."""
+    """The last `capacity` records by request id, as JSON."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._records: OrderedDict[str, msgspec.Struct] = OrderedDict()
+        self._lines: OrderedDict[str, bytes] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._lines)
 
-    def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink."""
-        if not isinstance(record, DecisionRecord) or self._capacity == 0:
-            return
-        if record.prompt is not None:  # text belongs to the file, if to anything
-            record = msgspec.structs.replace(record, prompt=None)
-        self._records.pop(record.request_id, None)
-        if len(self._records) >= self._capacity:
-            self._records.popitem(last=False)
-        self._records[record.request_id] = record
+    def append(self, request_id: str, line: bytes) -> None:
+        """Keep a record; its line holds no text of the request."""
+        lines = self._lines
+        if request_id in lines:
+            lines.move_to_end(request_id)
+        lines[request_id] = line
+        if len(lines) > self._capacity:
+            lines.popitem(last=False)
 
-    def find(self, request_id: str) -> msgspec.Struct | None:
-        """The record of a request, newest first where an id was used twice."""
-        return self._records.get(request_id)
+    def find(self, request_id: str) -> bytes | None:
+        """The record of a request, the newest where an id was used twice."""
+        return self._lines.get(request_id)
 
-    def latest(self, count: int) -> list[msgspec.Struct]:
+    def latest(self, count: int) -> list[msgspec.Raw]:
         """The newest records, newest first."""
-        found: list[msgspec.Struct] = []
-        for record in reversed(self._records.values()):
-            if len(found) >= count:
-                break
-            found.append(record)
-        return found
+        return [msgspec.Raw(line) for line in islice(reversed(self._lines.values()), count)]
 
 
 class RequestLog:
@@ -68,23 +67,27 @@ class RequestLog:
     def __init__(self, path: Path, metrics: Metrics) -> None:
         self._path = path
         self._metrics = metrics
-        self._pending: list[msgspec.Struct] = []
-        self._prompt_chars = 0
+        self._pending: list[bytes] = []
+        self._prompt_bytes = 0
         self._task: asyncio.Task[None] | None = None
-        self._encode = msgspec.json.Encoder().encode
         self._failing = False
 
     def append(self, record: msgspec.Struct) -> None:
         """See RecordSink."""
+        line = _encode(record)
+        if isinstance(record, DecisionRecord) and record.prompt is not None:
+            if self._prompt_bytes + len(line) > MAX_PENDING_PROMPT_BYTES:
+                line = _encode(without_prompt(record))
+            else:
+                self._prompt_bytes += len(line)
+        self.append_line(line)
+
+    def append_line(self, line: bytes) -> None:
+        """Take a record that is encoded already and holds no text of the request."""
         if len(self._pending) >= MAX_PENDING:
             self._metrics.log_dropped.add()
             return
-        chars = _prompt_chars(record)
-        if self._prompt_chars + chars > MAX_PENDING_PROMPT_CHARS:
-            record = msgspec.structs.replace(record, prompt=None)
-        else:
-            self._prompt_chars += chars
-        self._pending.append(record)
+        self._pending.append(line)
 
     def open(self) -> None:
         """Check that the file can be written. Raises OSError."""
@@ -107,14 +110,14 @@ class RequestLog:
     async def flush(self) -> None:
         """Write what is pending now."""
         batch, self._pending = self._pending, []
-        self._prompt_chars = 0
+        prompt_bytes, self._prompt_bytes = self._prompt_bytes, 0
         if not batch:
             return
         try:
             await asyncio.shield(asyncio.to_thread(self._write, batch))
         except OSError as error:
             self._pending[:0] = batch
-            self._prompt_chars += sum(map(_prompt_chars, batch))
+            self._prompt_bytes += prompt_bytes
             if not self._failing:
                 _log.error("request log %s cannot be written: %s", self._path, error.strerror)
             self._failing = True
@@ -126,22 +129,37 @@ class RequestLog:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
 
-    def _write(self, batch: list[msgspec.Struct]) -> None:
-        lines = b"\n".join(map(self._encode, batch)) + b"\n"
-        append(self._path, lines)
+    def _write(self, batch: list[bytes]) -> None:
+        append(self._path, b"\n".join((*batch, b"")))  # the last line ends, too
 
 
-def _prompt_chars(record: msgspec.Struct) -> int:
-    return len(record.prompt) if isinstance(record, DecisionRecord) and record.prompt else 0
+def without_prompt(record: DecisionRecord) -> DecisionRecord:
+    """The same without the request's body."""
+    return msgspec.structs.replace(record, prompt=None)
 
 
-class Sinks:
-    """Several record sinks as one."""
+class Records:
+    """Decisions to ring, log and further sinks; encoded once for the first two."""
 
-    def __init__(self, *sinks: RecordSink) -> None:
-        self._sinks = sinks
+    def __init__(self, ring: DecisionRing, log: RequestLog | None, *others: RecordSink) -> None:
+        self._ring = ring
+        self._log = log
+        self._others = others
 
     def append(self, record: msgspec.Struct) -> None:
         """See RecordSink."""
-        for sink in self._sinks:
+        log = self._log
+        if not isinstance(record, DecisionRecord):
+            if log is not None:
+                log.append(record)
+        elif record.prompt is None:
+            line = _encode(record)
+            self._ring.append(record.request_id, line)
+            if log is not None:
+                log.append_line(line)
+        else:  # text belongs to the file, if to anything
+            self._ring.append(record.request_id, _encode(without_prompt(record)))
+            if log is not None:
+                log.append(record)
+        for sink in self._others:
             sink.append(record)

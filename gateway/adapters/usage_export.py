@@ -28,6 +28,7 @@ MAX_PENDING: Final = 100_000
 """Lines that wait to be written; some 50 MiB."""
 
 _log = logging.getLogger("sluice.usage_export")
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class UsageLine(Record, frozen=True, kw_only=True):
@@ -80,11 +81,10 @@ class UsageExport:
     def __init__(self, path: Path, metrics: Metrics) -> None:
         self._path = path
         self._metrics = metrics
-        self._pending: list[UsageLine] = []
+        self._pending: list[bytes] = []
         self._writing = asyncio.Lock()
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._encode = msgspec.json.Encoder().encode
         self._failing = False
 
     @property
@@ -100,7 +100,7 @@ class UsageExport:
         if len(self._pending) >= MAX_PENDING:
             self._metrics.usage_dropped.add()
             return
-        self._pending.append(line)
+        self._pending.append(_encode(line) + b"\n")  # now, while it is at hand
 
     def open(self) -> None:
         """Check that the file can be written. Raises OSError."""
@@ -127,9 +127,8 @@ class UsageExport:
             batch = self._pending[:]
             if not batch:
                 return
-            data = b"".join(self._encode(line) + b"\n" for line in batch)
             try:
-                await asyncio.to_thread(append_synced, self._path, data)
+                await asyncio.to_thread(append_synced, self._path, b"".join(batch))
             except OSError as error:
                 if not self._failing:
                     _log.error("usage export %s cannot be written: %s", self._path, error.strerror)

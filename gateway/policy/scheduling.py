@@ -22,17 +22,36 @@ Points = tuple[tuple[int, int], ...]
 """(bytes, digest of what lies before), ascending; the last is the whole prompt's."""
 
 
+class Holders(Protocol):
+    """Of a pool's prefix index, what is asked."""
+
+    def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
+        """Who holds how much of a prompt."""
+        ...
+
+
 class Prefix(NamedTuple):
-    """A prompt's beginnings, and who holds them."""
+    """A prompt's beginnings, and where to ask who holds them.
+
+    Looked up for the pool that needs it: the index is large, and what is found there is far
+    from the processor.
+    """
 
     points: Points = ()
     """None where no index of prefixes is kept."""
-    matches: Sequence[Match] = ()
+    indexes: Sequence[Holders] = ()
     """By pool."""
+    tokens_per_byte: float = 1.0
+    """The prompt's tokens by the last point's length."""
+
+    def match(self, pool: int) -> Match:
+        """Who of a pool holds how much."""
+        return self.indexes[pool].match(self.points, self.tokens_per_byte)
 
     def hits(self) -> list[int]:
         """The longest expected hit of each pool's workers, in tokens."""
-        return [match[0][0] if match else 0 for match in self.matches]
+        matches = [self.match(pool) for pool in range(len(self.indexes))]
+        return [match[0][0] if match else 0 for match in matches]
 
 
 NO_PREFIX: Final = Prefix()

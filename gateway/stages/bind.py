@@ -94,7 +94,7 @@ def place(
             job.excluded = exclude
             job.home = home[1] if home is not None and home[0] == pool else -1
             if prefix.points:
-                job.match = prefix.matches[pool]
+                job.match = prefix.match(pool)
             ready = scheduler.submit(job, now_s)
             if job.state != "nowhere":
                 return pool, ready
@@ -110,7 +110,7 @@ def _submitted(
         if scheduler is None:
             return None
         if prefix.points:
-            job.match = prefix.matches[pool]
+            job.match = prefix.match(pool)
         ready = scheduler.submit(job, now_s)
         if job.state != "nowhere":
             return pool, ready

@@ -25,7 +25,7 @@ def look_up(
     members: Members,
     tokens: int,
 ) -> Prefix:
-    """Which workers hold which beginnings of a body of so many tokens, by its members.
+    """The beginnings of a body of so many tokens, by its members, and where to ask for them.
 
     Nothing where no index of prefixes is kept.
     """
@@ -35,8 +35,7 @@ def look_up(
     points = points_of(endpoint.name, members, facts.measure.text_bytes, salt)
     if not points:
         return NO_PREFIX
-    tokens_per_byte = tokens / points[-1][0]
-    return Prefix(points, [index.match(points, tokens_per_byte) for index in served.prefixes])
+    return Prefix(points, served.prefixes, tokens / points[-1][0])
 
 
 def plan(

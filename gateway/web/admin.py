@@ -70,8 +70,7 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
     @app.get("/admin/decisions/{request_id}")
     async def decision(request_id: str) -> Response:
         """Why a request went where it went."""
-        own = control.find_decision(request_id)
-        found = None if own is None else msgspec.json.encode(own)
+        found = control.find_decision(request_id)
         found = found or await find_decision(control.peers, request_id)
         if found is None:
             raise NotFound(

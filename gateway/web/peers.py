@@ -53,16 +53,11 @@ class NoPeers:
 
 def answer_decisions(
     peers: Peers,
-    find: Callable[[str], msgspec.Struct | None],
-    latest: Callable[[int], list[msgspec.Struct]],
+    find: Callable[[str], bytes | None],
+    latest: Callable[[int], list[msgspec.Raw]],
 ) -> None:
     """Answer the others from this process's ring."""
-
-    def found(payload: bytes) -> bytes | None:
-        record = find(payload.decode())
-        return None if record is None else _json(record)
-
-    peers.on("decision", found)
+    peers.on("decision", lambda payload: find(payload.decode()))
     peers.on("decisions", lambda payload: _json(latest(int(payload))))
 
 

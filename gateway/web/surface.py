@@ -65,8 +65,9 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     names: Mapping[str, str]
     """Name or alias -> model, `*` excluded."""
     metrics: MetricsPage | SharedMetricsPage
-    find_decision: Callable[[str], msgspec.Struct | None]
-    latest_decisions: Callable[[int], list[msgspec.Struct]]
+    find_decision: Callable[[str], bytes | None]
+    """The record of a request, as JSON."""
+    latest_decisions: Callable[[int], list[msgspec.Raw]]
     peers: Peers = NoPeers()
     """Other processes that serve the same clients."""
     registry: EntitlementDesk | None = None

@@ -98,21 +98,60 @@ def test_each_is_told_when_it_is_due_whatever_the_order_they_came_in(timers: Tim
 def test_what_has_ended_is_not_told_and_needs_no_timer_of_its_own(timers: Timers) -> None:
     told: list[Job] = []
     assumed = told_of(told)
-    jobs = [sent(1.0 + number / 1000) for number in range(100)]
-    for job in jobs:
-        assumed.expect(NOBODY, job)
-        job.state = "gone"
+    for number in range(100):
+        job = sent(1.0 + number / 100)
+        assumed.forget(assumed.expect(NOBODY, job), job)
+    assert len(assumed) == 0
     assert timers.made == 1
     timers.advance(5.0)
     assert told == []
     assert timers.made == 1
+    assert timers.set == []
 
 
-def test_ended_jobs_do_not_pile_up_while_the_first_is_awaited(timers: Timers) -> None:
-    assumed = told_of([])
-    assumed.expect(NOBODY, sent(600.0))
-    for _ in range(20_000):
-        job = sent(700.0)
+def test_who_ends_leaves_the_others_of_its_turn(timers: Timers) -> None:
+    told: list[Job] = []
+    assumed = told_of(told)
+    gone, stays = sent(1.0), sent(1.0)
+    turn = assumed.expect(NOBODY, gone)
+    assert assumed.expect(NOBODY, stays) == turn
+    assumed.forget(turn, gone)
+    assumed.forget(turn, gone)  # again: nothing happens
+    timers.advance(1.1)
+    assert told == [stays]
+    assumed.forget(turn, stays)
+    assert len(assumed) == 0
+
+
+def test_none_is_told_early_nor_much_later_than_due(timers: Timers) -> None:
+    told: list[Job] = []
+    assumed = told_of(told)
+    for number in range(50):
+        job = sent(0.1 + number / 7000)
         assumed.expect(NOBODY, job)
-        job.state = "gone"
-    assert len(assumed) <= 1030
+    for step in range(200):
+        timers.advance(step / 1000)
+        assert all(job.quantile_s <= timers.now_s for job in told)
+        assert sum(job.quantile_s + 0.0041 < timers.now_s for job in told) == sum(
+            0.1 + number / 7000 + 0.0041 < timers.now_s for number in range(50)
+        )
+
+
+def test_one_who_is_told_may_send_another_and_end_a_third(timers: Timers) -> None:
+    told: list[Job] = []
+    first, second, third = sent(1.0), sent(1.0), sent(1.0)
+
+    def tell(scheduler: Scheduler, job: Job, now_s: float) -> None:
+        told.append(job)
+        job.state = "answering"
+        if job is first:
+            second.state = "gone"
+            assumed.forget(turn, second)
+            assumed.expect(NOBODY, third)
+
+    assumed = AssumedTokens(lambda: 0.0, tell)
+    turn = assumed.expect(NOBODY, first)
+    assumed.expect(NOBODY, second)
+    timers.advance(3.0)
+    assert told == [first, third]
+    assert timers.set == []

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -117,9 +118,9 @@ class Bench:
         """The body that the last engine received."""
         return orjson.loads(self.upstream.calls[-1][1].body)
 
-    def assert_nothing_leaks(self) -> None:
+    def assert_nothing_leaks(self, requests: int = 1) -> None:
         assert self.ledger.active == 0
-        assert len(self.ledger.settlements) == 1
+        assert len(self.ledger.settlements) == requests
         for pool in self.served.pools:
             assert set(pool.active) == {0}
             assert set(pool.tokens) == {0}
@@ -475,6 +476,48 @@ async def test_a_client_that_leaves_cancels_the_engine_and_settles_the_lease_onc
     assert all(response.aborted for response in bench.upstream.responses)
     assert (bench.record.outcome, bench.record.status) == ("disconnected", 499)
     assert bench.record.attempts[-1].result == "cancelled"
+
+
+def at(received_s: float, request_id: str) -> Incoming:
+    return msgspec.structs.replace(incoming(request_id=request_id), received_s=received_s)
+
+
+async def test_requests_that_come_together_are_admitted_one_after_the_other_then_sent() -> None:
+    bench = Bench(HANG)
+    times_s = (100.0, 100.0002, 100.0004, 100.01)
+    tasks = [
+        asyncio.create_task(bench.serve(at(time_s, f"r{n}"), FakeReply()))
+        for n, time_s in enumerate(times_s)
+    ]
+    await asyncio.sleep(0)
+    assert bench.ledger.active == 4
+    # The first of them did not know of the others, the last came later.
+    assert len(bench.upstream.calls) == 2
+    await asyncio.sleep(0)
+    assert len(bench.upstream.calls) == 4
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    bench.assert_nothing_leaks(requests=4)
+
+
+async def test_a_client_that_leaves_between_admission_and_dispatch_is_not_charged() -> None:
+    bench = Bench(HANG)
+    first, second = (
+        asyncio.create_task(bench.serve(at(100.0, name), FakeReply())) for name in ("r1", "r2")
+    )
+    await asyncio.sleep(0)
+    assert (bench.ledger.active, len(bench.upstream.calls)) == (2, 1)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert (bench.ledger.active, len(bench.upstream.calls)) == (1, 1)
+    assert bench.ledger.settlements[0][1].usage is None
+    assert bench.record.outcome == "disconnected"
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    bench.assert_nothing_leaks(requests=2)
 
 
 async def test_a_client_that_leaves_a_stream_is_charged_what_was_emitted() -> None:

@@ -6,15 +6,19 @@ import msgspec
 import pytest
 
 from gateway.adapters import request_log
-from gateway.adapters.request_log import DecisionRing, RequestLog, Sinks
+from gateway.adapters.request_log import DecisionRing, Records, RequestLog
 from gateway.domain import DecisionRecord
 from gateway.telemetry import Metrics
 from tests.builders import decision
 from tests.fakes import ListSink
 
 
-def ids(records: list[msgspec.Struct]) -> list[str]:
-    return [r.request_id for r in records if isinstance(r, DecisionRecord)]
+class Event(msgspec.Struct):
+    event: str
+
+
+def ids(records: list[msgspec.Raw]) -> list[bytes]:
+    return [bytes(record) for record in records]
 
 
 def lines(path: Path) -> list[DecisionRecord]:
@@ -30,33 +34,33 @@ def log_at(path: Path) -> tuple[RequestLog, Metrics]:
 def test_the_ring_keeps_the_newest() -> None:
     ring = DecisionRing(2)
     for name in "abc":
-        ring.append(decision(name))
+        ring.append(name, name.encode())
     assert ring.find("a") is None
-    assert ids(ring.latest(10)) == ["c", "b"]
+    assert ring.find("b") == b"b"
+    assert ids(ring.latest(10)) == [b"c", b"b"]
     assert len(ring) == 2
 
 
 def test_the_ring_gives_as_many_as_asked_for() -> None:
     ring = DecisionRing(9)
     for name in "abc":
-        ring.append(decision(name))
-    assert ids(ring.latest(2)) == ["c", "b"]
+        ring.append(name, name.encode())
+    assert ids(ring.latest(2)) == [b"c", b"b"]
 
 
 def test_a_ring_of_none_keeps_nothing() -> None:
     ring = DecisionRing(0)
-    ring.append(decision("a"))
+    ring.append("a", b"a")
     assert (len(ring), ring.find("a")) == (0, None)
 
 
 def test_of_an_id_used_twice_the_newer_record_is_found_and_nobody_else_is_lost() -> None:
     ring = DecisionRing(3)
     for name in "abc":
-        ring.append(decision(name))
-    again = decision("b", status=500)
-    ring.append(again)
-    assert ring.find("b") is again
-    assert ids(ring.latest(3)) == ["b", "c", "a"]
+        ring.append(name, name.encode())
+    ring.append("b", b"again")
+    assert ring.find("b") == b"again"
+    assert ids(ring.latest(3)) == [b"again", b"c", b"a"]
 
 
 async def test_records_are_written_one_a_line_and_read_back(tmp_path: Path) -> None:
@@ -142,10 +146,39 @@ async def test_beyond_the_bound_records_are_dropped_and_counted(
     assert [r.request_id for r in lines(path)] == ["0", "1", "2"]
 
 
-def test_several_sinks_get_each_record() -> None:
-    first, second = DecisionRing(5), DecisionRing(5)
-    Sinks(first, second).append(decision("a"))
-    assert (len(first), len(second)) == (1, 1)
+async def test_a_decision_goes_to_ring_log_and_further_sinks(tmp_path: Path) -> None:
+    ring, other = DecisionRing(5), ListSink()
+    log, _ = log_at(tmp_path / "l.jsonl")
+    record = decision("a")
+    Records(ring, log, other).append(record)
+    await log.flush()
+    assert ring.find("a") == msgspec.json.encode(record)
+    assert lines(tmp_path / "l.jsonl") == [record]
+    assert other.records == [record]
+
+
+async def test_without_a_log_the_ring_is_kept_all_the_same() -> None:
+    ring = DecisionRing(5)
+    Records(ring, None).append(decision("a"))
+    assert ring.find("a") == msgspec.json.encode(decision("a"))
+
+
+async def test_recorded_text_is_in_the_file_and_not_in_the_ring(tmp_path: Path) -> None:
+    ring = DecisionRing(5)
+    log, _ = log_at(tmp_path / "l.jsonl")
+    Records(ring, log).append(decision("a", prompt="the text"))
+    await log.flush()
+    assert ring.find("a") == msgspec.json.encode(decision("a"))
+    assert lines(tmp_path / "l.jsonl")[0].prompt == "the text"
+
+
+async def test_what_is_no_decision_goes_to_the_log_alone(tmp_path: Path) -> None:
+    ring = DecisionRing(5)
+    log, _ = log_at(tmp_path / "l.jsonl")
+    Records(ring, log).append(Event(event="boundary"))
+    await log.flush()
+    assert len(ring) == 0
+    assert (tmp_path / "l.jsonl").read_bytes() == b'{"event":"boundary"}\n'
 
 
 def test_the_fake_sink_keeps_everything() -> None:
@@ -157,12 +190,15 @@ def test_the_fake_sink_keeps_everything() -> None:
 async def test_recorded_bodies_that_wait_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_log, "MAX_PENDING_PROMPT_CHARS", 10)
+    monkeypatch.setattr(request_log, "MAX_PENDING_PROMPT_BYTES", 200)
     log, _ = log_at(tmp_path / "l.jsonl")
+    text = "x" * 20
+    size = len(msgspec.json.encode(decision("a", prompt=text)))
+    assert 100 < size <= 200, "one fits, two do not"
     for name in "abc":
-        log.append(decision(name, prompt="x" * 6))
+        log.append(decision(name, prompt=text))
     await log.flush()
-    log.append(decision("d", prompt="x" * 6))
+    log.append(decision("d", prompt=text))
     await log.flush()
     found = {r.request_id: r.prompt for r in lines(tmp_path / "l.jsonl")}
-    assert found == {"a": "x" * 6, "b": None, "c": None, "d": "x" * 6}
+    assert found == {"a": text, "b": None, "c": None, "d": text}

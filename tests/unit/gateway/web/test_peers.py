@@ -74,7 +74,7 @@ def implausible(_who: Principal, _report: Report) -> Settled:
 
 
 async def test_a_decision_is_found_wherever_it_was_made() -> None:
-    others, made = Others(), {"r": Made("r", 5.0)}
+    others, made = Others(), {"r": b'{"request_id":"r","time_unix_s":5.0}'}
     answer_decisions(others, made.get, lambda _: [])
     assert await find_decision(others, "r") == b'{"request_id":"r","time_unix_s":5.0}'
     assert await find_decision(others, "other") is None
@@ -83,7 +83,7 @@ async def test_a_decision_is_found_wherever_it_was_made() -> None:
 
 async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
     others = Others(2)
-    kept: list[msgspec.Struct] = [Made("o", 4.0), Made("o", 2.0)]
+    kept = [msgspec.Raw(msgspec.json.encode(Made("o", time_s))) for time_s in (4.0, 2.0)]
     answer_decisions(others, lambda _: None, lambda count: kept[:count])
     found = await newest(others, "decisions", [Made("own", 3.0), Made("own", 1.0)], 4)
     assert [(r["request_id"], r["time_unix_s"]) for r in found] == [
