@@ -1,10 +1,10 @@
 """Half an hour of mixed load on a gateway with everything on: what is left behind, what grows?
 
-Half of what one process serves, measured first: whole answers and streams of several lengths
-from C programs, and beside them clients of all sorts (`bench.soak_visits`): conversations,
-borderline prompts that are compressed, four endpoints, clients that leave while they wait or
-while their answer streams, limits that are exceeded, mistakes; two of the engines answer 500,
-reset, stall or are busy now and then.
+First whatever is bounded is filled (`bench.soak_fill`): what grows then has no bound. Then half
+of what one process serves, measured before: whole answers and streams of several lengths from C
+programs, and clients of all sorts (`bench.soak_visits`): conversations, compressed prompts, four
+endpoints, who leaves while it waits or while its answer streams, limits that are exceeded,
+mistakes. Two engines answer 500, reset, stall or are busy now and then.
 
 Asked: memory grows by less than 3 % from minutes 5 to 8 to the last three; no lease, no waiting
 request, no sequence at an engine and no open file is left; every request is one line of the log
@@ -28,6 +28,7 @@ from bench.overhead_tools import build_tools, scratch
 from bench.report import Report, Row, at_most, equals
 from bench.soak_books import Ledger, book_rows
 from bench.soak_bulk import KINDS, UTILISATION, Bulk, capacity, offer
+from bench.soak_fill import fill
 from bench.soak_gateway import Gateway, Sample
 from bench.soak_plot import plot_samples
 from bench.soak_trend import drift, memory_rows, most
@@ -41,7 +42,7 @@ VISITS_PER_S: Final = 25.0
 IDLE_S: Final = 6.0
 """By then the gateway has closed its idle connections to engines."""
 MOST_VISITS: Final = 512
-"""At once; beyond it nobody comes, so that a gateway that hangs does not fill this process."""
+"""At once; beyond it nobody comes: a gateway that hangs does not fill this process."""
 SETTLED_S: Final = 30.0
 """After the load, until nothing may be left."""
 
@@ -79,16 +80,17 @@ class Soak:
         self._usage = LogReader(gateway.usage, forget=True)
         self._bulks: list[Bulk] = []
         self._bulk_ok = self._bulk_failed = 0
-        self._turned_away = 0
+        self._turned_away = self._missed = 0
         self._over = False
-        self._missed = 0
 
     async def run(self) -> None:
-        """Capacity, load, and what is left after it."""
+        """Capacity, filling, load, what is left."""
         for kind in KINDS:
             work = asyncio.to_thread(capacity, self._gateway, self._tool, self._folder, kind)
             bulk, found = await work
             self._bulks.append(bulk)
+            self._count(found)
+        for found in await fill(self._gateway, self._tool, self._folder, self._visitors):
             self._count(found)
         await asyncio.to_thread(idle_page, self._gateway.url)
         await asyncio.sleep(IDLE_S)

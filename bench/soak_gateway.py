@@ -26,6 +26,8 @@ TIGHT: Final = "tight-model"
 SLOTS: Final = 4
 """Of the tight model's engine."""
 WINDOW_TOKENS: Final = 65_536
+PREFIXES: Final = 8_192
+"""In the indexes of the soak's own models: what few requests can fill (`soak_fill`)."""
 FAILS: Final = "500@0.01,reset-before@0.01,reset-mid:4@0.02,stall:4@0.005,busy@0.01"
 """Of each request to the two engines that fail."""
 TIMEOUTS: Final = {"connect_s": 1.0, "first_byte_s": 30.0, "idle_s": 2.0}
@@ -159,6 +161,7 @@ def _extend(file: Path, mock_urls: list[str]) -> None:
     whole, tight = mock_urls[:-1], mock_urls[-1:]
     base = next(model for model in config["models"] if model["name"] == MODEL)
     shared = {name: value for name, value in base.items() if name not in {"name", "pools"}}
+    shared["scheduling"] = {**base["scheduling"], "prefix_entries": PREFIXES}
     config["models"] += [
         {**shared, "name": MOCKED, "pools": {
             "short": {"max_model_len": 8192, "max_num_seqs": 64, "workers": whole},

@@ -11,7 +11,7 @@ from bench.report import Row
 from bench.soak_gateway import Sample
 
 WARM: Final = (1 / 6, 8 / 30)
-"""Of the load's duration: minutes 5 to 8 of 30."""
+"""Of the load's duration: minutes 5 to 8 of 30. What is bounded was filled before it began."""
 LAST: Final = (0.9, 1.0)
 """Minutes 27 to 30."""
 MOST_GROWTH: Final = 0.03

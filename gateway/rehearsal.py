@@ -31,6 +31,8 @@ from gateway.web.protocol import GatewayProtocol
 
 EVERY_S = 0.005
 IN_USE_S = 5.0
+RESTING_S = 0.25
+"""Between two looks whether the gateway is in use again."""
 LATE_S = 0.001
 """A timer that fires later than this says that the loop has better things to do."""
 
@@ -114,8 +116,10 @@ class Rehearsal:
     def _heard(self, data: bytes) -> None:
         self.walked += data.startswith(b"HTTP/1.1 200 ")
 
-    def _again(self, loop: asyncio.AbstractEventLoop, real: DataPlane) -> None:
-        self._due_s = loop.time() + self._every_s
+    def _again(
+        self, loop: asyncio.AbstractEventLoop, real: DataPlane, every_s: float = RESTING_S
+    ) -> None:
+        self._due_s = loop.time() + every_s
         self._timer = loop.call_at(self._due_s, self._tick, loop, real)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, real: DataPlane) -> None:
@@ -123,9 +127,12 @@ class Rehearsal:
         if real.answered != self._answered:
             self._answered = real.answered
             self._used_s = now_s
-        elif now_s - self._used_s < IN_USE_S and now_s - self._due_s < LATE_S:
+        elif now_s - self._used_s >= IN_USE_S:
+            self._again(loop, real)
+            return
+        elif now_s - self._due_s < LATE_S:
             self.walk()
-        self._again(loop, real)
+        self._again(loop, real, self._every_s)
 
 
 class _Mute:

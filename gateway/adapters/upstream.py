@@ -9,6 +9,8 @@ Rules:
 - A pooled connection that dies before a byte of the answer was stale (the engine closed it
   while idle): the call is sent once more on a fresh one. A fresh connection that dies is the
   worker's failure.
+- What has ended holds nothing in a circle: the garbage collector hardly looks at what is old,
+  so a connection that held its parser, which holds the connection, would stay for good.
 - No timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
 - https workers take the same path through asyncio's TLS; certificates are always verified,
   against the system's store or the worker's own `ca_file`.
@@ -37,6 +39,8 @@ _BUFFER_BYTES = 256 * 1024
 _MAX_HEAD_BYTES = 64 * 1024
 _MOST_HEADS = 32_768
 """Request lines kept ready, by worker and path."""
+_NO_PARSER = httptools.HttpResponseParser(object())
+"""Of connections that are not open."""
 
 ConnectionKey = tuple[str, str, int, str | None]
 """scheme, host, port, ca_file."""
@@ -82,7 +86,9 @@ class _Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._paused = False
-        self._failure: UpstreamFailure | None = None
+        self._failure: tuple[FailureKind, str, bool] | None = None
+        """Kind, message, whether the head was here; made an exception when it is raised, whose
+        traceback would hold this exchange."""
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
 
@@ -90,7 +96,7 @@ class _Exchange:
         """Wait for the response's head. Raises UpstreamFailure."""
         while not self.head_done:
             if self._failure is not None:
-                raise self._failure
+                raise _failure(self._failure)
             await self._wait()
 
     async def read(self) -> bytes:
@@ -99,7 +105,7 @@ class _Exchange:
             if self.ended:
                 return b""
             if self._failure is not None:
-                raise self._failure
+                raise _failure(self._failure)
             await self._wait()
         return self._take()
 
@@ -111,7 +117,7 @@ class _Exchange:
             if self.ended:
                 return True
             if self._failure is not None:
-                raise self._failure
+                raise _failure(self._failure)
             self._sink = sink
             try:
                 await self._wait()
@@ -157,7 +163,7 @@ class _Exchange:
             connection.exchange = None
             connection.close()
         if not self.ended and self._failure is None:
-            self._failure = UpstreamFailure(kind, message, head_received=self.head_done)
+            self._failure = (kind, message, self.head_done)
         self.wake()
 
     def add(self, body: bytes) -> None:
@@ -211,7 +217,7 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self.exchange: _Exchange | None = None
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = _NO_PARSER
         self._close_delimited = False
 
     def send(self, exchange: _Exchange, request: bytes) -> None:
@@ -282,6 +288,7 @@ class Connection(asyncio.Protocol):
         """See asyncio.Protocol."""
         exchange, self.exchange = self.exchange, None
         self.owner.forget(self)
+        self._parser = _NO_PARSER
         if exchange is None:
             return
         exchange.connection = None
@@ -459,6 +466,11 @@ class HttpUpstream:
             while idle and now_s - idle[0].idle_since_s > _KEEP_IDLE_S:
                 idle.popleft().close()
         self._sweeper = None if self._closed else loop.call_later(_SWEEP_S, self._sweep, loop)
+
+
+def _failure(found: tuple[FailureKind, str, bool]) -> UpstreamFailure:
+    kind, message, head_received = found
+    return UpstreamFailure(kind, message, head_received=head_received)
 
 
 def _request_line(worker: WorkerAddress, call: UpstreamCall) -> bytes:

@@ -13,6 +13,8 @@ KEPT = 20_000
 PER_START = 4
 _START_BYTES = 256
 _MEMBERS = ("messages", "input")
+_LENGTH_BITS = 40
+_LENGTH = (1 << _LENGTH_BITS) - 1
 
 
 class Conversations:
@@ -20,8 +22,9 @@ class Conversations:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._lists: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()
-        """Digest of the start -> (length, digest) of whole lists, newest last."""
+        self._lists: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        """Digest of the start -> whole lists, newest last: digest << 40 | length. Numbers in a
+        tuple are a third of what pairs in a list take, and nothing to the garbage collector."""
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -32,10 +35,10 @@ class Conversations:
         if not turns:
             return
         key = hash((tenant, turns[:_START_BYTES]))
-        known = self._lists.pop(key, [])
-        entry = (len(turns), hash(turns))
+        known = self._lists.pop(key, ())
+        entry = hash(turns) << _LENGTH_BITS | len(turns)
         if entry not in known:
-            known = [*known[1 - PER_START :], entry]
+            known = (*known[1 - PER_START :], entry)
         self._lists[key] = known
         if len(self._lists) > self._kept:
             self._lists.popitem(last=False)
@@ -44,7 +47,11 @@ class Conversations:
         """Whether an earlier turn of this conversation was served as it came."""
         turns = turns_of(members)
         known = self._lists.get(hash((tenant, turns[:_START_BYTES])), ())
-        return any(size <= len(turns) and hash(turns[:size]) == digest for size, digest in known)
+        for entry in known:
+            size = entry & _LENGTH
+            if size <= len(turns) and hash(turns[:size]) == entry >> _LENGTH_BITS:
+                return True
+        return False
 
 
 def turns_of(members: Members) -> bytes:

@@ -8,7 +8,7 @@ its estimate; late usage replaces that once and touches no counter (token-pools 
 from gateway.policy.buckets import average, correct, pay, serve
 from gateway.policy.ledger import LEASE_TTL_S, REAPED_AT_ONCE, TOMBSTONES, TokenPool
 
-_MEAN_GAIN = 0.1
+MEAN_GAIN = 0.1
 
 
 def settle(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> bool:
@@ -29,9 +29,9 @@ def settle(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> 
         return True
     book.settled += 1
     pool = book.pools[lease.pool]
-    pool.service_s += _MEAN_GAIN * (max(0.0, now_s - lease.issued_s) - pool.service_s)
+    pool.service_s += MEAN_GAIN * (max(0.0, now_s - lease.issued_s) - pool.service_s)
     if account.mean_cost > 0:
-        account.mean_cost += _MEAN_GAIN * (used - account.mean_cost)
+        account.mean_cost += MEAN_GAIN * (used - account.mean_cost)
     else:
         account.mean_cost = float(used)
     serve(book, account, lease.funded, used)

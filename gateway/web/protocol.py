@@ -266,6 +266,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.tasks.discard(task)
         if self._answering is task:  # it ended without an answer
             self._answering = None
+            self._reply = None  # which knows this connection: a circle that would stay for long
             self.transport.close()
 
     # The rest

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import socket
 import ssl
@@ -900,3 +901,63 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
 async def test_a_ca_file_that_is_missing_is_a_connect_failure(upstream: Upstream) -> None:
     worker = address(scheme="https", ca_file="/nowhere/ca.pem")
     assert (await fails(upstream.open(worker, call()))).kind == "connect"
+
+
+# -- memory
+
+
+def held() -> int:
+    """Connections and exchanges that exist, ended or not."""
+    kinds = (adapter.Connection, adapter._Exchange)
+    return sum(isinstance(found, kinds) for found in gc.get_objects())
+
+
+async def read_and_fail(upstream: Upstream, engine: Engine) -> None:
+    # Not `fails`: an exception that pytest looks at is in a circle.
+    with contextlib.suppress(UpstreamFailure):
+        await exchange(upstream, engine)
+
+
+async def leave_it(upstream: Upstream, engine: Engine) -> None:
+    (await upstream.open(engine.worker(), call())).abort()
+
+
+async def no_connection(upstream: Upstream, engine: Engine) -> None:
+    with contextlib.suppress(UpstreamFailure):
+        await upstream.open(address(port=free_ports(1)[0]), call())
+
+
+async def half(c: Connection) -> None:
+    await c.request()
+    await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+    c.reset()
+
+
+async def once(c: Connection) -> None:
+    await c.answer()
+
+
+async def hanging(c: Connection) -> None:
+    await c.request()
+    await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
+    await c.until_gone()
+
+
+@pytest.mark.parametrize(
+    ("handler", "use"),
+    [(half, read_and_fail), (hanging, leave_it), (always_ok, no_connection), (once, exchange)],
+)
+async def test_what_has_ended_does_not_wait_for_the_garbage_collector(
+    handler: Handler, use: Callable[[Upstream, Engine], Awaitable[object]], upstream: HttpUpstream
+) -> None:
+    """The collector hardly looks at what is old, as connections are."""
+    async with Engine(handler) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            before = held()
+            for _ in range(3):
+                await use(upstream, engine)
+            await until(lambda: held() == before)
+        finally:
+            gc.enable()

@@ -1,9 +1,12 @@
-"""A decision on admission as it travels from the parent to a worker: a grant or a denial."""
+"""Asks, decisions on them and settlements as they travel between a worker and the parent."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.domain import Ask, Lease, Limits
+from gateway.domain import Ask, Lease, Limits, Usage
 from gateway.policy.decision import Denial
+from gateway.policy.passing import Passing
+from gateway.ports import Settlement
 
 DENIED: Final = 7
 """Values of a denial; a lease has more."""
@@ -90,3 +93,55 @@ def lease_of(ask: Ask, told: list[Any]) -> Lease:
         limits=found,
         issued_unix_s=issued_unix_s,
     )
+
+
+def used_of(settlement: Settlement) -> tuple[int, int, int] | None:
+    """What was used, as it travels; None: nothing is charged."""
+    usage = settlement.usage
+    if usage is None:
+        return None
+    return (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+
+
+def ask_told(ask: Ask) -> tuple[Any, ...]:
+    """An ask as it travels."""
+    return (
+        ask.lease_id,
+        ask.model,
+        ask.entitlement,
+        ask.pool,
+        ask.alternates,
+        ask.cost_tokens,
+        ask.sequences,
+        ask.kv_bytes,
+    )
+
+
+def ask_of(message: list[Any]) -> Ask:
+    """What is asked for, or was taken, after two values of another kind."""
+    _, _, lease_id, model, entitlement, pool, alternates, cost, sequences, kv = message
+    return Ask(
+        lease_id=lease_id,
+        model=model,
+        entitlement=entitlement,
+        pool=pool,
+        alternates=tuple(alternates),
+        cost_tokens=cost,
+        sequences=sequences,
+        kv_bytes=kv,
+    )
+
+
+def usage_of(used: Sequence[int] | None) -> Usage | None:
+    """What `used_of` made of it."""
+    if used is None:
+        return None
+    prompt, completion, cached = used
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+
+
+def passing_of(
+    cost_tokens: int, sequences: int, kv_bytes: int, life_s: float, used: Sequence[int] | None
+) -> Passing:
+    """A lease that has ended, as `untold` tells of it."""
+    return Passing(cost_tokens, sequences, kv_bytes, life_s, usage_of(used))

@@ -6,7 +6,7 @@ page takes what the others count at that moment. What dead workers counted stays
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from gateway.adapters.shared.hub import Hub, Parts, Session
@@ -49,18 +49,18 @@ class SharedFigures:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
-        await self._send()
+        await self._send(self._link.call)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(FIGURES_EVERY_S)
-            await self._send()
+            await self._send(self._link.call_lazily)
 
-    async def _send(self) -> None:
+    async def _send(self, call: Callable[[str, object], Awaitable[Any]]) -> None:
         counts = self._counts()
         if counts != self._sent:
             with contextlib.suppress(StateFailure):
-                await self._link.call("counts", counts)
+                await call("counts", counts)
                 self._sent = counts
 
 

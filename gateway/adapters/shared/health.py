@@ -80,7 +80,9 @@ class Reporter:
         news = found if found != self._told else None
         if news is not None or now_s >= self._tell_at_s:
             with contextlib.suppress(StateFailure):  # the process is about to end
-                self.up = bool(await self._link.call("health", news))
+                # Engines that come or go are told at once, the parent's own state can wait.
+                call = self._link.call_lazily if news is None else self._link.call
+                self.up = bool(await call("health", news))
                 self._told, self._tell_at_s = found, now_s + TELL_EVERY_S
         if now_s >= self._renew_at_s:
             self._renew_at_s = now_s + RENEW_EVERY_S

@@ -40,7 +40,7 @@ class SharedState:
     async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
         """See EstimatorState."""
         told = {name: None if r is None else _encode(r) for name, r in records.items()}
-        peers, missing = await self._link.call("learned", told)
+        peers, missing = await self._link.call_lazily("learned", told)
         return Heard(
             peers={
                 name: tuple(Peer(age_s=age_s, parts=_decode(record)) for age_s, record in found)

@@ -8,14 +8,16 @@ taken of a pledge) takes effect in the order it was said, before whatever this w
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from gateway.adapters.shared.decisions import DENIED, denial_of, lease_of
+from gateway.adapters.shared.decisions import DENIED, ask_told, denial_of, lease_of, used_of
 from gateway.adapters.shared.link import Link
 from gateway.adapters.shared.pledges import RECALL, Purse
+from gateway.adapters.shared.untold import Untold
 from gateway.adapters.shared.wire import Op
 from gateway.domain import Ask, Lease
 from gateway.errors import Refusal, StateFailure, Unavailable
@@ -45,8 +47,9 @@ class SharedLeases:
         self._jitter = jitter
         self._held: dict[str, Lease] = {}
         self._purse = Purse()
+        self._untold = Untold(link, time.time)
         link.hears(Op.PLEDGE, self._purse.put)
-        link.on(RECALL, self._purse.recalled)
+        link.on(RECALL, self._recalled)
         self.settled_total = 0
         self.refunded_total = 0
 
@@ -69,10 +72,10 @@ class SharedLeases:
             return known
         pledged = self._purse.admit(ask) if self._link.up else None
         if pledged is not None:
-            number, lease = pledged
-            self._link.post_lazier(Op.TAKEN, number, *_told(ask))
+            pledge, lease = pledged
+            self._untold.take(pledge, ask, lease.issued_unix_s)
             return self._hold(lease)
-        asked = self._link.begin(Op.ADMIT, *_told(ask))
+        asked = self._link.begin(Op.ADMIT, *ask_told(ask))
         try:
             answer = await asked
         except StateFailure:
@@ -94,6 +97,7 @@ class SharedLeases:
         held = self._held.get(lease.id)
         if held is None or held.pool == pool:
             return held or lease
+        self._untold.speak_of(lease.id)
         try:
             denied = await self._link.begin(Op.TRANSFER, lease.id, pool, force)
         except StateFailure:
@@ -111,6 +115,7 @@ class SharedLeases:
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
         """See LeaseStore."""
+        self._untold.speak_of(lease.id)
         self._link.post(Op.RESIZE, lease.id, lease.model, cost_tokens, kv_bytes)
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
@@ -123,20 +128,23 @@ class SharedLeases:
                 self.refunded_total += 1
             else:
                 self.settled_total += 1
-        used = None
-        if usage is not None:
-            used = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        told = (lease.id, lease.model, settlement.unix_s, used)
+        told = (lease.id, lease.model, settlement.unix_s, used_of(settlement))
         # Where it makes room that others may want at once, the parent hears of it at once.
-        if _tight(lease) or self._purse.scarce(lease.model):
+        urgent = _tight(lease) or self._purse.scarce(lease.model)
+        if not urgent and self._purse.plenty(lease):
+            # Whoever might be refused for it has it called back.
+            if not self._untold.end(lease, settlement):
+                self._untold.settle(told)
+            return
+        self._untold.speak_of(lease.id)
+        if urgent:
             self._link.post(Op.SETTLE, *told)
-        elif self._purse.plenty(lease):  # whoever might be refused for it has it called back
-            self._link.post_lazier(Op.SETTLE, 0, *told)
         else:
             self._link.post_lazily(Op.SETTLE, *told)
 
     async def reclaim(self, lease: Lease) -> None:
         """See LeaseStore."""
+        self._untold.speak_of(lease.id)
         try:
             await self._link.begin(Op.RECLAIM, lease.id)
         except StateFailure:
@@ -163,10 +171,12 @@ class SharedLeases:
 
     async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
         """See TokenPools."""
+        self._untold.tell_all()
         return _accounts(await self._link.call("view", (model, names)))
 
     async def pools(self, model: str) -> list[PoolView]:
         """See TokenPools. With the replicas that demand asks for."""
+        self._untold.tell_all()
         return _pools(await self._link.call("pools", model))
 
     # -- Upkeep
@@ -177,6 +187,7 @@ class SharedLeases:
 
     async def renew(self) -> None:
         """See Upkeep."""
+        self._untold.tell_all()
         self._link.post(Op.RENEW)
 
     async def tick(self) -> None:
@@ -185,24 +196,14 @@ class SharedLeases:
 
     # -- inside
 
+    def _recalled(self, model: bytes) -> bytes:
+        self._untold.tell_all()
+        return self._purse.recalled(model)
+
     def _hold(self, lease: Lease) -> Lease:
         self._held[lease.id] = lease
         self._models[lease.model].pools[lease.pool].inflight += lease.sequences
         return lease
-
-
-def _told(ask: Ask) -> tuple[object, ...]:
-    """An ask as it travels."""
-    return (
-        ask.lease_id,
-        ask.model,
-        ask.entitlement,
-        ask.pool,
-        ask.alternates,
-        ask.cost_tokens,
-        ask.sequences,
-        ask.kv_bytes,
-    )
 
 
 def _tight(lease: Lease) -> bool:

@@ -11,20 +11,21 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from gateway.adapters.shared.decisions import denied, granted
+from gateway.adapters.shared.decisions import ask_of, denied, granted, passing_of, usage_of
 from gateway.adapters.shared.hub import Hub, Session
 from gateway.adapters.shared.pledges_desk import Pledges
 from gateway.adapters.shared.wire import Message, Op
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import Ask, Usage
+from gateway.domain import Ask
 from gateway.policy.decision import Denial
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.ledger import Terms
+from gateway.policy.passing import Passing
 from gateway.ports import PoolView, Settlement
 
 SLICE: Final = 250
@@ -54,7 +55,7 @@ class LeasesDesk:
         self._tasks: set[asyncio.Task[None]] = set()
         store.on_evict(self._evict)
         hub.desk(Op.ADMIT, self._admit)
-        hub.desk(Op.TAKEN, self._taken)
+        hub.desk(Op.LEASES, self._told)
         hub.desk(Op.TRANSFER, self._transfer)
         hub.desk(Op.RESIZE, self._resize)
         hub.desk(Op.SETTLE, self._settle)
@@ -71,7 +72,7 @@ class LeasesDesk:
     # -- with each request
 
     def _admit(self, session: Session, message: Message) -> None:
-        ask = _ask(message)
+        ask = ask_of(message)
         if self.pledges.fits(ask):
             self._decide(session, message[1], ask)
         else:
@@ -94,14 +95,56 @@ class LeasesDesk:
             if session.wire.up:
                 self._decide(session, number, ask)
 
-    def _taken(self, session: Session, message: Message) -> None:
-        ask = _ask(message)
+    def _told(self, session: Session, message: Message) -> None:
+        _, _, taken, passed, settled = message
+        for each in taken:
+            self._taken(session, each)
+        for each in passed:
+            self._passed(session, *each)
+        for each in settled:
+            self._end(session, *each)
+
+    def _taken(self, session: Session, told: list[Any]) -> None:
+        number, issued_unix_s, ask = told[0], told[1], ask_of(told)
         found = self._store.take(ask, session.owner, decided=True)
         if isinstance(found, Denial):  # of an entitlement that is no more
-            self.pledges.taken(session, message[1], ask, None)
+            self.pledges.taken(session, number, ask, None)
             return
+        self._store.began(ask.lease_id, ask.model, issued_unix_s)
         self._enter(session, ask.lease_id)
-        self.pledges.taken(session, message[1], ask, found)
+        self.pledges.taken(session, number, ask, found)
+
+    def _passed(
+        self, session: Session, number: int, model: str, name: str, pool: int, told: list[Any]
+    ) -> None:
+        """Leases of one pledge that have ended, too."""
+        leases = [passing_of(*each) for each in told]
+        tokens = sum(lease.cost_tokens for lease in leases)
+        if self.pledges.passed(model, number, tokens):
+            self._renew_with(session, number, model, name, pool, leases.pop())
+        self._store.pass_by(model, name, pool, leases)
+
+    def _renew_with(
+        self, session: Session, number: int, model: str, name: str, pool: int, lease: Passing
+    ) -> None:
+        """Enter one of them as if it were in force, and give the next pledge with it."""
+        ask = Ask(
+            lease_id=f"{session.owner} {number}",
+            model=model,
+            entitlement=name,
+            pool=pool,
+            alternates=(),
+            cost_tokens=lease.cost_tokens,
+            sequences=lease.sequences,
+            kv_bytes=lease.kv_bytes,
+        )
+        found = self._store.take(ask, session.owner, decided=True)
+        if isinstance(found, Denial):
+            return
+        self._store.began(ask.lease_id, model, found.issued_unix_s - lease.life_s)
+        self.pledges.renew(session, number, ask, found)
+        settlement = Settlement(usage=lease.usage, dispatched=lease.usage is not None)
+        self._store.end(ask.lease_id, model, settlement)
 
     def _enter(self, session: Session, lease_id: str) -> None:
         session.leases[lease_id] = None
@@ -118,14 +161,20 @@ class LeasesDesk:
         self._store.extend(lease_id, model, cost_tokens, kv_bytes)
 
     def _settle(self, session: Session, message: Message) -> None:
-        _, _, lease_id, model, unix_s, used = message
+        self._end(session, *message[2:])
+
+    def _end(
+        self,
+        session: Session,
+        lease_id: str,
+        model: str,
+        unix_s: float,
+        used: Sequence[int] | None,
+    ) -> None:
         self._waiting.discard(lease_id)
         session.leases.pop(lease_id, None)
         self._owners.pop(lease_id, None)
-        usage = None
-        if used is not None:
-            prompt, completion, cached = used
-            usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+        usage = usage_of(used)
         self._store.end(
             lease_id, model, Settlement(usage=usage, dispatched=usage is not None, unix_s=unix_s)
         )
@@ -197,18 +246,3 @@ class LeasesDesk:
 
     async def _tick(self, _session: Session, _value: Any) -> None:
         await self._store.tick()
-
-
-def _ask(message: Message) -> Ask:
-    """What ADMIT and TAKEN tell."""
-    _, _, lease_id, model, entitlement, pool, alternates, cost, sequences, kv = message
-    return Ask(
-        lease_id=lease_id,
-        model=model,
-        entitlement=entitlement,
-        pool=pool,
-        alternates=tuple(alternates),
-        cost_tokens=cost,
-        sequences=sequences,
-        kv_bytes=kv,
-    )

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from gateway.adapters.shared.wire import LAZIER_S, Message, Op, Wire, packed
+from gateway.adapters.shared.wire import LAZIER_S, LAZY_S, Message, Op, Wire, packed
 from gateway.errors import StateFailure
 
 ASK_LIMIT_S: Final = 1.0
@@ -88,28 +88,43 @@ class Link:
         """Tell the parent; never waits, never raises."""
         self._wire.send(op, 0, *arguments)
 
-    def post_lazily(self, op: Op, *arguments: object) -> None:
+    def post_lazily(self, op: Op, *arguments: object, within_s: float = LAZY_S) -> None:
         """The same, of what may be told a little later, but not after what is said next."""
-        self._wire.send_lazily(op, 0, *arguments)
+        self._wire.send_lazily(op, 0, *arguments, within_s=within_s)
 
-    def post_lazier(self, op: Op, number: int, *arguments: object) -> None:
-        """The same of what may wait LAZIER_S; `number` is one that the parent gave."""
-        self._wire.send_lazily(op, number, *arguments, within_s=LAZIER_S)
+    def gathers(self, gathered: Callable[[], tuple[object, ...] | None]) -> None:
+        """Register what gives a message that precedes whatever is said; None: there is none."""
+        self._wire.gathered = gathered
 
-    def begin(self, op: Op, *arguments: object) -> "asyncio.Future[Any]":
-        """Ask the parent; the future fails with StateFailure."""
+    def expect(self, within_s: float) -> None:
+        """Something is gathered: it leaves with whatever does, or so much later."""
+        self._wire.expect(within_s)
+
+    def hasten(self) -> None:
+        """Send in this turn of the loop what waits."""
+        self._wire.hasten()
+
+    def begin(self, op: Op, *arguments: object, within_s: float = 0.0) -> "asyncio.Future[Any]":
+        """Ask the parent, or within such a time; the future fails with StateFailure."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._wire.up:
             future.set_exception(StateFailure("the parent process is gone"))
             return future
         self._number += 1
         self._waiting[self._number] = future
-        self._wire.send(op, self._number, *arguments)
+        if within_s:
+            self._wire.send_lazily(op, self._number, *arguments, within_s=within_s)
+        else:
+            self._wire.send(op, self._number, *arguments)
         return future
 
     async def call(self, name: str, value: object = None) -> Any:
         """Ask for what is not asked for with each request. Raises StateFailure."""
         return await self.begin(Op.CALL, name, packed(value))
+
+    async def call_lazily(self, name: str, value: object = None) -> Any:
+        """The same of what can wait LAZIER_S for something to leave with."""
+        return await self.begin(Op.CALL, name, packed(value), within_s=LAZIER_S)
 
     async def parts(self, name: str, value: object = None) -> tuple[Any, list[bytes]]:
         """The same, of an answer in parts: what it ends with, and the parts."""

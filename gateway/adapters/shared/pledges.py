@@ -3,7 +3,7 @@
 Asking the parent for each request wakes two processes that have nothing else to do, which costs
 more than the decision. So with a grant, a worker that asks often gets a pledge: so many sequences,
 tokens and KV bytes of one entitlement in one pool, for PLEDGE_S. What it takes of it, it tells a
-little later, in order with all else it says.
+little later (`untold`), in order with all else it says.
 
 Rules, which keep every limit and every refusal as exact as if all had asked:
 - What is pledged is a small part of what is free of every limit at once, and counts as taken until
@@ -90,10 +90,17 @@ class Pledge(Struct, gc=False):
     kv_bytes: int
     until_s: float
     """Monotonic, which all processes of a machine share."""
-    renew_below: int = 0
-    """Sequences; then the next one is given. The parent's."""
+    low_sequences: int = 0
+    low_tokens: int = 0
+    """Below them the next one is due."""
+    said: bool = False
+    """Whether the next one has been given, or asked for."""
     granted: list[Any] = []
     """The grant that it came with. The worker's."""
+
+    def is_low(self) -> bool:
+        """Whether half of it is used up."""
+        return self.sequences < self.low_sequences or self.tokens < self.low_tokens
 
 
 # -- the worker's side
@@ -117,7 +124,17 @@ class Purse:
         known: Key = (key[0], key[1], key[2])
         if len(self._held) >= KEYS_KEPT and known not in self._held:
             self._held.clear()  # as good as given back: they are void before long
-        pledge = Pledge(number, known, sequences, tokens, kv_bytes, until_s, granted=granted)
+        pledge = Pledge(
+            number,
+            known,
+            sequences,
+            tokens,
+            kv_bytes,
+            until_s,
+            sequences // 2,
+            tokens // 2,
+            granted=granted,
+        )
         self._held.setdefault(known, deque(maxlen=4)).append(pledge)
 
     def recalled(self, model: bytes) -> bytes:
@@ -138,8 +155,8 @@ class Purse:
         until_s = self._scarce_until_s.get(model)
         return until_s is not None and self._clock() < until_s
 
-    def admit(self, ask: Ask) -> tuple[int, Lease] | None:
-        """A lease out of a pledge, and the pledge's number; None: the parent has to be asked."""
+    def admit(self, ask: Ask) -> tuple[Pledge, Lease] | None:
+        """A lease out of a pledge; None: the parent has to be asked."""
         held = self._held.get((ask.model, ask.entitlement, ask.pool))
         if not held:
             return None
@@ -155,7 +172,7 @@ class Purse:
                 pledge.sequences -= ask.sequences
                 pledge.tokens -= ask.cost_tokens
                 pledge.kv_bytes -= ask.kv_bytes
-                return pledge.number, self._lease(ask, pledge)
+                return pledge, self._lease(ask, pledge)
             held.popleft()
         return None
 

@@ -120,13 +120,32 @@ class Pledges:
         pledge.tokens -= ask.cost_tokens
         pledge.kv_bytes -= ask.kv_bytes
         self._count(pledge.key, -ask.sequences, -ask.cost_tokens, -ask.kv_bytes)
-        now_s = self._clock()
-        due = pledge.sequences < pledge.renew_below or now_s > pledge.until_s - PLEDGE_S / 2
-        if due and pledge.renew_below and lease is not None:
-            pledge.renew_below = 0  # once
-            self._give(session, ask, lease, now_s)
+        if lease is not None and self._is_due(pledge):
+            self.renew(session, number, ask, lease)
+
+    def passed(self, model: str, number: int, tokens: int) -> bool:
+        """Leases of a pledge came and went, and left it all but tokens; is the next one due?"""
+        known = self._out.get(model, _NO_PLEDGES).get(number)
+        if known is None:
+            return False
+        pledge = known[1]
+        pledge.tokens -= tokens
+        self._count(pledge.key, 0, -tokens, 0)
+        return self._is_due(pledge)
+
+    def renew(self, session: Session, number: int, ask: Ask, lease: Lease) -> None:
+        """Give the next pledge, once, with a lease that was just granted."""
+        known = self._out.get(ask.model, _NO_PLEDGES).get(number)
+        if known is not None:
+            known[1].said = True
+            self._give(session, ask, lease, self._clock())
 
     # -- inside
+
+    def _is_due(self, pledge: Pledge) -> bool:
+        if pledge.said:
+            return False
+        return pledge.is_low() or self._clock() > pledge.until_s - PLEDGE_S / 2
 
     def _give(self, session: Session, ask: Ask, lease: Lease, now_s: float) -> None:
         if ask.model in self._recalls:
@@ -152,7 +171,8 @@ class Pledges:
         self._number += 1
         key: Key = (ask.model, ask.entitlement, ask.pool)
         until_s = now_s + PLEDGE_S
-        pledge = Pledge(self._number, key, sequences, tokens, kv_bytes, until_s, sequences // 2)
+        half = (sequences // 2, tokens // 2)
+        pledge = Pledge(self._number, key, sequences, tokens, kv_bytes, until_s, *half)
         self._out.setdefault(ask.model, OrderedDict())[self._number] = (session, pledge)
         self._count(key, sequences, tokens, kv_bytes)
         told = (self._number, key, sequences, tokens, kv_bytes, until_s, granted(lease))
@@ -226,3 +246,4 @@ def _holds(free: Room, ask: Ask) -> bool:
 
 
 _NOTHING: Final = Out()
+_NO_PLEDGES: Final[Mapping[int, tuple[Session, Pledge]]] = {}

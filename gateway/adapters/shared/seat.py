@@ -14,7 +14,7 @@ from gateway.adapters.shared.board import PeerBoard
 from gateway.adapters.shared.health import DRAIN
 from gateway.adapters.shared.link import Link
 from gateway.adapters.shared.way import Way
-from gateway.adapters.shared.wire import Op, packed, unpacked
+from gateway.adapters.shared.wire import LAZIER_S, Op, packed, unpacked
 from gateway.domain import Record
 from gateway.errors import StateFailure
 from gateway.policy.homes import ResponseHomes
@@ -77,7 +77,8 @@ class Seat:
         """Tell the parent what has ended: connections, and requests (of all so far)."""
         ended = max(self._ended, self._way.taken - now_open)
         if ended > self._ended or answered > self._answered:
-            self.link.post(Op.COUNTS, ended - self._ended, answered - self._answered)
+            ended_now, answered_now = ended - self._ended, answered - self._answered
+            self.link.post_lazily(Op.COUNTS, ended_now, answered_now, within_s=LAZIER_S)
             self._ended, self._answered = ended, answered
 
     def give_away_with(self, give: Callable[[int], Iterable[socket.socket]]) -> None:

@@ -9,15 +9,29 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
 
+from gateway.adapters.shared.ops import Op
+
+__all__ = [
+    "LAZIER_S",
+    "LAZY_S",
+    "MAX_FRAME_BYTES",
+    "Handler",
+    "Message",
+    "Op",
+    "Wire",
+    "joined",
+    "packed",
+    "unpacked",
+]
+
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 """A longer frame ends the connection."""
 LAZY_S: Final = 0.002
-LAZIER_S: Final = 0.025
+LAZIER_S: Final = 0.1
 """For what nobody can need before, since there is plenty of room."""
 READ_BYTES: Final = 64 * 1024
 """Little enough that the allocator maps no memory for it."""
@@ -28,43 +42,6 @@ _log = logging.getLogger("sluice.workers")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_into: Final = msgspec.msgpack.Encoder().encode_into
 _decode: Final = msgspec.msgpack.Decoder().decode
-
-
-class Op(IntEnum):
-    """What a frame is about."""
-
-    ANSWER = 0
-    """value"""
-    FAILED = 1
-    """text"""
-    PART = 2
-    """bytes: one of several that come before the answer"""
-    # Of leases, from a worker.
-    ADMIT = 10
-    TRANSFER = 11
-    RESIZE = 12
-    SETTLE = 13
-    RECLAIM = 14
-    RENEW = 15
-    TAKEN = 17
-    """a lease that the worker took of a pledge"""
-    # Of connections, from a worker.
-    COUNTS = 16
-    """connections that ended, requests that were answered, since the last time"""
-    # To a worker.
-    EVICT = 20
-    LIVE = 21
-    """indices of the workers that are connected"""
-    PLEDGE = 22
-    """room for leases that the worker may take by itself"""
-    # Between workers, by way of the parent.
-    ASK = 30
-    TELL = 31
-    BOARD = 32
-    GONE = 33
-    # To the parent.
-    CALL = 40
-    """name, payload: everything that is not asked for with each request"""
 
 
 Message = list[Any]
@@ -89,6 +66,8 @@ class Wire:
         self._holding = False
         self._blocked = False
         self._due = False
+        self.gathered: Callable[[], tuple[object, ...] | None] = lambda: None
+        """Gives what is told before anything else that is said; None: nothing."""
         self._timer: asyncio.TimerHandle | None = None
         self._waits_s = 0.0
         """What the timer was set to."""
@@ -114,7 +93,12 @@ class Wire:
         if self._sock is None:
             return
         self._add(message)
-        if self.up and not (self._due or self._holding or self._blocked):
+        if not self._holding:
+            self.hasten()
+
+    def hasten(self) -> None:
+        """Send what waits in this turn of the loop."""
+        if self.up and not (self._due or self._blocked):
             self._due = True
             self._loop.call_soon(self.flush)
 
@@ -123,7 +107,12 @@ class Wire:
         if self._sock is None:
             return
         self._add(message)
-        if self._due or self._holding or self._blocked:
+        if not self._holding:
+            self.expect(within_s)
+
+    def expect(self, within_s: float) -> None:
+        """Something waits, or is gathered: it leaves with whatever does, or so much later."""
+        if self._sock is None or self._due or self._blocked:
             return
         if self._timer is not None:
             if within_s >= self._waits_s:
@@ -138,6 +127,7 @@ class Wire:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._gather()
         if self._said and not (self._holding or self._blocked):
             said, self._said = self._said, bytearray()
             self._write(said)
@@ -156,6 +146,14 @@ class Wire:
     # -- inside
 
     def _add(self, message: tuple[object, ...]) -> None:
+        self._gather()
+        self._encode(message)
+
+    def _gather(self) -> None:
+        if self._sock is not None and (told := self.gathered()) is not None:
+            self._encode(told)
+
+    def _encode(self, message: tuple[object, ...]) -> None:
         at = len(self._said)
         self._said += b"\0\0\0\0"
         _encode_into(message, self._said, at + 4)
@@ -180,7 +178,8 @@ class Wire:
         self._holding = True
         self._hear(data)
         self._holding = False
-        self.flush()
+        if self._said:  # what is gathered need not leave for having heard something
+            self.flush()
 
     def _hear(self, data: bytes) -> None:
         if self._heard:

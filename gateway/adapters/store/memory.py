@@ -10,17 +10,18 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from gateway.adapters.store.memory_pools import SLICE, MemoryPools, account_view
 from gateway.domain import Ask, Lease
-from gateway.policy import admission, eviction, fleet
+from gateway.policy import admission, eviction, fleet, passing
 from gateway.policy.admission import Denial, Grant, Request
 from gateway.policy.denials import limits_of, refusal_of
 from gateway.policy.entitlements import charge_tokens
 from gateway.policy.ledger import TokenPool
+from gateway.policy.passing import Passing
 from gateway.policy.served import ServedModel
 from gateway.ports import Settlement
 
@@ -151,6 +152,20 @@ class MemoryLeases(MemoryPools):
         book = self.books.get(model)
         if book is not None:
             self._charge(book, lease_id, settlement)
+
+    def began(self, lease_id: str, model: str, issued_unix_s: float) -> None:
+        """A lease was in use before it was entered."""
+        book = self.books.get(model)
+        held = None if book is None else book.leases.get(lease_id)
+        if held is not None:
+            held.issued_s = min(held.issued_s, issued_unix_s)
+
+    def pass_by(self, model: str, name: str, pool: int, leases: Sequence[Passing]) -> None:
+        """Enter leases of an entitlement that have ended, too."""
+        settled = passing.enter(self.books[model], name, pool, leases, self._wall_clock())
+        if settled is not None:
+            self.settled_total += settled
+            self.refunded_total += len(leases) - settled
 
     def lapse(self, lease_id: str) -> None:
         """End the lease of a process that is gone, as if its time were up."""

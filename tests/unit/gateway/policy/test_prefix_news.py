@@ -8,6 +8,7 @@ from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.prefix_news import CHECK, MOST_POINTS, PrefixNews
 
 PROMPT = tuple((512 * n, 1000 + n) for n in range(1, 9))
+POINT = (512).to_bytes(8, "little") + (-1).to_bytes(8, "little", signed=True)
 
 
 def heard() -> PrefixNews:
@@ -53,7 +54,8 @@ def test_what_is_told_at_a_time_is_bounded_and_the_newest() -> None:
     for worker in range(1000):
         teller.sent(PROMPT, worker % 2, 0.25)
     note = told(teller)
-    assert sum(len(prompt[3]) for prompt in note["prompts"]) <= MOST_POINTS
+    points = sum(len(prompt[3]) // 16 for prompt in note["prompts"])
+    assert MOST_POINTS - len(PROMPT) < points <= MOST_POINTS
     assert note["prompts"][-1][0] == 1000
 
 
@@ -63,18 +65,22 @@ def test_what_is_malformed_is_ignored() -> None:
         None,
         [],
         [1, 0, 0.25],
-        [1, 2, 0.25, [[1, 2]]],
-        [1, -1, 0.25, [[1, 2]]],
-        ["1", 0, 0.25, [[1, 2]]],
-        [1, 0, "x", [[1, 2]]],
-        [1, 0, 1e9, [[1, 2]]],
-        [1, 0, 0.25, [[1]]],
+        [1, 2, 0.25, POINT],
+        [1, -1, 0.25, POINT],
+        ["1", 0, 0.25, POINT],
+        [1, 0, "x", POINT],
+        [1, 0, 1e9, POINT],
+        [0, 0, 0.25, POINT],
+        [1, 0, 0.25, POINT[:8]],
+        [1, 0, 0.25, [[1, 2]]],
         [1, 0, 0.25, 7],
-        [1, 0, 0.25, []],
+        [1, 0, 0.25, b""],
     ]
     assert hearer.hear({"a": {"check": CHECK, "prompts": bad}}, index) == 0
     assert hearer.hear({"a": {"check": CHECK, "prompts": 3}, "b": {}}, index) == 0
     assert len(index) == 0
+    good = [1, 0, 0.25, POINT]
+    assert hearer.hear({"a": {"check": CHECK, "prompts": [*bad, good]}}, index) == 1
 
 
 def test_where_nobody_listens_nothing_is_kept() -> None:

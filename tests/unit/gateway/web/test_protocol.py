@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
@@ -365,6 +366,31 @@ async def test_a_client_that_leaves_cancels_its_request_and_no_other(gateway: Ga
     assert gateway.plane.running == 1
     await staying.leave()
     await until(lambda: gateway.plane.running == 0)
+
+
+@pytest.mark.parametrize("body", [b"hang", b"stream", b"x"])
+async def test_a_client_that_left_does_not_wait_for_the_garbage_collector(
+    gateway: Gateway, body: bytes
+) -> None:
+    """The collector hardly looks at what is old, as connections are."""
+    if not gateway.direct:
+        return  # uvicorn's own circles
+
+    def held() -> int:
+        return sum(isinstance(found, GatewayProtocol) for found in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        client = await gateway.connect()
+        await client.send(request(body))
+        await until(lambda: gateway.pipeline.started)
+        assert held() == before + 1
+        client.writer.transport.abort()
+        await until(lambda: held() == before)
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_leaves_after_a_large_body_cancels_its_request(

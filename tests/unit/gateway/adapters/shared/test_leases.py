@@ -37,6 +37,12 @@ class Workers:
         self.stores = [SharedLeases(link, {"m": served_model()}) for link in self.links]
         return self
 
+    async def quiet(self) -> None:
+        """Return once the parent knows all that the workers did."""
+        for store in self.stores:
+            if store.up:
+                await store.view("m", [])
+
     async def admit(self, worker: int, lease_id: str, name: str = "e", **more: object) -> Lease:
         known = {"pool": 0, "alternates": (), "cost_tokens": 100, "sequences": 1, **more}
         ask = Ask(lease_id=lease_id, model="m", entitlement=name, **known)  # type: ignore[arg-type]
@@ -61,7 +67,7 @@ async def test_a_limit_holds_over_all_workers(workers: Workers) -> None:
             await workers.admit(worker, f"c{worker}")
         assert refused.value.reason == "concurrency"
     workers.stores[1].settle(held, USED)
-    await workers.family.quiet()
+    await workers.quiet()
     assert (await workers.admit(0, "d")).limits is not None
     assert [store.active for store in workers.stores] == [2, 0]
 
@@ -78,7 +84,7 @@ async def test_the_leases_of_a_worker_that_dies_end_as_if_their_time_were_up(
     assert (account.total, account.used, account.debited) == (1, 100, 200)
     assert workers.parent.active == 1
     workers.stores[0].settle((await workers.admit(1, "c")), USED)
-    await workers.family.quiet()
+    await workers.quiet()
     assert account.used == 100, "what a dead worker would say is heard by nobody"
 
 
@@ -102,7 +108,7 @@ async def test_a_worker_that_hangs_loses_its_leases_as_they_expire(workers: Work
     for _ in range(3):
         workers.clock.advance(LEASE_TTL_S - 1)
         await workers.stores[1].renew()
-        await workers.family.quiet()
+        await workers.quiet()
         await workers.parent.tick()
     assert set(workers.book.leases) == {"lives"}
 
@@ -118,7 +124,7 @@ async def test_who_has_to_give_way_hears_it_from_its_own_worker(workers: Workers
     protected = await workers.admit(1, "g2", "g")
     assert protected.contended
     await workers.stores[1].reclaim(protected)
-    await workers.family.quiet()
+    await workers.quiet()
     assert told == [["p2"], []], "the youngest is the other worker's"
 
 
@@ -128,7 +134,7 @@ async def test_an_admission_that_is_cancelled_is_given_back(workers: Workers) ->
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await workers.family.quiet()
+    await workers.quiet()
     await asyncio.sleep(0.01)
     account = workers.book.accounts["e"]
     assert (account.total, account.debited - account.refunded) == (0, 0)

@@ -62,6 +62,12 @@ class Workers:
         self.stores = [SharedLeases(link, {"m": served_model()}) for link in self.links]
         return self
 
+    async def quiet(self) -> None:
+        """Return once the parent knows all that the workers did."""
+        for store in self.stores:
+            if store.up:
+                await store.view("m", [])
+
 
 @pytest.fixture
 async def workers() -> AsyncIterator[Workers]:
@@ -73,14 +79,14 @@ async def workers() -> AsyncIterator[Workers]:
 async def test_with_plenty_of_room_few_are_asked_and_all_are_entered(workers: Workers) -> None:
     leases = [await workers.stores[n % 2].admit(ask(f"{n}")) for n in range(60)]
     assert workers.asked <= 10
-    await workers.family.quiet()
+    await workers.quiet()
     account = workers.book.accounts["e"]
     assert (account.total, account.debited, workers.parent.active) == (60, 6000, 60)
     assert all(lease.limits is not None and lease.weight > 0 for lease in leases)
     assert all(lease.issued_unix_s > 0 for lease in leases)
     for number, lease in enumerate(leases):
         workers.stores[number % 2].settle(lease, USED)
-    await workers.family.quiet()
+    await workers.quiet()
     assert (account.total, account.used, workers.parent.active) == (0, 60 * 60, 0)
     assert account.debited - account.refunded == account.used
 
@@ -92,7 +98,7 @@ async def test_a_limit_is_reached_and_never_passed(workers: Workers) -> None:
         with pytest.raises(RateLimited) as refused:
             await store.admit(ask("one more"))
         assert refused.value.reason == "concurrency"
-    await workers.family.quiet()
+    await workers.quiet()
     assert workers.book.accounts["e"].total == 400
 
 
@@ -124,7 +130,7 @@ async def test_whoever_leaves_while_pledges_are_called_back_takes_nothing(
     message = [Op.ADMIT, 99, "leaves", "m", "e", 0, [], 100, 380, 0]
     workers.desk._admit(session, message)
     workers.desk._settle(session, [Op.SETTLE, 0, "leaves", "m", 0.0, None])
-    await workers.family.quiet()
+    await workers.quiet()
     assert "leaves" not in workers.book.leases
     assert workers.book.accounts["e"].total >= before
 
@@ -141,7 +147,7 @@ async def test_changed_terms_hold_for_the_very_next_request(workers: Workers) ->
 async def test_a_worker_that_dies_takes_its_pledges_with_it(workers: Workers) -> None:
     for number in range(40):
         await workers.stores[0].admit(ask(f"{number}"))
-    await workers.family.quiet()
+    await workers.quiet()
     await workers.family.die(workers.links[0])
     account = workers.book.accounts["e"]
     assert account.total == 0
@@ -154,7 +160,7 @@ async def test_removed_entitlements_have_no_use_for_pledges(workers: Workers) ->
     for number in range(10):
         lease = await workers.stores[0].admit(ask(f"{number}", "gone"))
         workers.stores[0].settle(lease, USED)
-    await workers.family.quiet()
+    await workers.quiet()
     assert await workers.parent.remove("m", "gone")
     await workers.desk.pledges.recall_all()
     with pytest.raises(Refusal):
@@ -186,7 +192,7 @@ async def test_every_decision_is_that_of_one_process(seed: int) -> None:
             found.stores[worker].settle(lease, settled)
             alone.settle(reference, settled)
             if not found.desk.pledges.any_of("m"):  # without pledges the parent is told later
-                await found.family.quiet()
+                await found.quiet()
             continue
         worker, name = rng.randrange(2), rng.choice(("e", "e", "rate", "g", "spot"))
         wanted = ask(f"{number}", name, rng.choice((50, 100, 400)), kv_bytes=rng.randrange(900))
@@ -196,7 +202,7 @@ async def test_every_decision_is_that_of_one_process(seed: int) -> None:
         seen[outcome] += 1
         if lease_or_none is not None and reference_or_none is not None:
             held.append((worker, lease_or_none, reference_or_none))
-    await found.family.quiet()
+    await found.quiet()
     for name, account in book.accounts.items():
         mine = found.book.accounts[name]
         assert (mine.total, mine.kv_bytes) == (account.total, account.kv_bytes)
@@ -227,9 +233,10 @@ def test_a_pledge_ends_with_its_time_and_its_room() -> None:
 
     put()
     assert purse.admit(ask("a", "other")) is None
-    number, lease = purse.admit(ask("a", kv_bytes=90)) or (0, None)
-    assert number == 7
+    pledge, lease = purse.admit(ask("a", kv_bytes=90)) or (None, None)
+    assert pledge is not None
     assert lease is not None
+    assert pledge.number == 7
     assert (lease.id, lease.issued_unix_s) == ("a", 10.0)
     assert purse.admit(ask("b", kv_bytes=11)) is None, "and what is left is void"
     assert purse.admit(ask("b")) is None

@@ -86,6 +86,35 @@ async def test_what_may_wait_arrives_by_itself(ends: Ends) -> None:
     assert ends.heard == [[7, 0]]
 
 
+async def test_what_is_gathered_precedes_whatever_is_said_next(ends: Ends) -> None:
+    gathered: list[tuple[object, ...]] = [(5, 0)]
+    ends.one.gathered = lambda: gathered.pop() if gathered else None
+    ends.one.send(6, 0)
+    gathered.append((7, 0))  # by the time it leaves there is more
+    await ends.until(3)
+    assert [message[0] for message in ends.heard] == [5, 6, 7]
+
+
+async def test_what_is_gathered_arrives_by_itself_but_for_nothing_heard(ends: Ends) -> None:
+    gathered: list[tuple[object, ...]] = [(5, 0)]
+    ends.one.gathered = lambda: gathered.pop() if gathered else None
+    ends.other.send(1, 0)
+    await ends.until(1)
+    assert gathered, "what one end says does not have the other speak"
+    ends.one.expect(0.001)
+    await ends.until(2)
+    assert [message[0] for message in ends.heard] == [1, 5]
+
+
+async def test_what_is_gathered_leaves_at_once_if_it_is_hastened(ends: Ends) -> None:
+    gathered: list[tuple[object, ...]] = [(5, 0)]
+    ends.one.gathered = lambda: gathered.pop() if gathered else None
+    ends.one.expect(60.0)
+    ends.one.hasten()
+    await ends.until(1)
+    assert ends.heard == [[5, 0]]
+
+
 async def test_more_than_the_socket_holds_arrives_whole(ends: Ends) -> None:
     for n in range(64):
         ends.one.send(n, 0, b"x" * 100_000)
