@@ -9,13 +9,14 @@ failure, disconnect or cancellation.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator, Mapping
 from math import inf
 from types import coroutine
 
 import msgspec
 
-from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
+from gateway.domain import BodyFacts, Incoming, LengthEstimate, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.exchange import Exchange, headers_of
 from gateway.policy.band import Band, band_plan
@@ -32,6 +33,8 @@ from gateway.stages import plan as stage_plan
 from gateway.stages import settle as stage_settle
 from gateway.telemetry import Metrics
 from gateway.walk import Walk, found
+
+_log = logging.getLogger("sluice.pipeline")
 
 
 class Pipeline:
@@ -63,6 +66,10 @@ class Pipeline:
         self._log_prompts = log_prompts
         self._newest_s = -inf
         """When the newest request came."""
+        self._ended: list[tuple[Incoming, Walk, Outcome]] = []
+        """Settled, and not noted yet."""
+        self._ended_s = -inf
+        """When the last one was settled."""
         self._held: dict[str, Walk] = {}
         """Requests that hold a managed lease, by its id."""
         self._exchange = Exchange(
@@ -90,8 +97,6 @@ class Pipeline:
             await self._give_way(incoming, reply, walk, walk.outcome)
         finally:
             self._settle(incoming, walk)
-            # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
-            walk.task = walk.refusal = None
 
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
@@ -233,15 +238,18 @@ class Pipeline:
             await reply.refuse(refusal, headers_of(incoming, walk))
 
     def _settle(self, incoming: Incoming, walk: Walk) -> None:
-        """Stage 10. Without an await, so no cancellation can come between."""
-        outcome = walk.outcome or Outcome(label="internal_error", status=500)
+        """Stage 10. Without an await, so no cancellation can come between.
+
+        The lease at once; what is learned, counted and recorded once all have ended that do so
+        in this turn of the loop: one after the other that costs half, and nobody waits for it.
+        """
+        walk.outcome = outcome = walk.outcome or Outcome(label="internal_error", status=500)
         lease, served, estimate = walk.lease, walk.served, walk.estimate
         if walk.task is not None:
             self._held.pop(incoming.lease_id, None)
-        charged = None
-        now_unix_s = self._wall_clock()
+        walk.ended_s, walk.ended_unix_s = now_s, now_unix_s = self._clock(), self._wall_clock()
         if lease is not None and estimate is not None and served is not None:
-            charged = stage_settle.settle(
+            walk.charged = stage_settle.settle(
                 self._store,
                 served,
                 lease,
@@ -250,24 +258,32 @@ class Pipeline:
                 dispatched=walk.dispatched,
                 unix_s=now_unix_s,
             )
-            if walk.facts and walk.principal and walk.prompt:
-                stage_settle.learn(
-                    served,
-                    incoming.endpoint,
-                    walk.principal,
-                    walk.facts,
-                    estimate,
-                    walk.prompt,
-                    outcome,
-                )
-                if walk.expected and walk.binding:
-                    stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
-                stage_settle.remember(served, walk.principal, walk.facts, walk.prompt, outcome)
+        if now_s - self._ended_s >= _TOGETHER_S:
+            self._note(incoming, walk, outcome)
+        else:
+            if not self._ended:
+                asyncio.get_running_loop().call_soon(self._note_all)
+            self._ended.append((incoming, walk, outcome))
+        self._ended_s = now_s
+
+    def _note_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for incoming, walk, outcome in ended:
+            try:
+                self._note(incoming, walk, outcome)
+            except Exception:  # noqa: BLE001 - a bug must not take the others' records along
+                _log.exception("request %s was served and not recorded", incoming.request_id)
+
+    def _note(self, incoming: Incoming, walk: Walk, outcome: Outcome) -> None:
+        """Learn from a settled request, count and record it."""
+        served, estimate, lease = walk.served, walk.estimate, walk.lease
+        if lease is not None and estimate is not None and served is not None:
+            self._learn(incoming, walk, outcome, served, estimate)
         # By position, as what it gives: names cost more than the figures.
         record = stage_explain.decision_record(
             incoming,
             outcome,
-            charged,
+            walk.charged,
             walk.principal,
             walk.facts,
             served,
@@ -282,8 +298,8 @@ class Pipeline:
             walk.refusal,
             walk.queue_s,
             walk.sent_s,
-            self._clock(),
-            now_unix_s,
+            walk.ended_s,
+            walk.ended_unix_s,
             tuple(walk.lease_changes),
             walk.compress_s,
             walk.job,
@@ -294,6 +310,31 @@ class Pipeline:
         )
         stage_explain.count(self._metrics, record, estimate, served, lease)
         self._records.append(record)
+        # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
+        walk.task = walk.refusal = None
+
+    @staticmethod
+    def _learn(
+        incoming: Incoming,
+        walk: Walk,
+        outcome: Outcome,
+        served: ServedModel,
+        estimate: LengthEstimate,
+    ) -> None:
+        if walk.facts is None or walk.principal is None or walk.prompt is None:
+            return
+        stage_settle.learn(
+            served,
+            incoming.endpoint,
+            walk.principal,
+            walk.facts,
+            estimate,
+            walk.prompt,
+            outcome,
+        )
+        if walk.expected and walk.binding:
+            stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
+        stage_settle.remember(served, walk.principal, walk.facts, walk.prompt, outcome)
 
 
 @coroutine
@@ -303,7 +344,7 @@ def _next_turn() -> Generator[None, None, None]:
 
 
 _TOGETHER_S = 0.001
-"""Requests that begin within so long of one another come together."""
+"""Requests that begin, or end, within so long of one another do so together."""
 _EXTENSION_TOKENS = 256
 """How far ahead a stream reserves that has run past its reserve."""
 _EVICTED_WAIT_S = 5.0

@@ -13,6 +13,7 @@ from gateway.domain import (
     Plan,
     Principal,
     Prompt,
+    Usage,
 )
 from gateway.errors import Refusal
 from gateway.policy.prefix_capacity import Expected
@@ -35,8 +36,11 @@ class Walk:
         "assumed_turn",
         "attempts",
         "binding",
+        "charged",
         "compress_s",
         "dispatched",
+        "ended_s",
+        "ended_unix_s",
         "estimate",
         "evicted",
         "expected",
@@ -98,6 +102,11 @@ class Walk:
         self.task: asyncio.Task[object] | None = None
         """Who walks, once it holds a managed lease."""
         self.evicted = False
+        self.charged: Usage | None = None
+        """What its lease was charged; None for a full refund."""
+        self.ended_s = 0.0
+        """When it was settled, by the clock of durations."""
+        self.ended_unix_s = 0.0
         self.lease_changes: list[tuple[float, str, int]] = []
         self.reserved_tokens = 0
         """What the lease has reserved, extensions included."""

@@ -99,6 +99,7 @@ class Bench:
 
     async def serve(self, request: Incoming | None = None, reply: FakeReply | None = None) -> None:
         await self.pipeline.serve(request or incoming(), reply or self.reply)
+        await asyncio.sleep(0)  # it is noted when all of this turn have ended
 
     async def cancel_when_hanging(self, request: Incoming | None = None) -> None:
         """Serve until an engine says nothing, then leave as a client does."""

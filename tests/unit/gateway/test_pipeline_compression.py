@@ -1,5 +1,6 @@
 """The pipeline's stages 5 and 6: what is compressed, for whom, and what follows when it fails."""
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -83,6 +84,7 @@ class Bench:
     async def serve(self, request: Incoming | None = None) -> DecisionRecord:
         self.reply = FakeReply()
         await self.pipeline.serve(request or asked(), self.reply)
+        await asyncio.sleep(0)  # it is noted when all of this turn have ended
         return self.sink.records[-1]
 
     @property

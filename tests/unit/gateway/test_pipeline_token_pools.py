@@ -81,6 +81,7 @@ class Bench:
 
     async def serve(self, name: str, reply: FakeReply, lease: str = "", **body: Any) -> None:
         await self.pipeline.serve(request(name, lease, **body), reply)
+        await asyncio.sleep(0)  # it is noted when all of this turn have ended
 
     def begin(
         self, name: str, reply: FakeReply, lease: str = "", **body: Any
