@@ -78,7 +78,10 @@ class Seat:
         ended = max(self._ended, self._way.taken - now_open)
         if ended > self._ended or answered > self._answered:
             ended_now, answered_now = ended - self._ended, answered - self._answered
-            self.link.post_lazily(Op.COUNTS, ended_now, answered_now, within_s=LAZIER_S)
+            if ended_now:  # the next connection goes to who has the fewest
+                self.link.post(Op.COUNTS, ended_now, answered_now)
+            else:
+                self.link.post_lazily(Op.COUNTS, 0, answered_now, within_s=LAZIER_S)
             self._ended, self._answered = ended, answered
 
     def give_away_with(self, give: Callable[[int], Iterable[socket.socket]]) -> None:
