@@ -9,32 +9,28 @@ failure, disconnect or cancellation.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Generator, Mapping
 from math import inf
 from types import coroutine
 
 import msgspec
 
-from gateway.domain import BodyFacts, Incoming, LengthEstimate, Outcome, Principal, Prompt
+from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.exchange import Exchange, headers_of
 from gateway.policy.band import Band, band_plan
 from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
 from gateway.ports import ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
+from gateway.settling import TOGETHER_S, Settling
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import compress as stage_compress
 from gateway.stages import estimate as stage_estimate
-from gateway.stages import explain as stage_explain
 from gateway.stages import plan as stage_plan
-from gateway.stages import settle as stage_settle
 from gateway.telemetry import Metrics
 from gateway.walk import Walk, found
-
-_log = logging.getLogger("sluice.pipeline")
 
 
 class Pipeline:
@@ -58,18 +54,19 @@ class Pipeline:
         self._models = models
         self._keyring = keyring
         self._store = store
-        self._metrics = metrics
-        self._records = records
         self._compressor = compressor
         self._clock = clock
         self._wall_clock = wall_clock
-        self._log_prompts = log_prompts
+        self._settling = Settling(
+            store=store,
+            metrics=metrics,
+            records=records,
+            clock=clock,
+            wall_clock=wall_clock,
+            log_prompts=log_prompts,
+        )
         self._newest_s = -inf
         """When the newest request came."""
-        self._ended: list[tuple[Incoming, Walk, Outcome]] = []
-        """Settled, and not noted yet."""
-        self._ended_s = -inf
-        """When the last one was settled."""
         self._held: dict[str, Walk] = {}
         """Requests that hold a managed lease, by its id."""
         self._exchange = Exchange(
@@ -96,7 +93,10 @@ class Pipeline:
                 raise
             await self._give_way(incoming, reply, walk, walk.outcome)
         finally:
-            self._settle(incoming, walk)
+            # 10 settle: without an await, so no cancellation can come between.
+            if walk.task is not None:
+                self._held.pop(incoming.lease_id, None)
+            self._settling.settle(incoming, walk)
 
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
@@ -133,7 +133,7 @@ class Pipeline:
 
     async def _walk(self, incoming: Incoming, reply: ClientReply, walk: Walk) -> None:
         endpoint = incoming.endpoint
-        crowded = incoming.received_s - self._newest_s < _TOGETHER_S
+        crowded = incoming.received_s - self._newest_s < TOGETHER_S
         self._newest_s = incoming.received_s
         # 1 authenticate
         walk.principal = principal = stage_authenticate.authenticate(
@@ -237,105 +237,6 @@ class Pipeline:
         else:
             await reply.refuse(refusal, headers_of(incoming, walk))
 
-    def _settle(self, incoming: Incoming, walk: Walk) -> None:
-        """Stage 10. Without an await, so no cancellation can come between.
-
-        The lease at once; what is learned, counted and recorded once all have ended that do so
-        in this turn of the loop: one after the other that costs half, and nobody waits for it.
-        """
-        walk.outcome = outcome = walk.outcome or Outcome(label="internal_error", status=500)
-        lease, served, estimate = walk.lease, walk.served, walk.estimate
-        if walk.task is not None:
-            self._held.pop(incoming.lease_id, None)
-        walk.ended_s, walk.ended_unix_s = now_s, now_unix_s = self._clock(), self._wall_clock()
-        if lease is not None and estimate is not None and served is not None:
-            walk.charged = stage_settle.settle(
-                self._store,
-                served,
-                lease,
-                outcome,
-                estimate,
-                dispatched=walk.dispatched,
-                unix_s=now_unix_s,
-            )
-        if now_s - self._ended_s >= _TOGETHER_S:
-            self._note(incoming, walk, outcome)
-        else:
-            if not self._ended:
-                asyncio.get_running_loop().call_soon(self._note_all)
-            self._ended.append((incoming, walk, outcome))
-        self._ended_s = now_s
-
-    def _note_all(self) -> None:
-        ended, self._ended = self._ended, []
-        for incoming, walk, outcome in ended:
-            try:
-                self._note(incoming, walk, outcome)
-            except Exception:  # noqa: BLE001 - a bug must not take the others' records along
-                _log.exception("request %s was served and not recorded", incoming.request_id)
-
-    def _note(self, incoming: Incoming, walk: Walk, outcome: Outcome) -> None:
-        """Learn from a settled request, count and record it."""
-        served, estimate, lease = walk.served, walk.estimate, walk.lease
-        if lease is not None and estimate is not None and served is not None:
-            self._learn(incoming, walk, outcome, served, estimate)
-        # By position, as what it gives: names cost more than the figures.
-        record = stage_explain.decision_record(
-            incoming,
-            outcome,
-            walk.charged,
-            walk.principal,
-            walk.facts,
-            served,
-            estimate,
-            walk.planned,
-            walk.plan,
-            lease,
-            walk.admitted,
-            walk.prompt,
-            walk.binding,
-            tuple(walk.attempts),
-            walk.refusal,
-            walk.queue_s,
-            walk.sent_s,
-            walk.ended_s,
-            walk.ended_unix_s,
-            tuple(walk.lease_changes),
-            walk.compress_s,
-            walk.job,
-            None if walk.relay is None else walk.relay.first_s,
-            rescued=walk.rescued,
-            evicted=walk.evicted,
-            prompts=self._log_prompts,
-        )
-        stage_explain.count(self._metrics, record, estimate, served, lease)
-        self._records.append(record)
-        # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
-        walk.task = walk.refusal = None
-
-    @staticmethod
-    def _learn(
-        incoming: Incoming,
-        walk: Walk,
-        outcome: Outcome,
-        served: ServedModel,
-        estimate: LengthEstimate,
-    ) -> None:
-        if walk.facts is None or walk.principal is None or walk.prompt is None:
-            return
-        stage_settle.learn(
-            served,
-            incoming.endpoint,
-            walk.principal,
-            walk.facts,
-            estimate,
-            walk.prompt,
-            outcome,
-        )
-        if walk.expected and walk.binding:
-            stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
-        stage_settle.remember(served, walk.principal, walk.facts, walk.prompt, outcome)
-
 
 @coroutine
 def _next_turn() -> Generator[None, None, None]:
@@ -343,8 +244,6 @@ def _next_turn() -> Generator[None, None, None]:
     yield
 
 
-_TOGETHER_S = 0.001
-"""Requests that begin, or end, within so long of one another do so together."""
 _EXTENSION_TOKENS = 256
 """How far ahead a stream reserves that has run past its reserve."""
 _EVICTED_WAIT_S = 5.0

@@ -14,6 +14,7 @@ import typer.main
 
 import gateway.exchange
 import gateway.pipeline
+import gateway.settling
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
 from gateway.policy.admission import DenialReason
@@ -125,7 +126,8 @@ def test_the_ten_stages_are_those_of_the_pipeline() -> None:
 def test_the_walk_calls_its_stages_in_that_order() -> None:
     source = Path(gateway.pipeline.__file__).read_text(encoding="utf-8")
     repeated = Path(gateway.exchange.__file__).read_text(encoding="utf-8")
-    walked, settled = source[source.index("async def _walk") :].split("def _settle")
+    settled = Path(gateway.settling.__file__).read_text(encoding="utf-8")
+    walked = source[source.index("async def _walk") :]
     walk = re.findall(r"\bstage_(\w+)\.(?!repeatable)", walked + repeated + settled)
     first_calls = list(dict.fromkeys(walk))
     order = ["estimate", "plan", "admit", "compress", "adjust", "queue", "dispatch", "settle"]

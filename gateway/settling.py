@@ -1,0 +1,138 @@
+"""Stage 10, settle: however a request ended, its lease once, then what is learned and recorded.
+
+The lease is settled at once. What is learned, counted and recorded waits until all have ended
+that do so in this turn of the event loop: nobody waits for it, and done for one after the other
+it finds its code and data in the processor's caches. Where requests end one at a time nothing
+waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from gateway.domain import Incoming, LengthEstimate, Outcome
+from gateway.policy.served import ServedModel
+from gateway.ports import LeaseStore, RecordSink
+from gateway.stages import explain as stage_explain
+from gateway.stages import settle as stage_settle
+from gateway.telemetry import Metrics
+from gateway.walk import Walk
+
+TOGETHER_S: Final = 0.001
+"""Requests that begin, or end, within so long of one another do so together."""
+
+_log = logging.getLogger("sluice.settling")
+
+
+class Settling:
+    """Of all requests of a process."""
+
+    def __init__(
+        self,
+        *,
+        store: LeaseStore,
+        metrics: Metrics,
+        records: RecordSink,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        log_prompts: bool,
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._records = records
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._log_prompts = log_prompts
+        self._ended: list[tuple[Incoming, Walk, Outcome]] = []
+        """Settled, and not noted yet; in order."""
+        self._newest_s = -inf
+        """When the last one was settled."""
+
+    def settle(self, incoming: Incoming, walk: Walk) -> None:
+        """Settle the lease, if there is one. Raises nothing that a client could cause."""
+        walk.outcome = outcome = walk.outcome or Outcome(label="internal_error", status=500)
+        lease, served, estimate = walk.lease, walk.served, walk.estimate
+        walk.ended_s, walk.ended_unix_s = now_s, now_unix_s = self._clock(), self._wall_clock()
+        if lease is not None and estimate is not None and served is not None:
+            walk.charged = stage_settle.settle(
+                self._store,
+                served,
+                lease,
+                outcome,
+                estimate,
+                dispatched=walk.dispatched,
+                unix_s=now_unix_s,
+            )
+        if self._ended:
+            self._ended.append((incoming, walk, outcome))
+        elif now_s - self._newest_s < TOGETHER_S:
+            self._ended.append((incoming, walk, outcome))
+            asyncio.get_running_loop().call_soon(self._note_all)
+        else:
+            self._note(incoming, walk, outcome)
+        self._newest_s = now_s
+
+    def _note_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for incoming, walk, outcome in ended:
+            try:
+                self._note(incoming, walk, outcome)
+            except Exception:  # noqa: BLE001 - a bug must not take the others' records along
+                _log.exception("request %s was settled, not recorded", incoming.request_id)
+
+    def _note(self, incoming: Incoming, walk: Walk, outcome: Outcome) -> None:
+        """Learn from a settled request, count and record it."""
+        served, estimate, lease = walk.served, walk.estimate, walk.lease
+        if lease is not None and estimate is not None and served is not None:
+            _learn(incoming, walk, outcome, served, estimate)
+        # By position, as what it gives: names cost more than the figures.
+        record = stage_explain.decision_record(
+            incoming,
+            outcome,
+            walk.charged,
+            walk.principal,
+            walk.facts,
+            served,
+            estimate,
+            walk.planned,
+            walk.plan,
+            lease,
+            walk.admitted,
+            walk.prompt,
+            walk.binding,
+            tuple(walk.attempts),
+            walk.refusal,
+            walk.queue_s,
+            walk.sent_s,
+            walk.ended_s,
+            walk.ended_unix_s,
+            tuple(walk.lease_changes),
+            walk.compress_s,
+            walk.job,
+            None if walk.relay is None else walk.relay.first_s,
+            rescued=walk.rescued,
+            evicted=walk.evicted,
+            prompts=self._log_prompts,
+        )
+        stage_explain.count(self._metrics, record, estimate, served, lease)
+        self._records.append(record)
+        # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
+        walk.task = walk.refusal = None
+
+
+def _learn(
+    incoming: Incoming,
+    walk: Walk,
+    outcome: Outcome,
+    served: ServedModel,
+    estimate: LengthEstimate,
+) -> None:
+    facts, principal, prompt = walk.facts, walk.principal, walk.prompt
+    if facts is None or principal is None or prompt is None:
+        return
+    stage_settle.learn(served, incoming.endpoint, principal, facts, estimate, prompt, outcome)
+    if walk.expected and walk.binding:
+        stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
+    stage_settle.remember(served, principal, facts, prompt, outcome)
