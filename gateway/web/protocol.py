@@ -91,7 +91,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
         super().connection_lost(exc)
         if self._answering is not None:
-            self._answering.cancel()
+            # After its first step, or a request whose client left at once would leave no trace:
+            # a task that is cancelled before it began does not begin.
+            self.loop.call_soon(self._answering.cancel)
         for hooks in self._hooks:
             for hook in list(hooks):
                 hook()

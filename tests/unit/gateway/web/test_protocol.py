@@ -368,6 +368,21 @@ async def test_a_client_that_leaves_cancels_its_request_and_no_other(gateway: Ga
     await until(lambda: gateway.plane.running == 0)
 
 
+@pytest.mark.parametrize("start", ["direct"], indirect=True)  # ASGI cancels in its own way
+async def test_a_client_that_leaves_before_its_request_has_begun_leaves_a_trace(
+    gateway: Gateway,
+) -> None:
+    await gateway.connect()
+    await until(lambda: gateway._server.server_state.connections)
+    connection = only_connection(gateway)
+    connection.data_received(request(b"hang on"))
+    connection.connection_lost(None)  # in the same turn of the loop
+    assert gateway.pipeline.started == 0
+    await until(lambda: gateway.pipeline.cancelled)
+    assert (gateway.pipeline.started, gateway.pipeline.cancelled) == (1, [b"hang on"])
+    await until(lambda: gateway.plane.running == 0)
+
+
 @pytest.mark.parametrize("body", [b"hang", b"stream", b"x"])
 async def test_a_client_that_left_does_not_wait_for_the_garbage_collector(
     gateway: Gateway, body: bytes
