@@ -97,8 +97,8 @@ class AssumedTokens:
         now = max(int(loop.time() / _TURN_S), self._wakes)
         for turn in sorted(turn for turn in turns if turn <= now):
             # Telling of one may end another.
-            for job, scheduler in tuple(turns.pop(turn).items()):
+            for job, scheduler in tuple(turns.pop(turn, {}).items()):
                 if job.state == "sent":
                     self._tell(scheduler, job, self._clock())
-        if turns and self._timer is None:
+        if turns:  # in place of a timer that was set meanwhile, for a later one
             self._set(loop, min(turns))

@@ -4,9 +4,8 @@ A record is encoded once, for both, while it is at hand, and then let go: kept f
 some twenty small objects a request would be all over the memory, and a thread that encodes a
 batch holds the interpreter for milliseconds. A timer hands the lines to one writer thread; what
 cannot be written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted,
-because a full disk must not stop requests. Worker processes append
-to the same file, each its own batches (`appending`): lines stay whole, and in order within a
-process.
+because a full disk must not stop requests. Worker processes append to the same file, each its
+own batches (`appending`): lines stay whole, and in order within a process.
 """
 
 import asyncio
@@ -74,13 +73,16 @@ class RequestLog:
 
     def append(self, record: msgspec.Struct) -> None:
         """See RecordSink."""
+        if len(self._pending) >= MAX_PENDING:
+            self._metrics.log_dropped.add()
+            return
         line = _encode(record)
         if isinstance(record, DecisionRecord) and record.prompt is not None:
             if self._prompt_bytes + len(line) > MAX_PENDING_PROMPT_BYTES:
                 line = _encode(without_prompt(record))
             else:
                 self._prompt_bytes += len(line)
-        self.append_line(line)
+        self._pending.append(line)
 
     def append_line(self, line: bytes) -> None:
         """Take a record that is encoded already and holds no text of the request."""

@@ -155,3 +155,27 @@ def test_one_who_is_told_may_send_another_and_end_a_third(timers: Timers) -> Non
     timers.advance(3.0)
     assert told == [first, third]
     assert timers.set == []
+
+
+def test_one_who_is_told_may_end_one_of_a_later_turn_and_hide_none(timers: Timers) -> None:
+    told: list[Job] = []
+    first, ended, between, sent_then = sent(1.0), sent(1.01), sent(2.0), sent(3.0)
+
+    def tell(scheduler: Scheduler, job: Job, now_s: float) -> None:
+        told.append(job)
+        job.state = "answering"
+        if job is first:
+            assumed.forget(turn, ended)
+            assumed.expect(NOBODY, sent_then)
+
+    assumed = AssumedTokens(lambda: 0.0, tell)
+    assumed.expect(NOBODY, first)
+    turn = assumed.expect(NOBODY, ended)
+    assumed.expect(NOBODY, between)
+    timers.now_s = 1.5  # the timer is late: both of the first are due
+    timers.advance(1.6)
+    assert told == [first]
+    timers.advance(2.5)
+    assert told == [first, between], "not kept until the one that was sent later is due"
+    timers.advance(9.0)
+    assert told == [first, between, sent_then]

@@ -202,3 +202,14 @@ async def test_recorded_bodies_that_wait_are_bounded(
     await log.flush()
     found = {r.request_id: r.prompt for r in lines(tmp_path / "l.jsonl")}
     assert found == {"a": text, "b": None, "c": None, "d": text}
+
+
+async def test_a_body_that_is_dropped_takes_no_room_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "MAX_PENDING", 1)
+    log, metrics = log_at(tmp_path / "l.jsonl")
+    for name in "abc":
+        log.append(decision(name, prompt="text"))
+    assert metrics.log_dropped.values == {(): 2}
+    assert log._prompt_bytes == len(msgspec.json.encode(decision("a", prompt="text")))
