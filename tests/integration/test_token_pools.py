@@ -72,8 +72,8 @@ def wait_until(true: Any, limit_s: float = 10.0) -> None:
 
 def test_the_official_client_waits_as_told_and_completes() -> None:
     limited = entitlement("a", max_concurrency=2)
-    with fleet_of(limited, mock=("--speed", "20")) as fleet, ThreadPoolExecutor(6) as threads:
-        client = openai.OpenAI(base_url=fleet.url + "/v1", api_key="sk-a")
+    with fleet_of(limited, mock=("--speed", "10")) as fleet, ThreadPoolExecutor(4) as threads:
+        client = openai.OpenAI(base_url=fleet.url + "/v1", api_key="sk-a", max_retries=4)
 
         def ask(_: int) -> str | None:
             answer = client.chat.completions.create(
@@ -81,11 +81,18 @@ def test_the_official_client_waits_as_told_and_completes() -> None:
             )
             return answer.choices[0].finish_reason
 
-        assert all(threads.map(ask, range(6)))
-        refused = fleet.metrics().get(
-            'sluice_admission_total{decision="denied",entitlement="a",reason="concurrency"}', 0
+        # Both places are taken before the client comes: no matter how late its threads start,
+        # its first attempts are over the limit.
+        held = [threads.submit(post, fleet, "a", 600, stream=True) for _ in range(2)]
+        wait_until(
+            lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2
         )
-        assert refused > 0, "the bursts were over the limit"
+        assert all(threads.map(ask, range(2)))
+        refused = fleet.metrics()[
+            'sluice_admission_total{decision="denied",entitlement="a",reason="concurrency"}'
+        ]
+        assert refused >= 2, "both came while no place was free"
+        assert all(f.result(60).status_code == 200 for f in held)
 
 
 def test_a_refusal_says_what_who_and_how_long() -> None:
