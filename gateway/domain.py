@@ -346,7 +346,6 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """False where x-sluice-compress says off."""
     read_timeout_s: float | None = None
     """How long the client says it waits for an answer (x-stainless-read-timeout)."""
-    content_length: int | None = None
     json_body: bool = True
     """The content type is JSON, or not given."""
     form_body: bool = False

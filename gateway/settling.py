@@ -3,7 +3,8 @@
 The lease is settled at once. What is learned, counted and recorded waits until all have ended
 that do so in this turn of the event loop: nobody waits for it, and done for one after the other
 it finds its code and data in the processor's caches. Where requests end one at a time nothing
-waits.
+waits. Of those of one kind that end in one turn, one teaches the estimator: so many a second
+tell it nothing more.
 """
 
 import asyncio
@@ -24,6 +25,9 @@ TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""
 
 _log = logging.getLogger("sluice.settling")
+
+Lesson = tuple[str, str, str, str, str]
+"""Model, endpoint, tenant, category, how it ended."""
 
 
 class Settling:
@@ -71,22 +75,23 @@ class Settling:
             self._ended.append((incoming, walk, outcome))
             asyncio.get_running_loop().call_soon(self._note_all)
         else:
-            self._note(incoming, walk, outcome)
+            self._note(incoming, walk, outcome, set())
         self._newest_s = now_s
 
     def _note_all(self) -> None:
         ended, self._ended = self._ended, []
+        taught: set[Lesson] = set()
         for incoming, walk, outcome in ended:
             try:
-                self._note(incoming, walk, outcome)
+                self._note(incoming, walk, outcome, taught)
             except Exception:  # noqa: BLE001 - a bug must not take the others' records along
                 _log.exception("request %s was settled, not recorded", incoming.request_id)
 
-    def _note(self, incoming: Incoming, walk: Walk, outcome: Outcome) -> None:
+    def _note(self, incoming: Incoming, walk: Walk, outcome: Outcome, taught: set[Lesson]) -> None:
         """Learn from a settled request, count and record it."""
         served, estimate, lease = walk.served, walk.estimate, walk.lease
         if lease is not None and estimate is not None and served is not None:
-            _learn(incoming, walk, outcome, served, estimate)
+            _learn(incoming, walk, outcome, served, estimate, taught)
         # By position, as what it gives: names cost more than the figures.
         record = stage_explain.decision_record(
             incoming,
@@ -128,11 +133,16 @@ def _learn(
     outcome: Outcome,
     served: ServedModel,
     estimate: LengthEstimate,
+    taught: set[Lesson],
 ) -> None:
     facts, principal, prompt = walk.facts, walk.principal, walk.prompt
     if facts is None or principal is None or prompt is None:
         return
-    stage_settle.learn(served, incoming.endpoint, principal, facts, estimate, prompt, outcome)
+    endpoint = incoming.endpoint
+    lesson = (served.name, endpoint.name, principal.tenant, facts.measure.category, outcome.label)
+    if lesson not in taught:
+        taught.add(lesson)
+        stage_settle.learn(served, endpoint, principal, facts, estimate, prompt, outcome)
     if walk.expected and walk.binding:
         stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
     stage_settle.remember(served, principal, facts, prompt, outcome)

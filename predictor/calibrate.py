@@ -22,6 +22,8 @@ PROMPT_EDGES: Final = (1024, 6144)
 """Prompt tokens below the first are short, from the second on long."""
 BACKLOG_EDGES: Final = (1, 4096)
 """Nothing ahead; less than two steps' prefill; more."""
+_MIDDLE, _LONG = PROMPT_EDGES
+_SOME, _MUCH = BACKLOG_EDGES
 BUCKET_STEP: Final = 0.05
 GLOBAL_STEP: Final = 0.02
 LIMIT: Final = 3.0
@@ -34,10 +36,12 @@ _PULL: Final = 0.05
 def bucket_of(x: Sequence[float]) -> int:
     """Prompt x locality x backlog, 0..26."""
     prompt, backlog = x[PROMPT], x[BACKLOG]
-    low, high = PROMPT_EDGES
-    bucket = 0 if prompt < low else 9 if prompt < high else 18
-    low, high = BACKLOG_EDGES
-    return bucket + 3 * int(x[LOCALITY]) + (0 if backlog < low else 1 if backlog < high else 2)
+    bucket = 3 * int(x[LOCALITY])
+    if prompt >= _MIDDLE:
+        bucket += 9 if prompt < _LONG else 18
+    if backlog >= _SOME:
+        bucket += 1 if backlog < _MUCH else 2
+    return bucket
 
 
 def bucket_name(bucket: int) -> str:

@@ -69,13 +69,15 @@ class PrefillPredictor:
         Both are finite and above 0; the quantile is calibrated. The bucket is for `observe`.
         """
         if self._root is None:
-            mean_s = self._prior.mean_s(x)
+            mean_s = self._prior.mean_s(x) * self._factors[worker]
             quantile_s = mean_s * QUANTILE_OVER_MEAN
         else:
             mean_s, quantile_s = self.raw(x)
-        speed = self._factors[worker]
+            speed = self._factors[worker]
+            mean_s *= speed
+            quantile_s *= speed
         bucket = bucket_of(x)
-        return mean_s * speed, quantile_s * speed * self._calibration.factor(bucket), bucket
+        return mean_s, quantile_s * self._calibration.factor(bucket), bucket
 
     def raw(self, x: tuple[float, ...]) -> tuple[float, float]:
         """(mean_s, quantile_s) of a worker of speed 1, uncalibrated."""

@@ -117,14 +117,13 @@ class Prior:
 
     def mean_s(self, x: Sequence[float]) -> float:
         """Expected prefill time of x at speed 1; at least FLOOR_S."""
-        s_0, s_a, s_u, s_b, s_e = self.s
-        backlog, knot = x[2], self.knot
-        t = s_0 + s_a * x[3] + s_u * x[1]
-        if backlog > knot:
-            t += s_b * knot + s_e * (backlog - knot)
-        else:
-            t += s_b * backlog
-        return max(t, FLOOR_S)
+        s = self.s
+        backlog = x[2]
+        t = s[0] + s[1] * x[3] + s[2] * x[1]
+        if backlog:
+            ahead = min(backlog, self.knot)
+            t += s[3] * ahead + s[4] * (backlog - ahead)
+        return t if t > FLOOR_S else FLOOR_S  # noqa: FURB136 - max() would be a call
 
     def observe(self, x: Sequence[float], actual_s: float) -> None:
         """Learn from a prefill that took so long on a worker of speed 1.

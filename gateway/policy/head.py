@@ -26,7 +26,6 @@ _READ = frozenset(
         b"api-key",
         b"authorization",
         b"content-encoding",
-        b"content-length",
         b"content-type",
         b"x-api-key",
         b"x-request-id",
@@ -43,7 +42,7 @@ _OFF = frozenset({b"off", b"false", b"0", b"no"})
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
     """The facts of a request's headers."""
     forwarded: list[tuple[bytes, bytes]] = []
-    bearer = other_key = length = None
+    bearer = other_key = None
     json_body, form_body = True, False
     said: dict[bytes, bytes] = {}
     for pair in headers:
@@ -56,8 +55,6 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
             kind = value.lower()
             json_body = b"json" in kind
             form_body = kind.startswith(b"multipart/form-data")
-        elif name == b"content-length":
-            length = int(value) if value.isdigit() else None
         elif name == b"authorization":
             if bearer is None and value[:7].lower() == b"bearer ":
                 bearer = value[7:].strip()
@@ -69,7 +66,6 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
     if not said:
         return RequestHead(
             api_key=api_key,
-            content_length=length,
             json_body=json_body,
             form_body=form_body,
             forwarded=tuple(forwarded),
@@ -81,12 +77,19 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         category=None if category is None else category.decode("latin-1"),
         compress=said.get(b"x-sluice-compress", b"").strip().lower() not in _OFF,
         read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
-        content_length=length,
         json_body=json_body,
         form_body=form_body,
         plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
         forwarded=tuple(forwarded),
     )
+
+
+def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """The body's length as its head announces it; 0 where it does not."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
 
 
 def _seconds(value: bytes) -> float | None:

@@ -18,6 +18,7 @@ Rules:
 """
 
 from collections.abc import Iterable, Sequence
+from sys import maxsize
 from typing import Final
 
 from msgspec import Raw
@@ -35,6 +36,7 @@ _OCTAVES: Final = (512, 1024, 2048)
 _FIFTHS: Final = tuple(round(4096 * 2 ** (n / 5)) for n in range(51))
 POSITIONS: Final = (*_OCTAVES, *_FIFTHS)
 """Bytes, the same for every prompt."""
+_AHEAD: Final = (*POSITIONS, maxsize)
 BYTES_PER_TOKEN: Final = 4
 """Of positions counted in tokens."""
 
@@ -91,14 +93,15 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
     found: list[tuple[int, int]] = []
     add = found.append
     chain, at = start, 0
-    fixed = iter((*POSITIONS, len(data) + 1))
-    ahead = next(fixed)
+    fixed = 0
+    ahead = _AHEAD[0]
     for edge in edges:
         while ahead <= edge:
             chain = hash((chain, data[at:ahead]))
             at = ahead
             add((at, chain))
-            ahead = next(fixed)
+            fixed += 1
+            ahead = _AHEAD[fixed]
         if at < edge:
             add((edge, hash((chain, data[at:edge]))))
     return tuple(found)

@@ -190,7 +190,11 @@ class Quartz(Gated):
         if len(choice) <= profile.compare_all_up_to:
             if not match:
                 return [(w, 0) for w in choice]
-            hits = hits_of(match, self._choice_mask if len(choice) > 1 else -1)
+            mask = self._choice_mask if len(choice) > 1 else -1
+            tokens, holders = match[0]
+            if holders & mask == mask:  # nearly every prompt: what an application begins with
+                return [(w, tokens) for w in choice]
+            hits = hits_of(match, mask)
             return [(w, hits.get(w, 0)) for w in choice]
         free_at_s = self._backlogs.free_at_s
         if choice is self._choice:
@@ -211,18 +215,22 @@ class Quartz(Gated):
         """The least score; who cannot beat it by backlog and psi alone is not predicted."""
         profile = self.profile
         free_at_s, s_per_token, kv = self._backlogs.free_at_s, self._s_per_token, self._kv
-        prompt, price = job.prompt_tokens, profile.locality_price
+        prompt, price, full = job.prompt_tokens, profile.locality_price, profile.kv_threshold
         written, even, mean = self._writes.levels()
         bases = []
         for worker, hit in candidates:
             share = (written[worker] + even) / mean
-            share = LEAST if share < LEAST else min(share, MOST)
+            if share < LEAST:
+                share = LEAST
+            elif share > MOST:
+                share = MOST
             base = price * share * (prompt - hit) * s_per_token[worker]
             free_s = free_at_s[worker]
             if free_s > now_s:
                 base += free_s - now_s
-            if kv[worker] is not None:
-                base += pressure_s(kv[worker], profile.kv_threshold, profile.kv_price_s)
+            usage = kv[worker]
+            if usage is not None and usage > full:
+                base += pressure_s(usage, full, profile.kv_price_s)
             # Of workers alike, the one that was given work longest ago: it has most room.
             bases.append((base, free_s, worker, hit))
         if len(bases) > 1:

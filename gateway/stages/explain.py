@@ -4,7 +4,7 @@ Nothing here holds prompt text, keys or header values, but for the prompt itself
 configuration asks for it.
 """
 
-from typing import get_args
+from typing import Final, cast, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from gateway.domain import (
     Incoming,
     Lease,
     LengthEstimate,
+    Measure,
     Outcome,
     Plan,
     Principal,
@@ -147,7 +148,14 @@ def decision_record(
         if served and served.observe and planned and plan and planned.pool != plan.pool
         else None
     )
-    measure = None if facts is None else facts.measure
+    # What a request did not get to has no figures: asked once here, not once for each of them.
+    told = principal or cast("Principal", _NOTHING)
+    found = facts or cast("BodyFacts", _NOTHING)
+    measure = cast("Measure", _NOTHING) if facts is None else facts.measure
+    guess = estimate or cast("LengthEstimate", _NOTHING)
+    bound = binding or cast("Binding", _NOTHING)
+    used = charged or cast("Usage", _NOTHING)
+    sent = job or cast("Job", _NOTHING)
     # By position: naming seventy fields costs more than all else here.
     return DecisionRecord(
         DECISION_SCHEMA,  # schema
@@ -157,25 +165,25 @@ def decision_record(
         outcome.label,  # outcome
         outcome.status,
         None if served is None else served.name,  # model
-        None if facts is None else facts.model,  # asked_model
-        None if principal is None else principal.tenant,
-        None if principal is None else principal.entitlement,
-        facts is not None and facts.stream,
+        found.model,  # asked_model
+        told.tenant,
+        told.entitlement,
+        found.stream or False,
         None if refusal is None else refusal.reason,
         "observe" if served and served.observe else "enforce",  # mode
-        None if estimate is None else estimate.category,
-        measure is not None and measure.rag,
-        None if measure is None else measure.text_bytes,
+        guess.category,
+        measure.rag or False,
+        measure.text_bytes,
         len(incoming.body),  # body_bytes
-        0 if measure is None else measure.messages,
-        0 if measure is None else measure.media_parts,
-        None if estimate is None else estimate.ratio,  # bytes_per_token
-        None if estimate is None else estimate.ratio_conservative,  # bytes_per_token_conservative
-        None if estimate is None else estimate.input_tokens_total,  # estimated_input_tokens
-        None if estimate is None else estimate.output_tokens,  # estimated_output_tokens
-        None if estimate is None else estimate.fit_tokens,  # estimated_total_tokens
-        None if estimate is None else estimate.cap_tokens,
-        None if estimate is None else estimate.sequences,
+        measure.messages or 0,
+        measure.media_parts or 0,
+        guess.ratio,  # bytes_per_token
+        guess.ratio_conservative,  # bytes_per_token_conservative
+        guess.input_tokens_total,  # estimated_input_tokens
+        guess.output_tokens,  # estimated_output_tokens
+        guess.fit_tokens,  # estimated_total_tokens
+        guess.cap_tokens,
+        guess.sequences,
         None if planned is None else pools[planned.pool].name,  # planned_pool
         plan.reason
         if plan and plan.compress
@@ -188,13 +196,13 @@ def decision_record(
         lease is not None and lease.spilled,
         rescued,
         "none" if prompt is None else prompt.compressed,
-        None if binding is None else binding.score,
-        () if binding is None else binding.candidates,
+        bound.score,
+        bound.candidates or (),
         attempts,
-        None if charged is None else charged.prompt_tokens,
-        None if charged is None else charged.completion_tokens,
-        None if charged is None else charged.cached_tokens,
-        None if charged is None else charged.source,  # usage_source
+        used.prompt_tokens,
+        used.completion_tokens,
+        used.cached_tokens,
+        used.source,  # usage_source
         outcome.finish_reason,
         queue_s * 1000,  # queue_ms
         None if sent_s is None else (sent_s - incoming.received_s - queue_s) * 1000,  # overhead_ms
@@ -205,9 +213,9 @@ def decision_record(
         prompt.kept_share if prompt and prompt.only_pool is not None else None,  # kept_share
         None if compress_s is None else compress_s * 1000,  # compress_ms
         incoming.lease_id,
-        principal.service_class if principal and managed else None,  # service_class
+        told.service_class if managed else None,  # service_class
         pools[asked.pool].name if asked and pools else None,  # asked_pool
-        tuple(pools[p].name for p in asked.alternates) if asked else (),  # alternates
+        tuple([pools[p].name for p in asked.alternates]) if asked else (),  # alternates
         lease.issued_unix_s if managed and lease else None,  # admitted_unix_s
         taken.cost_tokens if taken else None,  # reserved_tokens
         taken.kv_bytes if taken else None,  # reserved_kv_bytes
@@ -217,18 +225,28 @@ def decision_record(
         evicted,
         _charge(served, charged),  # charge_tokens
         settled_unix_s if managed else None,  # settled_unix_s
-        None if job is None else job.hit_tokens,  # expected_hit_tokens
-        None if job is None else job.backlog_tokens,
-        None if job is None else job.active,  # worker_active
-        None if job is None else job.kv_usage,  # worker_kv_usage
-        None if job is None else job.mean_s or None,  # predicted_prefill_s
-        None if job is None else job.quantile_s or None,  # predicted_prefill_q_s
-        None
-        if job is None or first_s is None or not job.stream
-        else first_s - job.sent_s,  # prefill_s
+        sent.hit_tokens,  # expected_hit_tokens
+        sent.backlog_tokens,
+        sent.active,  # worker_active
+        sent.kv_usage,  # worker_kv_usage
+        sent.mean_s or None,  # predicted_prefill_s
+        sent.quantile_s or None,  # predicted_prefill_q_s
+        first_s - sent.sent_s if first_s is not None and sent.stream else None,  # prefill_s
         lease_changes if managed else (),  # lease_changes
         incoming.body.decode("utf-8", "replace") if prompts else None,  # prompt
     )
+
+
+class _Nothing:
+    """Stands for a record that was never made: everything it is asked for is None."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+_NOTHING: Final = _Nothing()
 
 
 def _charge(served: ServedModel | None, charged: Usage | None) -> int | None:

