@@ -46,7 +46,7 @@ class Lateness:
 class AssumedTokens:
     """Jobs by the time at which their prefill should be done. One for a process."""
 
-    __slots__ = ("_clock", "_tell", "_timer", "_turns", "_wakes")
+    __slots__ = ("_clock", "_loop", "_tell", "_timer", "_turns", "_wakes")
 
     def __init__(
         self, clock: Callable[[], float], tell: Callable[[Scheduler, Job, float], None]
@@ -54,6 +54,7 @@ class AssumedTokens:
         """`clock` is the schedulers'; `tell` says one that a job's token is due."""
         self._clock = clock
         self._tell = tell
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._turns: dict[int, dict[Job, Scheduler]] = {}
         """Turn of the event loop's clock -> who is due in it; none is empty."""
         self._timer: asyncio.TimerHandle | None = None
@@ -65,7 +66,9 @@ class AssumedTokens:
 
     def expect(self, scheduler: Scheduler, job: Job) -> int:
         """A job was sent: its first token is due after its predicted quantile. Its turn, > 0."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:  # asked for once: it costs a call of the system
+            loop = self._loop = asyncio.get_running_loop()
         turn = int((loop.time() + job.quantile_s) / _TURN_S) + 1
         jobs = self._turns.get(turn)
         if jobs is None:

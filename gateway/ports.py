@@ -43,6 +43,9 @@ class UpstreamResponse(Protocol):
         Raises UpstreamFailure(head_received=True) when the connection breaks or idles out.
         """
 
+    def take_whole(self) -> bytes | None:
+        """The whole body, once, where all of it has arrived; else None, and nothing is taken."""
+
     async def relay(self, sink: Callable[[bytes], bool]) -> bool:
         """Hand the body's bytes to `sink` as they arrive, without a task switch for each.
 

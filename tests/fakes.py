@@ -110,6 +110,14 @@ class FakeResponse:
             raise step
         return await self._upstream.hang()
 
+    def take_whole(self) -> bytes | None:
+        """See UpstreamResponse."""
+        if len(self._steps) != 1 or not isinstance(self._steps[0], bytes):
+            return None
+        self.ended = True
+        step = self._steps.pop()
+        return step if isinstance(step, bytes) else None
+
     async def relay(self, sink: Callable[[bytes], bool]) -> bool:
         """See UpstreamResponse."""
         while data := await self.read():

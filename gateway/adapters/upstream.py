@@ -22,6 +22,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import cast
 
 import httptools
@@ -97,7 +98,7 @@ class _Exchange:
         while not self.head_done:
             if self._failure is not None:
                 raise _failure(self._failure)
-            await self._wait()
+            await self._woken()
 
     async def read(self) -> bytes:
         """See UpstreamResponse."""
@@ -106,8 +107,12 @@ class _Exchange:
                 return b""
             if self._failure is not None:
                 raise _failure(self._failure)
-            await self._wait()
+            await self._woken()
         return self._take()
+
+    def take_whole(self) -> bytes | None:
+        """See UpstreamResponse."""
+        return self._take() if self.ended else None
 
     async def relay(self, sink: Callable[[bytes], bool]) -> bool:
         """See UpstreamResponse."""
@@ -120,7 +125,7 @@ class _Exchange:
                 raise _failure(self._failure)
             self._sink = sink
             try:
-                await self._wait()
+                await self._woken()
             finally:
                 full, self._sink = self._sink is None, None
             if full:
@@ -190,12 +195,10 @@ class _Exchange:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _woken(self) -> asyncio.Future[None]:
+        """To wait for what comes next. A waiter that is done, or cancelled, wakes nobody."""
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
 
 class Connection(asyncio.Protocol):
@@ -204,6 +207,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_close_delimited",
         "_parser",
+        "_paused",
         "_transport",
         "exchange",
         "idle_since_s",
@@ -219,10 +223,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = _NO_PARSER
         self._close_delimited = False
+        self._paused = False
 
     def send(self, exchange: _Exchange, request: bytes) -> None:
         """Begin an exchange."""
-        self._parser = httptools.HttpResponseParser(self)
         self._close_delimited = False
         self.exchange = exchange
         exchange.connection = self
@@ -242,12 +246,14 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading."""
+        self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again."""
-        if self.usable and self._transport is not None:
+        """Read again, if it was paused."""
+        if self._paused and self.usable and self._transport is not None:
+            self._paused = False
             self._transport.resume_reading()
 
     # -- asyncio.Protocol
@@ -255,6 +261,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
+        self._parser = httptools.HttpResponseParser(self)
         # Write at once, not at the end of the loop's turn (uvloop).
         self._transport.set_write_buffer_limits(high=0)
         sock: socket.socket | None = transport.get_extra_info("socket")
@@ -334,8 +341,10 @@ class Connection(asyncio.Protocol):
         if exchange is None or not exchange.head_done or self._close_delimited:
             return
         self.exchange = None
-        self.resume()
+        if self._paused:
+            self.resume()
         if self._parser.should_keep_alive():
+            self.idle_since_s = exchange.now_s()
             self.owner.give_back(self)
         else:
             self.close()
@@ -360,16 +369,24 @@ class HttpUpstream:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep, loop)
         request = self._render(worker, call)
         key = (worker.scheme, worker.host, worker.port, worker.ca_file)
-        pooled = self._take(key)
-        if pooled is not None:
+        connection = self._take(key)
+        while True:
+            reused = connection is not None
+            if connection is None:
+                connection = await self.connect(loop, key, call.timeouts.connect_s)
             exchange = _Exchange(loop, call.timeouts)
+            self._busy.add(connection)
+            connection.send(exchange, request)
             try:
-                return await self._run(pooled, exchange, request)
-            except UpstreamFailure as failure:
-                if failure.kind != "reset" or exchange.got_bytes:
+                await exchange.head()
+            except BaseException as failure:
+                exchange.abort()
+                stale = isinstance(failure, UpstreamFailure) and failure.kind == "reset"
+                if not (reused and stale) or exchange.got_bytes:
                     raise
-        fresh = await self.connect(loop, key, call.timeouts.connect_s)
-        return await self._run(fresh, _Exchange(loop, call.timeouts), request)
+                connection = None
+            else:
+                return exchange
 
     async def close(self) -> None:
         """See Upstream."""
@@ -390,7 +407,6 @@ class HttpUpstream:
         if self._closed or len(idle) >= _IDLE_PER_WORKER or not connection.usable:
             connection.close()
             return
-        connection.idle_since_s = asyncio.get_running_loop().time()
         idle.append(connection)
 
     def forget(self, connection: "Connection") -> None:
@@ -400,18 +416,6 @@ class HttpUpstream:
         if idle:
             with contextlib.suppress(ValueError):
                 idle.remove(connection)
-
-    async def _run(
-        self, connection: Connection, exchange: _Exchange, request: bytes
-    ) -> UpstreamResponse:
-        self._busy.add(connection)
-        connection.send(exchange, request)
-        try:
-            await exchange.head()
-        except BaseException:
-            exchange.abort()
-            raise
-        return exchange
 
     def _take(self, key: ConnectionKey) -> Connection | None:
         idle = self._idle.get(key)
@@ -452,9 +456,8 @@ class HttpUpstream:
             head = _request_line(worker, call)
             if len(self._heads) < _MOST_HEADS:
                 self._heads[known] = head
-        lines = [b"%b: %b\r\n" % header for header in call.headers]
-        size = b"content-length: %d\r\n\r\n" % len(call.body)
-        return b"".join((head, *lines, size, call.body))
+        lines = (b"%b: %b\r\n" * len(call.headers)) % tuple(chain.from_iterable(call.headers))
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, lines, len(call.body), call.body)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()

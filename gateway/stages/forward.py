@@ -10,7 +10,7 @@ Rules:
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -47,7 +47,35 @@ class _Answer(msgspec.Struct):
     status: Any = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _PlainDetails(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _PlainUsage(msgspec.Struct):
+    prompt_tokens: _Count
+    completion_tokens: _Count = 0
+    prompt_tokens_details: _PlainDetails | None = None
+    input_tokens_details: _PlainDetails | None = None
+    cache_read_input_tokens: _Count | None = None
+
+
+class _PlainChoice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _PlainAnswer(msgspec.Struct):
+    """The same of nearly every answer, checked while it is decoded."""
+
+    usage: _PlainUsage
+    choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1)]
+    id: str | None = None
+
+
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
 
 class Relay:
@@ -207,10 +235,12 @@ class Relay:
     async def _whole(
         self, response: UpstreamResponse, kind: bytes, headers: Headers
     ) -> Outcome | Fault:
-        try:
-            body = await _read_all(response)
-        except UpstreamFailure as failure:
-            return Fault(kind=failure.kind, message=str(failure))
+        body = response.take_whole()
+        if body is None:
+            try:
+                body = await _read_all(response)
+            except UpstreamFailure as failure:
+                return Fault(kind=failure.kind, message=str(failure))
         status = response.status
         if status >= 400 and (fault := _fault_of(status, kind, body)) is not None:
             return fault
@@ -303,6 +333,25 @@ def _fault_of(status: int, kind: bytes, body: bytes) -> Fault | None:
 
 def _read_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
     """Usage, finish reason and id of a whole answer, each None when it has none."""
+    try:
+        plain = _decode_plain(body)
+    except (msgspec.DecodeError, RecursionError):  # another shape, or none
+        return _read_odd_answer(body)
+    found = plain.usage
+    details = found.prompt_tokens_details or found.input_tokens_details
+    cached = found.cache_read_input_tokens
+    if details is not None and details.cached_tokens is not None:
+        cached = details.cached_tokens
+    usage = Usage(
+        prompt_tokens=found.prompt_tokens,
+        completion_tokens=found.completion_tokens,
+        cached_tokens=cached or 0,
+        cached_told=cached is not None,
+    )
+    return usage, plain.choices[0].finish_reason, plain.id
+
+
+def _read_odd_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
     try:
         answer = _decode_answer(body)
     except (msgspec.DecodeError, RecursionError):

@@ -23,6 +23,9 @@ class AsgiReply:
         self.started = False
         self.close_connection = False
 
+    def ended(self) -> None:
+        """See Reply. The server sees for itself."""
+
     async def start(self, status: int, headers: Headers) -> None:
         """See ClientReply."""
         self.started = True

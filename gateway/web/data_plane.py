@@ -54,6 +54,9 @@ class Reply(ClientReply, Protocol):
 
     close_connection: bool
 
+    def ended(self) -> None:
+        """Whoever answered it has ended, with or without an answer."""
+
 
 class ClientGone(Exception):
     """The client left before its body was read."""
@@ -139,11 +142,15 @@ class DataPlane:
                 await reply.refuse(_broken(), _id_header(head, lease_id))
         finally:
             self.running -= 1
+            reply.ended()
 
     async def turn_away(self, refusal: Refusal, head: RequestHead, reply: Reply) -> None:
         """Refuse before the body was read whole; the connection cannot be used again."""
         reply.close_connection = True
-        await reply.refuse(refusal, _id_header(head, self._new_id()))
+        try:
+            await reply.refuse(refusal, _id_header(head, self._new_id()))
+        finally:
+            reply.ended()
 
     def check(self, method: str, endpoint: Endpoint, head: RequestHead, length: int) -> None:
         """Refuse what the head alone rules out; who announces much must show a key first.

@@ -6,7 +6,6 @@ gateway or from an engine's parsed head, never from a client, so they need no es
 """
 
 import asyncio
-from collections.abc import Callable
 from itertools import chain
 from typing import Protocol
 
@@ -27,40 +26,53 @@ class Flow(Protocol):
         """Wait until it is not."""
 
 
+class Connection(Protocol):
+    """What writes such replies, one after the other."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Where answers are written."""
+        ...
+
+    @property
+    def flow(self) -> Flow:
+        """Whether its buffer has room, and waiting until it has."""
+        ...
+
+    def finished(self) -> None:
+        """The whole answer is written."""
+
+    def ended(self, reply: "DirectReply") -> None:
+        """Whoever answered has ended, with or without an answer."""
+
+
 class DirectReply:
     """ClientReply over a client connection's transport (HTTP/1.1)."""
 
     __slots__ = (
+        "_connection",
         "_endpoint",
         "_flow",
         "_head",
-        "_on_finish",
         "_transport",
         "close_connection",
         "finished",
         "started",
+        "task",
     )
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        transport: asyncio.Transport,
-        flow: Flow,
-        on_finish: Callable[[], None],
-    ) -> None:
-        """Write to `transport`.
-
-        `flow`: whether its buffer has room, and waiting until it has; `on_finish` is called
-        once the whole answer was written, before anything else can happen.
-        """
+    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Write to `connection`, which is told at once when the whole answer was written."""
         self._endpoint = endpoint
-        self._transport = transport
-        self._flow = flow
-        self._on_finish = on_finish
+        self._connection = connection
+        self._transport = connection.transport
+        self._flow = connection.flow
         self._head = b""
         self.started = False
         self.finished = False
         self.close_connection = False
+        self.task: asyncio.Task[None] | None = None
+        """Who answers."""
 
     async def start(self, status: int, headers: Headers) -> None:
         """See ClientReply. The head travels with the first piece."""
@@ -92,7 +104,7 @@ class DirectReply:
         """See ClientReply."""
         self._transport.write(self._head + b"0\r\n\r\n")
         self.finished = True
-        self._on_finish()
+        self._connection.finished()
 
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
         """See ClientReply."""
@@ -100,7 +112,7 @@ class DirectReply:
         head = self._render(status, headers)
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         self.finished = True
-        self._on_finish()
+        self._connection.finished()
 
     async def refuse(self, refusal: Refusal, headers: Headers) -> None:
         """See ClientReply."""
@@ -111,6 +123,10 @@ class DirectReply:
         """See ClientReply."""
         await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
         await self.finish()
+
+    def ended(self) -> None:
+        """See Reply."""
+        self._connection.ended(self)
 
     def _render(self, status: int, headers: Headers) -> bytes:
         # One formatting of all is a third of one each.

@@ -223,7 +223,7 @@ class GatewayProtocol(HttpToolsProtocol):
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         reply = self._reply
         if self.data_plane is not None and reply is not None:
-            self._run(self.data_plane.answer(endpoint, self._head, body, reply))
+            self._run(reply, self.data_plane.answer(endpoint, self._head, body, reply))
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the shape clients can read."""
@@ -252,7 +252,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.expect_100_continue = _expects(lowered)
         head, announced = self._head, self._announced
         length = int(announced) if announced.isdigit() else 0
-        self._reply = reply = DirectReply(endpoint, self.transport, self.flow, self._finished)
+        self._reply = reply = DirectReply(endpoint, self)
         reply.close_connection = not self.parser.should_keep_alive()
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
@@ -266,15 +266,14 @@ class GatewayProtocol(HttpToolsProtocol):
         self._endpoint = None
         self._pieces = []
         if self._reply is not None:
-            self._run(data_plane.turn_away(refusal, self._head, self._reply))
+            self._run(self._reply, data_plane.turn_away(refusal, self._head, self._reply))
 
-    def _run(self, answer: Coroutine[Any, Any, None]) -> None:
-        self._answering = task = self.loop.create_task(answer)
+    def _run(self, reply: DirectReply, answer: Coroutine[Any, Any, None]) -> None:
+        self._answering = reply.task = task = self.loop.create_task(answer)
         self.tasks.add(task)
-        task.add_done_callback(self._answered)
 
-    def _finished(self) -> None:
-        """The answer is written: the next request may come before its task has ended."""
+    def finished(self) -> None:
+        """See direct.Connection. The next request may come before this one's task has ended."""
         reply, self._reply = self._reply, None
         self._answering = None
         self._idle_since_s = self.loop.time()
@@ -282,9 +281,12 @@ class GatewayProtocol(HttpToolsProtocol):
         if reply is None or reply.close_connection:
             self.transport.close()
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if self._answering is task:  # it ended without an answer
+    def ended(self, reply: DirectReply) -> None:
+        """See direct.Connection. Its task tells so itself: a callback would be a turn more."""
+        if reply.task is not None:
+            self.tasks.discard(reply.task)
+            reply.task = None
+        if self._reply is reply:  # it ended without an answer
             self._answering = None
             self._reply = None  # which knows this connection: a circle that would stay for long
             self.transport.close()
