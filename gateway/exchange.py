@@ -13,7 +13,16 @@ from functools import partial
 
 import msgspec
 
-from gateway.domain import Attempt, Binding, BodyFacts, Incoming, Lease, Outcome, Prompt
+from gateway.domain import (
+    Attempt,
+    Binding,
+    BodyFacts,
+    Incoming,
+    Lease,
+    LengthEstimate,
+    Outcome,
+    Prompt,
+)
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
 from gateway.first_tokens import AssumedTokens, Lateness
 from gateway.gate_timers import GateTimers
@@ -31,7 +40,7 @@ from gateway.stages import forward as stage_forward
 from gateway.stages import plan as stage_plan
 from gateway.stages import queue as stage_queue
 from gateway.telemetry import Metrics
-from gateway.walk import Walk, found
+from gateway.walk import Walk, found, too_early
 
 
 class Exchange:
@@ -95,7 +104,8 @@ class Exchange:
                 else:
                     self._metrics.retries.add(result.kind)
         finally:
-            self._release(walk)
+            if walk.scheduler is not None:
+                self._release(walk)
 
     def tick(self, models: Iterable[ServedModel]) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
@@ -109,6 +119,7 @@ class Exchange:
     def _release(self, walk: Walk) -> None:
         """Give the scheduler its job back, waiting or sent; idempotent."""
         job, scheduler = walk.job, walk.scheduler
+        walk.scheduler = None
         if job is not None and scheduler is not None:
             if walk.assumed_turn:
                 self._assumed.forget(walk.assumed_turn, job)
@@ -129,7 +140,9 @@ class Exchange:
         home: tuple[int, int] | None,
     ) -> Binding:
         """Stages 7 and 8; a worker of another pool takes the lease along."""
-        lease, plan = found(walk.lease), found(walk.plan)
+        lease, plan, estimate = walk.lease, walk.plan, walk.estimate
+        if lease is None or plan is None or estimate is None:
+            raise too_early()
         pools: tuple[int, ...] = (plan.pool, *plan.alternates)
         if lease.pool != plan.pool:
             pools = (lease.pool, *(p for p in pools if p != lease.pool))
@@ -137,7 +150,9 @@ class Exchange:
             if not served.schedulers:
                 binding = stage_bind.bind(served, pools, tried, self._clock(), home)
             else:
-                binding = await self._schedule(incoming, walk, served, facts, pools, tried, home)
+                binding = await self._schedule(
+                    incoming, walk, served, facts, estimate, lease, pools, tried, home
+                )
         except Unavailable:
             if last is not None and last.kind in ("busy", "server_error") and last.body:
                 raise stage_explain.engine_refusal(last) from None
@@ -154,6 +169,8 @@ class Exchange:
         walk: Walk,
         served: ServedModel,
         facts: BodyFacts,
+        estimate: LengthEstimate,
+        lease: Lease,
         pools: Sequence[int],
         tried: list[tuple[int, int]],
         home: tuple[int, int] | None,
@@ -163,14 +180,16 @@ class Exchange:
             now_s = self._clock()
             walk.scheduler = None
             walk.job = job = stage_bind.job_of(
-                served, found(walk.principal), facts, found(walk.estimate), found(walk.lease), now_s
+                served, found(walk.principal), facts, estimate, lease, now_s
             )
             placed = stage_bind.place(served, pools, tried, now_s, home, job, walk.prefix)
             if isinstance(placed, Binding):
                 walk.job = None
                 return placed
             pool, ready = placed
-            walk.scheduler = scheduler = found(served.schedulers[pool])
+            walk.scheduler = scheduler = served.schedulers[pool]
+            if scheduler is None:
+                raise too_early()
             if job.state == "waiting":
                 wake(ready)
                 self._gates.look(scheduler)
@@ -195,8 +214,9 @@ class Exchange:
         """Stage 9 on one worker, with its load and health kept right whatever happens."""
         pool = served.pools[binding.pool]
         worker = served.workers[binding.pool][binding.worker]
-        lease, estimate, prompt = found(walk.lease), found(walk.estimate), found(walk.prompt)
-        principal = found(walk.principal)
+        lease, estimate, prompt, principal = walk.lease, walk.estimate, walk.prompt, walk.principal
+        if lease is None or estimate is None or prompt is None or principal is None:
+            raise too_early()
         priority = stage_dispatch.engine_priority(served, principal, lease)
         salt = stage_dispatch.cache_salt(served, principal, incoming.endpoint)
         call = stage_dispatch.upstream_call(
@@ -216,15 +236,16 @@ class Exchange:
         result = "cancelled"
         waiting = self._watch_wait(walk, served, lease)
         try:
-            if walk.scheduler is not None:
-                self._expect_first(walk, served, binding, relay)
+            if walk.scheduler is not None and walk.job is not None:
+                self._expect_first(walk, served, binding, relay, walk.scheduler, walk.job)
             answer = await relay.run(self._upstream, worker, call, headers_of(incoming, walk))
             result = answer.label if isinstance(answer, Outcome) else answer.kind
         finally:
             if waiting is not None:
                 waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
-            self._release(walk)
+            if walk.scheduler is not None:
+                self._release(walk)
             if walk.expected is not None and relay.first_s is None and result != "cancelled":
                 _withdraw(walk, served, binding)
             walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))
@@ -232,13 +253,18 @@ class Exchange:
         return answer
 
     def _expect_first(
-        self, walk: Walk, served: ServedModel, binding: Binding, relay: stage_forward.Relay
+        self,
+        walk: Walk,
+        served: ServedModel,
+        binding: Binding,
+        relay: stage_forward.Relay,
+        scheduler: Scheduler,
+        job: Job,
     ) -> None:
         """Have the scheduler told of the first token, and the index of the prefix that is sent.
 
         Of an answer that is not streamed the first token is not seen: it is assumed in time.
         """
-        scheduler, job = found(walk.scheduler), found(walk.job)
         points = walk.prefix.points
         if points:
             tokens_per_byte = job.prompt_tokens / points[-1][0]

@@ -33,9 +33,12 @@ class Counter:
     def add(self, *labels: str, by: float = 1) -> None:
         """Count; `labels` in the family's order."""
         values = self.values
-        if labels not in values and len(values) >= MAX_SERIES:
-            labels = ("other",) * len(self.labels)
-        values[labels] = values.get(labels, 0) + by
+        held = values.get(labels)
+        if held is None:
+            if len(values) >= MAX_SERIES:
+                labels = ("other",) * len(self.labels)
+            held = values.get(labels, 0)
+        values[labels] = held + by
 
 
 class Histogram:

@@ -115,5 +115,10 @@ class Walk:
 def found(record: _T | None) -> _T:
     """A record that an earlier stage has set."""
     if record is None:
-        raise RuntimeError("a stage ran before the one it stands on")
+        raise too_early()
     return record
+
+
+def too_early() -> RuntimeError:
+    """A bug of the gateway's: for those who ask for several at once."""
+    return RuntimeError("a stage ran before the one it stands on")

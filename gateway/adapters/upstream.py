@@ -135,7 +135,8 @@ class _Exchange:
         """Pass on what one read of the socket brought: to the sink, else to who waits."""
         sink = self._sink
         if sink is None:
-            self.wake()
+            if not self.ended:  # else who waits knows
+                self.wake()
             return
         chunks = self._chunks
         if len(chunks) == 1 and not self._paused:  # one token's event, as nearly always
@@ -159,7 +160,8 @@ class _Exchange:
 
     def abort(self) -> None:
         """See UpstreamResponse."""
-        self.fail("reset", "aborted by the gateway")
+        if not self.ended:
+            self.fail("reset", "aborted by the gateway")
 
     def fail(self, kind: FailureKind, message: str) -> None:
         """End an unfinished exchange with a failure and close its connection."""

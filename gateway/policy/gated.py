@@ -74,8 +74,11 @@ class Gated:
     # What a scheduler on top of this one decides
 
     def _bind(self, job: Job, choice: Sequence[int], now_s: float) -> None:
-        """Choose among these workers (at least one) and fill in worker, hit and key."""
+        """Choose among these workers (at least one) and fill in worker and hit."""
         raise NotImplementedError
+
+    def _rank(self, job: Job, now_s: float) -> None:
+        """A bound job is about to wait: fill in its key, where `_bind` has not."""
 
     def _unbind(self, job: Job, now_s: float) -> None:
         """A bound job will not be served there: take back what `_bind` counted."""
@@ -120,6 +123,7 @@ class Gated:
         if not self._queues.lengths[worker] and self._open(worker, now_s):
             self._send(job, now_s)
             return (job,)
+        self._rank(job, now_s)
         self._queues.push(job)
         return self._pump(worker, now_s)
 
@@ -226,6 +230,7 @@ class Gated:
         for job in self._queues.drain(worker):
             self._unbind(job, now_s)
             if self._place(job, now_s):
+                self._rank(job, now_s)
                 self._queues.push(job)
             else:
                 job.state = "nowhere"

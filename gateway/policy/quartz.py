@@ -168,12 +168,15 @@ class Quartz(Gated):
         self._pending_s[job.worker] += mean_s
         self._writes.add(job.worker, uncached_tokens(job), now_s)
         job.mean_s, job.quantile_s = mean_s, quantile_s
+
+    def _rank(self, job: Job, now_s: float) -> None:
+        profile = self.profile
         if profile.order != "size":
             job.key = job.arrived_s
             return
         key = profile.aging * job.arrived_s
-        if not safe:
-            key += quantile_s if profile.quantile else mean_s
+        if not self._fallback.active:
+            key += job.quantile_s if profile.quantile else job.mean_s
             excess = self._queues.excess_tokens(job.client, len(self.shares))
             u = self.shares.kilotokens(job.client, now_s) + excess / 1000.0
             key += profile.fairness_s_per_kilotoken * u / job.share
