@@ -61,7 +61,7 @@ def profile_rows(body: bytes) -> list[Row]:
         (b"user-agent", b"profile"),
     ]
     head = read_head(headers)
-    principal = authenticate.authenticate(keyring, head.api_key, 0.0)
+    principal = authenticate.authenticate(keyring, head.key_digest, 0.0)
     facts = estimate.read(CHAT, body, None)
     lengths = estimate.estimate(served, CHAT, facts, principal)
     planned = plan.plan(served, CHAT, lengths)
@@ -96,7 +96,7 @@ def profile_rows(body: bytes) -> list[Row]:
 
     parts: list[tuple[str, Callable[[], object]]] = [
         ("head", lambda: read_head(headers)),
-        ("1 authenticate", lambda: authenticate.authenticate(keyring, head.api_key, 0.0)),
+        ("1 authenticate", lambda: authenticate.authenticate(keyring, head.key_digest, 0.0)),
         ("2 read body", lambda: estimate.read(CHAT, body, None)),
         ("2 estimate", lambda: estimate.estimate(served, CHAT, facts, principal)),
         ("3 plan", lambda: plan.plan(served, CHAT, lengths)),

@@ -116,7 +116,7 @@ class Loaded:
             received_s=self.now_s, received_unix_s=self.now_s,
         )  # fmt: skip
         times = [clock_ns()]
-        principal = authenticate.authenticate(self.keyring, head.api_key, self.now_s)
+        principal = authenticate.authenticate(self.keyring, head.key_digest, self.now_s)
         times.append(clock_ns())
         facts = estimate.read(CHAT, body, None)
         lengths = estimate.estimate(served, CHAT, facts, principal)

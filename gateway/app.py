@@ -311,14 +311,14 @@ def version() -> str:
 
 
 class Authenticator:
-    """Stage 1 for the control plane: who presents this key, now."""
+    """Stage 1 for the control plane: who presents the key of this digest, now."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def __call__(self, key: bytes | None) -> Principal:
+    def __call__(self, key_digest: bytes | None) -> Principal:
         """Raises Refusal."""
-        return authenticate(self._keyring, key, time.time())
+        return authenticate(self._keyring, key_digest, time.time())
 
 
 class _Server(uvicorn.Server):

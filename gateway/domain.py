@@ -336,8 +336,8 @@ class Observation(Record, frozen=True, kw_only=True):
 class RequestHead(Record, frozen=True, kw_only=True):
     """What the gateway reads of a request's headers."""
 
-    api_key: bytes | None = None
-    """As presented: it never leaves the authenticate stage."""
+    key_digest: bytes | None = None
+    """SHA-256 of the API key as presented; None without one. The key itself goes no further."""
     request_id: str | None = None
     """The client's own, when it is usable."""
     category: str | None = None

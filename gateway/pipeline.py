@@ -127,9 +127,9 @@ class Pipeline:
         # A model stands under its aliases too.
         self._exchange.tick({id(model): model for model in self._models.values()}.values())
 
-    def know(self, key: bytes | None) -> Principal:
+    def know(self, key_digest: bytes | None) -> Principal:
         """Stage 1 alone, for a body that is large enough to ask first. Raises Refusal."""
-        return stage_authenticate.authenticate(self._keyring, key, self._wall_clock())
+        return stage_authenticate.authenticate(self._keyring, key_digest, self._wall_clock())
 
     async def _walk(self, incoming: Incoming, reply: ClientReply, walk: Walk) -> None:
         endpoint = incoming.endpoint
@@ -137,7 +137,7 @@ class Pipeline:
         self._newest_s = incoming.received_s
         # 1 authenticate
         walk.principal = principal = stage_authenticate.authenticate(
-            self._keyring, incoming.head.api_key, incoming.received_unix_s
+            self._keyring, incoming.head.key_digest, incoming.received_unix_s
         )
         # 2 classify, estimate
         walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head.category)

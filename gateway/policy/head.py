@@ -4,6 +4,7 @@ Names come in lower case. Only the headers listed as forwarded travel to an engi
 keys, cookies, and whatever would steer an engine do not.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 from gateway.domain import RequestHead
@@ -62,17 +63,18 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
             other_key = value.strip()
         else:
             said[name] = value
-    api_key = other_key if bearer is None else bearer
+    key = other_key if bearer is None else bearer
+    key_digest = digest_of(key) if key else None
     if not said:
         return RequestHead(
-            api_key=api_key,
+            key_digest=key_digest,
             json_body=json_body,
             form_body=form_body,
             forwarded=tuple(forwarded),
         )
     category = said.get(b"x-sluice-category")
     return RequestHead(
-        api_key=api_key,
+        key_digest=key_digest,
         request_id=_printable(said.get(b"x-request-id", b"")),
         category=None if category is None else category.decode("latin-1"),
         compress=said.get(b"x-sluice-compress", b"").strip().lower() not in _OFF,
@@ -82,6 +84,11 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
         forwarded=tuple(forwarded),
     )
+
+
+def digest_of(key: bytes) -> bytes:
+    """SHA-256 of an API key (32 bytes): all that is kept of it, and what is compared."""
+    return hashlib.sha256(key).digest()
 
 
 def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:

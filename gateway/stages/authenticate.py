@@ -1,6 +1,5 @@
 """Stage 1, authenticate: API key -> principal. Keys are held and compared as SHA-256 digests."""
 
-import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 
@@ -58,29 +57,28 @@ class Keyring:
             else:
                 del self._buckets[digest[:2]]
 
-    def find(self, key: bytes) -> Principal | None:
-        """The key's owner. The digest, not the key, meets the table."""
-        digest = hashlib.sha256(key).digest()
+    def find(self, digest: bytes) -> Principal | None:
+        """The owner of a key, by its SHA-256 digest."""
         for known, principal in self._buckets.get(digest[:2], ()):
             if hmac.compare_digest(known, digest):
                 return principal
         return None
 
 
-def authenticate(keyring: Keyring, key: bytes | None, now_unix_s: float) -> Principal:
-    """Who asks, by the key as presented.
+def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) -> Principal:
+    """Who asks, by the SHA-256 digest of the key as presented.
 
     Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one.
     """
     if keyring.open:
         return OPEN
-    if not key:
+    if key_digest is None:
         raise Unauthorized(
             "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'.",
             reason="missing_api_key",
             code="invalid_api_key",
         )
-    principal = keyring.find(key)
+    principal = keyring.find(key_digest)
     if principal is None:
         raise Unauthorized(
             "Incorrect API key provided. Check the key with whoever runs this gateway.",

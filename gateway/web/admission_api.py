@@ -87,7 +87,7 @@ def admission_router(
     @app.post("/admission/authorize")
     async def authorize(request: Request) -> Response:
         """May this request be forwarded? 200 with a lease, or the data plane's refusals."""
-        principal = authenticate(read_head(request.scope["headers"]).api_key)
+        principal = authenticate(read_head(request.scope["headers"]).key_digest)
         body = await _read(request, _authorize)
         found = await desk.admit(principal, Wanted(**msgspec.structs.asdict(body)))
         lease = found.lease
@@ -109,7 +109,7 @@ def admission_router(
     @app.post("/admission/usage")
     async def usage(request: Request) -> Response:
         """What the request used: settles its lease, once."""
-        principal = authenticate(read_head(request.scope["headers"]).api_key)
+        principal = authenticate(read_head(request.scope["headers"]).key_digest)
         body = await _read(request, _usage)
         report = Report(**msgspec.structs.asdict(body))
         return _answer(await settle_anywhere(others, desk.settle, principal, report))

@@ -60,7 +60,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """Models and aliases that this key may use."""
-        principal = control.authenticate(read_head(request.scope["headers"]).api_key)
+        principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
         cards = [
             _model_card(control, name, model)
             for name, model in control.names.items()
@@ -71,7 +71,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """One model."""
-        principal = control.authenticate(read_head(request.scope["headers"]).api_key)
+        principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
         found = control.names.get(name)
         if found is None or principal.model not in (None, found):
             raise NotFound(

@@ -45,7 +45,7 @@ class Serve(Protocol):
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request."""
 
-    def know(self, key: bytes | None) -> object:
+    def know(self, key_digest: bytes | None) -> object:
         """Who asks. Raises Refusal."""
 
 
@@ -187,7 +187,7 @@ class DataPlane:
         if length > self.max_body_bytes:
             raise too_large(self.max_body_bytes)
         if length > LARGE_BODY_BYTES:
-            self._pipeline.know(head.api_key)
+            self._pipeline.know(head.key_digest)
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes:

@@ -13,6 +13,7 @@ from gateway.web.metrics_shared import SharedMetricsPage
 from gateway.web.peers import NoPeers, Peers
 
 Authenticate = Callable[[bytes | None], Principal]
+"""By the SHA-256 digest of the key as presented; None without one."""
 
 
 class EntitlementDesk(Protocol):

@@ -44,7 +44,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     @app.get("/v1/sluice/me")
     async def me(request: Request) -> Response:
         """The entitlement of the key that asks: terms, state, what is used and owed."""
-        principal = tenant.authenticate(read_head(request.scope["headers"]).api_key)
+        principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
         return json_response(await _describe(tenant, principal))
 
     return app

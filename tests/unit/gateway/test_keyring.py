@@ -8,6 +8,7 @@ import pytest
 
 from gateway.domain import Principal
 from gateway.errors import Forbidden, Unauthorized
+from gateway.policy.head import digest_of
 from gateway.stages import authenticate as stage
 from gateway.stages.authenticate import OPEN, Keyring, authenticate
 
@@ -21,7 +22,7 @@ def who(name: str, **more: object) -> Principal:
 
 
 def found(keyring: Keyring, key: str) -> str | None:
-    principal = keyring.find(key.encode())
+    principal = keyring.find(digest_of(key.encode()))
     return None if principal is None else principal.entitlement
 
 
@@ -33,7 +34,7 @@ def test_a_keyring_is_open_until_an_entitlement_was_entered_and_never_again() ->
     with pytest.raises(Unauthorized, match="didn't provide"):
         authenticate(keyring, None, 0.0)
     with pytest.raises(Unauthorized, match="Incorrect"):
-        authenticate(keyring, b"any", 0.0)
+        authenticate(keyring, digest_of(b"any"), 0.0)
 
 
 def test_two_keys_lead_to_one_entitlement_and_each_can_go() -> None:
@@ -50,12 +51,12 @@ def test_a_changed_principal_is_what_its_keys_find() -> None:
     keyring = Keyring({digest("one"): who("a"), digest("two"): who("b")})
     keyring.put(who("a", expires_unix_s=5.0), (digest("one"),))
     with pytest.raises(Forbidden, match="has expired"):
-        authenticate(keyring, b"one", 5.0)
+        authenticate(keyring, digest_of(b"one"), 5.0)
     keyring.put(who("a", suspended=True), (digest("one"),))
     with pytest.raises(Forbidden, match="is suspended") as caught:
-        authenticate(keyring, b"one", 0.0)
+        authenticate(keyring, digest_of(b"one"), 0.0)
     assert caught.value.reason == "entitlement_suspended"
-    assert authenticate(keyring, b"two", 0.0).entitlement == "b"
+    assert authenticate(keyring, digest_of(b"two"), 0.0).entitlement == "b"
 
 
 def test_a_key_that_changes_hands_is_the_last_owner_s() -> None:

@@ -15,6 +15,7 @@ from gateway.adapters.registry import Registry
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask, Principal
 from gateway.errors import BadRequest, Conflict, NotFound, Refusal, StateFailure, Unavailable
+from gateway.policy.head import digest_of
 from gateway.policy.ledger import Terms, TokenPool
 from gateway.ports import PoolView, Settlement
 from gateway.stages.authenticate import Keyring
@@ -41,7 +42,7 @@ async def created(desk: Desk, name: str = "a", **fields: Any) -> str:
 
 
 def owner(desk: Desk, key: object) -> Principal | None:
-    return desk.keyring.find(str(key).encode())
+    return desk.keyring.find(digest_of(str(key).encode()))
 
 
 async def test_a_new_entitlement_is_kept_defined_and_let_in_at_once(desk: Desk) -> None:

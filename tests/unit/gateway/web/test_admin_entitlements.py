@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from gateway.errors import StateFailure
+from gateway.policy.head import digest_of
 from gateway.stages.authenticate import authenticate
 from gateway.telemetry import Metrics
 from gateway.web.admin_entitlements import MAX_BODY_BYTES
@@ -92,7 +93,7 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> N
     made = await client.post("/admin/entitlements", json=NEW)
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
     key = made.json()["key"]
-    assert desk.keyring.find(key.encode()) is not None
+    assert desk.keyring.find(digest_of(key.encode())) is not None
     shown = (await client.get("/admin/entitlements/a")).json()
     assert (shown["concurrency"], shown["state"], "key" in shown) == (8, "bound", False)
     patched = await client.patch("/admin/entitlements/a", json={"slo_target_ms": 500})
@@ -105,7 +106,7 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> N
     fingerprint = made.json()["keys"][0]
     left = await client.delete(f"/admin/entitlements/a/keys/{fingerprint}")
     assert left.json()["keys"] == second.json()["keys"][1:]
-    assert desk.keyring.find(key.encode()) is None
+    assert desk.keyring.find(digest_of(key.encode())) is None
     at = {"at": "2031-01-01T00:00:00Z"}
     expired = await client.post("/admin/entitlements/a/expire", json=at)
     assert expired.json()["expires_at"] == "2031-01-01T00:00:00+00:00"

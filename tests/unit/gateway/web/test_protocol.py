@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from gateway.domain import CHAT, Incoming, RequestHead
+from gateway.policy.head import digest_of
 from gateway.ports import ClientReply
 from gateway.web import protocol
 from gateway.web.data_plane import DataPlane, Receive, Scope, Send
@@ -205,7 +206,9 @@ async def test_each_request_is_read_by_its_own_headers(gateway: Gateway) -> None
         assert (status, said) == (200, b"%d" % len(body))
         wanted.append((key, name))
     heads = gateway.pipeline.heads
-    assert [(head.api_key, head.request_id) for head in heads] == wanted
+    assert [(head.key_digest, head.request_id) for head in heads] == [
+        (key and digest_of(key), name) for key, name in wanted
+    ]
 
 
 async def test_a_head_that_is_sent_again_is_still_checked(gateway: Gateway) -> None:

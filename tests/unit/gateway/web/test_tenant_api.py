@@ -12,6 +12,7 @@ from gateway.domain import Principal
 from gateway.errors import Unauthorized
 from gateway.policy.entitlement_terms import ModelShape
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.head import digest_of
 from gateway.policy.ledger import Terms, TokenPool
 from gateway.telemetry import Metrics
 from gateway.web.tenant_api import TenantView, tenant_router
@@ -31,8 +32,8 @@ ACME = Entitlement(
 )
 RIVAL = msgspec.structs.replace(ACME, name="rival-prod", tenant="rival", tokens_per_s=7_777.0)
 OWNERS = {
-    b"sk-acme": Principal(entitlement="acme-prod", tenant="acme", model="m"),
-    b"sk-plain": Principal(entitlement="plain", tenant="acme", model="bare"),
+    digest_of(b"sk-acme"): Principal(entitlement="acme-prod", tenant="acme", model="m"),
+    digest_of(b"sk-plain"): Principal(entitlement="plain", tenant="acme", model="bare"),
     b"": Principal(entitlement="open", tenant="open"),
 }
 
@@ -76,8 +77,8 @@ class Bench:
         return found
 
     @staticmethod
-    def _authenticate(key: bytes | None) -> Principal:
-        owner = OWNERS.get(key or b"")
+    def _authenticate(key_digest: bytes | None) -> Principal:
+        owner = OWNERS.get(key_digest or b"")
         if owner is None:
             raise Unauthorized("no", reason="invalid_api_key")
         return owner
