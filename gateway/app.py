@@ -26,10 +26,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.adapters.boundary_chore import BoundaryChore, told_totals
+from gateway.adapters.decision_ring import DecisionRing
 from gateway.adapters.engine_metrics import EngineMetrics
 from gateway.adapters.heap import give_back_large_blocks
 from gateway.adapters.probes import Prober
-from gateway.adapters.request_log import DecisionRing, Records, RequestLog
+from gateway.adapters.request_log import Records, RequestLog
 from gateway.adapters.scheduler_notes import EVERY_S as NOTES_EVERY_S
 from gateway.adapters.scheduler_notes import SchedulerNotes
 from gateway.adapters.shared.seat import Place, Seat

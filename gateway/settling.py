@@ -145,4 +145,4 @@ def _learn(
         stage_settle.learn(served, endpoint, principal, facts, estimate, prompt, outcome)
     if walk.expected and walk.binding:
         stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
-    stage_settle.remember(served, principal, facts, prompt, outcome)
+    stage_settle.remember(served, endpoint, principal, facts, walk.prefix, prompt, outcome)

@@ -7,8 +7,8 @@ Part of the composition root. `gateway.adapters.shared` has the means, the paren
 from collections.abc import Sequence
 from functools import partial
 
+from gateway.adapters.decision_ring import DecisionRing
 from gateway.adapters.registry import Registry
-from gateway.adapters.request_log import DecisionRing
 from gateway.adapters.shared.board import PeerBoard
 from gateway.adapters.shared.figures import SharedFigures
 from gateway.adapters.shared.learned import SharedState

@@ -1,8 +1,9 @@
-"""Decision records: a bounded ring for look-ups, and JSONL written in batches off the hot path.
+"""Decision records: to the ring for look-ups, and JSONL written in batches off the hot path.
 
 A record is encoded once, for both, while it is at hand, and then let go: kept for the writer,
 some twenty small objects a request would be all over the memory, and a thread that encodes a
-batch holds the interpreter for milliseconds. A timer hands the lines to one writer thread; what
+batch holds the interpreter for milliseconds. Lines are joined by the dozen for the same reason:
+the next ones are written where these were. A timer hands the lines to one writer thread; what
 cannot be written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted,
 because a full disk must not stop requests. Worker processes append to the same file, each its
 own batches (`appending`): lines stay whole, and in order within a process.
@@ -11,53 +12,26 @@ own batches (`appending`): lines stay whole, and in order within a process.
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from gateway.adapters.appending import append
+from gateway.adapters.decision_ring import DecisionRing
 from gateway.domain import DecisionRecord
 from gateway.ports import RecordSink
 from gateway.telemetry import Metrics
 
 FLUSH_S = 0.5
 MAX_PENDING = 50_000
+_JOINED: Final = 64
+"""Lines that are kept as one piece until they are written."""
 MAX_PENDING_PROMPT_BYTES = 64 * 1024 * 1024
 """Of lines with recorded request bodies that wait to be written; beyond it records go without."""
 
 _log = logging.getLogger("sluice.request_log")
 _encode: Final = msgspec.json.Encoder().encode
-
-
-class DecisionRing:
-    """The last `capacity` records by request id, as JSON."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._lines: OrderedDict[str, bytes] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def append(self, request_id: str, line: bytes) -> None:
-        """Keep a record; its line holds no text of the request."""
-        lines = self._lines
-        if request_id in lines:
-            lines.move_to_end(request_id)
-        lines[request_id] = line
-        if len(lines) > self._capacity:
-            lines.popitem(last=False)
-
-    def find(self, request_id: str) -> bytes | None:
-        """The record of a request, the newest where an id was used twice."""
-        return self._lines.get(request_id)
-
-    def latest(self, count: int) -> list[msgspec.Raw]:
-        """The newest records, newest first."""
-        return [msgspec.Raw(line) for line in islice(reversed(self._lines.values()), count)]
 
 
 class RequestLog:
@@ -66,14 +40,19 @@ class RequestLog:
     def __init__(self, path: Path, metrics: Metrics) -> None:
         self._path = path
         self._metrics = metrics
+        self._lines: list[bytes] = []
+        """The newest, not joined yet."""
         self._pending: list[bytes] = []
+        """Lines joined, each with its end."""
+        self._waiting = 0
+        """Records in both."""
         self._prompt_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 
     def append(self, record: msgspec.Struct) -> None:
         """See RecordSink."""
-        if len(self._pending) >= MAX_PENDING:
+        if self._waiting >= MAX_PENDING:
             self._metrics.log_dropped.add()
             return
         line = _encode(record)
@@ -82,14 +61,17 @@ class RequestLog:
                 line = _encode(without_prompt(record))
             else:
                 self._prompt_bytes += len(line)
-        self._pending.append(line)
+        self.append_line(line)
 
     def append_line(self, line: bytes) -> None:
         """Take a record that is encoded already and holds no text of the request."""
-        if len(self._pending) >= MAX_PENDING:
+        if self._waiting >= MAX_PENDING:
             self._metrics.log_dropped.add()
             return
-        self._pending.append(line)
+        self._waiting += 1
+        self._lines.append(line)
+        if len(self._lines) >= _JOINED:
+            self._join()
 
     def open(self) -> None:
         """Check that the file can be written. Raises OSError."""
@@ -111,7 +93,10 @@ class RequestLog:
 
     async def flush(self) -> None:
         """Write what is pending now."""
+        if self._lines:
+            self._join()
         batch, self._pending = self._pending, []
+        records, self._waiting = self._waiting, 0
         prompt_bytes, self._prompt_bytes = self._prompt_bytes, 0
         if not batch:
             return
@@ -119,6 +104,7 @@ class RequestLog:
             await asyncio.shield(asyncio.to_thread(self._write, batch))
         except OSError as error:
             self._pending[:0] = batch
+            self._waiting += records
             self._prompt_bytes += prompt_bytes
             if not self._failing:
                 _log.error("request log %s cannot be written: %s", self._path, error.strerror)
@@ -131,8 +117,12 @@ class RequestLog:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
 
+    def _join(self) -> None:
+        lines, self._lines = self._lines, []
+        self._pending.append(b"\n".join((*lines, b"")))  # the last line ends, too
+
     def _write(self, batch: list[bytes]) -> None:
-        append(self._path, b"\n".join((*batch, b"")))  # the last line ends, too
+        append(self._path, b"".join(batch))
 
 
 def without_prompt(record: DecisionRecord) -> DecisionRecord:

@@ -13,9 +13,11 @@ from gateway.policy.conversations import Conversations
 from gateway.policy.entitlements import PROFILES, AdmissionProfile
 from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.homes import ResponseHomes
+from gateway.policy.members import Members
 from gateway.policy.pools import Routing
 from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.prefix_news import PrefixNews
+from gateway.policy.prefix_points import Points, points_of
 from gateway.policy.rates import MeanRate
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.telemetry_view import TelemetryView
@@ -81,6 +83,10 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     def observe(self) -> bool:
         """Decisions are computed and counted, not applied."""
         return self.routing.observe
+
+    def points(self, endpoint_name: str, tenant: str, members: Members, text_bytes: int) -> Points:
+        """Where a prompt of this tenant's may share its beginning with others."""
+        return points_of(endpoint_name, members, text_bytes, tenant if self.salted else "")
 
     def move_boundaries(self, tokens: Sequence[int]) -> None:
         """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""

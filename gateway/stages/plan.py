@@ -9,7 +9,6 @@ from gateway.errors import ContextLengthExceeded
 from gateway.policy.band import Band, band_of
 from gateway.policy.members import Members
 from gateway.policy.pools import can_serve, plan_pool
-from gateway.policy.prefix_points import points_of
 from gateway.policy.scheduling import NO_PREFIX, Prefix
 from gateway.policy.served import ServedModel
 from gateway.policy.stickiness import mostly_new, stay
@@ -31,8 +30,7 @@ def look_up(
     """
     if not served.prefixes or not endpoint.generates:
         return NO_PREFIX
-    salt = principal.tenant if served.salted else ""
-    points = points_of(endpoint.name, members, facts.measure.text_bytes, salt)
+    points = served.points(endpoint.name, principal.tenant, members, facts.measure.text_bytes)
     if not points:
         return NO_PREFIX
     return Prefix(points, served.prefixes, tokens / points[-1][0])
@@ -79,7 +77,11 @@ def band(
         return "refused_by_client"
     if not principal.compress:
         return "refused_by_entitlement"
-    if served.conversations.continues(principal.tenant, facts.members):
+    tenant = principal.tenant
+    points = prefix.points or served.points(
+        endpoint.name, tenant, facts.members, facts.measure.text_bytes
+    )
+    if served.conversations.continues(tenant, points):
         return "cached_conversation"
     if not mostly_new(estimate.input_tokens, prefix.hits()):
         return "cached_prefix"

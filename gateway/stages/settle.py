@@ -18,6 +18,7 @@ from gateway.domain import (
     Usage,
 )
 from gateway.policy.prefix_capacity import Expected
+from gateway.policy.scheduling import Prefix
 from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore, Settlement
 
@@ -65,11 +66,21 @@ def _possible(usage: Usage, most_tokens: int) -> bool:
 
 
 def remember(
-    served: ServedModel, principal: Principal, facts: BodyFacts, prompt: Prompt, outcome: Outcome
+    served: ServedModel,
+    endpoint: Endpoint,
+    principal: Principal,
+    facts: BodyFacts,
+    prefix: Prefix,
+    prompt: Prompt,
+    outcome: Outcome,
 ) -> None:
     """Note a conversation that an engine holds as it came: its next turn is not compressed."""
     if served.compression is not None and outcome.completed and prompt.only_pool is None:
-        served.conversations.remember(principal.tenant, facts.members)
+        tenant = principal.tenant
+        points = prefix.points or served.points(
+            endpoint.name, tenant, facts.members, facts.measure.text_bytes
+        )
+        served.conversations.remember(tenant, points)
 
 
 def note_cached(

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from gateway.adapters import request_log
-from gateway.adapters.request_log import DecisionRing, Records, RequestLog
+from gateway.adapters.decision_ring import DecisionRing
+from gateway.adapters.request_log import Records, RequestLog
 from gateway.domain import DecisionRecord
 from gateway.telemetry import Metrics
 from tests.builders import decision
@@ -17,10 +18,6 @@ class Event(msgspec.Struct):
     event: str
 
 
-def ids(records: list[msgspec.Raw]) -> list[bytes]:
-    return [bytes(record) for record in records]
-
-
 def lines(path: Path) -> list[DecisionRecord]:
     decode = msgspec.json.Decoder(DecisionRecord).decode
     return [decode(line) for line in path.read_bytes().splitlines()]
@@ -29,38 +26,6 @@ def lines(path: Path) -> list[DecisionRecord]:
 def log_at(path: Path) -> tuple[RequestLog, Metrics]:
     metrics = Metrics()
     return RequestLog(path, metrics), metrics
-
-
-def test_the_ring_keeps_the_newest() -> None:
-    ring = DecisionRing(2)
-    for name in "abc":
-        ring.append(name, name.encode())
-    assert ring.find("a") is None
-    assert ring.find("b") == b"b"
-    assert ids(ring.latest(10)) == [b"c", b"b"]
-    assert len(ring) == 2
-
-
-def test_the_ring_gives_as_many_as_asked_for() -> None:
-    ring = DecisionRing(9)
-    for name in "abc":
-        ring.append(name, name.encode())
-    assert ids(ring.latest(2)) == [b"c", b"b"]
-
-
-def test_a_ring_of_none_keeps_nothing() -> None:
-    ring = DecisionRing(0)
-    ring.append("a", b"a")
-    assert (len(ring), ring.find("a")) == (0, None)
-
-
-def test_of_an_id_used_twice_the_newer_record_is_found_and_nobody_else_is_lost() -> None:
-    ring = DecisionRing(3)
-    for name in "abc":
-        ring.append(name, name.encode())
-    ring.append("b", b"again")
-    assert ring.find("b") == b"again"
-    assert ids(ring.latest(3)) == [b"again", b"c", b"a"]
 
 
 async def test_records_are_written_one_a_line_and_read_back(tmp_path: Path) -> None:
@@ -127,6 +92,26 @@ async def test_what_cannot_be_written_is_kept_and_written_later(
     log.append(decision("d"))
     await log.flush()
     assert [r.request_id for r in lines(path)] == ["a", "b", "c", "d"]
+    assert metrics.log_dropped.values == {}
+
+
+async def test_lines_that_are_joined_while_they_wait_stay_whole_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "_JOINED", 3)
+    path = tmp_path / "l.jsonl"
+    path.mkdir()
+    log, metrics = log_at(path)
+    names = [f"{n}" for n in range(11)]
+    for name in names[:7]:
+        log.append(decision(name))
+    await log.flush()
+    path.rmdir()
+    for name in names[7:]:
+        log.append(decision(name))
+    await log.flush()
+    assert [r.request_id for r in lines(path)] == names
+    assert path.read_bytes().endswith(b"\n")
     assert metrics.log_dropped.values == {}
 
 

@@ -1,0 +1,82 @@
+"""The last decision records, as JSON, for look-ups.
+
+Records stay for minutes and are hardly ever asked for. Kept one by one, each new one would be
+written where the oldest was, far from the processor, among keys and links just as far. So some
+are collected and then kept as one piece of bytes with two arrays, and what the next ones are
+built in is the memory of those just before.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate, islice
+from typing import Final, NamedTuple
+
+import msgspec
+
+MOST_IN_PIECE: Final = 64
+_PIECES: Final = 32
+"""At least so many in a full ring: what is dropped at a time is little of it."""
+
+
+class _Piece(NamedTuple):
+    hashes: "array[int]"
+    """Of the request ids, in order."""
+    ends: "array[int]"
+    """Where each record ends in `data`."""
+    data: bytes
+
+    def record(self, at: int) -> bytes:
+        return self.data[self.ends[at - 1] if at else 0 : self.ends[at]]
+
+
+class DecisionRing:
+    """At least the last `capacity` records by request id, and fewer than a piece more."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._most = max(1, min(MOST_IN_PIECE, capacity // _PIECES))
+        self._ids: list[str] = []
+        self._lines: list[bytes] = []
+        """The newest, not in a piece yet."""
+        self._pieces: deque[_Piece] = deque()
+
+    def __len__(self) -> int:
+        return self._most * len(self._pieces) + len(self._lines)
+
+    def append(self, request_id: str, line: bytes) -> None:
+        """Keep a record; its line holds no text of the request."""
+        self._ids.append(request_id)
+        self._lines.append(line)
+        if len(self._lines) >= self._most:
+            self._seal()
+
+    def find(self, request_id: str) -> bytes | None:
+        """The record of a request, the newest where an id was used twice."""
+        for known, line in zip(reversed(self._ids), reversed(self._lines), strict=True):
+            if known == request_id:
+                return line
+        wanted = hash(request_id)
+        for piece in reversed(self._pieces):
+            if wanted in piece.hashes:
+                at = len(piece.hashes) - 1 - piece.hashes[::-1].index(wanted)
+                return piece.record(at)
+        return None
+
+    def latest(self, count: int) -> list[msgspec.Raw]:
+        """The newest records, newest first."""
+        return [msgspec.Raw(line) for line in islice(self._newest_first(), count)]
+
+    def _newest_first(self) -> Iterator[bytes]:
+        yield from reversed(self._lines)
+        for piece in reversed(self._pieces):
+            for at in reversed(range(len(piece.ends))):
+                yield piece.record(at)
+
+    def _seal(self) -> None:
+        lines = self._lines
+        hashes, ends = array("q", map(hash, self._ids)), array("L", accumulate(map(len, lines)))
+        self._pieces.append(_Piece(hashes, ends, b"".join(lines)))
+        self._ids, self._lines = [], []
+        if self._most * (len(self._pieces) - 1) >= self._capacity:
+            self._pieces.popleft()
