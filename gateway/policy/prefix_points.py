@@ -29,7 +29,7 @@ Points = tuple[tuple[int, int], ...]
 """(length, digest of what lies before it), ascending; the last is the whole prompt's."""
 
 LEAST_BYTES: Final = 256
-"""Shorter texts are not worth remembering: fewer than five KV blocks."""
+"""Shorter texts, and beginnings, are not worth remembering: fewer than five KV blocks."""
 MOST_POINTS: Final = 62
 
 _OCTAVES: Final = (512, 1024, 2048)
@@ -102,7 +102,7 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
             add((at, chain))
             fixed += 1
             ahead = _AHEAD[fixed]
-        if at < edge:
+        if at < edge >= LEAST_BYTES:
             add((edge, hash((chain, data[at:edge]))))
     return tuple(found)
 
