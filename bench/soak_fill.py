@@ -34,7 +34,7 @@ BULK_S: Final = 3.0
 MOST_PARTS: Final = 100
 CONVERSATIONS: Final = 22_000
 TEXT_BYTES: Final = 300
-"""More than the first bytes by which conversations are told apart, and enough for a prefix."""
+"""Enough for a prefix, and so for a conversation."""
 LONG_PROMPTS: Final = 400
 LONG_TEXT_BYTES: Final = 80_000
 """For the long pool, and far beyond what is compressed."""

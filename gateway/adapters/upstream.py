@@ -406,7 +406,7 @@ class HttpUpstream:
         """Keep a connection whose exchange ended well (called by the connection)."""
         self._busy.discard(connection)
         idle = self._idle.setdefault(connection.key, deque())
-        if self._closed or len(idle) >= _IDLE_PER_WORKER or not connection.usable:
+        if self._closed or len(idle) >= _IDLE_PER_WORKER:
             connection.close()
             return
         idle.append(connection)

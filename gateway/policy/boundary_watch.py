@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.domain import DecisionRecord
 from gateway.policy.length_drift import LengthDrift
-from gateway.policy.pools import Routing
+from gateway.policy.pools import PoolShape, Routing
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt that ask for the next larger window."""
@@ -20,7 +20,7 @@ _TOO_LONG: Final = frozenset({"overflow", "empty"})
 class BoundaryWatch:
     """Counts of one model since its start, by pool."""
 
-    __slots__ = ("drift", "overruns", "requests", "rescues", "shares")
+    __slots__ = ("_index", "_pools", "drift", "overruns", "requests", "rescues", "shares")
 
     def __init__(self, pools: int, planned: Sequence[tuple[int, float]] = ()) -> None:
         """`planned`: the lengths that the fleet was planned for, if that is known."""
@@ -32,14 +32,23 @@ class BoundaryWatch:
         self.drift = LengthDrift(planned) if planned else None
         self.shares: tuple[float, ...] = ()
         """What goes wrong by boundary, where one moves by itself; shares of requests."""
+        self._pools: Sequence[PoolShape] = ()
+        self._index: dict[str, int] = {}
+        """Where each of them is, by name."""
 
     def settled(self, record: DecisionRecord, routing: Routing) -> None:
         """One request came to its end, however it ended."""
-        index = {shape.name: i for i, shape in enumerate(routing.pools)}
-        tried = {a.pool: a.result for a in record.attempts}
-        for name, result in tried.items():
-            self.requests[index[name]] += 1
-            self.rescues[index[name]] += result in _TOO_LONG
+        index = self._index
+        if routing.pools is not self._pools:  # a boundary moved
+            self._pools = routing.pools
+            index = self._index = {shape.name: i for i, shape in enumerate(routing.pools)}
+        attempts = record.attempts
+        if len(attempts) > 1:  # the last one of each pool counts
+            attempts = tuple({a.pool: a for a in attempts}.values())
+        for attempt in attempts:
+            pool = index[attempt.pool]
+            self.requests[pool] += 1
+            self.rescues[pool] += attempt.result in _TOO_LONG
         if record.outcome != "ok" or record.usage_source != "engine" or record.sequences != 1:
             return
         prompt, answer = record.prompt_tokens or 0, record.completion_tokens or 0
