@@ -10,6 +10,8 @@
   all connections now and then, so that no request needs a timer. What is not HTTP gets an
   OpenAI-shaped 400.
 - A client that stops reading is cut off after `WRITE_STALL_S`.
+- Who is refused while still sending is read on for `LINGER_S` and not listened to: closed at once,
+  the kernel would reset the connection, and the refusal would be lost on its way.
 """
 
 import asyncio
@@ -33,6 +35,7 @@ INBOUND_TIMEOUT_S = 60.0
 SWEEP_EVERY_S = 2.0
 WRITE_STALL_S = 120.0
 KEEP_ALIVE_S = 75.0
+LINGER_S = 5.0
 _LENGTH_NAME = len(b"content-length")
 _PATHS = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
 
@@ -59,6 +62,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Its last bytes, for an end that comes in two pieces."""
         self._inbound_since_s: float | None = self.loop.time()
         self._idle_since_s: float | None = None
+        self._lingers_since_s: float | None = None
+        """It was answered for the last time, before all that it was sending had come."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._hooks: list[list[Any]] = []
         self._endpoint: Endpoint | None = None
@@ -106,6 +111,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
+        if self._lingers_since_s is not None:
+            return
         if self._head_bytes >= 0 and not self._head_fits(data):
             self._refuse(
                 HeadTooLarge(
@@ -143,6 +150,7 @@ class GatewayProtocol(HttpToolsProtocol):
         for since_s, limit_s in (
             (self._inbound_since_s, INBOUND_TIMEOUT_S),
             (self._idle_since_s, KEEP_ALIVE_S),
+            (self._lingers_since_s, LINGER_S),
         ):
             if since_s is not None and now_s - since_s > limit_s:
                 self.transport.close()
@@ -279,7 +287,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since_s = self.loop.time()
         self.server_state.total_requests += 1
         if reply is None or reply.close_connection:
-            self.transport.close()
+            self._close_answered()
 
     def ended(self, reply: DirectReply) -> None:
         """See direct.Connection. Its task tells so itself: a callback would be a turn more."""
@@ -331,7 +339,16 @@ class GatewayProtocol(HttpToolsProtocol):
             b"content-length: %d\r\n%bconnection: close\r\n\r\n%b"
             % (status_line(refusal.status), refusal.reason.encode(), len(body), retry, body)
         )
-        self.transport.close()
+        self._close_answered()
+
+    def _close_answered(self) -> None:
+        """Close the connection after an answer, and not before the client can have read it."""
+        transport = self.transport
+        if self._head_bytes and transport.can_write_eof() and not transport.is_closing():
+            self._lingers_since_s = self.loop.time()
+            transport.write_eof()
+        else:
+            transport.close()
 
 
 def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

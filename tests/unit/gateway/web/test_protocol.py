@@ -73,6 +73,10 @@ class Gateway:
         self.clients.append(client)
         return client
 
+    def connections(self) -> set[object]:
+        """Those that are open."""
+        return set(self._server.server_state.connections)
+
     def sweep(self, after_s: float) -> None:
         """What the server does now and then, so much later."""
         now_s = asyncio.get_running_loop().time()
@@ -388,11 +392,39 @@ async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: 
     path = CHAT.path.encode()
     head = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % path
     piece = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
-    await client.send(head + piece * 17)
+    await client.send(head + piece * 16 + b"1\r\nx\r\n")
     status, headers, body = await client.answer()
     assert (status, headers["connection"]) == (413, "close")
     assert orjson.loads(body)["error"]["code"] == "request_too_large"
     assert gateway.pipeline.started == 0
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)  # ASGI closes in its own way
+@pytest.mark.parametrize(
+    ("head", "refused"),
+    [
+        (b"content-length: 50000000\r\n\r\n", 413),
+        (b"transfer-encoding: chunked\r\n\r\n" + b"200000\r\n", 413),
+        (b"x-padding: " + b"x" * 2 * MAX_HEAD, 431),
+    ],
+)
+async def test_who_is_refused_while_sending_can_read_why(
+    gateway: Gateway, head: bytes, refused: int
+) -> None:
+    """A connection that is closed with bytes unread is reset, and what was written is lost."""
+    client = await gateway.connect()
+    client.writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\n%s" % (CHAT.path.encode(), head))
+    for _ in range(40):
+        client.writer.write(b"x" * 65_536)
+        await client.writer.drain()
+        await asyncio.sleep(0.001)
+    status, headers, _ = await client.answer()
+    assert (status, headers["connection"]) == (refused, "close")
+    assert await client.closed() == b"", "nothing follows"
+    assert not client.writer.is_closing()
+    assert gateway.pipeline.started == 0
+    gateway.sweep(protocol.LINGER_S + 1.0)
+    await until(lambda: not gateway.connections())
 
 
 async def test_a_client_that_asks_to_close_is_closed_after_its_answer(gateway: Gateway) -> None:
