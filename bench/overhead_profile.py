@@ -107,7 +107,7 @@ def profile_rows(body: bytes) -> list[Row]:
         ),
         (
             "9 headers",
-            lambda: explain.response_headers("r", served, lengths, lease, binding, prompt, 0.0),
+            lambda: explain.response_lines("r", served, lengths, lease, binding, prompt, 0.0),
         ),
         ("9 one streamed chunk", lambda: meter.feed(_CHUNK)),
         (

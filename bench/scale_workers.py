@@ -166,7 +166,7 @@ class Loaded:
         dispatch.upstream_call(
             served, request.incoming, request.facts, request.lengths, request.prompt, binding
         )
-        explain.response_headers("r", served, request.lengths, lease, binding, request.prompt, 0.0)
+        explain.response_lines("r", served, request.lengths, lease, binding, request.prompt, 0.0)
         fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
         points = request.prefix.points
         if points and job is not None:

@@ -32,7 +32,7 @@ from gateway.policy.pools import larger_pools
 from gateway.policy.retry import Fault, hurts_health, next_step
 from gateway.policy.scheduling import NO_PREFIX, Job, Scheduler
 from gateway.policy.served import ServedModel
-from gateway.ports import ClientReply, Headers, LeaseStore, Upstream
+from gateway.ports import ClientReply, LeaseStore, Lines, Upstream
 from gateway.stages import bind as stage_bind
 from gateway.stages import dispatch as stage_dispatch
 from gateway.stages import explain as stage_explain
@@ -238,7 +238,7 @@ class Exchange:
         try:
             if walk.scheduler is not None and walk.job is not None:
                 self._expect_first(walk, served, binding, relay, walk.scheduler, walk.job)
-            answer = await relay.run(self._upstream, worker, call, headers_of(incoming, walk))
+            answer = await relay.run(self._upstream, worker, call, lines_of(incoming, walk))
             result = answer.label if isinstance(answer, Outcome) else answer.kind
         finally:
             if waiting is not None:
@@ -365,14 +365,14 @@ class Exchange:
         else:
             refusal = stage_explain.engine_refusal(fault)
         walk.refusal = refusal
-        await reply.refuse(refusal, headers_of(incoming, walk))
+        await reply.refuse(refusal, lines_of(incoming, walk))
         label = "error" if fault.kind == "overflow" else "upstream_error"
         return Outcome(label=label, status=refusal.status)
 
 
-def headers_of(incoming: Incoming, walk: Walk) -> Headers:
+def lines_of(incoming: Incoming, walk: Walk) -> Lines:
     """The x-sluice-* headers known so far."""
-    return stage_explain.response_headers(
+    return stage_explain.response_lines(
         incoming.request_id,
         walk.served,
         walk.estimate,

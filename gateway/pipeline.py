@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
-from gateway.exchange import Exchange, headers_of
+from gateway.exchange import Exchange, lines_of
 from gateway.policy.band import Band, band_plan
 from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
@@ -65,6 +65,7 @@ class Pipeline:
             wall_clock=wall_clock,
             log_prompts=log_prompts,
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._newest_s = -inf
         """When the newest request came."""
         self._held: dict[str, Walk] = {}
@@ -164,7 +165,9 @@ class Pipeline:
         walk.admitted = (plan, walk.lease)
         if walk.lease.limits is not None:
             walk.reserved_tokens = walk.lease.cost_tokens
-            walk.task = asyncio.current_task()
+            if self._loop is None:  # asked for once: it costs a call of the system
+                self._loop = asyncio.get_running_loop()
+            walk.task = asyncio.current_task(self._loop)
             self._held[walk.lease.id] = walk
         # Requests that come together go on together: each half of the way, walked by one after
         # the other, stays in the processor's caches; the whole way is too long for them. Where
@@ -235,7 +238,7 @@ class Pipeline:
         if reply.started:
             await reply.break_off(refusal)
         else:
-            await reply.refuse(refusal, headers_of(incoming, walk))
+            await reply.refuse(refusal, lines_of(incoming, walk))
 
 
 @coroutine

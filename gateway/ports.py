@@ -80,7 +80,8 @@ class Settlement(Record, frozen=True, kw_only=True):
     """When, by the gateway's clock; 0 for now. A store with a clock of its own goes by that."""
 
 
-Headers = Sequence[tuple[bytes, bytes]]
+Lines = bytes
+"""Headers as they are written, each line with its end (`gateway.policy.header_lines`)."""
 
 
 class ClientReply(Protocol):
@@ -90,7 +91,7 @@ class ClientReply(Protocol):
     def started(self) -> bool:
         """Whether the head was sent: from then on errors can only be in-band."""
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, lines: Lines) -> None:
         """Send the head of a streamed answer."""
 
     async def write(self, data: bytes) -> None:
@@ -105,10 +106,10 @@ class ClientReply(Protocol):
     async def finish(self) -> None:
         """End a streamed answer."""
 
-    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
         """Send a whole answer."""
 
-    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """Send a refusal in the endpoint's error shape."""
 
     async def break_off(self, refusal: Refusal) -> None:

@@ -9,12 +9,13 @@ import msgspec
 
 from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
 from gateway.errors import Refusal, UpstreamFailure
+from gateway.policy.header_lines import pairs_of
 from gateway.policy.learned import Learned, Peer, Sums
 from gateway.ports import (
     CompressResult,
     CompressTask,
-    Headers,
     Heard,
+    Lines,
     Settlement,
     UpstreamCall,
     UpstreamResponse,
@@ -190,11 +191,11 @@ class FakeReply:
         self.broken_off: Refusal | None = None
         self._on_write = on_write
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, lines: Lines) -> None:
         """See ClientReply."""
         assert not self.started, "a head is sent once"
         self.started = True
-        self.status, self.headers = status, dict(headers)
+        self.status, self.headers = status, dict(pairs_of(lines))
 
     async def write(self, data: bytes) -> None:
         """See ClientReply."""
@@ -222,16 +223,16 @@ class FakeReply:
         assert not self.finished, "a body ends once"
         self.finished = True
 
-    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
         """See ClientReply."""
-        await self.start(status, headers)
+        await self.start(status, lines)
         await self.write(body)
         await self.finish()
 
-    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
         self.refusal = refusal
-        await self.send(refusal.status, headers, b"")
+        await self.send(refusal.status, lines, b"")
 
     async def break_off(self, refusal: Refusal) -> None:
         """See ClientReply."""

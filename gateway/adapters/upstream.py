@@ -359,6 +359,7 @@ class HttpUpstream:
     def __init__(self) -> None:
         self._idle: dict[ConnectionKey, deque[Connection]] = {}
         self._busy: set[Connection] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._heads: dict[tuple[str, str | None, str], bytes] = {}
         self._tls: dict[str | None, ssl.SSLContext] = {}
@@ -366,7 +367,9 @@ class HttpUpstream:
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
         """See Upstream."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:  # asked for once: it costs a call of the system
+            loop = self._loop = asyncio.get_running_loop()
         if self._sweeper is None and not self._closed:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep, loop)
         request = self._render(worker, call)

@@ -78,7 +78,7 @@ def _limits_told(denial: Denial) -> Headers:
     return (
         (b"x-ratelimit-limit-" + kind, b"%d" % int(denial.limit)),
         (b"x-ratelimit-remaining-" + kind, b"%d" % left),
-        (b"x-ratelimit-reset-" + kind, span(min(MOST_S, max(0.0, denial.wait_s)))),
+        (b"x-ratelimit-reset-" + kind, span(min(MOST_S, max(0.0, denial.wait_s))).encode()),
     )
 
 
@@ -98,30 +98,29 @@ def limits_of(grant: Grant) -> Limits:
     )
 
 
-def limit_headers(limits: Limits) -> Headers:
+def limit_lines(limits: Limits) -> str:
     """x-ratelimit-*: requests are sequences in flight; tokens are left out where unlimited."""
-    headers = (
-        (b"x-ratelimit-limit-requests", b"%d" % limits.sequences),
-        (b"x-ratelimit-remaining-requests", b"%d" % limits.sequences_free),
-        (b"x-ratelimit-reset-requests", span(limits.sequences_reset_s)),
+    lines = (
+        f"x-ratelimit-limit-requests: {limits.sequences}\r\n"
+        f"x-ratelimit-remaining-requests: {limits.sequences_free}\r\n"
+        f"x-ratelimit-reset-requests: {span(limits.sequences_reset_s)}\r\n"
     )
     if not limits.tokens:
-        return headers
+        return lines
     return (
-        *headers,
-        (b"x-ratelimit-limit-tokens", b"%d" % limits.tokens),
-        (b"x-ratelimit-remaining-tokens", b"%d" % limits.tokens_free),
-        (b"x-ratelimit-reset-tokens", span(limits.tokens_reset_s)),
+        f"{lines}x-ratelimit-limit-tokens: {limits.tokens}\r\n"
+        f"x-ratelimit-remaining-tokens: {limits.tokens_free}\r\n"
+        f"x-ratelimit-reset-tokens: {span(limits.tokens_reset_s)}\r\n"
     )
 
 
-def span(seconds: float) -> bytes:
+def span(seconds: float) -> str:
     """A duration as OpenAI writes it, rounded up: 12ms, 1s, 6m0s."""
     if seconds < 1.0:
-        return b"%dms" % ceil(seconds * 1000)
+        return f"{ceil(seconds * 1000)}ms"
     whole = ceil(seconds)
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
     if hours:
-        return b"%dh%dm%ds" % (hours, minutes, left)
-    return b"%dm%ds" % (minutes, left) if minutes else b"%ds" % left
+        return f"{hours}h{minutes}m{left}s"
+    return f"{minutes}m{left}s" if minutes else f"{left}s"

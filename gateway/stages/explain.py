@@ -26,20 +26,20 @@ from gateway.domain import (
 )
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
 from gateway.policy.admission import DenialReason
-from gateway.policy.denials import limit_headers
+from gateway.policy.denials import limit_lines
 from gateway.policy.entitlements import charge_tokens
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import can_serve
 from gateway.policy.retry import Fault
 from gateway.policy.scheduling import Job
 from gateway.policy.served import ServedModel
-from gateway.ports import Headers
+from gateway.ports import Lines
 from gateway.telemetry import Metrics
 
 _DENIALS = frozenset(get_args(DenialReason))
 
 
-def response_headers(
+def response_lines(
     request_id: str,
     served: ServedModel | None,
     estimate: LengthEstimate | None,
@@ -47,23 +47,23 @@ def response_headers(
     binding: Binding | None,
     prompt: Prompt | None,
     queue_s: float,
-) -> Headers:
+) -> Lines:
     """The x-sluice-* headers known so far."""
-    headers = [(b"x-request-id", request_id.encode())]
+    lines = f"x-request-id: {request_id}\r\n"
     if estimate is not None:
-        headers.append((b"x-sluice-estimated-tokens", b"%d" % estimate.fit_tokens))
+        lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
     if served is not None and lease is not None and binding is not None:
         pool = served.pools[binding.pool]
-        headers += (
-            (b"x-sluice-pool", pool.name.encode()),
-            (b"x-sluice-worker", pool.workers[binding.worker].encode()),
-            (b"x-sluice-spilled", b"true" if lease.spilled else b"false"),
-            (b"x-sluice-compressed", b"none" if prompt is None else prompt.compressed.encode()),
-            (b"x-sluice-queue-ms", b"%d" % int(queue_s * 1000)),
+        lines += (
+            f"x-sluice-pool: {pool.name}\r\n"
+            f"x-sluice-worker: {pool.workers[binding.worker]}\r\n"
+            f"x-sluice-spilled: {'true' if lease.spilled else 'false'}\r\n"
+            f"x-sluice-compressed: {'none' if prompt is None else prompt.compressed}\r\n"
+            f"x-sluice-queue-ms: {int(queue_s * 1000)}\r\n"
         )
     if lease is not None and lease.limits is not None and _applied(served, lease):
-        headers += limit_headers(lease.limits)
-    return headers
+        lines += limit_lines(lease.limits)
+    return lines.encode()
 
 
 def _applied(served: ServedModel | None, lease: Lease) -> bool:

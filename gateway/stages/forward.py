@@ -9,7 +9,7 @@ Rules:
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -26,7 +26,7 @@ from gateway.policy.overflow import (
 )
 from gateway.policy.retry import Fault
 from gateway.policy.sse import StreamMeter, usage_from
-from gateway.ports import ClientReply, Headers, Upstream, UpstreamCall, UpstreamResponse
+from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer that is not a stream is held until it is whole; beyond this it is a fault."""
@@ -121,7 +121,7 @@ class Relay:
         """The request reached an engine (or may have)."""
 
     async def run(
-        self, upstream: Upstream, worker: WorkerAddress, call: UpstreamCall, headers: Headers
+        self, upstream: Upstream, worker: WorkerAddress, call: UpstreamCall, lines: Lines
     ) -> Outcome | Fault:
         """Forward the call; an Outcome when the client was answered, else a Fault."""
         self.sent = True
@@ -133,8 +133,8 @@ class Relay:
         try:
             kind = _header(response.headers, b"content-type")
             if response.status == 200 and kind.startswith(b"text/event-stream"):
-                return await self._stream(response, kind, headers)
-            return await self._whole(response, kind, headers)
+                return await self._stream(response, kind, lines)
+            return await self._whole(response, kind, lines)
         finally:
             response.abort()
 
@@ -151,7 +151,7 @@ class Relay:
     # -- streams
 
     async def _stream(
-        self, response: UpstreamResponse, kind: bytes, headers: Headers
+        self, response: UpstreamResponse, kind: bytes, lines: Lines
     ) -> Outcome | Fault:
         self._meter = meter = StreamMeter(self._endpoint, strip_usage=self._strip_usage)
         first = await self._first_events(response, meter)
@@ -163,7 +163,7 @@ class Relay:
         if self._endpoint is RESPONSES and (found := _RESPONSE_ID.search(first)):
             self._response_id = found[1].decode("ascii", "replace")
         await self._reply.start(
-            200, [(b"content-type", kind), (b"cache-control", b"no-cache"), *headers]
+            200, b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
         )
         await self._reply.write(first)
         write_now, feed = self._reply.write_now, meter.feed
@@ -233,7 +233,7 @@ class Relay:
     # -- whole answers
 
     async def _whole(
-        self, response: UpstreamResponse, kind: bytes, headers: Headers
+        self, response: UpstreamResponse, kind: bytes, lines: Lines
     ) -> Outcome | Fault:
         body = response.take_whole()
         if body is None:
@@ -248,9 +248,9 @@ class Relay:
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status >= 400 and not has_error_shape(body, anthropic=anthropic):
             message = engine_message(body) or f"The engine refused with status {status}."
-            await self._reply.refuse(EngineRefusal(status, message), headers)
+            await self._reply.refuse(EngineRefusal(status, message), lines)
         else:
-            await self._reply.send(status, [(b"content-type", kind), *headers], body)
+            await self._reply.send(status, b"content-type: %b\r\n%b" % (kind, lines), body)
         if status >= 400:
             return Outcome(label="error", status=status, ttft_s=self._ttft_s())
         usage, finish, answer_id = _read_answer(body)
@@ -293,7 +293,7 @@ def _metered(meter: StreamMeter) -> Usage:
     )
 
 
-def _header(headers: Headers, wanted: bytes) -> bytes:
+def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> bytes:
     for name, value in headers:
         if name == wanted:
             return value

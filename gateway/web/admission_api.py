@@ -15,9 +15,10 @@ from msgspec import Meta
 from gateway.domain import Limits, Record
 from gateway.errors import TooLarge
 from gateway.policy.body import MAX_CHOICES, MAX_MODEL_CHARS
-from gateway.policy.denials import limit_headers
+from gateway.policy.denials import limit_lines
 from gateway.policy.external import Report, Wanted
 from gateway.policy.head import MAX_REQUEST_ID, read_head
+from gateway.policy.header_lines import pairs_of
 from gateway.policy.refusals import undecodable
 from gateway.web.admission_desk import AdmissionDesk
 from gateway.web.peers import NoPeers, Peers, settle_anywhere
@@ -103,7 +104,7 @@ def admission_router(
             would_deny=lease.would_deny or None,
             limits=lease.limits,
         )
-        headers = () if lease.limits is None else limit_headers(lease.limits)
+        headers = () if lease.limits is None else pairs_of(limit_lines(lease.limits).encode())
         return _answer(answer, {name.decode(): value.decode() for name, value in headers})
 
     @app.post("/admission/usage")

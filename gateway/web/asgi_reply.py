@@ -5,7 +5,8 @@ from typing import Any
 
 from gateway.domain import Endpoint
 from gateway.errors import Refusal
-from gateway.ports import Headers
+from gateway.policy.header_lines import lines_of, pairs_of
+from gateway.ports import Lines
 from gateway.web.problems import error_body, error_event, error_headers
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -26,9 +27,10 @@ class AsgiReply:
     def ended(self) -> None:
         """See Reply. The server sees for itself."""
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, lines: Lines) -> None:
         """See ClientReply."""
         self.started = True
+        headers = pairs_of(lines)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
@@ -51,19 +53,19 @@ class AsgiReply:
         await self.drain()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
         """See ClientReply."""
         self.started = True
-        all_headers = [*headers, (b"content-length", b"%d" % len(body))]
+        all_headers = [*pairs_of(lines), (b"content-length", b"%d" % len(body))]
         if self.close_connection:
             all_headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
         body = error_body(refusal, self._endpoint.dialect)
-        await self.send(refusal.status, [*error_headers(refusal), *headers], body)
+        await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
 
     async def break_off(self, refusal: Refusal) -> None:
         """See ClientReply."""

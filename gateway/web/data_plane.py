@@ -21,7 +21,7 @@ from gateway.errors import (
     UnsupportedMedia,
 )
 from gateway.policy.head import announced_bytes, read_head
-from gateway.ports import ClientReply, Headers
+from gateway.ports import ClientReply, Lines
 from gateway.web.asgi_reply import AsgiReply
 
 _log = logging.getLogger("sluice.data_plane")
@@ -206,8 +206,8 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
             return part if len(parts) == 1 else b"".join(parts)
 
 
-def _id_header(head: RequestHead, made_id: str) -> Headers:
-    return [(b"x-request-id", (head.request_id or made_id).encode())]
+def _id_header(head: RequestHead, made_id: str) -> Lines:
+    return b"x-request-id: %b\r\n" % (head.request_id or made_id).encode()
 
 
 def _broken() -> InternalError:

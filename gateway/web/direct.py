@@ -6,12 +6,12 @@ gateway or from an engine's parsed head, never from a client, so they need no es
 """
 
 import asyncio
-from itertools import chain
 from typing import Protocol
 
 from gateway.domain import Endpoint
 from gateway.errors import Refusal
-from gateway.ports import Headers
+from gateway.policy.header_lines import lines_of
+from gateway.ports import Lines
 from gateway.web.problems import error_body, error_event, error_headers
 from gateway.web.status import status_line
 
@@ -74,10 +74,10 @@ class DirectReply:
         self.task: asyncio.Task[None] | None = None
         """Who answers."""
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, lines: Lines) -> None:
         """See ClientReply. The head travels with the first piece."""
         self.started = True
-        self._head = self._render(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
+        self._head = self._render(status, lines) + b"transfer-encoding: chunked\r\n\r\n"
 
     async def write(self, data: bytes) -> None:
         """See ClientReply."""
@@ -106,18 +106,18 @@ class DirectReply:
         self.finished = True
         self._connection.finished()
 
-    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
         """See ClientReply."""
         self.started = True
-        head = self._render(status, headers)
-        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        head = self._render(status, lines)
+        self._transport.write(b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body)))
         self.finished = True
         self._connection.finished()
 
-    async def refuse(self, refusal: Refusal, headers: Headers) -> None:
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
         body = error_body(refusal, self._endpoint.dialect)
-        await self.send(refusal.status, [*error_headers(refusal), *headers], body)
+        await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
 
     async def break_off(self, refusal: Refusal) -> None:
         """See ClientReply."""
@@ -128,9 +128,6 @@ class DirectReply:
         """See Reply."""
         self._connection.ended(self)
 
-    def _render(self, status: int, headers: Headers) -> bytes:
-        # One formatting of all is a third of one each.
-        lines = (b"%b: %b\r\n" * len(headers)) % tuple(chain.from_iterable(headers))
-        if self.close_connection:
-            lines += b"connection: close\r\n"
-        return status_line(status) + lines
+    def _render(self, status: int, lines: Lines) -> bytes:
+        ends = b"connection: close\r\n" if self.close_connection else b""
+        return b"".join((status_line(status), lines, ends))

@@ -5,6 +5,7 @@ OpenAI: {"error": {"message", "type", "param", "code"}}. Anthropic: {"type": "er
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +13,6 @@ from fastapi import Response
 
 from gateway.domain import Dialect
 from gateway.errors import Refusal
-from gateway.ports import Headers
 
 JSON = (b"content-type", b"application/json")
 
@@ -58,7 +58,7 @@ def error_event(refusal: Refusal, endpoint: str, dialect: Dialect) -> bytes:
     return b"data: " + error_body(refusal) + b"\n\n"
 
 
-def error_headers(refusal: Refusal) -> Headers:
+def error_headers(refusal: Refusal) -> Sequence[tuple[bytes, bytes]]:
     """x-sluice-reason and, where waiting helps, how long."""
     headers = [JSON, (b"x-sluice-reason", refusal.reason.encode())]
     if refusal.retry_after_s is not None:

@@ -21,7 +21,7 @@ Behaviour = Callable[[Incoming, ClientReply], Awaitable[None]]
 
 
 async def say_ok(incoming: Incoming, reply: ClientReply) -> None:
-    await reply.send(200, [(b"x-request-id", incoming.request_id.encode())], b"ok")
+    await reply.send(200, b"x-request-id: %b\r\n" % incoming.request_id.encode(), b"ok")
 
 
 class Hanging:
@@ -294,7 +294,7 @@ async def test_a_refusal_of_the_data_plane_carries_the_id_too() -> None:
 
 async def test_a_stream_is_sent_piece_by_piece() -> None:
     async def streaming(incoming: Incoming, reply: ClientReply) -> None:
-        await reply.start(200, [(b"content-type", b"text/event-stream")])
+        await reply.start(200, b"content-type: text/event-stream\r\n")
         assert reply.started
         await reply.write(b"a")
         await reply.write(b"b")
@@ -311,7 +311,7 @@ async def test_a_stream_is_sent_piece_by_piece() -> None:
 
 async def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     async def breaking(incoming: Incoming, reply: ClientReply) -> None:
-        await reply.start(200, [])
+        await reply.start(200, b"")
         await reply.break_off(UpstreamBroken("gone", reason="r", code="c"))
 
     client = await Plane(breaking).ask(Client(part()))
@@ -333,7 +333,7 @@ async def test_a_bug_is_a_500_in_openais_shape_that_tells_nothing_of_it() -> Non
 
 async def test_a_bug_in_a_stream_ends_it_with_an_error_event() -> None:
     async def bug(incoming: Incoming, reply: ClientReply) -> None:
-        await reply.start(200, [])
+        await reply.start(200, b"")
         raise ZeroDivisionError("secret")
 
     client = await Plane(bug).ask(Client(part()))

@@ -42,12 +42,12 @@ class FakePipeline:
             if incoming.body.startswith(b"hang"):
                 await asyncio.get_running_loop().create_future()
             if incoming.body.startswith(b"stream"):
-                await reply.start(200, [(b"content-type", b"text/event-stream")])
+                await reply.start(200, b"content-type: text/event-stream\r\n")
                 while True:
                     await reply.write(b"x" * 65_536)
                     self.written += 65_536
                     await asyncio.sleep(0)
-            await reply.send(200, [(b"content-type", b"text/plain")], b"%d" % len(incoming.body))
+            await reply.send(200, b"content-type: text/plain\r\n", b"%d" % len(incoming.body))
         except asyncio.CancelledError:
             self.cancelled.append(incoming.body[:16])
             raise
