@@ -352,8 +352,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """The content type is multipart/form-data."""
     plain_body: bool = True
     """No content encoding."""
-    forwarded: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers that travel to the engine."""
+    forwarded: bytes = b""
+    """Headers that travel to the engine, as lines (`gateway.policy.header_lines`)."""
 
 
 class Incoming(Record, frozen=True, kw_only=True):

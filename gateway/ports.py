@@ -15,13 +15,16 @@ from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Learned, Peer
 from gateway.policy.ledger import Terms
 
+Lines = bytes
+"""Headers as they are written, each line with its end (`gateway.policy.header_lines`)."""
+
 
 class UpstreamCall(Record, frozen=True, kw_only=True):
-    """One HTTP request to an engine. `headers` are complete but for host, length and key."""
+    """One HTTP request to an engine. `lines` are its headers but for host, length and key."""
 
     method: str
     path: str
-    headers: tuple[tuple[bytes, bytes], ...]
+    lines: Lines
     body: bytes
     timeouts: PhaseTimeouts = PhaseTimeouts()
 
@@ -78,10 +81,6 @@ class Settlement(Record, frozen=True, kw_only=True):
     """False when no engine saw it: a full refund."""
     unix_s: float = 0.0
     """When, by the gateway's clock; 0 for now. A store with a clock of its own goes by that."""
-
-
-Lines = bytes
-"""Headers as they are written, each line with its end (`gateway.policy.header_lines`)."""
 
 
 class ClientReply(Protocol):

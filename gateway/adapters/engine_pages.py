@@ -15,7 +15,7 @@ from gateway.ports import Upstream, UpstreamCall
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 """Of a page; a longer one tells nothing."""
-_HEADERS: Final = ((b"accept", b"*/*"), (b"user-agent", b"sluice"))
+_LINES: Final = b"accept: */*\r\nuser-agent: sluice\r\n"
 
 NOT_HAD: Final = (UpstreamFailure, OSError)
 """What `EnginePages.get` raises; a time-out is an OSError."""
@@ -70,6 +70,6 @@ class EnginePages:
         call = self._calls.get(path)
         if call is None:
             call = self._calls[path] = UpstreamCall(
-                method="GET", path=path, headers=_HEADERS, body=b"", timeouts=self._timeouts
+                method="GET", path=path, lines=_LINES, body=b"", timeouts=self._timeouts
             )
         return call

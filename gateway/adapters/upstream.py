@@ -22,7 +22,6 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import cast
 
 import httptools
@@ -461,8 +460,8 @@ class HttpUpstream:
             head = _request_line(worker, call)
             if len(self._heads) < _MOST_HEADS:
                 self._heads[known] = head
-        lines = (b"%b: %b\r\n" * len(call.headers)) % tuple(chain.from_iterable(call.headers))
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, lines, len(call.body), call.body)
+        size = b"content-length: %d\r\n\r\n" % len(call.body)
+        return b"".join((head, call.lines, size, call.body))
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()

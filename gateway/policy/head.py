@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 
 from gateway.domain import RequestHead
+from gateway.policy.header_lines import lines_of
 
 MAX_REQUEST_ID = 128
 FORWARDED = frozenset(
@@ -70,7 +71,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
             key_digest=key_digest,
             json_body=json_body,
             form_body=form_body,
-            forwarded=tuple(forwarded),
+            forwarded=lines_of(forwarded),
         )
     category = said.get(b"x-sluice-category")
     return RequestHead(
@@ -82,7 +83,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         json_body=json_body,
         form_body=form_body,
         plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
-        forwarded=tuple(forwarded),
+        forwarded=lines_of(forwarded),
     )
 
 

@@ -48,13 +48,13 @@ def upstream_call(
     default_cap = None
     if incoming.endpoint.generates:
         default_cap = defaulted_cap(served.routing, estimate, binding.pool)
-    headers = (*incoming.head.forwarded, (b"x-request-id", incoming.request_id.encode()))
+    lines = b"%bx-request-id: %b\r\n" % (incoming.head.forwarded, incoming.request_id.encode())
     if worker.rank is not None and not _rank_in_body(worker, incoming.endpoint):
-        headers = (*headers, (b"x-data-parallel-rank", b"%d" % worker.rank))
+        lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
     return UpstreamCall(
         method="POST",
         path=incoming.endpoint.path,
-        headers=headers,
+        lines=lines,
         body=_edited(
             served, worker, incoming.endpoint, facts, default_cap, prompt.body, priority, salt
         ),

@@ -122,7 +122,7 @@ def call(body: bytes = b"{}", **timeouts: float) -> UpstreamCall:
     return UpstreamCall(
         method="POST",
         path="/v1/chat/completions",
-        headers=((b"content-type", b"application/json"), (b"x-request-id", b"r1")),
+        lines=b"content-type: application/json\r\nx-request-id: r1\r\n",
         body=body,
         timeouts=PhaseTimeouts(**timeouts),
     )

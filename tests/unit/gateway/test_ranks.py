@@ -11,6 +11,7 @@ from gateway.domain import CHAT, TRANSCRIPTIONS, Binding, BodyFacts, Prompt
 from gateway.models import served_model as model_of
 from gateway.policy.body import read_body
 from gateway.policy.fleet import PoolState
+from gateway.policy.header_lines import pairs_of
 from gateway.policy.rank_group import RankGroup
 from gateway.policy.served import ServedModel
 from gateway.ports import UpstreamCall
@@ -133,25 +134,25 @@ HEADER = b"x-data-parallel-rank"
 
 def test_a_rank_travels_as_a_header_and_the_body_stays() -> None:
     call = call_of("header", BODY)
-    assert dict(call.headers)[HEADER] == b"5"
+    assert dict(pairs_of(call.lines))[HEADER] == b"5"
     assert call.body == BODY
 
 
 def test_a_rank_travels_as_a_field_where_the_engine_wants_that() -> None:
     call = call_of("body", BODY)
-    assert HEADER not in dict(call.headers)
+    assert HEADER not in dict(pairs_of(call.lines))
     assert msgspec.json.decode(call.body)["data_parallel_rank"] == 5
     assert call.body.endswith(BODY[1:])
 
 
 def test_a_form_has_no_field_so_the_header_carries_it() -> None:
-    assert dict(call_of("body", b"--x--", form=True).headers)[HEADER] == b"5"
+    assert dict(pairs_of(call_of("body", b"--x--", form=True).lines))[HEADER] == b"5"
 
 
 def test_an_engine_without_ranks_is_told_none() -> None:
     for rank_by in ("header", "body"):
         call = call_of(rank_by, BODY, rank=None)
-        assert HEADER not in dict(call.headers)
+        assert HEADER not in dict(pairs_of(call.lines))
         assert call.body == BODY
 
 
@@ -169,7 +170,7 @@ def test_a_clients_own_rank_is_removed(field: str, rank_by: Literal["header", "b
 
 def test_a_clients_header_does_not_travel() -> None:
     asked = incoming(BODY, headers=[(HEADER, b"1")])
-    assert HEADER not in dict(asked.head.forwarded)
+    assert HEADER not in dict(pairs_of(asked.head.forwarded))
 
 
 # --- health and KV of several workers behind one address
