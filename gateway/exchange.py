@@ -238,7 +238,7 @@ class Exchange:
         try:
             if walk.scheduler is not None and walk.job is not None:
                 self._expect_first(walk, served, binding, relay, walk.scheduler, walk.job)
-            answer = await relay.run(self._upstream, worker, call, lines_of(incoming, walk))
+            answer = await relay.run(self._upstream, worker, call, answer_lines(incoming, walk))
             result = answer.label if isinstance(answer, Outcome) else answer.kind
         finally:
             if waiting is not None:
@@ -365,12 +365,12 @@ class Exchange:
         else:
             refusal = stage_explain.engine_refusal(fault)
         walk.refusal = refusal
-        await reply.refuse(refusal, lines_of(incoming, walk))
+        await reply.refuse(refusal, answer_lines(incoming, walk))
         label = "error" if fault.kind == "overflow" else "upstream_error"
         return Outcome(label=label, status=refusal.status)
 
 
-def lines_of(incoming: Incoming, walk: Walk) -> Lines:
+def answer_lines(incoming: Incoming, walk: Walk) -> Lines:
     """The x-sluice-* headers known so far."""
     return stage_explain.response_lines(
         incoming.request_id,

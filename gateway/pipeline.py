@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
-from gateway.exchange import Exchange, lines_of
+from gateway.exchange import Exchange, answer_lines
 from gateway.policy.band import Band, band_plan
 from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
@@ -165,8 +165,8 @@ class Pipeline:
         walk.admitted = (plan, walk.lease)
         if walk.lease.limits is not None:
             walk.reserved_tokens = walk.lease.cost_tokens
-            if self._loop is None:  # asked for once: it costs a call of the system
-                self._loop = asyncio.get_running_loop()
+            # The loop is asked for once: it costs a call of the system.
+            self._loop = self._loop or asyncio.get_running_loop()
             walk.task = asyncio.current_task(self._loop)
             self._held[walk.lease.id] = walk
         # Requests that come together go on together: each half of the way, walked by one after
@@ -238,7 +238,7 @@ class Pipeline:
         if reply.started:
             await reply.break_off(refusal)
         else:
-            await reply.refuse(refusal, lines_of(incoming, walk))
+            await reply.refuse(refusal, answer_lines(incoming, walk))
 
 
 @coroutine

@@ -84,7 +84,7 @@ class Walk:
         self.job: Job | None = None
         """Where a scheduler assigns the workers."""
         self.scheduler: Scheduler | None = None
-        """Whose the job is."""
+        """Whose the job is, until it is given back."""
         self.prefix = NO_PREFIX
         """Who holds which beginning of the prompt."""
         self.expected: Expected | None = None
