@@ -18,6 +18,8 @@ import asyncio
 import os
 import socket
 from collections.abc import Coroutine
+from hmac import compare_digest
+from itertools import chain
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -37,6 +39,8 @@ WRITE_STALL_S = 120.0
 KEEP_ALIVE_S = 75.0
 LINGER_S = 5.0
 _LENGTH_NAME = len(b"content-length")
+_NOT_READ = b"\n"
+"""What no headers are: a name is never empty."""
 _PATHS = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
 
 
@@ -71,8 +75,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._announced = b""
         """Its content-length, "" without: in `headers` it would make every head another one."""
         self._head = RequestHead()
-        self._head_of: list[tuple[bytes, bytes]] | None = None
-        """The headers that `_head` was read from."""
+        self._head_of = _NOT_READ
+        """The headers that `_head` was read from, names and values line by line."""
         self._pieces: list[bytes] = []
         self._size = 0
         self._reply: DirectReply | None = None
@@ -253,8 +257,10 @@ class GatewayProtocol(HttpToolsProtocol):
         return None if self.parser.should_upgrade() else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
-        if self.headers != self._head_of:
-            self._head_of = self.headers
+        # Neither holds a line break. A key is among them: compared in constant time.
+        sent = b"\n".join(chain.from_iterable(self.headers))
+        if not compare_digest(sent, self._head_of):
+            self._head_of = sent
             lowered = _lowered(self.headers)
             self._head = read_head(lowered)
             self.expect_100_continue = _expects(lowered)
@@ -309,7 +315,7 @@ class GatewayProtocol(HttpToolsProtocol):
             headers.append((b"content-length", self._announced))
         super().on_message_begin()
         self.url, self.headers = url, headers
-        self._head_of = None
+        self._head_of = _NOT_READ
         self.expect_100_continue = _expects(headers)
         hooks: list[Any] = []
         scope = cast("dict[str, Any]", self.scope)
