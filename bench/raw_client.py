@@ -26,6 +26,8 @@ class RawClient:
         if key:
             self._head += f"authorization: Bearer {key}\r\n"
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.asked = False
+        """Whether the last request was sent whole: who leaves while connecting asked nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -35,18 +37,21 @@ class RawClient:
 
     async def post(self, path: str, body: bytes) -> Answer:
         """Send and read to the end. Raises OSError, EOFError; cancelling leaves the server."""
-        whole = False
+        whole = self.asked = False
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(self._host, self._port)
             reader, writer = self._streams
             length = f"content-length: {len(body)}\r\n\r\n"
             writer.write(f"POST {path} HTTP/1.1\r\n{self._head}{length}".encode() + body)
+            self.asked = True
             answer = await _read(reader)
             whole = True
             return answer
         finally:
             if not whole:
+                if self._streams is not None and self._streams[1].transport.get_write_buffer_size():
+                    self.asked = False
                 self.close()
 
     def close(self) -> None:

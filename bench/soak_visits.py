@@ -1,7 +1,8 @@
 """Clients of all sorts, beside the bulk: endpoints, lengths, conversations, leavers, mistakes.
 
 Every visit ends in one word: `ok`, `left`, `broken` (a stream that ended in an error event),
-`http NNN`, or `lost` (the connection broke without an answer).
+`http NNN`, or `lost` (the connection broke without an answer). Who left before its request was
+sent whole is not counted: the gateway saw no request.
 """
 
 import asyncio
@@ -98,7 +99,8 @@ class Visitors:
         finally:
             self.running -= 1
             self._idle[visit.key].append((time.monotonic(), client))
-            self.ended[visit.kind, how] += 1
+            if how != "left" or client.asked:
+                self.ended[visit.kind, how] += 1
             if how == "lost" and len(self.strange) < 10:
                 self.strange.append(f"{visit.kind} {visit.path}: {how}")
 

@@ -3,6 +3,9 @@
 The same ClientReply as over ASGI, without ASGI's messages, checks and awaits: on the hot path
 those cost more than the rest of a relayed chunk. Header names and values come from the
 gateway or from an engine's parsed head, never from a client, so they need no escaping here.
+
+A client that leaves cancels whoever answers it, but the end of an answer may come in the same
+turn of the loop, and first: a closed transport of uvloop's raises when it is written to.
 """
 
 import asyncio
@@ -87,7 +90,7 @@ class DirectReply:
     def write_now(self, data: bytes) -> bool:
         """See ClientReply. To a client that has gone nothing is written."""
         transport = self._transport
-        if transport.is_closing():  # uvloop's raises then, into the engine's connection
+        if transport.is_closing():
             return False
         if self._head:
             head, self._head = self._head, b""
@@ -102,7 +105,8 @@ class DirectReply:
 
     async def finish(self) -> None:
         """See ClientReply."""
-        self._transport.write(self._head + b"0\r\n\r\n")
+        if not self._transport.is_closing():
+            self._transport.write(self._head + b"0\r\n\r\n")
         self.finished = True
         self._connection.finished()
 
@@ -110,7 +114,9 @@ class DirectReply:
         """See ClientReply."""
         self.started = True
         head = self._render(status, lines)
-        self._transport.write(b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body)))
+        if not self._transport.is_closing():
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            self._transport.write(b"".join((head, length, body)))
         self.finished = True
         self._connection.finished()
 
