@@ -22,6 +22,9 @@ ON_REDIS: Final = "sluice on Redis"
 LEAST_LOADED: Final = "sluice, least-loaded"
 ROUTER: Final = "sglang-router"
 GATEWAYS: Final = (EMBEDDED, ON_REDIS, LEAST_LOADED)
+LITELLM: Final = "litellm"
+OF_ONE_CORE: Final = (*GATEWAYS, LITELLM)
+"""Python programs of one process: they use one core at most."""
 NAMES: Final = (EMBEDDED, ON_REDIS, *(name for name in MAKERS if name != EMBEDDED))
 
 ROUNDS: Final = int(os.environ.get("SLUICE_BENCH_ROUNDS", "5"))

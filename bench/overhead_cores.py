@@ -2,8 +2,11 @@
 
 A gateway is one thread. On two cores the kernel wakes an engine, the load generator or Redis on
 the gateway's core while the other stands idle: of one that always had work, 10 to 18 % of the
-time went by in that queue, and its utilisation never reached .9. So it gets the first core, and
-all others the rest. Contenders of many threads are not bound: they do best where they may go.
+time went by in that queue, and its utilisation never reached .9. So it gets a core, and all
+others the rest. Which core goes by turns, for on a shared host one may be slower than another
+for a while: of two runs half an hour apart the same gateway took 214 and 300 us a request on the
+first core, and the peers, who went where they liked, the same as before. Contenders of many
+threads are not bound: they do best where they may go.
 """
 
 import contextlib
@@ -15,17 +18,17 @@ from bench.overhead_tools import tree
 
 
 @contextlib.contextmanager
-def own_core(pid: int) -> Iterator[None]:
+def own_core(pid: int, turn: int) -> Iterator[None]:
     """Bind a process tree to one core, and this process and all its others to the other cores.
 
-    Processes started within the block are bound like this one. With a single core nothing is
-    bound; afterwards everybody may go anywhere again.
+    `turn` counts on from core to core. Processes started within the block are bound like this
+    one. With a single core nothing is bound; afterwards everybody may go anywhere again.
     """
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
         yield
         return
-    core = min(cores)
+    core = sorted(cores)[turn % len(cores)]
     measured = tree(pid)
     others = set(tree(os.getpid())) - set(measured)
     _bind(others, cores - {core})

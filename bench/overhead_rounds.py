@@ -3,9 +3,9 @@
 All contenders by turns, each round, the others stopped; the first round is thrown away. 64
 connections in a closed loop saturate the gateway with whole answers, 128 with streams (twice as
 many where each waits for Redis too): engines tick every millisecond, so that 128 streams ask for
-128,000 chunks/s, more than one core relays. A gateway has a core of its own meanwhile
-(`overhead_cores`). A round in which its utilisation of that was below .9 does not count for it;
-rounds go on until enough count for each.
+128,000 chunks/s, more than one core relays. Gateways and LiteLLM, who use one core at most, have
+it to themselves meanwhile, in each round another (`overhead_cores`). A round in which a gateway's
+utilisation of that was below .9 does not count for it; rounds go on until enough count for each.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from bench.overhead_contenders import (
     GATEWAYS,
+    OF_ONE_CORE,
     ON_REDIS,
     ROUNDS,
     TIME_SCALE,
@@ -52,7 +53,7 @@ def main_rounds(field: Field, body: Mapping[str, Path]) -> list[Round]:
             direct = _first_bytes(field.load, field.engine_ports[0], body)
             figures: Round = {}
             for name, contender in field.contenders.items():
-                figures[name] = _one(field.load, contender, body, direct)
+                figures[name] = _one(field.load, contender, body, direct, number)
                 progress.advance(task)
             if number:  # the first round warms everybody up
                 rounds.append(figures)
@@ -78,12 +79,21 @@ def counting(rounds: list[Round], name: str, metric: str) -> list[Round]:
 
 
 def cost(
-    load: Load, contender: Contender, connections: int, seconds: float, in_flight: int = 0
+    load: Load,
+    contender: Contender,
+    connections: int,
+    seconds: float,
+    in_flight: int = 0,
+    *,
+    turn: int,
 ) -> Figures:
-    """CPU-us of a request in a closed loop, and what else the run showed."""
+    """CPU-us of a request in a closed loop, and what else the run showed.
+
+    `turn`: the round's number, by which cores are given out (`overhead_cores`).
+    """
     with ExitStack() as stack:
-        if contender.name in GATEWAYS:
-            stack.enter_context(own_core(contender.pids["self"]))
+        if contender.name in OF_ONE_CORE:
+            stack.enter_context(own_core(contender.pids["self"], turn))
         run = stack.enter_context(load.start(connections, seconds, in_flight=in_flight))
         seen, cpu_s = spent(run, contender.pids)
     answered = max(1.0, seen["requests"])
@@ -102,12 +112,15 @@ def resident_mib(field: Field) -> Figures:
     return {name: rss_kib(c.pids["self"]) / 1024 for name, c in field.contenders.items()}
 
 
-def _one(load: Path, contender: Contender, body: Mapping[str, Path], direct: Figures) -> Figures:
+def _one(
+    load: Path, contender: Contender, body: Mapping[str, Path], direct: Figures, turn: int
+) -> Figures:
     figures: Figures = {}
     with alone(contender):
         for kind in KINDS:
             connections = CONNECTIONS[kind] * (2 if contender.name == ON_REDIS else 1)
-            seen = cost(Load(load, contender.port, body[kind]), contender, connections, RUN_S)
+            asking = Load(load, contender.port, body[kind])
+            seen = cost(asking, contender, connections, RUN_S, turn=turn)
             figures |= {f"{kind}_{key}": value for key, value in seen.items()}
         for key, value in _first_bytes(load, contender.port, body).items():
             figures[f"added_{key}"] = value - direct[key]

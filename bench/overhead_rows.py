@@ -4,7 +4,14 @@ import statistics
 from collections.abc import Callable
 from typing import Final
 
-from bench.overhead_contenders import EMBEDDED, LEAST_LOADED, ON_REDIS, ROUNDS, ROUTER
+from bench.overhead_contenders import (
+    EMBEDDED,
+    LEAST_LOADED,
+    LITELLM,
+    ON_REDIS,
+    ROUNDS,
+    ROUTER,
+)
 from bench.overhead_rounds import Round, counting
 from bench.overhead_tools import Figures
 from bench.report import Row, at_least, at_most
@@ -23,7 +30,7 @@ LIMITS: Final = (
     (LEAST_LOADED, "added_stream_p50_us", 1.0),
 )
 """(gateway, figure, times sglang-router's)."""
-LITELLM, LEAST_LITELLM = "litellm", 60.0
+LEAST_LITELLM: Final = 60.0
 
 
 def main_rows(rounds: list[Round], rss_mib: Figures) -> list[Row]:

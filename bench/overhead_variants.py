@@ -85,7 +85,12 @@ def variant_rounds(field: Field, folder: Path) -> Seen:
                     run_s = LONG_RUN_S if variant.chunks >= 1000 else RUN_S
                     with alone(contender):
                         figures[name] = cost(
-                            load, contender, variant.connections, run_s, variant.in_flight
+                            load,
+                            contender,
+                            variant.connections,
+                            run_s,
+                            variant.in_flight,
+                            turn=number,
                         )
                 progress.advance(task)
                 if number:
