@@ -105,20 +105,13 @@ class DirectReply:
 
     async def finish(self) -> None:
         """See ClientReply."""
-        if not self._transport.is_closing():
-            self._transport.write(self._head + b"0\r\n\r\n")
-        self.finished = True
-        self._connection.finished()
+        self._end(self._head + b"0\r\n\r\n")
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
         """See ClientReply."""
         self.started = True
         head = self._render(status, lines)
-        if not self._transport.is_closing():
-            length = b"content-length: %d\r\n\r\n" % len(body)
-            self._transport.write(b"".join((head, length, body)))
-        self.finished = True
-        self._connection.finished()
+        self._end(b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body)))
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
@@ -133,6 +126,13 @@ class DirectReply:
     def ended(self) -> None:
         """See Reply."""
         self._connection.ended(self)
+
+    def _end(self, data: bytes) -> None:
+        """Write the last of an answer, if its client is still there."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+        self.finished = True
+        self._connection.finished()
 
     def _render(self, status: int, lines: Lines) -> bytes:
         ends = b"connection: close\r\n" if self.close_connection else b""
