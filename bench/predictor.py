@@ -237,7 +237,9 @@ def cost_rows(tree: Artifact, boosted: Artifact) -> list[Row]:
         ("boosted", boosted, 0.0),
     ):
         predictor = PrefillPredictor(artifact, workers=WORKERS)
-        predict = cpu_us(partial(predictor.predict, 1, x))
+        predict = cpu_us(
+            partial(predictor.predict_request, 1, 3000, 900, 1024, 180, 40, 1500, 0.4, True)
+        )
         seen = predictor.predict(1, x)
         observe = cpu_us(partial(predictor.observe, 1, x, *seen, seen[0]))
         note = f"observe {observe:.1f} us, once a request"

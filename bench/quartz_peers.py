@@ -1,11 +1,12 @@
 """Routers that bench quartz compares with and that the gateway does not have."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from gateway.policy.fleet import PoolState
 from gateway.policy.immediate import Immediate
 from gateway.policy.scheduling import Job
+from predictor.features import features
 from predictor.online import PrefillPredictor
 
 CACHE_THRESHOLD: Final = 0.5
@@ -51,3 +52,10 @@ class Uncalibrated(PrefillPredictor):
         """Mean and raw quantile; neither calibration nor the worker's speed."""
         mean_s, quantile_s = self.raw(x)
         return mean_s, quantile_s, 0
+
+    def predict_request(
+        self, worker: int, *asked: Any
+    ) -> tuple[tuple[float, ...], float, float, int]:
+        """The same of a request."""
+        x = features(*asked)
+        return x, *self.predict(worker, x)

@@ -40,6 +40,7 @@ from gateway.policy.ledger import (
     TokenPool,
 )
 from gateway.policy.placement import least_weight, overshoot
+from gateway.policy.plain_admission import comes_in
 from gateway.policy.waits import MOST_S
 
 __all__ = [
@@ -78,41 +79,42 @@ def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> 
         return _granted(book, book.accounts[held.entitlement], held, contended=False)
     average(account, now_s)
     w = weight_now(book, account)
-    decided = _decide(book, account, request, w, now_s)
-    would_deny = ""
-    if isinstance(decided, Denial):
-        _refused(book, account, request, w, decided, now_s)
-        if not (observe or account.terms.observe):
-            return decided
-        would_deny = decided.reason
-        place = Place(request.pool)
-        funded = limits.funded_by(book, account, request.estimate_tokens, now_s)
-        funded = funded or ("own" if account.terms.tokens_per_s > 0 else "surplus")
-    else:
-        place, funded = decided
+    would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
+    if not comes_in(book, account, request, now_s):
+        decided = _decide(book, account, request, w, now_s)
+        if isinstance(decided, Denial):
+            _refused(book, account, request, w, decided, now_s)
+            if not (observe or account.terms.observe):
+                return decided
+            would_deny = decided.reason
+            funded = limits.funded_by(book, account, request.estimate_tokens, now_s)
+            funded = funded or ("own" if account.terms.tokens_per_s > 0 else "surplus")
+        else:
+            place, funded = decided
+            pool, spilled, contended = place.pool, place.spilled, place.contended
     lease = Held(
         request.lease_id,
         request.entitlement,
-        place.pool,
+        pool,
         request.sequences,
         request.estimate_tokens,
         request.kv_bytes,
-        min(w, SPILLED_WEIGHT) if place.spilled else w,
+        min(w, SPILLED_WEIGHT) if spilled else w,
         now_s,
         now_s + LEASE_TTL_S,
         funded,
         request.owner,
         would_deny,
-        place.spilled,
+        spilled,
     )
-    book.move(account, place.pool, request.sequences, request.kv_bytes)
+    book.move(account, pool, request.sequences, request.kv_bytes)
     if funded == "own" and not would_deny:
         account.level -= request.estimate_tokens  # check 5 filled it and found enough
     else:
         pay(book, account, funded, request.estimate_tokens, now_s)
     account.debited += request.estimate_tokens
-    book.hold(lease)
-    return _granted(book, account, lease, contended=place.contended)
+    book.hold(account, lease)
+    return _granted(book, account, lease, contended=contended)
 
 
 def transfer(
@@ -133,7 +135,7 @@ def transfer(
     if denial is None:
         lease.pool = pool
     book.move(account, lease.pool, lease.sequences, lease.kv_bytes)
-    book.file(lease)
+    book.file(account, lease)
     return denial
 
 

@@ -189,11 +189,11 @@ class TokenPool:
         if self.journal is not None:
             self.journal.accounts.add(account.terms.name)
 
-    def hold(self, lease: Held) -> None:
-        """File a new lease under everything that looks for leases."""
-        self.leases[lease.id] = lease
+    def hold(self, account: Account, lease: Held) -> None:
+        """File a new lease, which no other has the id of, under all that looks for leases."""
+        self.leases.add(lease.id, lease)
         self.active.add(lease.entitlement)
-        self.file(lease)
+        self.file(account, lease)
 
     def note(self, account: Account, lease: Held | None = None) -> None:
         """Enter a change in the journal."""
@@ -207,20 +207,21 @@ class TokenPool:
         if self.journal is not None:
             self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
-        book.evictable.pop(lease.id, None)
+        if book.evictable:
+            book.evictable.pop(lease.id, None)
         book.weights.discard(lease.weight)
         self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 
-    def file(self, lease: Held) -> None:
+    def file(self, account: Account, lease: Held) -> None:
         """Enter a lease in its pool's books (again, after it moved)."""
         if self.journal is not None:
             self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
         book.weights.add(lease.weight)
-        account = self.accounts[lease.entitlement]
         service_class = account.terms.service_class
-        backfill = lease.spilled or service_class == "spot"
-        if service_class == "preemptible" or (backfill and self.terms.reclaim_spot):
+        if service_class == "preemptible" or (
+            self.terms.reclaim_spot and (lease.spilled or service_class == "spot")
+        ):
             book.evictable[lease.id] = lease
 
     def bound(self, entitlement: Entitlement) -> bool:

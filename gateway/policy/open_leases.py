@@ -37,9 +37,13 @@ class OpenLeases(MutableMapping[str, Held]):
         if known is not None:  # another under the same name: it keeps its place
             part[lease_id] = (known[0], lease)
             return
+        self.add(lease_id, lease)
+
+    def add(self, lease_id: str, lease: Held) -> None:
+        """Enter a lease under an id that is not there yet."""
         self._serial += 1
         self._count += 1
-        part[lease_id] = (self._serial, lease)
+        self._parts[hash(lease_id) % PARTS][lease_id] = (self._serial, lease)
 
     def __delitem__(self, lease_id: str) -> None:
         del self._part(lease_id)[lease_id]
@@ -61,12 +65,12 @@ class OpenLeases(MutableMapping[str, Held]):
     def get(self, key: str, /, default: Held | _T) -> Held | _T: ...
     def get(self, key: str, /, default: Held | _T | None = None) -> Held | _T | None:
         """See Mapping; asked for each admission, where it is usually not there."""
-        found = self._part(key).get(key)
+        found = self._parts[hash(key) % PARTS].get(key)
         return default if found is None else found[1]
 
     def take(self, lease_id: str) -> Held | None:
         """Take a lease out, if it is there."""
-        found = self._part(lease_id).pop(lease_id, None)
+        found = self._parts[hash(lease_id) % PARTS].pop(lease_id, None)
         if found is None:
             return None
         self._count -= 1

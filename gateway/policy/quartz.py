@@ -42,7 +42,6 @@ from gateway.policy.quartz_score import (
 from gateway.policy.quartz_writes import LEAST, MOST, RecentWrites
 from gateway.policy.scheduling import Job, Match
 from gateway.policy.sticky import pick_least, pick_sticky
-from predictor.features import features
 
 KvUsage = Callable[[int, float], float | None]
 """Worker and time to the share of its KV cache in use; None when not known or stale."""
@@ -240,11 +239,15 @@ class Quartz(Gated):
             bases.sort()
         least = inf
         scores = []
+        predict, active, told = self._predictor.predict_request, self._pool.active, profile.quantile
+        cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
         for base, _, worker, hit in bases:
             if base >= least:
                 break
-            seen = self._predict(job, worker, hit, 0)
-            score = base + (seen[2] if profile.quantile else seen[1])
+            seen = predict(
+                worker, prompt, hit, cap, output, active[worker], 0, kv[worker] or 0.0, stream
+            )
+            score = base + (seen[2] if told else seen[1])
             scores.append((worker, score))
             if score < least:
                 least = score
@@ -267,7 +270,8 @@ class Quartz(Gated):
         job.policy = self._predict(job, worker, job.hit_tokens, 0)
 
     def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:
-        x = features(
+        return self._predictor.predict_request(
+            worker,
             job.prompt_tokens,
             hit,
             job.cap_tokens,
@@ -277,8 +281,6 @@ class Quartz(Gated):
             self._kv[worker] or 0.0,
             job.stream,
         )
-        mean_s, quantile_s, bucket = self._predictor.predict(worker, x)
-        return x, mean_s, quantile_s, bucket
 
     # What happens to a bound job
 

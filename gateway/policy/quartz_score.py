@@ -26,8 +26,19 @@ class Predictor(Protocol):
         """Share of recent prefills at most their quantile."""
         ...
 
-    def predict(self, worker: int, x: Features) -> tuple[float, float, int]:
-        """Mean, calibrated quantile, and bucket of calibration."""
+    def predict_request(
+        self,
+        worker: int,
+        prompt_tokens: int,
+        hit_tokens: int,
+        cap_tokens: int | None,
+        output_tokens: int,
+        active: int,
+        backlog_tokens: int,
+        kv_usage: float,
+        stream: bool,  # noqa: FBT001 - by position far cheaper
+    ) -> tuple[Features, float, float, int]:
+        """What it predicts from, mean, calibrated quantile, and bucket of calibration."""
         ...
 
     def observe(

@@ -9,6 +9,7 @@
 - Heads are bounded in bytes, and a whole request, head and body, in time: one sweep looks at
   all connections now and then, so that no request needs a timer. What is not HTTP gets an
   OpenAI-shaped 400.
+- A head that comes again on a connection is recognised (`known_head`), not parsed.
 - A client that stops reading is cut off after `WRITE_STALL_S`.
 - Who is refused while still sending is read on for `LINGER_S` and not listened to: closed at once,
   the kernel would reset the connection, and the refusal would be lost on its way.
@@ -27,8 +28,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.domain import ENDPOINTS, Endpoint, RequestHead
 from gateway.errors import BadRequest, Refusal, Unavailable
 from gateway.policy.head import read_head
-from gateway.web.data_plane import DISCONNECT_HOOK, DataPlane, too_large
+from gateway.web.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large
 from gateway.web.direct import DirectReply
+from gateway.web.known_head import KnownHead, learn
 from gateway.web.problems import error_body
 from gateway.web.status import status_line
 
@@ -77,6 +79,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head = RequestHead()
         self._head_of = _NOT_READ
         """The headers that `_head` was read from, names and values line by line."""
+        self._again = False
+        """The last head was the one before it."""
+        self._known: KnownHead | None = None
+        """`_head` as it is sent, once it came twice; of a request to `_known_endpoint`."""
+        self._known_endpoint: Endpoint | None = None
+        self._half = b""
+        """A request with a known head whose body is still coming."""
         self._pieces: list[bytes] = []
         self._size = 0
         self._reply: DirectReply | None = None
@@ -117,6 +126,14 @@ class GatewayProtocol(HttpToolsProtocol):
         """Bound the head, then parse."""
         if self._lingers_since_s is not None:
             return
+        begins = self._answering is None and not self._head_bytes
+        if begins and self._known is not None:
+            if self._half:
+                data, self._half = self._half + data, b""
+                if self._take_known(self._known, data, half=False):
+                    return
+            elif self._take_known(self._known, data, half=True):
+                return
         if self._head_bytes >= 0 and not self._head_fits(data):
             self._refuse(
                 HeadTooLarge(
@@ -128,6 +145,9 @@ class GatewayProtocol(HttpToolsProtocol):
             )
             return
         super().data_received(data)
+        if begins and self._again and self._known is None:
+            taken = self._endpoint is not None or self._answering is not None
+            self._known = learn(data, self.headers) if taken else None
 
     def shutdown(self) -> None:
         """Uvicorn stops: end now when idle, after the answer when not."""
@@ -259,8 +279,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
         # Neither holds a line break. A key is among them: compared in constant time.
         sent = b"\n".join(chain.from_iterable(self.headers))
-        if not compare_digest(sent, self._head_of):
+        self._again = compare_digest(sent, self._head_of) and endpoint is self._known_endpoint
+        if not self._again:
             self._head_of = sent
+            self._known = None
+            self._known_endpoint = endpoint
             lowered = _lowered(self.headers)
             self._head = read_head(lowered)
             self.expect_100_continue = _expects(lowered)
@@ -275,6 +298,28 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             if self.expect_100_continue:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _take_known(self, known: KnownHead, data: bytes, *, half: bool) -> bool:
+        """Answer a whole request with the known head, or wait for the second half of one.
+
+        False for anything else: that is the parser's, to which `data` is all new.
+        """
+        plane, endpoint = self.data_plane, self._known_endpoint
+        if plane is None or endpoint is None or plane.draining:
+            return False
+        most_bytes = min(LARGE_BODY_BYTES, plane.max_body_bytes)
+        body = known.body_of(data, most_bytes)
+        if body is None:
+            if half and known.begins(data, most_bytes):
+                self._half = data
+                self._idle_since_s = None
+                self._inbound_since_s = self.loop.time()
+                return True
+            return False
+        self._inbound_since_s = self._idle_since_s = None
+        self._reply = reply = DirectReply(endpoint, self)
+        self._run(reply, plane.answer(endpoint, self._head, body, reply))
+        return True
 
     def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
         self._endpoint = None
@@ -316,6 +361,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.headers = url, headers
         self._head_of = _NOT_READ
+        self._known = None
         self.expect_100_continue = _expects(headers)
         hooks: list[Any] = []
         scope = cast("dict[str, Any]", self.scope)

@@ -180,6 +180,6 @@ def restore_lease(book: TokenPool, held: Held, now_s: float) -> bool:
         return False
     account.since_s = now_s
     book.move(account, held.pool, held.sequences, held.kv_bytes)
-    book.hold(held)
+    book.hold(account, held)
     book.pools[held.pool].evictable.pop(held.id, None)
     return True

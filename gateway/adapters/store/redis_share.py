@@ -40,7 +40,7 @@ def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float)
         )
         share.move(holder, held.pool, held.sequences, held.kv_bytes)
         holder.debited += held.estimate_tokens
-        share.hold(held)
+        share.hold(holder, held)
     return share
 
 

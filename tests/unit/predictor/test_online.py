@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor import Artifact, PrefillPredictor, PriorRates
+from predictor.features import features
 from predictor.rows import Row
 from predictor.speeds import Speeds
 from predictor.train import train
@@ -45,6 +46,31 @@ def test_nothing_that_the_gateway_imports_needs_numpy() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@given(
+    st.integers(0, 30_000),
+    st.integers(0, 30_000),
+    st.none() | st.integers(1, 4096),
+    st.integers(0, 300),
+    st.integers(0, 20_000) | st.just(0),
+    st.floats(0, 1),
+    st.booleans(),
+    st.sampled_from(["tree", "prior", "adaptive"]),
+)
+def test_a_request_is_predicted_as_its_features_are(
+    prompt: int, hit: int, cap: int | None, active: int, ahead: int, kv: float, told: bool, of: str
+) -> None:
+    artifact = None if of == "prior" else small_artifact()
+    predictor = PrefillPredictor(
+        artifact, workers=2, calibration="adaptive" if of == "adaptive" else "bucketed"
+    )
+    x = x_of(2000)
+    for _ in range(40):  # a speed, a correction and constants of its own
+        predictor.observe(1, x, *predictor.predict(1, x), 0.9)
+    asked = (prompt, hit, cap, 200, active, ahead, kv, told)
+    x = features(*asked)
+    assert predictor.predict_request(1, *asked) == (x, *predictor.predict(1, x))
 
 
 def test_a_trained_leaf_is_what_is_predicted_at_first() -> None:

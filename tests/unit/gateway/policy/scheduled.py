@@ -7,6 +7,7 @@ from gateway.policy.fleet import PoolState
 from gateway.policy.quartz import Quartz
 from gateway.policy.quartz_profile import QuartzProfile
 from gateway.policy.scheduling import Job
+from predictor.features import features
 
 RATE = 10_000.0
 """Tokens per second of every worker."""
@@ -22,10 +23,13 @@ class Proportional:
         self.observed: list[tuple[int, float, float]] = []
         self.predicted = 0
 
-    def predict(self, worker: int, x: tuple[float, ...]) -> tuple[float, float, int]:
+    def predict_request(
+        self, worker: int, *asked: Any
+    ) -> tuple[tuple[float, ...], float, float, int]:
         self.predicted += 1
+        x = features(*asked)
         mean_s = (x[1] + x[2]) / self.rates.get(worker, RATE)
-        return mean_s, 2 * mean_s, 0
+        return x, mean_s, 2 * mean_s, 0
 
     def observe(
         self,

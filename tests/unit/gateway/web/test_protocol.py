@@ -185,6 +185,148 @@ async def test_requests_on_one_connection_are_answered_in_turn(gateway: Gateway)
     await client.leave()
 
 
+# -- heads that come again
+
+
+class Parsed:
+    """How many headers the parser has told of."""
+
+    def __init__(self) -> None:
+        self.headers = 0
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
+    seen = Parsed()
+    told = GatewayProtocol.on_header
+
+    def on_header(self: GatewayProtocol, name: bytes, value: bytes) -> None:
+        seen.headers += 1
+        told(self, name, value)
+
+    monkeypatch.setattr(GatewayProtocol, "on_header", on_header)
+    return seen
+
+
+async def known(gateway: Gateway, parsed: Parsed, extra: bytes = b"") -> Connection:
+    """A client whose head has come twice; over ASGI nothing is kept."""
+    client = await gateway.connect()
+    for _ in range(2):
+        await client.send(request(b"x", extra=extra))
+        await client.answer()
+    parsed.headers = 0
+    return client
+
+
+async def test_a_head_that_came_twice_is_not_parsed_again(gateway: Gateway, parsed: Parsed) -> None:
+    client = await known(gateway, parsed, b"Authorization: Bearer one\r\n")
+    for size in (1, 9, 10, 99, 100, 70_000):
+        await client.send(request(b"x" * size, extra=b"Authorization: Bearer one\r\n"))
+        assert (await client.answer())[2] == b"%d" % size
+    assert {head.key_digest for head in gateway.pipeline.heads} == {digest_of(b"one")}
+    # The last of them came in several reads.
+    assert parsed.headers <= (4 if gateway.direct else 6 * 4)
+    await client.leave()
+
+
+async def test_a_body_may_come_behind_a_known_head_in_pieces(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    head, _, body = request(b"abcdefgh").partition(b"\r\n\r\n")
+    await client.send(head + b"\r\n\r\n", body)
+    assert (await client.answer())[2] == b"8"
+    await client.send(head + b"\r\n\r\nab", b"cdefgh")
+    assert (await client.answer())[2] == b"8"
+    assert not gateway.direct or not parsed.headers
+    await client.send(head + b"\r\n\r\nab", b"cd", b"efgh")
+    assert (await client.answer())[2] == b"8"
+    await client.send(head[:20], head[20:] + b"\r\n\r\n" + body)
+    assert (await client.answer())[2] == b"8"
+
+
+async def test_a_client_that_sends_head_and_body_apart_is_known_too(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await gateway.connect()
+    for number in range(4):
+        head, _, body = request(b"x" * (number + 1)).partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n", body)
+        assert (await client.answer())[2] == b"%d" % (number + 1)
+    assert parsed.headers == (2 if gateway.direct else 4) * 3
+
+
+async def test_a_known_head_with_another_name_path_or_key_is_read_anew(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    key = b"Authorization: Bearer one\r\n"
+    client = await known(gateway, parsed, key)
+    for changed in (
+        request(b"x", extra=key.replace(b"one", b"two")),
+        request(b"x"),
+        request(b"x", extra=key).replace(b"/chat", b""),
+        request(b"x", extra=key).replace(b"length: 1", b"length: 01"),
+        request(b"x", extra=key),
+    ):
+        await client.send(changed)
+        assert (await client.answer())[0] == 200
+    assert [head.key_digest for head in gateway.pipeline.heads[2:]] == [
+        digest_of(b"two"),
+        None,
+        *[digest_of(b"one")] * 3,
+    ]
+
+
+@pytest.mark.parametrize("length", [b"9000000", b"-1", b"1x", b"", b"1 1", b"+1"])
+async def test_a_known_head_with_an_impossible_length_is_refused(
+    gateway: Gateway, parsed: Parsed, length: bytes
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"x").replace(b"length: 1", b"length: " + length))
+    assert (await client.answer())[0] in (400, 413)
+
+
+async def test_what_is_pipelined_behind_a_known_head_is_not_mixed(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"one") + request(b"three"))
+    assert (await client.answer())[2] == b"3"
+    assert not gateway.direct or await client.closed() == b""
+
+
+async def test_a_body_that_does_not_come_behind_a_known_head_is_waited_for_only_so_long(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"abc")[:-2])
+    await until(lambda: only_connection(gateway).idle_since_s is None)
+    gateway.sweep(protocol.INBOUND_TIMEOUT_S - 1)
+    await asyncio.sleep(0.02)
+    assert gateway.connections()
+    gateway.sweep(protocol.INBOUND_TIMEOUT_S + 1)
+    assert await client.closed() == b""
+
+
+async def test_a_gateway_that_shuts_down_refuses_known_heads_too(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    gateway.plane.draining = True
+    await client.send(request(b"x"))
+    assert (await client.answer())[0] == 503
+
+
+async def test_a_client_that_leaves_a_request_with_a_known_head_cancels_it(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started == 3)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled == [b"hang"])
+
+
 # -- bad heads
 
 

@@ -1,0 +1,80 @@
+"""A request's head that a connection sends again and again: recognised, not parsed.
+
+Clients that keep a connection send the same head each time, but for the length of the body. Of
+one that came twice the bytes are kept, and a request that begins with the very same bytes needs
+no parser: to take 2 KB apart and to be told of each header costs more than to look at them.
+Whatever differs goes to the parser, which then decides alone.
+"""
+
+import re
+from collections.abc import Sequence
+from hmac import compare_digest
+from typing import Final
+
+MOST_HEAD_BYTES: Final = 4096
+"""Longer heads are not kept: a connection holds one for as long as it lives."""
+_MOST_DIGITS: Final = 7
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+
+
+class KnownHead:
+    """A head up to the length of its body, and from there on."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+
+    def body_of(self, data: bytes, most_bytes: int) -> bytes | None:
+        """The body, if `data` is one whole request with this head and at most so large."""
+        begin, after = len(self._before), self._after
+        end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
+        # A key is among the bytes compared: in constant time.
+        if end < 0 or not compare_digest(data[:begin], self._before):
+            return None
+        body_at = end + len(after)
+        length = data[begin:end]
+        if not length.isdigit() or not compare_digest(data[end:body_at], after):
+            return None
+        size = int(length)
+        if len(data) - body_at != size or size > most_bytes:
+            return None
+        return data[body_at:]
+
+    def begins(self, data: bytes, most_bytes: int) -> bool:
+        """Whether `data` is this head and less than the body, at most so large, that it names."""
+        begin, after = len(self._before), self._after
+        end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
+        if end < 0 or not compare_digest(data[:begin], self._before):
+            return False
+        body_at = end + len(after)
+        length = data[begin:end]
+        return (
+            length.isdigit()
+            and compare_digest(data[end:body_at], after)
+            and len(data) - body_at < int(length) <= most_bytes
+        )
+
+
+def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | None:
+    """The head that `data` begins with, which a parser has accepted.
+
+    `headers` are what it found there, but for content-length. None where another head could be
+    meant by the same bytes, where more than the body's length varies, or what follows depends on
+    more than the head.
+    """
+    end = data.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES) + 4
+    if end < 4 or not _UNUSUAL.isdisjoint(
+        name.lower() for name, value in headers if value.lower() != b"keep-alive"
+    ):
+        return None
+    head = data[:end]
+    lengths = list(_LENGTH.finditer(head))
+    lines = len(headers) + 3  # the request's own, content-length, and the empty one
+    if len(lengths) != 1 or not head.count(b"\n") == head.count(b"\r") == lines:
+        return None
+    if head.count(b"\r\n") != lines:
+        return None
+    return KnownHead(head[: lengths[0].start(1)], head[lengths[0].end(1) :])
