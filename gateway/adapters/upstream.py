@@ -37,8 +37,11 @@ _IDLE_PER_WORKER = 256
 _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
 _MAX_HEAD_BYTES = 64 * 1024
-_MOST_HEADS = 32_768
-"""Request lines kept ready, by worker and path."""
+_MOST_WAYS = 8_192
+"""Workers for whom what each request needs is kept ready."""
+_MOST_LINES = 64
+"""Of them, paths."""
+_FRAMES = (b"content-length", b"transfer-encoding")
 _NO_PARSER = httptools.HttpResponseParser(object())
 """Of connections that are not open."""
 
@@ -211,6 +214,7 @@ class Connection(asyncio.Protocol):
         "_paused",
         "_transport",
         "exchange",
+        "idle",
         "idle_since_s",
         "key",
         "owner",
@@ -219,6 +223,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, owner: "HttpUpstream", key: ConnectionKey) -> None:
         self.owner = owner
         self.key = key
+        self.idle = owner.idle_of(key)
+        """Its pool: those that wait for work, the last used last."""
         self.idle_since_s = 0.0
         self.exchange: _Exchange | None = None
         self._transport: asyncio.Transport | None = None
@@ -328,8 +334,11 @@ class Connection(asyncio.Protocol):
             return
         exchange.status = status
         exchange.head_done = True
-        framed = any(n in (b"content-length", b"transfer-encoding") for n, _ in exchange.headers)
-        self._close_delimited = not framed and status not in (204, 304)
+        for name, _ in exchange.headers:
+            if name in _FRAMES:
+                self._close_delimited = False
+                return
+        self._close_delimited = status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
@@ -352,6 +361,19 @@ class Connection(asyncio.Protocol):
         exchange.finish()
 
 
+class _Way:
+    """What each request to a worker needs."""
+
+    __slots__ = ("idle", "key", "lines", "worker")
+
+    def __init__(self, worker: WorkerAddress, key: ConnectionKey, idle: deque[Connection]) -> None:
+        self.worker = worker
+        self.key = key
+        self.idle = idle
+        self.lines: dict[str, bytes] = {}
+        """Path -> request line, host and key."""
+
+
 class HttpUpstream:
     """Upstream for http:// and https:// workers (the port is `gateway.ports.Upstream`)."""
 
@@ -360,7 +382,8 @@ class HttpUpstream:
         self._busy: set[Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._heads: dict[tuple[str, str | None, str], bytes] = {}
+        self._ways: dict[int, _Way] = {}
+        """By the identity of a worker's address, which the way keeps alive."""
         self._tls: dict[str | None, ssl.SSLContext] = {}
         self._closed = False
 
@@ -371,13 +394,24 @@ class HttpUpstream:
             loop = self._loop = asyncio.get_running_loop()
         if self._sweeper is None and not self._closed:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep, loop)
-        request = self._render(worker, call)
-        key = (worker.scheme, worker.host, worker.port, worker.ca_file)
-        connection = self._take(key)
+        way = self._ways.get(id(worker)) or self._way(worker)
+        line = way.lines.get(call.path)
+        if line is None:
+            line = _request_line(worker, call)
+            if len(way.lines) < _MOST_LINES:
+                way.lines[call.path] = line
+        size = b"content-length: %d\r\n\r\n" % len(call.body)
+        request = b"".join((line, call.lines, size, call.body))
+        connection, idle = None, way.idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                break
+            connection = None
         while True:
             reused = connection is not None
             if connection is None:
-                connection = await self.connect(loop, key, call.timeouts.connect_s)
+                connection = await self.connect(loop, way.key, call.timeouts.connect_s)
             exchange = _Exchange(loop, call.timeouts)
             self._busy.add(connection)
             connection.send(exchange, request)
@@ -404,30 +438,31 @@ class HttpUpstream:
             connection.close()
         self._idle.clear()
 
-    def give_back(self, connection: "Connection") -> None:
+    def idle_of(self, key: ConnectionKey) -> deque[Connection]:
+        """The connections to an address that wait for work."""
+        return self._idle.setdefault(key, deque())
+
+    def give_back(self, connection: Connection) -> None:
         """Keep a connection whose exchange ended well (called by the connection)."""
         self._busy.discard(connection)
-        idle = self._idle.setdefault(connection.key, deque())
-        if self._closed or len(idle) >= _IDLE_PER_WORKER:
+        if self._closed or len(connection.idle) >= _IDLE_PER_WORKER:
             connection.close()
             return
-        idle.append(connection)
+        connection.idle.append(connection)
 
-    def forget(self, connection: "Connection") -> None:
+    def forget(self, connection: Connection) -> None:
         """Drop a connection that closes (called by the connection)."""
         self._busy.discard(connection)
-        idle = self._idle.get(connection.key)
-        if idle:
+        if connection.idle:
             with contextlib.suppress(ValueError):
-                idle.remove(connection)
+                connection.idle.remove(connection)
 
-    def _take(self, key: ConnectionKey) -> Connection | None:
-        idle = self._idle.get(key)
-        while idle:
-            connection = idle.pop()
-            if connection.usable:
-                return connection
-        return None
+    def _way(self, worker: WorkerAddress) -> _Way:
+        if len(self._ways) >= _MOST_WAYS:
+            self._ways.clear()
+        key = (worker.scheme, worker.host, worker.port, worker.ca_file)
+        way = self._ways[id(worker)] = _Way(worker, key, self.idle_of(key))
+        return way
 
     async def connect(
         self, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
@@ -452,16 +487,6 @@ class HttpUpstream:
         if context is None:
             context = self._tls[key[3]] = ssl.create_default_context(cafile=key[3])
         return context
-
-    def _render(self, worker: WorkerAddress, call: UpstreamCall) -> bytes:
-        known = (worker.url, worker.api_key, call.path)
-        head = self._heads.get(known)
-        if head is None:
-            head = _request_line(worker, call)
-            if len(self._heads) < _MOST_HEADS:
-                self._heads[known] = head
-        size = b"content-length: %d\r\n\r\n" % len(call.body)
-        return b"".join((head, call.lines, size, call.body))
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()

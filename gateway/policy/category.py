@@ -70,8 +70,10 @@ def sample(text: str) -> str:
     window = wanted // WINDOWS
     step = total / WINDOWS
     first = (step - window) / 2
-    starts = [int(first + i * step) for i in range(WINDOWS)]
-    return "\n".join([text[at : at + window] for at in starts])
+    a, b, c, d = int(first), int(first + step), int(first + 2 * step), int(first + 3 * step)
+    return "\n".join(
+        (text[a : a + window], text[b : b + window], text[c : c + window], text[d : d + window])
+    )
 
 
 def classify(text: str) -> Category:

@@ -64,6 +64,7 @@ class Quartz(Gated):
         "_kv_usage",
         "_pending_s",
         "_predictor",
+        "_pressures_s",
         "_random",
         "_s_per_token",
         "_writes",
@@ -91,7 +92,10 @@ class Quartz(Gated):
         self._writes = RecentWrites(workers, profile.writes_tau_s)
         self._fallback = Fallback(profile.fallback_enter, profile.fallback_leave)
         self._kv_usage = kv_usage
-        self._kv: list[float | None] = [None] * workers
+        self._kv = [0.0] * workers
+        """Share of each KV cache in use as of the last tick; 0 where it is not known."""
+        self._pressures_s: list[float] | None = None
+        """What each one's KV costs (psi); None while none is nearly full."""
         self._random = Random(seed)
         self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
         self._cursor = 0
@@ -118,7 +122,12 @@ class Quartz(Gated):
     def tick(self, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         if self._kv_usage is not None:
-            self._kv = [self._kv_usage(w, now_s) for w in range(len(self._kv))]
+            profile = self.profile
+            self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
+            pressures_s = [
+                pressure_s(usage, profile.kv_threshold, profile.kv_price_s) for usage in self._kv
+            ]
+            self._pressures_s = pressures_s if any(pressures_s) else None
         self.shares.sweep(now_s)
         return super().tick(now_s)
 
@@ -215,10 +224,14 @@ class Quartz(Gated):
 
     def _bind_best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> None:
         """The least score; who cannot beat it by backlog and psi alone is not predicted."""
-        profile = self.profile
-        free_at_s, s_per_token, kv = self._backlogs.free_at_s, self._s_per_token, self._kv
-        prompt, price, full = job.prompt_tokens, profile.locality_price, profile.kv_threshold
-        written, even, mean = self._writes.levels()
+        profile, prompt, kv, pressures_s = (
+            self.profile,
+            job.prompt_tokens,
+            self._kv,
+            self._pressures_s,
+        )
+        free_at_s, s_per_token = self._backlogs.free_at_s, self._s_per_token
+        price, (written, even, mean) = profile.locality_price, self._writes.levels()
         bases = []
         for worker, hit in candidates:
             share = (written[worker] + even) / mean
@@ -230,9 +243,8 @@ class Quartz(Gated):
             free_s = free_at_s[worker]
             if free_s > now_s:
                 base += free_s - now_s
-            usage = kv[worker]
-            if usage is not None and usage > full:
-                base += pressure_s(usage, full, profile.kv_price_s)
+            if pressures_s is not None:
+                base += pressures_s[worker]
             # Of workers alike, the one that was given work longest ago: it has most room.
             bases.append((base, free_s, worker, hit))
         if len(bases) > 1:
@@ -244,9 +256,7 @@ class Quartz(Gated):
         for base, _, worker, hit in bases:
             if base >= least:
                 break
-            seen = predict(
-                worker, prompt, hit, cap, output, active[worker], 0, kv[worker] or 0.0, stream
-            )
+            seen = predict(worker, prompt, hit, cap, output, active[worker], 0, kv[worker], stream)
             score = base + (seen[2] if told else seen[1])
             scores.append((worker, score))
             if score < least:
@@ -278,7 +288,7 @@ class Quartz(Gated):
             job.output_tokens,
             self._pool.active[worker],
             backlog_tokens,
-            self._kv[worker] or 0.0,
+            self._kv[worker],
             job.stream,
         )
 
@@ -293,7 +303,7 @@ class Quartz(Gated):
         backlog_tokens = owed.tokens[worker] - owed.overdue_tokens[worker]
         job.backlog_tokens = backlog_tokens
         job.active = self._pool.active[worker]
-        job.kv_usage = self._kv[worker] or 0.0
+        job.kv_usage = self._kv[worker]
         if backlog_tokens or job.state != "new":
             job.policy = self._predict(job, worker, job.hit_tokens, backlog_tokens)
             job.quantile_s = job.policy[2]

@@ -32,4 +32,6 @@ class MeanRate:
         if tokens_per_s <= 0 or not self.count or self.total_tokens_per_s <= 0:
             return 1.0
         share = tokens_per_s * self.count / self.total_tokens_per_s
-        return min(MOST_SHARE, max(LEAST_SHARE, share))
+        if LEAST_SHARE <= share <= MOST_SHARE:
+            return share
+        return LEAST_SHARE if share < LEAST_SHARE else MOST_SHARE
