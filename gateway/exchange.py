@@ -80,7 +80,15 @@ class Exchange:
         home = served.homes.find(facts.previous_response_id)
         try:
             while True:
-                binding = await self._bind(incoming, walk, served, facts, tried, last, home)
+                placed = self._bind(walk, served, facts, tried, last, home)
+                while not isinstance(placed, Binding):  # nearly always it is at once
+                    bound = await self._wait(incoming, walk, served, placed)
+                    placed = bound or self._bind(walk, served, facts, tried, last, home)
+                binding = placed
+                if binding.pool != found(walk.lease).pool:
+                    walk.lease = await self._transfer(walk, binding.pool)
+                    self._uncut(incoming, walk, binding.pool)
+                walk.binding = binding
                 result = await self._attempt(incoming, reply, walk, served, facts, binding)
                 if isinstance(result, Outcome):
                     if result.response_id is not None:
@@ -129,17 +137,16 @@ class Exchange:
             wake(scheduler.cancel(job, now_s) if waits else scheduler.finished(job, now_s))
             self._gates.look(scheduler)
 
-    async def _bind(
+    def _bind(
         self,
-        incoming: Incoming,
         walk: Walk,
         served: ServedModel,
         facts: BodyFacts,
         tried: list[tuple[int, int]],
         last: Fault | None,
         home: tuple[int, int] | None,
-    ) -> Binding:
-        """Stages 7 and 8; a worker of another pool takes the lease along."""
+    ) -> Binding | int:
+        """Stage 7: the worker, or the pool whose scheduler keeps the request waiting."""
         lease, plan, estimate = walk.lease, walk.plan, walk.estimate
         if lease is None or plan is None or estimate is None:
             raise too_early()
@@ -148,24 +155,15 @@ class Exchange:
             pools = (lease.pool, *(p for p in pools if p != lease.pool))
         try:
             if not served.schedulers:
-                binding = stage_bind.bind(served, pools, tried, self._clock(), home)
-            else:
-                binding = await self._schedule(
-                    incoming, walk, served, facts, estimate, lease, pools, tried, home
-                )
+                return stage_bind.bind(served, pools, tried, self._clock(), home)
+            return self._submit(walk, served, facts, estimate, lease, pools, tried, home)
         except Unavailable:
             if last is not None and last.kind in ("busy", "server_error") and last.body:
                 raise stage_explain.engine_refusal(last) from None
             raise
-        if binding.pool != lease.pool:
-            walk.lease = await self._transfer(walk, binding.pool)
-            self._uncut(incoming, walk, binding.pool)
-        walk.binding = binding
-        return binding
 
-    async def _schedule(
+    def _submit(
         self,
-        incoming: Incoming,
         walk: Walk,
         served: ServedModel,
         facts: BodyFacts,
@@ -174,33 +172,36 @@ class Exchange:
         pools: Sequence[int],
         tried: list[tuple[int, int]],
         home: tuple[int, int] | None,
-    ) -> Binding:
-        """Stages 7 and 8 where a scheduler chooses the worker, and when."""
-        while True:
-            now_s = self._clock()
-            walk.scheduler = None
-            walk.job = job = stage_bind.job_of(
-                served, found(walk.principal), facts, estimate, lease, now_s
-            )
-            placed = stage_bind.place(served, pools, tried, now_s, home, job, walk.prefix)
-            if isinstance(placed, Binding):
-                walk.job = None
-                return placed
-            pool, ready = placed
-            walk.scheduler = scheduler = served.schedulers[pool]
-            if scheduler is None:
-                raise too_early()
-            if job.state == "waiting":
-                wake(ready)
-                self._gates.look(scheduler)
-                stage_queue.admit(served, scheduler)
-                await stage_queue.wait(served, job, incoming, self._clock)
-                walk.queue_s += self._clock() - now_s
-            elif len(ready) > 1:
-                wake(ready)
-            if job.state != "nowhere":
-                return stage_bind.binding_of(served, pool, job)
-            # Its worker died while it waited, and no other is left there: from the beginning.
+    ) -> Binding | int:
+        """The same where a scheduler chooses the worker, and when."""
+        now_s = self._clock()
+        walk.scheduler = None
+        walk.job = job = stage_bind.job_of(
+            served, found(walk.principal), facts, estimate, lease, now_s
+        )
+        placed = stage_bind.place(served, pools, tried, now_s, home, job, walk.prefix)
+        if isinstance(placed, Binding):
+            walk.job = None
+            return placed
+        pool, ready = placed
+        walk.scheduler = scheduler = served.schedulers[pool]
+        if job.state == "waiting":
+            wake(ready)
+            self._gates.look(found(scheduler))
+            return pool
+        if len(ready) > 1:
+            wake(ready)
+        return stage_bind.binding_of(served, pool, job)
+
+    async def _wait(
+        self, incoming: Incoming, walk: Walk, served: ServedModel, pool: int
+    ) -> Binding | None:
+        """Stage 8; None when its worker died meanwhile and no other is left in the pool."""
+        job, scheduler = found(walk.job), found(walk.scheduler)
+        stage_queue.admit(served, scheduler)
+        await stage_queue.wait(served, job, incoming, self._clock)
+        walk.queue_s += self._clock() - job.arrived_s
+        return None if job.state == "nowhere" else stage_bind.binding_of(served, pool, job)
 
     async def _attempt(
         self,
