@@ -15,8 +15,8 @@ from gateway.policy.ledger import Account, TokenPool
 def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) -> bool:
     """Whether the checks would surely grant this; False says nothing.
 
-    As they do, it fills the entitlement's bucket up to now. What is derived of the account must
-    be up to date (`buckets.weight_now` sees to that).
+    It leaves the entitlement's bucket as they do: filled up to now, if they would look at it.
+    What is derived of the account must be up to date (`buckets.weight_now` sees to that).
     """
     terms, pool, most = account.terms, request.pool, account.most
     if (
@@ -38,8 +38,10 @@ def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) 
     if 0 < limit < account.kv_bytes + request.kv_bytes or not _has_room(book, request):
         return False
     depth, floor = most * account.mean_cost, account.floor_tokens
-    level = own_level(account, floor if floor > depth else depth, now_s)  # noqa: FURB136 - no call
-    return level >= request.estimate_tokens
+    depth = floor if floor > depth else depth  # noqa: FURB136 - max() would be a call
+    tokens = request.estimate_tokens
+    # What a full bucket does not hold is refused before the bucket is looked at.
+    return tokens <= depth and own_level(account, depth, now_s) >= tokens
 
 
 def _has_room(book: TokenPool, request: Request) -> bool:
