@@ -70,6 +70,7 @@ def sample(text: str) -> str:
     window = wanted // WINDOWS
     step = total / WINDOWS
     first = (step - window) / 2
+    # WINDOWS of them, written out.
     a, b, c, d = int(first), int(first + step), int(first + 2 * step), int(first + 3 * step)
     return "\n".join(
         (text[a : a + window], text[b : b + window], text[c : c + window], text[d : d + window])

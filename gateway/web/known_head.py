@@ -27,8 +27,8 @@ class KnownHead:
         self._before = before
         self._after = after
 
-    def body_of(self, data: bytes, most_bytes: int) -> bytes | None:
-        """The body, if `data` is one whole request with this head and at most so large."""
+    def body_of(self, data: bytes) -> tuple[int, int] | None:
+        """Where the body begins in `data`, and how long it is said to be; None: another head."""
         begin, after = len(self._before), self._after
         end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
         # A key is among the bytes compared: in constant time.
@@ -38,24 +38,7 @@ class KnownHead:
         length = data[begin:end]
         if not length.isdigit() or not compare_digest(data[end:body_at], after):
             return None
-        size = int(length)
-        if len(data) - body_at != size or size > most_bytes:
-            return None
-        return data[body_at:]
-
-    def begins(self, data: bytes, most_bytes: int) -> bool:
-        """Whether `data` is this head and less than the body, at most so large, that it names."""
-        begin, after = len(self._before), self._after
-        end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
-        if end < 0 or not compare_digest(data[:begin], self._before):
-            return False
-        body_at = end + len(after)
-        length = data[begin:end]
-        return (
-            length.isdigit()
-            and compare_digest(data[end:body_at], after)
-            and len(data) - body_at < int(length) <= most_bytes
-        )
+        return body_at, int(length)
 
 
 def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | None:
@@ -66,9 +49,9 @@ def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | No
     more than the head.
     """
     end = data.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES) + 4
-    if end < 4 or not _UNUSUAL.isdisjoint(
-        name.lower() for name, value in headers if value.lower() != b"keep-alive"
-    ):
+    told = {(name.lower(), value.lower()) for name, value in headers}
+    told.discard((b"connection", b"keep-alive"))
+    if end < 4 or not _UNUSUAL.isdisjoint(name for name, _ in told):
         return None
     head = data[:end]
     lengths = list(_LENGTH.finditer(head))

@@ -307,18 +307,21 @@ class GatewayProtocol(HttpToolsProtocol):
         plane, endpoint = self.data_plane, self._known_endpoint
         if plane is None or endpoint is None or plane.draining:
             return False
-        most_bytes = min(LARGE_BODY_BYTES, plane.max_body_bytes)
-        body = known.body_of(data, most_bytes)
-        if body is None:
-            if half and known.begins(data, most_bytes):
-                self._half = data
-                self._idle_since_s = None
-                self._inbound_since_s = self.loop.time()
-                return True
+        found = known.body_of(data)
+        if found is None or found[1] > min(LARGE_BODY_BYTES, plane.max_body_bytes):
+            return False
+        body_at, size = found
+        missing = body_at + size - len(data)
+        if missing > 0 and half:
+            self._half = data
+            self._idle_since_s = None
+            self._inbound_since_s = self.loop.time()
+            return True
+        if missing:
             return False
         self._inbound_since_s = self._idle_since_s = None
         self._reply = reply = DirectReply(endpoint, self)
-        self._run(reply, plane.answer(endpoint, self._head, body, reply))
+        self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
         return True
 
     def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
