@@ -12,6 +12,7 @@ time, would have every new request built in memory that the processor has not at
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 from gateway.policy.scheduling import Job, Scheduler
 
@@ -65,11 +66,16 @@ class AssumedTokens:
         return sum(map(len, self._turns.values()))
 
     def expect(self, scheduler: Scheduler, job: Job) -> int:
-        """A job was sent: its first token is due after its predicted quantile. Its turn, > 0."""
+        """A job was sent: its first token is due after its predicted mean. Its turn, > 0.
+
+        The mean, not a quantile: what is asked is how much prefill is on its way in the sum.
+        Where nothing is predicted it is due at once.
+        """
         loop = self._loop
         if loop is None:  # asked for once: it costs a call of the system
             loop = self._loop = asyncio.get_running_loop()
-        turn = int((loop.time() + job.quantile_s) / _TURN_S) + 1
+        after_s = job.expected_s if job.expected_s < inf else 0.0
+        turn = int((loop.time() + after_s) / _TURN_S) + 1
         jobs = self._turns.get(turn)
         if jobs is None:
             self._turns[turn] = {job: scheduler}

@@ -22,7 +22,7 @@ from gateway.policy.rank_group import RankGroup
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.served import QueueRules, ServedModel
-from gateway.policy.telemetry_view import TelemetryView, held_tokens, kv_usage
+from gateway.policy.telemetry_view import TelemetryView, first_tokens, held_tokens, kv_usage
 from gateway.settings import Config, ModelConfig
 from gateway.settings.boundaries import watch_of
 from predictor.artifact import load
@@ -133,6 +133,7 @@ def _scheduling(
             profile=profile,
             predictor=predictors[index] if predictors else None,
             kv_usage=partial(kv_usage, views[index]) if views else None,
+            first_tokens=partial(first_tokens, views[index]) if views else None,
         )
         for index, pool in enumerate(pools)
     )

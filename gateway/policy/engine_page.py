@@ -57,6 +57,9 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
         "vllm:request_success",
         "sglang:num_requests_total",
     ),
+    # Not SGLang's: of an answer that is not streamed it takes its 50th token for the first.
+    "first_tokens_total": ("vllm:time_to_first_token_seconds_count",),
+    "first_tokens_s_total": ("vllm:time_to_first_token_seconds_sum",),
     "started_unix_s": ("process_start_time_seconds",),
 }
 """Field of `EngineSample` -> names, the one in use first."""

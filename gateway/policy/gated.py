@@ -281,7 +281,7 @@ class Gated:
         return out
 
     def _send(self, job: Job, now_s: float) -> None:
-        due_s = now_s + self._sending(job, now_s)
+        job.expected_s = expected_s = self._sending(job, now_s)
         job.state = "sent"
         job.sent_s = now_s
-        self._owed.add(job, uncached_tokens(job), due_s)
+        self._owed.add(job, uncached_tokens(job), now_s + expected_s)

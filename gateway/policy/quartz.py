@@ -39,6 +39,7 @@ from gateway.policy.quartz_score import (
     seconds,
     workers_of,
 )
+from gateway.policy.quartz_unseen import FirstTokens, UnseenPrefills
 from gateway.policy.quartz_writes import LEAST, MOST, RecentWrites
 from gateway.policy.scheduling import Job, Match
 from gateway.policy.sticky import pick_least, pick_sticky
@@ -60,6 +61,7 @@ class Quartz(Gated):
         "_backlogs",
         "_cursor",
         "_fallback",
+        "_first_tokens",
         "_kv",
         "_kv_usage",
         "_pending_s",
@@ -67,6 +69,7 @@ class Quartz(Gated):
         "_pressures_s",
         "_random",
         "_s_per_token",
+        "_unseen",
         "_writes",
         "profile",
         "shares",
@@ -79,6 +82,7 @@ class Quartz(Gated):
         profile: QuartzProfile,
         *,
         kv_usage: KvUsage | None = None,
+        first_tokens: FirstTokens | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(pool, profile)
@@ -91,6 +95,8 @@ class Quartz(Gated):
         self._pending_s = [0.0] * workers
         self._writes = RecentWrites(workers, profile.writes_tau_s)
         self._fallback = Fallback(profile.fallback_enter, profile.fallback_leave)
+        self._unseen = UnseenPrefills(workers)
+        self._first_tokens = first_tokens
         self._kv_usage = kv_usage
         self._kv = [0.0] * workers
         """Share of each KV cache in use as of the last tick; 0 where it is not known."""
@@ -128,6 +134,8 @@ class Quartz(Gated):
                 pressure_s(usage, profile.kv_threshold, profile.kv_price_s) for usage in self._kv
             ]
             self._pressures_s = pressures_s if any(pressures_s) else None
+        if self._first_tokens is not None:
+            self._hear(self._first_tokens, now_s)
         self.shares.sweep(now_s)
         return super().tick(now_s)
 
@@ -157,6 +165,17 @@ class Quartz(Gated):
         if states:
             for worker, work_s in enumerate(pending_s):
                 self._backlogs.set(worker, now_s + max(0.0, work_s))
+
+    def _hear(self, first_tokens: FirstTokens, now_s: float) -> None:
+        """Learn from what engines say of first tokens that nobody here sees."""
+        for worker in range(len(self._kv)):
+            reading = first_tokens(worker, now_s)
+            if reading is None:
+                continue
+            told = self._unseen.read(worker, *reading)
+            if told is not None:
+                self._predictor.told(worker, *told)
+                self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
 
     # Choosing
 
@@ -295,6 +314,8 @@ class Quartz(Gated):
     # What happens to a bound job
 
     def _unbind(self, job: Job, now_s: float) -> None:
+        if job.state == "gone" and not job.stream:  # answered, by all signs, before it was due
+            self._unseen.add(job.worker, job.expected_s)
         self._backlogs.remove(job.worker, job.mean_s * self.replicas, now_s)
         self._pending_s[job.worker] -= job.mean_s
 
@@ -317,9 +338,13 @@ class Quartz(Gated):
         hit = job.hit_tokens if cached_tokens is None else cached_tokens
         if hit < job.prompt_tokens:
             self.shares.served(job.client, job.prompt_tokens - hit, now_s)
+        worker = job.worker
         if not teaches:
+            if not job.stream:
+                self._unseen.add(worker, job.expected_s)
             return
-        predictor, worker = self._predictor, job.worker
+        self._unseen.saw(worker)
+        predictor = self._predictor
         seen: _Seen = job.policy
         x, mean_s, quantile_s, bucket = seen
         predictor.observe(worker, x, mean_s, quantile_s, bucket, now_s - job.sent_s)

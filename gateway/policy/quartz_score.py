@@ -53,6 +53,15 @@ class Predictor(Protocol):
         """A prefill took this long, which was predicted so."""
         ...
 
+    def told(
+        self, worker: int, predicted_s: float, actual_s: float, growth: float, requests: int
+    ) -> None:
+        """So many prefills were predicted so and took so long, both in the mean.
+
+        `growth`: of what they take, in seconds a second.
+        """
+        ...
+
     def prefill_tokens_per_s(self, worker: int) -> float:
         """How fast a worker prefills, > 0."""
         ...

@@ -10,6 +10,7 @@ from gateway.policy.immediate import LeastLoaded, RoundRobin, Sticky, TwoChoices
 from gateway.policy.quartz import KvUsage, Quartz
 from gateway.policy.quartz_profile import PROFILES, QuartzProfile
 from gateway.policy.quartz_score import Predictor
+from gateway.policy.quartz_unseen import FirstTokens
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.token_fair import TokenFair
 
@@ -37,12 +38,13 @@ def make_scheduler(
     profile: QuartzProfile | None = None,
     predictor: Predictor | None = None,
     kv_usage: KvUsage | None = None,
+    first_tokens: FirstTokens | None = None,
     seed: int = 0,
 ) -> Scheduler:
     """A scheduler of NAMES for one pool of independent replicas.
 
-    `profile` (default: `default` of PROFILES), `kv_usage` and `predictor` serve those with
-    queues. ValueError for another name, and for one of PREDICTING without a predictor.
+    `profile` (default: `default` of PROFILES), `kv_usage`, `first_tokens` and `predictor` serve
+    those with queues. ValueError for another name, and for one of PREDICTING without a predictor.
     """
     simple: dict[str, Callable[[PoolState], Scheduler]] = {
         "least-loaded": LeastLoaded,
@@ -63,4 +65,4 @@ def make_scheduler(
         raise ValueError(f"scheduler {name!r} needs a predictor")
     if name == "point":
         profile = msgspec.structs.replace(profile, quantile=False)
-    return Quartz(pool, predictor, profile, kv_usage=kv_usage, seed=seed)
+    return Quartz(pool, predictor, profile, kv_usage=kv_usage, first_tokens=first_tokens, seed=seed)

@@ -75,6 +75,7 @@ class Job:
         "client",
         "emitted",
         "excluded",
+        "expected_s",
         "hit_tokens",
         "home",
         "key",
@@ -97,7 +98,7 @@ class Job:
         "worker",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one statement a field
         self,
         owner: Any,
         prompt_tokens: int,
@@ -154,6 +155,8 @@ class Job:
         """Predicted prefill, mean."""
         self.quantile_s = 0.0
         """Predicted prefill, calibrated upper quantile: s-hat."""
+        self.expected_s = 0.0
+        """From sending to its first token, mean; inf where nothing predicts it."""
         self.score = 0.0
         self.candidates: Sequence[tuple[int, float]] = ()
         """(worker, score) of those compared; lower is better."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from bench.fleet import MODEL, Fleet
@@ -164,3 +165,26 @@ async def until_waiting(fleet: Fleet, count: int) -> None:
             if sum(float(line.rpartition(" ")[2]) for line in lines) >= count:
                 return
             await asyncio.sleep(0.02)
+
+
+async def test_what_engines_say_of_first_tokens_is_learned_where_no_answer_is_streamed(
+    tmp_path: Path,
+) -> None:
+    """Else a fast engine would be sent no more than was assumed of it at first."""
+    fast = msgspec.structs.replace(ENGINE, name="fast", w_s=0.005, prefill_s_per_token=1e-5)
+    profile = write_profile(tmp_path, fast)
+    model = {"scheduling": {"policy": "quartz"}}
+    with Fleet(short=1, long=0, mock=("--profile-file", str(profile)), model=model) as started:
+        asked = [
+            body(("user", text(f"whole {n}", 600)), output=20, stream=False) for n in range(300)
+        ]
+        answers = await flood(started, asked[:150])
+        await asyncio.sleep(1.5)  # pages are read about once a second
+        answers += await flood(started, asked[150:])
+        assert {answer.status_code for answer in answers} == {200}
+        first, last = (
+            started.decision(answers[place].headers["x-request-id"]) for place in (0, -1)
+        )
+        alike = first["predicted_prefill_s"] / last["predicted_prefill_s"]
+        assert first["predicted_prefill_s"] > 0.05
+        assert alike > 1.5, (first, last)

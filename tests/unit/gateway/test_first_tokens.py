@@ -61,10 +61,10 @@ def test_an_idle_loop_is_not_late_and_clocks_that_differ_say_nothing() -> None:
     assert lateness.of(1e6, 5.0) == 0.0
 
 
-def sent(quantile_s: float) -> Job:
+def sent(expected_s: float) -> Job:
     job = Job(owner=None, prompt_tokens=10, output_tokens=1, arrived_s=0.0, stream=False)
     job.state = "sent"
-    job.quantile_s = quantile_s
+    job.expected_s = expected_s
     return job
 
 
@@ -131,8 +131,8 @@ def test_none_is_told_early_nor_much_later_than_due(timers: Timers) -> None:
         assumed.expect(NOBODY, job)
     for step in range(200):
         timers.advance(step / 1000)
-        assert all(job.quantile_s <= timers.now_s for job in told)
-        assert sum(job.quantile_s + 0.0041 < timers.now_s for job in told) == sum(
+        assert all(job.expected_s <= timers.now_s for job in told)
+        assert sum(job.expected_s + 0.0041 < timers.now_s for job in told) == sum(
             0.1 + number / 7000 + 0.0041 < timers.now_s for number in range(50)
         )
 

@@ -142,6 +142,33 @@ def test_a_slow_worker_s_rate_is_known_within_400_requests(artifact: Artifact | 
     assert predictor.slowness(2) == 1.0
 
 
+def test_what_all_engines_tell_in_the_mean_is_the_priors() -> None:
+    predictor = PrefillPredictor(workers=2)
+    before = predictor.prefill_tokens_per_s(0)
+    for _ in range(200):
+        for worker in range(2):
+            mean_s, _, _ = predictor.predict(worker, x_of())
+            predictor.told(worker, mean_s, 0.01, 0.0, 50)
+    assert predictor.predict(0, x_of())[0] == pytest.approx(0.01, rel=0.2)
+    assert predictor.prefill_tokens_per_s(0) > 10 * before
+    assert predictor.slowness(0) == pytest.approx(1.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "actual_s", "requests"),
+    [(0.0, 1.0, 5), (math.nan, 1.0, 5), (1.0, -1.0, 5), (1.0, math.inf, 5), (1.0, 1.0, 0)],
+)
+def test_means_that_cannot_be_are_ignored(
+    predicted_s: float, actual_s: float, requests: int
+) -> None:
+    predictor = PrefillPredictor(workers=1)
+    before = predictor.state()
+    predictor.told(0, predicted_s, actual_s, 0.0, requests)
+    assert predictor.state() == before
+    predictor.told(0, 1.0, 1.0, math.nan, 5)
+    assert math.isfinite(predictor.slowness(0))
+
+
 @pytest.mark.parametrize("actual_s", [math.nan, math.inf, -1.0, 1e9])
 def test_times_that_no_clock_measured_are_ignored(actual_s: float) -> None:
     predictor = PrefillPredictor(workers=1)

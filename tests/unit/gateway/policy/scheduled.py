@@ -21,6 +21,7 @@ class Proportional:
         self.coverage: float | None = None
         self.rates: dict[int, float] = {}
         self.observed: list[tuple[int, float, float]] = []
+        self.heard: list[tuple[int, float, float, float, int]] = []
         self.predicted = 0
 
     def predict_request(
@@ -41,6 +42,11 @@ class Proportional:
         actual_s: float,
     ) -> None:
         self.observed.append((worker, quantile_s, actual_s))
+
+    def told(
+        self, worker: int, predicted_s: float, actual_s: float, growth: float, requests: int
+    ) -> None:
+        self.heard.append((worker, predicted_s, actual_s, growth, requests))
 
     def prefill_tokens_per_s(self, worker: int) -> float:
         return self.rates.get(worker, RATE)
