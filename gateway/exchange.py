@@ -124,7 +124,7 @@ class Exchange:
                     wake(scheduler.tick(now_s))
                     self._gates.look(scheduler)
 
-    def _release(self, walk: Walk) -> None:
+    def _release(self, walk: Walk, *, answered: bool = False) -> None:
         """Give the scheduler its job back, waiting or sent; idempotent."""
         job, scheduler = walk.job, walk.scheduler
         walk.scheduler = None
@@ -134,7 +134,10 @@ class Exchange:
                 walk.assumed_turn = 0
             now_s = self._clock()
             waits = job.state == "waiting"
-            wake(scheduler.cancel(job, now_s) if waits else scheduler.finished(job, now_s))
+            if waits:
+                wake(scheduler.cancel(job, now_s))
+            else:
+                wake(scheduler.finished(job, now_s, answered=answered))
             self._gates.look(scheduler)
 
     def _bind(
@@ -246,7 +249,7 @@ class Exchange:
                 waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             if walk.scheduler is not None:
-                self._release(walk)
+                self._release(walk, answered=result == "ok")
             if walk.expected is not None and relay.first_s is None and result != "cancelled":
                 _withdraw(walk, served, binding)
             walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))

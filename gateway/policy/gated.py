@@ -81,7 +81,7 @@ class Gated:
         """A bound job is about to wait: fill in its key, where `_bind` has not."""
 
     def _unbind(self, job: Job, now_s: float) -> None:
-        """A bound job will not be served there: take back what `_bind` counted."""
+        """A bound job needs its worker no more: take back what `_bind` counted."""
 
     def _sending(self, job: Job, now_s: float) -> float:
         """A job is about to be sent: seconds to its first token, inf where none are predicted."""
@@ -91,6 +91,9 @@ class Gated:
         self, job: Job, now_s: float, cached_tokens: int | None, *, teaches: bool
     ) -> None:
         """A job's first token came; or it is assumed to have, and then it teaches nothing."""
+
+    def _answered_whole(self, job: Job, now_s: float) -> None:
+        """A job has its answer, and its first token was not due yet."""
 
     def _choice_changed(self) -> None:
         """The workers to choose from are others now."""
@@ -149,7 +152,7 @@ class Gated:
         self._answered(job, now_s, cached_tokens, teaches=not (assumed or late))
         return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING
 
-    def finished(self, job: Job, now_s: float) -> Sequence[Job]:
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         """See Scheduler."""
         worker = job.worker
         if job.state == "answering":
@@ -157,6 +160,8 @@ class Gated:
         elif job.state == "sent":
             job.state = "gone"
             self._owed.remove(job)
+            if answered:
+                self._answered_whole(job, now_s)
             self._unbind(job, now_s)
             if self._queues.lengths[worker]:
                 return self._pump(worker, now_s)

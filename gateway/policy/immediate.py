@@ -73,7 +73,7 @@ class Immediate:
             job.state = "answering"
         return NOTHING
 
-    def finished(self, job: Job, now_s: float) -> Sequence[Job]:
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         """See Scheduler."""
         if job.state in {"sent", "answering"}:
             job.state = "gone"

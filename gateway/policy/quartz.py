@@ -69,10 +69,10 @@ class Quartz(Gated):
         "_pressures_s",
         "_random",
         "_s_per_token",
-        "_unseen",
         "_writes",
         "profile",
         "shares",
+        "unseen",
     )
 
     def __init__(
@@ -95,7 +95,8 @@ class Quartz(Gated):
         self._pending_s = [0.0] * workers
         self._writes = RecentWrites(workers, profile.writes_tau_s)
         self._fallback = Fallback(profile.fallback_enter, profile.fallback_leave)
-        self._unseen = UnseenPrefills(workers)
+        self.unseen = UnseenPrefills(workers)
+        """Of answers that are not streamed."""
         self._first_tokens = first_tokens
         self._kv_usage = kv_usage
         self._kv = [0.0] * workers
@@ -168,11 +169,11 @@ class Quartz(Gated):
 
     def _hear(self, first_tokens: FirstTokens, now_s: float) -> None:
         """Learn from what engines say of first tokens that nobody here sees."""
-        for worker in range(len(self._kv)):
+        for worker in tuple(self.unseen.workers):
             reading = first_tokens(worker, now_s)
             if reading is None:
                 continue
-            told = self._unseen.read(worker, *reading)
+            told = self.unseen.read(worker, *reading)
             if told is not None:
                 self._predictor.told(worker, *told)
                 self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
@@ -314,8 +315,6 @@ class Quartz(Gated):
     # What happens to a bound job
 
     def _unbind(self, job: Job, now_s: float) -> None:
-        if job.state == "gone" and not job.stream:  # answered, by all signs, before it was due
-            self._unseen.add(job.worker, job.expected_s)
         self._backlogs.remove(job.worker, job.mean_s * self.replicas, now_s)
         self._pending_s[job.worker] -= job.mean_s
 
@@ -341,9 +340,9 @@ class Quartz(Gated):
         worker = job.worker
         if not teaches:
             if not job.stream:
-                self._unseen.add(worker, job.expected_s)
+                self.unseen.add(worker, job.expected_s)
             return
-        self._unseen.saw(worker)
+        self.unseen.saw(worker)
         predictor = self._predictor
         seen: _Seen = job.policy
         x, mean_s, quantile_s, bucket = seen
@@ -351,3 +350,7 @@ class Quartz(Gated):
         self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
         if self.profile.fallback:
             self._fallback.update(predictor.miss_rate)
+
+    def _answered_whole(self, job: Job, now_s: float) -> None:
+        self.shares.served(job.client, uncached_tokens(job), now_s)
+        self.unseen.add(job.worker, job.expected_s)

@@ -45,9 +45,12 @@ class UnseenPrefills:
         "_read_s",
         "_seen",
         "_sum_s",
+        "workers",
     )
 
     def __init__(self, workers: int) -> None:
+        self.workers: set[int] = set()
+        """Those that were sent such prefills since."""
         self._predicted = [0] * workers
         self._predicted_s = [0.0] * workers
         self._seen = [False] * workers
@@ -60,6 +63,7 @@ class UnseenPrefills:
 
     def add(self, worker: int, mean_s: float) -> None:
         """A prefill that nobody saw is over, or should be; it was predicted so."""
+        self.workers.add(worker)
         self._predicted[worker] += 1
         self._predicted_s[worker] += mean_s
 
@@ -83,6 +87,7 @@ class UnseenPrefills:
         self._first_tokens[worker], self._sum_s[worker] = first_tokens, sum_s
         self._actual_s[worker], self._read_s[worker] = actual_s, read_s
         self._seen[worker] = False
+        self.workers.discard(worker)
         self._predicted[worker], self._predicted_s[worker] = 0, 0.0
         if not known or seen or not requests:
             return None

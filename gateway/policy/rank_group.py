@@ -121,7 +121,7 @@ class RankGroup:
             job.state = "answering"
         return NOTHING
 
-    def finished(self, job: Job, now_s: float) -> Sequence[Job]:
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         """See Scheduler."""
         if job.state not in ("sent", "answering"):
             return NOTHING

@@ -219,8 +219,11 @@ class Scheduler(Protocol):
         """
         ...
 
-    def finished(self, job: Job, now_s: float) -> Sequence[Job]:
-        """A sent job left its worker, whether or not it had a first token. Idempotent."""
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        """A sent job left its worker, whether or not it had a first token. Idempotent.
+
+        `answered`: it has its whole answer.
+        """
         ...
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:

@@ -51,6 +51,7 @@ class OneAtATime:
         self.queue: list[Job] = []
         self.busy: Job | None = None
         self.told: list[str] = []
+        self.answered: list[bool] = []
         self.due_s = inf
 
     @property
@@ -75,11 +76,12 @@ class OneAtATime:
             job.state = "answering"
         return self._free(job, now_s)
 
-    def finished(self, job: Job, now_s: float) -> Sequence[Job]:
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         if job.state == "gone":
             return ()
         job.state = "gone"
         self.told.append("finished")
+        self.answered.append(answered)
         return self._free(job, now_s)
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
@@ -212,6 +214,7 @@ async def test_an_answer_that_is_not_streamed_frees_the_gate_in_the_predicted_ti
     assert reply.status == 200
     assert bench.scheduler.told[0] == "assumed"
     await bench.leave(first)
+    assert bench.scheduler.answered == [True, False]
     bench.assert_nothing_leaks()
 
 
@@ -318,6 +321,7 @@ async def test_a_failed_attempt_gives_its_job_back_and_tries_another_worker() ->
     assert reply.status == 200
     assert [attempt.worker for attempt in bench.record("r1").attempts] == ["short-0", "short-1"]
     assert bench.scheduler.told.count("finished") == 2
+    assert bench.scheduler.answered == [False, True]
     bench.assert_nothing_leaks()
 
 

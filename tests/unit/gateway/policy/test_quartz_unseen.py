@@ -12,7 +12,7 @@ from gateway.policy.quartz_profile import QuartzProfile
 from gateway.policy.quartz_unseen import UnseenPrefills
 from gateway.policy.scheduling import Job
 from predictor.online import PrefillPredictor
-from tests.unit.gateway.policy.scheduled import Proportional, job_of, pool_of, submit_all
+from tests.unit.gateway.policy.scheduled import Proportional, job_of, pool_of, quartz_of, submit_all
 
 PROMPT = 500
 
@@ -75,17 +75,20 @@ Page = tuple[float, float, float] | None
 
 
 def test_it_is_read_at_ticks_and_told_the_predictor() -> None:
-    predictor, page = Proportional(), [(10.0, 1.0, 0.0), None]
+    predictor = Proportional()
+    page: list[Page] = [(10.0, 1.0, 0.0), None]
     scheduler = Quartz(
         pool_of(2), predictor, QuartzProfile(), first_tokens=lambda worker, _: page[worker]
     )
-    scheduler.tick(0.0)
+    for job in submit_all(scheduler, [job_of(1000, stream=False) for _ in range(2)]):
+        scheduler.finished(job, 0.0, answered=True)
+    scheduler.tick(0.0)  # from here on they are compared
     jobs = [job_of(1000, stream=False) for _ in range(3)]
     submit_all(scheduler, jobs)
     here = [job for job in jobs if job.worker == 0]
     scheduler.first_token(here[0], 0.2, assumed=True)
     for job in here[1:]:
-        scheduler.finished(job, 0.3)  # answered before it was due: a prefill all the same
+        scheduler.finished(job, 0.3, answered=True)  # before it was due: a prefill all the same
     page[0] = (10.0 + len(here), 1.0 + 0.05 * len(here), 1.0)
     scheduler.tick(1.0)
     mean_s = sum(job.expected_s for job in here) / len(here)
@@ -93,15 +96,24 @@ def test_it_is_read_at_ticks_and_told_the_predictor() -> None:
     assert heard == pytest.approx((0, mean_s, 0.05, 0.0, len(here)))
 
 
-def test_a_stream_that_failed_is_no_unseen_prefill() -> None:
-    predictor, page = Proportional(), [(0.0, 0.0, 0.0)]
-    scheduler = Quartz(pool_of(1), predictor, QuartzProfile(), first_tokens=lambda *_: page[0])
-    scheduler.tick(0.0)
-    (job,) = submit_all(scheduler, [job_of(1000)])
-    scheduler.finished(job, 0.1)
-    page[0] = (1.0, 0.1, 1.0)
-    scheduler.tick(1.0)
-    assert predictor.heard == []
+def test_who_left_the_queue_or_failed_was_no_prefill() -> None:
+    scheduler = quartz_of(pool_of(1))
+    jobs = [job_of(5000, client="a", stream=False) for _ in range(3)]
+    assert submit_all(scheduler, jobs) == jobs[:1]
+    scheduler.cancel(jobs[1], 0.1)
+    scheduler.finished(jobs[0], 0.2)
+    assert not scheduler.unseen.workers
+    assert scheduler.shares.kilotokens("a", 0.2) == 0.0
+
+
+def test_an_answer_that_came_before_its_first_token_was_due_was_served() -> None:
+    scheduler = quartz_of(pool_of(1))
+    (job,) = submit_all(scheduler, [job_of(5000, client="a", stream=False)])
+    scheduler.finished(job, 0.01, answered=True)
+    scheduler.finished(job, 0.02, answered=True)  # again: nothing happens
+    assert scheduler.unseen.workers == {0}
+    assert scheduler.shares.kilotokens("a", 0.01) == pytest.approx(5.0)
+    assert scheduler.wait_s(0, 0.01) == 0.0
 
 
 def served(
