@@ -45,6 +45,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def named(self, name: str, text: str) -> "Histogram":
+        """The same as of now under another name."""
+        other = Histogram(name, text, self.bounds)
+        other.counts, other.sum = list(self.counts), self.sum
+        return other
+
     def lines(self, labels: str) -> Iterable[str]:
         """Sample lines, buckets cumulative."""
         total = 0

@@ -5,7 +5,7 @@ from typing import Final
 
 from simulator.engine import Engine
 from simulator.mock_server.driver import Driver
-from simulator.mock_server.metrics import Exposition
+from simulator.mock_server.metrics import Exposition, Histogram, RankMetrics
 
 _VALUES: Final[tuple[tuple[str, str, str, Callable[[Engine], float]], ...]] = (
     ("num_running_reqs", "gauge", "The number of running requests.", lambda e: e.running),
@@ -49,6 +49,17 @@ _VALUES: Final[tuple[tuple[str, str, str, Callable[[Engine], float]], ...]] = (
 )
 
 
+_HISTOGRAMS: Final[tuple[tuple[str, str, str, Callable[[RankMetrics], Histogram]], ...]] = (
+    ("queue_time_seconds", "", "Histogram of queueing time in seconds.", lambda m: m.queue_s),
+    (
+        "per_stage_req_latency_seconds",
+        ',stage="prefill_forward"',
+        "The latency of each stage of requests.",
+        lambda m: m.prefill_s,
+    ),
+)
+
+
 def render_sglang(driver: Driver) -> bytes:
     """What SGLang shows with --enable-metrics, each rank under its own `dp_rank` label."""
     text = Exposition()
@@ -62,5 +73,15 @@ def render_sglang(driver: Driver) -> bytes:
                 (f'dp_rank="{index}",model_name="{model}"', value(rank.engine))
                 for index, rank in enumerate(driver.ranks)
             ],
+        )
+    for name, label, help_text, histogram in _HISTOGRAMS:
+        text.add_histogram(
+            [
+                (
+                    f'dp_rank="{index}",model_name="{model}"{label}',
+                    histogram(rank.metrics).named(f"sglang:{name}", help_text),
+                )
+                for index, rank in enumerate(driver.ranks)
+            ]
         )
     return text.render()

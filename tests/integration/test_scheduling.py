@@ -167,14 +167,16 @@ async def until_waiting(fleet: Fleet, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("page", [(), ("--fail", "sglang-metrics")])
 async def test_what_engines_say_of_first_tokens_is_learned_where_no_answer_is_streamed(
-    tmp_path: Path,
+    tmp_path: Path, page: tuple[str, ...]
 ) -> None:
     """Else a fast engine would be sent no more than was assumed of it at first."""
     fast = msgspec.structs.replace(ENGINE, name="fast", w_s=0.005, prefill_s_per_token=1e-5)
     profile = write_profile(tmp_path, fast)
     model = {"scheduling": {"policy": "quartz"}}
-    with Fleet(short=1, long=0, mock=("--profile-file", str(profile)), model=model) as started:
+    mock = ("--profile-file", str(profile), *page)
+    with Fleet(short=1, long=0, mock=mock, model=model) as started:
         asked = [
             body(("user", text(f"whole {n}", 600)), output=20, stream=False) for n in range(300)
         ]

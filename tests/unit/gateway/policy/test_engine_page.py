@@ -33,6 +33,13 @@ sglang:cache_hit_rate{model_name="a"} 0.5
 sglang:prompt_tokens_total{model_name="a"} 8.128902e+06
 sglang:time_to_first_token_seconds_sum{model_name="a"} 9.0
 sglang:time_to_first_token_seconds_count{model_name="a"} 9
+sglang:queue_time_seconds_sum{model_name="a"} 0.25
+sglang:queue_time_seconds_count{model_name="a"} 8.0
+sglang:per_stage_req_latency_seconds_sum{model_name="a",stage="prefill_forward"} 1.5
+sglang:per_stage_req_latency_seconds_count{model_name="a",stage="prefill_forward"} 8.0
+sglang:per_stage_req_latency_seconds_bucket{le="0.001",model_name="a",stage="prefill_forward"} 8.0
+sglang:per_stage_req_latency_seconds_sum{model_name="a",stage="chunked_prefill"} 7.0
+sglang:per_stage_req_latency_seconds_count{model_name="a",stage="chunked_prefill"} 7.0
 sglang:generation_tokens_total{model_name="a"} 7"""
 
 
@@ -63,7 +70,7 @@ def test_one_rank_has_its_own_samples_and_those_of_all() -> None:
 
 
 def test_sglangs_names_mean_the_same() -> None:
-    """But for first tokens, which it does not tell of what is not streamed."""
+    """But for first tokens: those of what is not streamed are told by two stopwatches."""
     assert read_page(SGLANG) == EngineSample(
         running=5,
         waiting=6,
@@ -71,7 +78,17 @@ def test_sglangs_names_mean_the_same() -> None:
         hit_rate=0.5,
         prompt_tokens_total=8128902,
         generation_tokens_total=7,
+        first_tokens_total=8,
+        first_tokens_s_total=1.75,
     )
+
+
+def test_one_stopwatch_alone_says_nothing_of_first_tokens() -> None:
+    page = b"\n".join(line for line in SGLANG.splitlines() if b"queue_time" not in line)
+    assert read_page(page).first_tokens_s_total is None
+    page = b"\n".join(line for line in SGLANG.splitlines() if b"prefill_forward" not in line)
+    assert read_page(page).first_tokens_total is None
+    assert read_page(page).first_tokens_s_total is None
 
 
 def test_older_names_are_read_and_newer_ones_win() -> None:
