@@ -133,8 +133,7 @@ class Exchange:
                 self._assumed.forget(walk.assumed_turn, job)
                 walk.assumed_turn = 0
             now_s = self._clock()
-            waits = job.state == "waiting"
-            if waits:
+            if job.state == "waiting":
                 wake(scheduler.cancel(job, now_s))
             else:
                 wake(scheduler.finished(job, now_s, answered=answered))
