@@ -261,7 +261,8 @@ class Gateway:
                 self.pipeline.tick()
                 if now_s - told_s >= NOTES_EVERY_S:
                     told_s = now_s
-                    self.notes.exchange(now_s)
+                    for _ in self.notes.exchange(now_s):
+                        await asyncio.sleep(0)
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("looking after the schedulers failed")
 

@@ -237,8 +237,10 @@ class TokenPools:
                 terms.name
                 for terms, _ in zip(self.registry.terms(name), range(ACCOUNTS_SHOWN), strict=False)
             ]
-            pools = await self.keeper.pools(name)
-            accounts = await self.store.view(name, names)
+            # Asked at once: processes that share a parent wake it once.
+            pools, accounts = await asyncio.gather(
+                self.keeper.pools(name), self.store.view(name, names)
+            )
             served = self._served[name]
             found.append(
                 PoolFigures(

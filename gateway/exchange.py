@@ -275,7 +275,8 @@ class Exchange:
                 points, binding.worker, tokens_per_byte
             )
             if served.news:
-                served.news[binding.pool].sent(points, binding.worker, tokens_per_byte)
+                hit_tokens = walk.expected.hit_tokens
+                served.news[binding.pool].sent(points, binding.worker, tokens_per_byte, hit_tokens)
         if not scheduler.gates:
             if job.stream:
                 job.emitted = relay.emitted

@@ -6,7 +6,7 @@ assigned and which prompts they sent where. Notes go over a board
 (`gateway.adapters.shared.board`); one that is malformed is ignored.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -59,8 +59,11 @@ class SchedulerNotes:
         self._told: set[str] = set()
         """Whose schedulers have heard of others."""
 
-    def exchange(self, now_s: float) -> None:
-        """Tell and hear. Raises nothing that another process can cause."""
+    def exchange(self, now_s: float) -> Iterator[None]:
+        """Tell and hear, yielding where requests should go on meanwhile.
+
+        Raises nothing that another process can cause.
+        """
         for served in self._models:
             replicas = max(1, self._replicas(served.name))
             for pool, scheduler in enumerate(served.schedulers):
@@ -77,11 +80,11 @@ class SchedulerNotes:
                     continue  # nobody is there, nor was lately
                 else:
                     self._told.discard(name)
-                self._exchange(name, served, pool, scheduler, now_s)
+                yield from self._exchange(name, served, pool, scheduler, now_s)
 
     def _exchange(
         self, name: str, served: ServedModel, pool: int, scheduler: Quartz, now_s: float
-    ) -> None:
+    ) -> Iterator[None]:
         predictor = served.predictors[pool]
         news = served.news[pool]
         own = _Note(
@@ -100,4 +103,6 @@ class SchedulerNotes:
             notes[note.process] = note
         scheduler.merge({process: note.scheduler for process, note in notes.items()}, now_s)
         predictor.merge({process: note.predictor for process, note in notes.items()})
-        news.hear({name: note.prefixes for name, note in notes.items()}, served.prefixes[pool])
+        told = {process: note.prefixes for process, note in notes.items()}
+        for _ in news.hear(told, served.prefixes[pool]):
+            yield

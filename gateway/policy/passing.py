@@ -7,24 +7,15 @@ here, but for what only a lease in force changes: no pool is fuller, no weight i
 
 from collections.abc import Sequence
 
-from gateway.domain import Record, Usage
 from gateway.policy.buckets import average, pay, serve
 from gateway.policy.entitlements import charge_tokens
 from gateway.policy.leases import MEAN_GAIN
 from gateway.policy.ledger import Account, TokenPool
 from gateway.policy.limits import funded_by
 
-
-class Passing(Record, frozen=True):
-    """One such lease."""
-
-    cost_tokens: int
-    """What it reserved."""
-    sequences: int
-    kv_bytes: int
-    life_s: float
-    usage: Usage | None
-    """None: nothing is charged."""
+Passing = tuple[int, int, int, float, tuple[int, int, int] | None]
+"""One such lease, as it travels: tokens that it reserved, sequences, KV bytes, how long it lived in
+seconds, and its usage as prompt, completion and cached tokens; None: nothing is charged."""
 
 
 def enter(
@@ -32,44 +23,60 @@ def enter(
 ) -> int | None:
     """Charge leases of an entitlement in a pool; how many were settled, the others refunded.
 
-    None when there is no such entitlement any more.
+    None when there is no such entitlement any more. Tokens are whole, so the ledger is the same as
+    if each had been entered by itself.
     """
     account = book.accounts.get(name)
     if account is None:
         return None
     average(account, now_s)
-    settled = sum(_entered(book, account, pool, lease, now_s) for lease in leases)
-    book.settled += settled
-    book.refunds += len(leases) - settled
+    profile, state = book.terms.profile, book.pools[pool]
+    inflight_s, kv_s, service_s, mean_cost = 0.0, 0.0, state.service_s, account.mean_cost
+    debited = refunded = charged = 0
+    each: list[tuple[int, int]] = []
+    for cost_tokens, sequences, kv_bytes, life_s, usage in leases:
+        inflight_s += sequences * life_s
+        kv_s += kv_bytes * life_s
+        debited += cost_tokens
+        if usage is None:
+            refunded += cost_tokens
+            continue
+        used = charge_tokens(profile, *usage)
+        each.append((cost_tokens, used))
+        charged += used
+        if used < cost_tokens:
+            refunded += cost_tokens - used
+        else:
+            debited += used - cost_tokens
+        service_s += MEAN_GAIN * (life_s - service_s)
+        mean_cost = mean_cost + MEAN_GAIN * (used - mean_cost) if mean_cost > 0 else float(used)
+    account.inflight_seconds += inflight_s
+    account.kv_seconds += kv_s
+    account.debited += debited
+    account.refunded += refunded
+    account.used += charged
+    _pay(book, account, each, now_s)
+    account.mean_cost, state.service_s = mean_cost, service_s
+    book.settled += len(each)
+    book.refunds += len(leases) - len(each)
     book.active.add(name)
     book.note(account)
-    return settled
+    return len(each)
 
 
-def _entered(book: TokenPool, account: Account, pool: int, lease: Passing, now_s: float) -> bool:
-    account.inflight_seconds += lease.sequences * lease.life_s
-    account.kv_seconds += lease.kv_bytes * lease.life_s
-    account.debited += lease.cost_tokens
-    usage = lease.usage
-    if usage is None:
-        account.refunded += lease.cost_tokens
-        return False
-    used = charge_tokens(
-        book.terms.profile, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-    )
-    # As admission funds what was decided before: by what there is now.
-    funded = funded_by(book, account, lease.cost_tokens, now_s) or (
-        "own" if account.terms.tokens_per_s > 0 else "surplus"
-    )
-    pay(book, account, funded, used, now_s)
-    account.debited += max(0, used - lease.cost_tokens)
-    account.refunded += max(0, lease.cost_tokens - used)
-    account.used += used
-    state = book.pools[pool]
-    state.service_s += MEAN_GAIN * (lease.life_s - state.service_s)
-    if account.mean_cost > 0:
-        account.mean_cost += MEAN_GAIN * (used - account.mean_cost)
-    else:
-        account.mean_cost = float(used)
-    serve(book, account, funded, used)
-    return True
+def _pay(book: TokenPool, account: Account, each: Sequence[tuple[int, int]], now_s: float) -> None:
+    """Take what was used from the bucket that funds it: (reserved, used) of each lease.
+
+    As admission funds what was decided before: by what there is now.
+    """
+    if not each:
+        return
+    reserved = sum(cost_tokens for cost_tokens, _ in each)
+    if funded_by(book, account, reserved, now_s) == "own":
+        each = [(reserved, sum(used for _, used in each))]
+    for cost_tokens, used in each:
+        funded = funded_by(book, account, cost_tokens, now_s) or (
+            "own" if account.terms.tokens_per_s > 0 else "surplus"
+        )
+        pay(book, account, funded, used, now_s)
+        serve(book, account, funded, used)

@@ -9,7 +9,7 @@ import contextlib
 from typing import Final
 
 from gateway.adapters.shared.link import Link
-from gateway.adapters.shared.wire import Message, Op
+from gateway.adapters.shared.wire import LAZIER_S, Message, Op
 
 BOARD_EVERY_S: Final = 1.0
 
@@ -55,7 +55,7 @@ class PeerBoard:
         """Send what changed now."""
         if self._link is not None and self._changed:
             changed, self._changed = self._changed, {}
-            self._link.post(Op.BOARD, changed)
+            self._link.post_lazily(Op.BOARD, changed, within_s=LAZIER_S)
 
     def _heard(self, message: Message) -> None:
         self._theirs.setdefault(message[2], {}).update(message[3])

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from gateway.domain import Ask, Lease, Limits, Usage
 from gateway.policy.decision import Denial
-from gateway.policy.passing import Passing
 from gateway.ports import Settlement
 
 DENIED: Final = 7
@@ -138,10 +137,3 @@ def usage_of(used: Sequence[int] | None) -> Usage | None:
         return None
     prompt, completion, cached = used
     return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
-
-
-def passing_of(
-    cost_tokens: int, sequences: int, kv_bytes: int, life_s: float, used: Sequence[int] | None
-) -> Passing:
-    """A lease that has ended, as `untold` tells of it."""
-    return Passing(cost_tokens, sequences, kv_bytes, life_s, usage_of(used))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.adapters.shared.decisions import ask_of, denied, granted, passing_of, usage_of
+from gateway.adapters.shared.decisions import ask_of, denied, granted, usage_of
 from gateway.adapters.shared.hub import Hub, Session
 from gateway.adapters.shared.pledges_desk import Pledges
 from gateway.adapters.shared.wire import Message, Op
@@ -115,11 +115,10 @@ class LeasesDesk:
         self.pledges.taken(session, number, ask, found)
 
     def _passed(
-        self, session: Session, number: int, model: str, name: str, pool: int, told: list[Any]
+        self, session: Session, number: int, model: str, name: str, pool: int, leases: list[Passing]
     ) -> None:
         """Leases of one pledge that have ended, too."""
-        leases = [passing_of(*each) for each in told]
-        tokens = sum(lease.cost_tokens for lease in leases)
+        tokens = sum(lease[0] for lease in leases)
         if self.pledges.passed(model, number, tokens):
             self._renew_with(session, number, model, name, pool, leases.pop())
         self._store.pass_by(model, name, pool, leases)
@@ -128,23 +127,24 @@ class LeasesDesk:
         self, session: Session, number: int, model: str, name: str, pool: int, lease: Passing
     ) -> None:
         """Enter one of them as if it were in force, and give the next pledge with it."""
+        cost_tokens, sequences, kv_bytes, life_s, used = lease
         ask = Ask(
             lease_id=f"{session.owner} {number}",
             model=model,
             entitlement=name,
             pool=pool,
             alternates=(),
-            cost_tokens=lease.cost_tokens,
-            sequences=lease.sequences,
-            kv_bytes=lease.kv_bytes,
+            cost_tokens=cost_tokens,
+            sequences=sequences,
+            kv_bytes=kv_bytes,
         )
         found = self._store.take(ask, session.owner, decided=True)
         if isinstance(found, Denial):
             return
-        self._store.began(ask.lease_id, model, found.issued_unix_s - lease.life_s)
+        self._store.began(ask.lease_id, model, found.issued_unix_s - life_s)
         self.pledges.renew(session, number, ask, found)
-        settlement = Settlement(usage=lease.usage, dispatched=lease.usage is not None)
-        self._store.end(ask.lease_id, model, settlement)
+        usage = usage_of(used)
+        self._store.end(ask.lease_id, model, Settlement(usage=usage, dispatched=usage is not None))
 
     def _enter(self, session: Session, lease_id: str) -> None:
         session.leases[lease_id] = None

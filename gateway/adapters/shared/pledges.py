@@ -37,6 +37,9 @@ SCARCE_S: Final = 1.0
 """How long after a call back everything that is given back is told at once."""
 MOST_SEQUENCES: Final = 64
 """In one pledge."""
+TIMES: Final = 8
+"""Each of them may be used so many times before the tokens of a pledge are: requests come and go
+while it holds, and for less a worker at 1,000 requests/s would ask thirty times a second."""
 PART: Final = 8
 """A pledge is this part of what is free, divided among the workers."""
 LEAST_SEQUENCES: Final = 2

@@ -16,6 +16,7 @@ from gateway.adapters.shared.pledges import (
     PART,
     PLEDGE_S,
     RECALL,
+    TIMES,
     Key,
     Pledge,
     Room,
@@ -158,7 +159,7 @@ class Pledges:
         free = self._free(ask.model, ask.entitlement, ask.pool, room)
         part = PART * max(1, len(self._hub.sessions))
         sequences = int(min(MOST_SEQUENCES, free.sequences / part, free.pool_sequences / part))
-        tokens = int(min(free.tokens / part, sequences * 2 * ask.cost_tokens))
+        tokens = int(min(free.tokens / part, sequences * TIMES * ask.cost_tokens))
         kv_bytes = int(
             min(free.kv_bytes / part, free.pool_kv_bytes / part, sequences * 2 * ask.kv_bytes)
         )

@@ -16,6 +16,7 @@ from gateway.adapters.shared.link import Link
 from gateway.adapters.shared.pledges import Key, Pledge
 from gateway.adapters.shared.wire import LAZIER_S, Op
 from gateway.domain import Ask, Lease
+from gateway.policy.passing import Passing
 from gateway.ports import Settlement
 
 YOUNG_S: Final = 0.05
@@ -33,7 +34,7 @@ class Untold:
         self._wall = wall
         self._taken: dict[str, tuple[Pledge, Ask, float]] = {}
         """By lease id, in force: the pledge, the ask, and when it was issued."""
-        self._passed: dict[int, tuple[Key, list[tuple[object, ...]]]] = {}
+        self._passed: dict[int, tuple[Key, list[Passing]]] = {}
         """By the number of the pledge: leases that have ended."""
         self._settled: list[tuple[object, ...]] = []
         self._count = 0
@@ -66,7 +67,7 @@ class Untold:
         pledge.sequences += ask.sequences
         pledge.kv_bytes += ask.kv_bytes
         ended_unix_s = settlement.unix_s or self._wall()
-        told = (
+        told: Passing = (
             ask.cost_tokens,
             ask.sequences,
             ask.kv_bytes,

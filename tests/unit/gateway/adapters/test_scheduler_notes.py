@@ -1,5 +1,8 @@
 """Processes that share workers learn from one another and take their share of every gate."""
 
+from collections import deque
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
@@ -12,6 +15,11 @@ from gateway.policy.scheduling import Job
 from gateway.policy.served import ServedModel
 from predictor.online import PrefillPredictor
 from tests.builders import served_model
+
+
+def all_of(exchange: Iterator[None]) -> None:
+    """To its end."""
+    deque(exchange, maxlen=0)
 
 
 class Boards:
@@ -57,7 +65,7 @@ def job(tokens: int, client: str = "c") -> Job:
 
 def test_each_process_takes_its_share_of_the_gate() -> None:
     served, scheduler, _ = process()
-    SchedulerNotes([served], Boards().of("a"), "a", lambda _model: 4).exchange(1.0)
+    all_of(SchedulerNotes([served], Boards().of("a"), "a", lambda _model: 4).exchange(1.0))
     assert scheduler.replicas == 4
 
 
@@ -68,11 +76,11 @@ def test_what_one_process_served_counts_in_the_others() -> None:
     first = SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2)
     second = SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2)
     for notes in (first, second):
-        notes.exchange(0.0)
+        all_of(notes.exchange(0.0))
     (sent,) = scheduler.submit(job(4000), 0.1)
     scheduler.first_token(sent, 0.4)
-    first.exchange(0.5)
-    second.exchange(0.5)
+    all_of(first.exchange(0.5))
+    all_of(second.exchange(0.5))
     assert other.shares.kilotokens("c", 0.5) == pytest.approx(4.0, rel=0.05)
 
 
@@ -81,8 +89,8 @@ def test_work_that_one_process_assigned_is_backlog_for_the_others() -> None:
     one, scheduler, _ = process()
     two, other, _ = process()
     (sent,) = scheduler.submit(job(8000), 0.0)
-    SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2).exchange(0.0)
-    SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0)
+    all_of(SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2).exchange(0.0))
+    all_of(SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0))
     assert other.wait_s(sent.worker, 0.0) > 0
     assert other.wait_s(1 - sent.worker, 0.0) == 0
 
@@ -93,10 +101,10 @@ def test_prompts_that_one_process_sent_are_expected_at_their_worker_by_the_other
     two, _, _ = process()
     points = ((512, 1), (1024, 2), (2048, 3))
     first = SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2)
-    first.exchange(0.0)
+    all_of(first.exchange(0.0))
     one.news[0].sent(points, 1, 0.25)
-    first.exchange(1.0)
-    SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0)
+    all_of(first.exchange(1.0))
+    all_of(SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2).exchange(0.0))
     assert two.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
 
 
@@ -105,16 +113,16 @@ def test_alone_nothing_is_kept_nor_told() -> None:
     served, _, _ = process()
     others = 2
     notes = SchedulerNotes([served], boards.of("a"), "a", lambda _model: others)
-    notes.exchange(0.0)
-    for _ in range(10):
-        served.news[0].sent(((512, 1),), 1, 0.25)
+    all_of(notes.exchange(0.0))
+    for digest in range(10):
+        served.news[0].sent(((512, digest),), 1, 0.25)
     assert len(served.news[0]) == 10
     others = 1
-    notes.exchange(1.0)  # the last word, and hearing that nobody is left
+    all_of(notes.exchange(1.0))  # the last word, and hearing that nobody is left
     boards.notes.clear()
     for now_s in (2.0, 3.0):
         served.news[0].sent(((512, 1),), 1, 0.25)
-        notes.exchange(now_s)
+        all_of(notes.exchange(now_s))
     assert len(served.news[0]) == 0
     assert boards.notes == {}
 
@@ -124,5 +132,5 @@ def test_what_is_no_note_is_ignored() -> None:
     served, scheduler, _ = process()
     boards.notes["x"] = {"m/0": b"\xc1nonsense"}
     boards.notes["y"] = {"m/0": msgspec.msgpack.encode({"process": 3})}
-    SchedulerNotes([served], boards.of("a"), "a", lambda _model: 2).exchange(0.0)
+    all_of(SchedulerNotes([served], boards.of("a"), "a", lambda _model: 2).exchange(0.0))
     assert scheduler.wait_s(0, 0.0) == 0.0
