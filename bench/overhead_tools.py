@@ -28,16 +28,25 @@ class LoadFailed(Exception):
 
 def build_tools(folder: Path) -> tuple[Path, Path] | None:
     """Compile the engine and the load generator; None without a C compiler."""
+    engine, load = build(folder, "engine"), build(folder, "load")
+    return None if engine is None or load is None else (engine, load)
+
+
+def build(folder: Path, name: str) -> Path | None:
+    """Compile one of the tools; None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
-    built = []
-    for name in ("engine", "load"):
-        out = folder / name
-        command = [compiler, "-O2", "-o", str(out), str(NATIVE / f"{name}.c")]
-        subprocess.run(command, check=True, capture_output=True)
-        built.append(out)
-    return built[0], built[1]
+    out = folder / name
+    command = [compiler, "-O2", "-o", str(out), str(NATIVE / f"{name}.c")]
+    subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
+def caches_lost(tool: Path) -> float:
+    """How many times as long memory takes after a pause of 1 ms: see native/quiet.c."""
+    found = subprocess.run([str(tool)], check=True, capture_output=True, text=True)
+    return float(found.stdout)
 
 
 def start_engines(children: Children, engine: Path, count: int, tick_us: int) -> list[int]:

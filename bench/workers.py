@@ -1,12 +1,16 @@
 """What a second process costs: the same offered load on one worker process and on two.
 
-Asked, of everything on and embedded state, at RATE whole answers a second: two workers spend at
-most 1.1 times the CPU of one for each request, neither serves more than 65 %, and limits, the
-request log, the metrics and the leases stay exact, at every rate and for streams, too.
+Asked, of everything on and embedded state, at as many whole answers a second as one worker serves
+with its core in use to LEAST_UTILISATION and more: two workers spend at most 1.1 times the CPU of
+one for each request, neither serves more than 65 %, and limits, the request log, the metrics and
+the leases stay exact, at every rate and for streams, too. The rates below are there to be seen: a
+second process is not needed, and the fewer requests a process gets the more each costs.
 
 CPU is the kernel's accounting of the process trees. Beside them two gateways that share nothing
 serve half of the load each: what two processes cost this machine before they share anything.
 Rounds are interleaved, whoever is not measured is stopped, each ratio is taken within its round.
+
+Which rounds of the asked load count, `workers_busy` says; what all of them said is in the note.
 """
 
 import asyncio
@@ -17,12 +21,22 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from rich.progress import Progress
 
 from bench.everything import MODEL
-from bench.overhead_tools import Load, bodies, build_tools, scratch, start_engines
+from bench.overhead_tools import (
+    Load,
+    bodies,
+    build,
+    build_tools,
+    caches_lost,
+    scratch,
+    start_engines,
+)
 from bench.report import Report, Row, at_most, equals
 from bench.workers_books import gauge, held, idle_page, most_at_once, outcomes
+from bench.workers_busy import APART, BUSY, ONE, TWO, NearOne, counting
 from bench.workers_limits import LIMIT, LIMITED, CountingEngine, Held, press
 from bench.workers_plot import plot_points
 from bench.workers_rounds import CONNECTIONS, Contender, Point, Seen
@@ -30,16 +44,17 @@ from sluice.children import Children, free_ports
 
 ROUNDS: Final = int(os.environ.get("SLUICE_BENCH_ROUNDS", "5"))
 RUN_S: Final = 4.0 * float(os.environ.get("SLUICE_BENCH_TIME_SCALE", "1"))
-ONE, TWO, APART = "1", "2", "1+1"
-"""Gateways of so many workers."""
-RATE: Final = 2000.0
-"""Half of what one process serves on the machine this was written on: below, a second process
-is not needed, and each one's wake-ups, for ever fewer requests at a time, are what is measured;
-far above, one of them is saturated and answers late."""
 POINTS: Final = (
-    *(Point("whole", rate) for rate in (200.0, 500.0, 1000.0, RATE)),
+    *(Point("whole", rate) for rate in (200.0, 1000.0, 2000.0, 3000.0)),
+    BUSY,
     *(Point("stream", rate) for rate in (50.0, 200.0)),
 )
+BESIDE_RATE: Final = 500.0
+"""Requests/s beside those whose limit is looked at."""
+BUSY_RUN_S: Final = RUN_S / 2
+"""Short, as a host seldom is quiet for long."""
+MOST_MORE: Final = 8
+"""So many times ROUNDS are run at most, until ROUNDS of the asked load count."""
 MOST_RATIO, MOST_SHARE = 1.1, 0.65
 TICK_US: Final = 2000
 
@@ -70,7 +85,10 @@ async def _measured(folder: Path, engine: Path, tool: Path) -> tuple[Report, Rou
             urls = [f"http://127.0.0.1:{port}" for port in ports]
             limited_url = f"http://127.0.0.1:{limited_port}"
             field = [Contender(n, folder, urls, limited_url) for n in (ONE, TWO, APART)]
-            rows, rounds = await asyncio.to_thread(_by_turns, field, children, tool, folder)
+            quiet = build(folder, "quiet")
+            assert quiet is not None  # the others were built
+            tools = tool, quiet
+            rows, rounds = await asyncio.to_thread(_by_turns, field, children, tools, folder)
             for contender in field[:2]:
                 contender.go_on()
                 rows += await _limits(contender, counting, tool, folder)
@@ -82,9 +100,11 @@ async def _measured(folder: Path, engine: Path, tool: Path) -> tuple[Report, Rou
 
 
 def _by_turns(
-    field: Sequence[Contender], children: Children, tool: Path, folder: Path
+    field: Sequence[Contender], children: Children, tools: tuple[Path, Path], folder: Path
 ) -> tuple[list[Row], Rounds]:
+    tool, quiet = tools
     body = bodies(folder, MODEL)
+    near = NearOne()
     idle: list[Row] = []
     for contender in field:
         contender.start(children)
@@ -93,17 +113,27 @@ def _by_turns(
     rounds: Rounds = {point: [] for point in POINTS}
     with Progress(transient=True) as progress:
         task = progress.add_task("rounds", total=(ROUNDS + 1) * len(POINTS) * len(field))
-        for number in range(ROUNDS + 1):
-            for point in POINTS:
+        number = 0
+        while number <= ROUNDS or (
+            len(counting(rounds[BUSY])) < ROUNDS and number <= MOST_MORE * ROUNDS
+        ):
+            for point in POINTS if number <= ROUNDS else (BUSY,):
+                load, seconds = (point, RUN_S) if point.rate else (near.point, BUSY_RUN_S)
                 found = {}
+                lost = caches_lost(quiet) if point is BUSY else 0.0
                 for turn in range(len(field)):
                     contender = field[(turn + number) % len(field)]
                     contender.go_on()
-                    found[contender.name] = contender.run(tool, point, body[point.kind], RUN_S)
+                    seen = contender.run(tool, load, body[point.kind], seconds)
                     contender.pause()
+                    before, lost = lost, caches_lost(quiet) if point is BUSY else 0.0
+                    found[contender.name] = replace(seen, caches_lost=max(before, lost))
                     progress.advance(task)
+                if point is BUSY:
+                    near.saw(found[ONE])
                 if number:  # the first round warms everybody up
                     rounds[point].append(found)
+            number += 1
     return [*_rows(rounds), *idle], rounds
 
 
@@ -119,7 +149,7 @@ def _rows(rounds: Rounds) -> list[Row]:
     rows = []
     for point, found in rounds.items():
         rows += [
-            ratio_row(point, found, TWO, MOST_RATIO if point == POINT else None),
+            ratio_row(point, found, TWO, MOST_RATIO if point == BUSY else None),
             ratio_row(point, found, APART, None),
         ]
     shares = [seen[TWO].share for found in rounds.values() for seen in found]
@@ -143,28 +173,41 @@ def _rows(rounds: Rounds) -> list[Row]:
     ]
 
 
-POINT: Final = Point("whole", RATE)
-"""The offered load that is asked for."""
-
-
 def ratio_row(
     point: Point, found: Sequence[dict[str, Seen]], name: str, limit: float | None
 ) -> Row:
     """CPU per request over that of one worker: the median of the rounds' ratios."""
-    ratios = sorted(seen[name].cpu_us / seen[ONE].cpu_us for seen in found)
+    metric = f"{point}: {_named(name)} / one, CPU per request"
+    target = None if limit is None else f"<= {limit:g}"
+    counted, busy = found, ""
+    if point == BUSY:
+        counted = counting(found)
+        over_all = statistics.median(_ratios(found, name))
+        busy = f"; {len(counted)} of {len(found)} rounds count, the median of all {over_all:.2f}"
+        if not counted:
+            holds = None if limit is None else False
+            return Row(metric=metric, measured=None, target=target, holds=holds, note=busy[2:])
+        rates = [seen[ONE].offered for seen in counted]
+        cores = statistics.median(seen[ONE].cores for seen in counted)
+        busy += f"; {min(rates):.0f} to {max(rates):.0f}/s, one worker at {cores:.2f} of a core"
+    ratios = _ratios(counted, name)
     median = statistics.median(ratios)
-    cpu = [statistics.median(seen[n].cpu_us for seen in found) for n in (ONE, name)]
-    p99 = [statistics.median(seen[n].first_p99_us for seen in found) for n in (ONE, name)]
+    cpu = [statistics.median(seen[n].cpu_us for seen in counted) for n in (ONE, name)]
+    p99 = [statistics.median(seen[n].first_p99_us for seen in counted) for n in (ONE, name)]
     return Row(
-        metric=f"{point}: {_named(name)} / one, CPU per request",
+        metric=metric,
         measured=median,
         ratio=median,
-        target=None if limit is None else f"<= {limit:g}",
+        target=target,
         holds=None if limit is None else median <= limit,
         note=f"{cpu[1]:.0f} and {cpu[0]:.0f} us; rounds "
         + " ".join(f"{ratio:.2f}" for ratio in ratios)
-        + f"; p99 first byte {p99[1]:.0f} and {p99[0]:.0f} us",
+        + f"; p99 first byte {p99[1]:.0f} and {p99[0]:.0f} us{busy}",
     )
+
+
+def _ratios(found: Sequence[dict[str, Seen]], name: str) -> list[float]:
+    return sorted(seen[name].cpu_us / seen[ONE].cpu_us for seen in found)
 
 
 async def _limits(
@@ -174,7 +217,7 @@ async def _limits(
     url = contender.urls[0]
     before = outcomes(await asyncio.to_thread(idle_page, url))
     load = Load(tool, contender.ports, bodies(folder, MODEL)["whole"])
-    work = asyncio.to_thread(load.run, CONNECTIONS, RUN_S, RATE / 4)
+    work = asyncio.to_thread(load.run, CONNECTIONS, RUN_S, BESIDE_RATE)
     beside = asyncio.ensure_future(work)
     pressed = await press(url, counting, RUN_S)
     other = await beside

@@ -32,9 +32,11 @@ class Point(msgspec.Struct, frozen=True):
 
     kind: Kind
     rate: float
+    """0: as many as take one process to NEAR of its core."""
 
     def __str__(self) -> str:
-        return f"{self.rate:.0f}/s {'streams' if self.kind == 'stream' else 'whole answers'}"
+        rate = f"{self.rate:.0f}/s" if self.rate else "as many as one can"
+        return f"{rate} {'streams' if self.kind == 'stream' else 'whole answers'}"
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     first_p99_us: float
     cores: float
     """In use."""
+    offered: float
+    """Requests/s."""
+    served: float
+    """Requests/s."""
+    caches_lost: float = 0.0
+    """What the host took, before or after; see native/quiet.c. 0: not looked at."""
 
 
 class Contender:
@@ -139,6 +147,8 @@ class Contender:
             first_p50_us=found["first_p50_us"],
             first_p99_us=found["first_p99_us"],
             cores=sum(cpu_s.values()) / found["seconds"],
+            offered=point.rate,
+            served=found["requests"] / found["seconds"],
         )
 
     def _signal(self, sig: signal.Signals) -> None:

@@ -4,8 +4,16 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bench.redis_server import RedisServer, redis_program
+
+# As Hypothesis itself does where CI is set: how long an example takes says nothing of the code
+# on a machine that does other things, too.
+settings.register_profile(
+    "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
