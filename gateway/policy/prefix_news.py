@@ -23,9 +23,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.scheduling import Points
 
 MOST_POINTS: Final = 4_000
@@ -40,6 +39,15 @@ CHECK: Final = hash(b"sluice prefixes")
 _RUN: Final = struct.Struct("<IId")
 """Worker, points, tokens per byte."""
 _POINT: Final = struct.Struct("<qq")
+
+
+class Index(Protocol):
+    """What of `PrefixIndex` is used."""
+
+    workers: int
+
+    def insert(self, points: Points, worker: int, tokens_per_byte: float) -> object:
+        """Note a prompt that was sent to a worker."""
 
 
 class PrefixNews:
@@ -92,7 +100,7 @@ class PrefixNews:
         self._told.append(new)
         return {"check": CHECK, "chapters": [each for each in self._told if each is not None]}
 
-    def hear(self, states: Mapping[str, Mapping[str, Any]], index: PrefixIndex) -> Iterator[int]:
+    def hear(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
         """Enter what the others, by their names, have sent; yields how many runs were new.
 
         In slices, so that requests can go on between them. A name stands for one process from its
@@ -131,7 +139,7 @@ def _read(chapter: Any) -> tuple[int, bytes] | None:
     return number, runs
 
 
-def _enter(chapter: bytes, index: PrefixIndex) -> Iterator[int]:
+def _enter(chapter: bytes, index: Index) -> Iterator[int]:
     """Enter its runs, but those that cannot be; how many, a slice at a time."""
     at, size, new, left = 0, len(chapter), 0, SLICE_POINTS
     while at + _RUN.size <= size:

@@ -7,9 +7,10 @@ from gateway.policy.scheduling import Match, Points
 class UnboundedPrefixes:
     """Every prefix ever sent to a worker is taken to be there."""
 
-    __slots__ = ("_full", "_masks")
+    __slots__ = ("_full", "_masks", "workers")
 
     def __init__(self, workers: int) -> None:
+        self.workers = workers
         self._full = (1 << workers) - 1
         self._masks: dict[int, int] = {}
 

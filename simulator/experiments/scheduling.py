@@ -54,6 +54,8 @@ class _Run:
         self.demands = demands
         self.workers = [Worker(p) for p in profiles]
         self.gateways = gateways
+        for gateway in gateways:
+            gateway.news.listened(by_others=len(gateways) > 1)
         self.of = np.random.default_rng(seed).integers(len(gateways), size=n).tolist()
         self.heap: list[tuple[float, int]] = []
         self.due_s = [inf] * len(profiles)
@@ -112,9 +114,10 @@ class _Run:
             demand = self.demands[index]
             fleet.start(gateway.pool, job.worker, 1, job.kv_tokens)
             if gateway.prefixes is not None:
-                self.expected[index] = gateway.prefixes.insert(self.points[index], job.worker)
-                if len(self.gateways) > 1:
-                    gateway.sent.append((self.points[index], job.worker))
+                points = self.points[index]
+                expected = gateway.prefixes.insert(points, job.worker)
+                self.expected[index] = expected
+                gateway.news.sent(points, job.worker, 1.0, expected.hit_tokens)
             self.sent_s[index] = now_s
             self.worker[index] = job.worker
             request = EngineRequest(

@@ -1,5 +1,6 @@
 """What several gateways of `scheduling` tell one another."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from gateway.policy.quartz import Quartz
@@ -14,7 +15,7 @@ def merge(gateways: Sequence[Gateway], now_s: float) -> None:
         for i, g in enumerate(gateways)
         if isinstance(g.scheduler, Quartz)
     }
-    sent = [g.sent for g in gateways]
+    told = {str(i): g.news.tell() for i, g in enumerate(gateways)}
     for i, gateway in enumerate(gateways):
         name = str(i)
         if gateway.predictor is not None:
@@ -22,7 +23,5 @@ def merge(gateways: Sequence[Gateway], now_s: float) -> None:
         if isinstance(gateway.scheduler, Quartz):
             gateway.scheduler.merge({k: v for k, v in states.items() if k != name}, now_s)
         if gateway.prefixes is not None and gateway.tells_prefixes:
-            for j, prompts in enumerate(sent):
-                for points, worker in prompts if j != i else ():
-                    gateway.prefixes.insert(points, worker)
-        gateway.sent = []
+            others = {k: v for k, v in told.items() if k != name}
+            deque(gateway.news.hear(others, gateway.prefixes), maxlen=0)

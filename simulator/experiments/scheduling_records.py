@@ -7,6 +7,7 @@ import numpy as np
 
 from gateway.policy.fleet import PoolState
 from gateway.policy.prefix_capacity import Expected
+from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.scheduling import Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine import EngineProfile
@@ -61,6 +62,8 @@ class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Prefixes(Protocol):
     """What of `gateway.policy.prefix_index.PrefixIndex` is used; points are in tokens."""
 
+    workers: int
+
     def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
         """Who holds how much."""
         ...
@@ -96,7 +99,7 @@ class Gateway:
         self.predictor = predictor
         self.tells_prefixes = tells_prefixes
         """Whether the gateways tell one another which prompts they sent where."""
-        self.sent: list[tuple[Points, int]] = []
+        self.news = PrefixNews()
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
