@@ -117,6 +117,8 @@ def _by_turns(
         while number <= ROUNDS or (
             len(counting(rounds[BUSY])) < ROUNDS and number <= MOST_MORE * ROUNDS
         ):
+            if number > ROUNDS:
+                progress.update(task, total=progress.tasks[task].completed + len(field))
             for point in POINTS if number <= ROUNDS else (BUSY,):
                 load, seconds = (point, RUN_S) if point.rate else (near.point, BUSY_RUN_S)
                 found = {}

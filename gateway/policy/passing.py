@@ -72,7 +72,7 @@ def _pay(book: TokenPool, account: Account, each: Sequence[tuple[int, int]], now
     if not each:
         return
     reserved = sum(cost_tokens for cost_tokens, _ in each)
-    if funded_by(book, account, reserved, now_s) == "own":
+    if funded_by(book, account, reserved, now_s) in {"own", "none"}:  # of each, too
         each = [(reserved, sum(used for _, used in each))]
     for cost_tokens, used in each:
         funded = funded_by(book, account, cost_tokens, now_s) or (

@@ -1,7 +1,8 @@
 """Notes that each worker process puts up for the others: what is learned and merged by readers.
 
-One note a name and worker, the newest. What changed is sent every BOARD_EVERY_S; a new worker
-hears of all there is, and the notes of one that is gone go with it.
+One note a name and worker, the newest. What changed is sent every BOARD_EVERY_S, or within LAZIER_S
+after it, with what leaves then; a new worker hears of all there is, and the notes of one that is
+gone go with it.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class PeerBoard:
             link.hears(Op.GONE, self._gone)
 
     def publish(self, name: str, payload: bytes) -> None:
-        """Put up a note (1 MiB at most, 64 names); the others have it within BOARD_EVERY_S."""
+        """Put up a note (1 MiB at most, 64 names); the others have it soon after BOARD_EVERY_S."""
         if self._link is not None and self._mine.get(name) != payload:
             self._mine[name] = self._changed[name] = payload
 

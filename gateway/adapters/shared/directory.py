@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.adapters.shared.hub import Hub, Parts, Session
 from gateway.adapters.shared.link import Link
-from gateway.adapters.shared.wire import LAZIER_S, packed
+from gateway.adapters.shared.wire import packed
 from gateway.ports import Directory, EntitlementEntry
 
 SLICE: Final = 500
@@ -44,7 +44,7 @@ class SharedDirectory:
 
     async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
         """See Directory."""
-        (revision, removed), parts = await self._link.parts("directory.changes", since, LAZIER_S)
+        (revision, removed), parts = await self._link.parts("directory.changes", since)
         return revision, [entry for part in parts for entry in _entries(part)], removed
 
     async def put(self, *entries: EntitlementEntry) -> int:

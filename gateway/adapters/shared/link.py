@@ -126,11 +126,9 @@ class Link:
         """The same of what can wait LAZIER_S for something to leave with."""
         return await self.begin(Op.CALL, name, packed(value), within_s=LAZIER_S)
 
-    async def parts(
-        self, name: str, value: object = None, within_s: float = 0.0
-    ) -> tuple[Any, list[bytes]]:
+    async def parts(self, name: str, value: object = None) -> tuple[Any, list[bytes]]:
         """The same, of an answer in parts: what it ends with, and the parts."""
-        future = self.begin(Op.CALL, name, packed(value), within_s=within_s)
+        future = self.begin(Op.CALL, name, packed(value))
         number = self._number
         try:
             return await future, self._parts.get(number, [])
