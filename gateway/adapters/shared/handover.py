@@ -7,7 +7,8 @@ descriptor; none of its bytes passes the parent.
 
 Clients reuse the connections they used last, so that as many connections are not as much work:
 when one worker answers clearly more than another, it gives idle connections away, those first
-that were used last.
+that were used last. It has to have answered more twice in a row: workers tell ten times a second,
+so of equal ones one has told three times by now and the other twice.
 """
 
 import asyncio
@@ -71,6 +72,8 @@ class Door:
         """Worker -> requests since the shares were compared."""
         self.ask_back: Callable[[int, int], None] = lambda _index, _count: None
         """Has a worker give so many connections away."""
+        self._busiest = -1
+        """The worker that answered clearly more when the shares were last compared; -1: none."""
         self._evening: asyncio.TimerHandle | None = None
         self._accepting = False
         self._listening = False
@@ -166,17 +169,22 @@ class Door:
         answered, self._answered = self._answered, {}
         shares = {index: answered.get(index, 0) for index in self._ways}
         total = sum(shares.values())
+        before, self._busiest = self._busiest, -1
         if len(shares) < 2 or total < EVEN_FROM:
             return
         busiest = max(shares, key=lambda index: shares[index])
         excess = shares[busiest] * len(shares) / total
-        if excess > UNEVEN:
-            self._least = min(shares, key=lambda index: shares[index])
-            count = 1 if excess < 1.5 else 2
-            if excess > FAR_UNEVEN:  # many clients came at once while counts were old
-                surplus = self._open.get(busiest, 0) * (1 - 1 / excess)
-                count = max(count, min(AT_ONCE, int(surplus / 2)))
-            self.ask_back(busiest, count)
+        if excess <= UNEVEN:
+            return
+        self._busiest = busiest
+        if busiest != before:
+            return
+        self._least = min(shares, key=lambda index: shares[index])
+        count = 1 if excess < 1.5 else 2
+        if excess > FAR_UNEVEN:  # many clients came at once while counts were old
+            surplus = self._open.get(busiest, 0) * (1 - 1 / excess)
+            count = max(count, min(AT_ONCE, int(surplus / 2)))
+        self.ask_back(busiest, count)
 
     def _take_back(self, index: int) -> None:
         """Connections that a worker gives away: the least busy one gets them."""

@@ -128,13 +128,39 @@ async def test_who_answers_clearly_more_gives_away(
 ) -> None:
     found: list[tuple[int, int]] = []
     house.door.ask_back = lambda index, count: found.append((index, count))
-    for index, requests in enumerate(answered):
+    for index in range(2):
         house.join(index)
+    compare(house, *answered)
+    assert found == [], "once is what workers tell at different times"
+    compare(house, *answered)
+    assert found == asked
+    compare(house)
+    assert found == asked, "each quarter of a second by itself"
+
+
+async def test_who_tells_at_other_times_gives_nothing_away(house: House) -> None:
+    found: list[tuple[int, int]] = []
+    house.door.ask_back = lambda index, count: found.append((index, count))
+    for index in range(2):
+        house.join(index)
+    for _ in range(4):
+        compare(house, 60, 40)
+        compare(house, 40, 60)
+    compare(house, 60, 40)
+    compare(house, 50, 50)
+    compare(house, 60, 40)
+    compare(house, 5, 0)
+    compare(house, 60, 40)
+    assert found == []
+    compare(house, 60, 40)
+    assert found == [(0, 1)]
+
+
+def compare(house: House, *answered: int) -> None:
+    """The shares, of workers that answered so many requests each."""
+    for index, requests in enumerate(answered):
         house.door.told(index, 0, requests)
     house.door._even()
-    assert found == asked
-    house.door._even()
-    assert found == asked, "each quarter of a second by itself"
 
 
 async def test_who_has_far_too_many_gives_half_of_them_away(house: House) -> None:
@@ -145,9 +171,8 @@ async def test_who_has_far_too_many_gives_half_of_them_away(house: House) -> Non
     for _ in range(24):
         await house.served_by()
     house.join(1)
-    house.door.told(0, 0, 300)
-    house.door.told(1, 0, 100)
-    house.door._even()
+    compare(house, 300, 100)
+    compare(house, 300, 100)
     assert found == [(0, 4)], "of 24 it should have 16"
 
 
@@ -158,9 +183,8 @@ async def test_a_connection_given_away_is_served_by_the_least_busy(house: House)
     reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
     house._clients.append(writer)
     assert await reader.readexactly(1) == b"0"
-    for index, requests in enumerate((90, 20, 3)):
-        house.door.told(index, 0, requests)
-    house.door._even()
+    compare(house, 90, 20, 3)
+    compare(house, 90, 20, 3)
     (served,) = house.taken
     transport = served.transport
     mine = transport.get_extra_info("socket")
