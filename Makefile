@@ -8,14 +8,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test bench bench-peers lint check format schema redis promtool clean
+.PHONY: help demo test test-compiled bench bench-peers compiled lint check format schema redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
 	@echo "make test    the tests"
-	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json"
+	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json; COMPILED=1"
+	@echo "make compiled  a copy of the tree in .compiled with the decisions compiled; needs a C compiler"
 	@echo "make bench-peers  install the peers that bench overhead measures beside the gateway"
 	@echo "make lint    style, types, import rules, the shipped schema"
 	@echo "make check   lint and test: all that CI runs"
@@ -29,12 +30,12 @@ $(BIN)/python:
 
 # What the gateway runs with, the compressor included.
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[compress]'
+	$(PIP) install -e '.[compress]'
 	@touch $@
 
 # All that development needs; it holds the runtime too.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
 
 demo: $(VENV)/.runtime
@@ -42,12 +43,33 @@ demo: $(VENV)/.runtime
 
 # Most tests wait for processes of their own, so four run at a time; a file's stay together and
 # share its servers. Those that measure real time to a few per cent follow, one by one (5: none).
+# Then all that runs compiled, compiled, where there is a C compiler.
 test: $(VENV)/.dev redis promtool
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone" $(ARGS)
 	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? = 5 ]
+	@if command -v cc >/dev/null; then $(MAKE) --no-print-directory test-compiled; \
+	else echo "no C compiler (cc) on PATH: what is compiled is not tested" >&2; fi
 
-bench: $(VENV)/.dev
-	$(BIN)/python -m bench $(NAME) $(ARGS)
+TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway/policy tests/unit/gateway/web \
+	$(wildcard tests/unit/gateway/test_*.py) tests/integration tests/e2e
+test-compiled: compiled redis
+	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+		-m "not alone" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+
+bench: $(VENV)/.dev $(if $(COMPILED),compiled)
+	cd $(if $(COMPILED),.compiled,.) && $(CURDIR)/$(BIN)/python -m bench $(NAME) $(ARGS)
+
+# A copy of the tree in which what decides is compiled (docs/adr/0007): a copy, for beside its
+# source a compiled module would run whatever is edited.
+compiled: .compiled/.built
+	@$(copy)
+.compiled/.built: pyproject.toml $(shell find gateway -name '*.py') | $(VENV)/.dev
+	@command -v cc >/dev/null || { echo "a C compiler (cc) is needed" >&2; exit 1; }
+	rm -rf .compiled && mkdir .compiled && $(copy)
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PIP) wheel --no-deps --wheel-dir .compiled/dist ./.compiled
+	ln -s ../.peers .compiled/.peers
+	@touch $@
+copy = git ls-files -co --exclude-standard -z | xargs -0 cp --parents -pt .compiled
 
 # The peers of `bench overhead`, each in an environment of its own; what fails to install is
 # reported by the bench. nginx and haproxy are taken from PATH.
@@ -97,5 +119,5 @@ echo "$(1) is not on PATH and cannot be installed from here: tests that need it 
 endef
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .compiled .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from bench.report import Report, show
+from sluice.build import compiled
 
 BENCHES = {
     "gateway-accuracy": "10,000 mixed requests against mocks: misroutes, rescues, ratios",
@@ -56,6 +57,7 @@ def main(
     wanted = inspect.signature(module.run).parameters
     report: Report = module.run(**{k: v for k, v in given.items() if k in wanted})
     show(report, console)
+    console.print("the gateway's decisions ran", "compiled" if compiled() else "interpreted")
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     raise typer.Exit(0 if report.holds else 1)

@@ -20,7 +20,10 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"sluice {importlib.metadata.version('sluice')}")
+        from sluice.build import compiled
+
+        built = " (compiled)" if compiled() else ""
+        typer.echo(f"sluice {importlib.metadata.version('sluice')}{built}")
         raise typer.Exit
 
 

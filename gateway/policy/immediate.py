@@ -143,7 +143,7 @@ class TwoChoices(Immediate):
         first, other = choice[i], choice[n - 1 if j == i else j]
         job.candidates = ((first, active[first]), (other, active[other]))
         worker = other if active[other] < active[first] else first
-        job.score = active[worker]
+        job.score = float(active[worker])
         return worker
 
 
@@ -160,6 +160,6 @@ class Sticky(Immediate):
         worker = pick_sticky(
             match, choice, active, self._cursor, mean=pool.total_active / len(choice)
         )
-        job.score = active[worker]
+        job.score = float(active[worker])
         job.candidates = ((worker, job.score),)
         return worker

@@ -118,7 +118,8 @@ class PrefixIndex:
         written = (points[-1][0] - hit) * tokens_per_byte
         self._clock += written / self.workers
         if len(self._chunk) >= self._chunk_entries:
-            self._clock = self._chunk_stamp = int(self._clock) + 1
+            self._chunk_stamp = int(self._clock) + 1
+            self._clock = float(self._chunk_stamp)
             self._chunks.append((self._chunk_stamp, self._chunk))
             self._chunk = []
         if len(self._chunks) > _CHUNKS:
@@ -146,7 +147,7 @@ class PrefixIndex:
     def forget(self, worker: int) -> None:
         """A worker begins with an empty cache. At once, whatever the number of entries."""
         self._keeping.forget(worker, self._clock)
-        self._clock = int(self._clock) + 1
+        self._clock = float(int(self._clock) + 1)
 
     def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
         """Learn from `cached_tokens` as the engine reported them for a prompt.

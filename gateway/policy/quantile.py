@@ -106,7 +106,7 @@ class Histogram:
     def _kaplan_meier(self) -> int:
         whole, cut = self._whole, self._cut
         buckets = sorted(whole.keys() | cut.keys())
-        at_risk = sum(whole.values()) + sum(cut.values())
+        at_risk = sum(whole.values(), 0.0) + sum(cut.values(), 0.0)
         survival = 1.0
         for bucket in buckets:
             ended = whole.get(bucket, 0.0)

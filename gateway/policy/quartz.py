@@ -295,7 +295,7 @@ class Quartz(Gated):
             worker = pick_least(choice, load, self._cursor)
         job.worker = worker
         job.hit_tokens = hit_tokens(job.match, worker)
-        job.score = load[worker]
+        job.score = float(load[worker])
         job.candidates = ((worker, job.score),)
         job.policy = self._predict(job, worker, job.hit_tokens, 0)
 

@@ -35,7 +35,7 @@ class TokenFair(Gated):
         load = [a + b for a, b in zip(active, lengths, strict=True)]
         self._cursor += 1
         job.worker = pick_least(choice, load, self._cursor)
-        job.score = load[job.worker]
+        job.score = float(load[job.worker])
         job.candidates = ((job.worker, job.score),)
         if job.state == "new":  # bound anew, it keeps its tag
             job.key = max(self._served, self._ends.pop(job.client, 0.0))

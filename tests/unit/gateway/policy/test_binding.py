@@ -11,6 +11,7 @@ from gateway.policy.binding import CANDIDATES_KEPT, COMPARED, bind_least_loaded
 from gateway.policy.fleet import HealthRules, PoolState
 from gateway.policy.immediate import LeastLoaded
 from gateway.policy.scheduling import Job
+from sluice.build import compiled
 
 
 def pool(workers: int = 3) -> PoolState:
@@ -103,6 +104,7 @@ class Looked(list[int]):
         return super().__iter__()
 
 
+@pytest.mark.skipif(compiled(), reason="compiled code does not ask a list's methods")
 @pytest.mark.parametrize("workers", [100, 2000])
 def test_of_many_workers_as_many_are_looked_at_whatever_the_fleet(workers: int) -> None:
     state = pool(workers)

@@ -1,0 +1,8 @@
+"""How this Sluice was built."""
+
+from gateway.policy import quartz
+
+
+def compiled() -> bool:
+    """Whether what decides runs compiled (docs/adr/0007)."""
+    return not str(quartz.__file__).endswith(".py")
