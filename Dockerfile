@@ -12,6 +12,11 @@ FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore
+# What decides is compiled (docs/adr/0007); the compiler stays in this stage.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY compressor ./compressor

@@ -1,8 +1,9 @@
 """`bench overhead`, the main rounds: CPU at saturation, time added to the first byte.
 
 All contenders by turns, each round, the others stopped; the first round is thrown away. 64
-connections in a closed loop saturate the gateway with whole answers, 128 with streams (twice as
-many where each waits for Redis too): engines tick every millisecond, so that 128 streams ask for
+connections in a closed loop saturate the gateway with whole answers, 128 with streams (four times
+and twice as many where each waits for Redis, too: with fewer in flight it is Redis, the engines
+and the load on the other core that are saturated): engines tick every millisecond, so that 128 streams ask for
 128,000 chunks/s, more than one core relays. Gateways and LiteLLM, who use one core at most, have
 it to themselves meanwhile, in each round another (`overhead_cores`). A round in which a gateway's
 utilisation of that was below .9 does not count for it; rounds go on until enough count for each.
@@ -33,6 +34,7 @@ KINDS: Final = ("whole", "stream")
 CHUNKS: Final = 64
 TICK_US: Final = 1000
 CONNECTIONS: Final = {"whole": 64, "stream": 128}
+ON_REDIS_TIMES: Final = {"whole": 4, "stream": 2}
 RUN_S: Final = 1.5 * TIME_SCALE
 FIRST_BYTE_RUN_S: Final = 3.0 * TIME_SCALE
 SLOW_TIMES: Final = 4
@@ -122,7 +124,8 @@ def _one(
     figures: Figures = {}
     with alone(contender):
         for kind in KINDS:
-            connections = CONNECTIONS[kind] * (2 if contender.name == ON_REDIS else 1)
+            times = ON_REDIS_TIMES[kind] if contender.name == ON_REDIS else 1
+            connections = CONNECTIONS[kind] * times
             asking = Load(load, contender.port, body[kind])
             run_s = RUN_S * (SLOW_TIMES if contender.name == LITELLM else 1)
             seen = cost(asking, contender, connections, run_s, turn=turn)
