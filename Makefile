@@ -47,8 +47,8 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev redis promtool
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone" $(ARGS)
 	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? = 5 ]
-	@if command -v cc >/dev/null; then $(MAKE) --no-print-directory test-compiled; \
-	else echo "no C compiler (cc) on PATH: what is compiled is not tested" >&2; fi
+	@if $(can_compile); then $(MAKE) --no-print-directory test-compiled; \
+	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; fi
 
 TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway tests/contract tests/integration \
 	tests/e2e
@@ -65,11 +65,13 @@ bench: $(VENV)/.dev $(if $(COMPILED),compiled)
 compiled: .compiled/.built
 	@$(copy)
 .compiled/.built: pyproject.toml $(shell find gateway -name '*.py') | $(VENV)/.dev
-	@command -v cc >/dev/null || { echo "a C compiler (cc) is needed" >&2; exit 1; }
+	@$(can_compile) || { echo "a C compiler (cc) and Python.h (python3-dev) are needed" >&2; exit 1; }
 	rm -rf .compiled && mkdir .compiled && $(copy)
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PIP) wheel --no-deps --wheel-dir .compiled/dist ./.compiled
 	ln -s ../.peers .compiled/.peers
 	@touch $@
+can_compile = command -v cc >/dev/null && $(BIN)/python -c \
+	'import pathlib, sys, sysconfig as s; sys.exit(not pathlib.Path(s.get_path("include"), "Python.h").exists())'
 copy = git ls-files -co --exclude-standard -z | xargs -0 cp --parents -pt .compiled
 
 # The peers of `bench overhead`, each in an environment of its own; what fails to install is

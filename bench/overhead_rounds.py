@@ -1,12 +1,13 @@
 """`bench overhead`, the main rounds: CPU at saturation, time added to the first byte.
 
 All contenders by turns, each round, the others stopped; the first round is thrown away. 64
-connections in a closed loop saturate the gateway with whole answers, 128 with streams (four times
-and twice as many where each waits for Redis, too: with fewer in flight it is Redis, the engines
-and the load on the other core that are saturated): engines tick every millisecond, so that 128 streams ask for
-128,000 chunks/s, more than one core relays. Gateways and LiteLLM, who use one core at most, have
-it to themselves meanwhile, in each round another (`overhead_cores`). A round in which a gateway's
-utilisation of that was below .9 does not count for it; rounds go on until enough count for each.
+connections in a closed loop saturate the gateway with whole answers, 128 with streams: engines
+tick every millisecond, so that 128 streams ask for 128,000 chunks/s, more than one core relays.
+Where each waits for Redis, too, it is four times and twice as many: with fewer in flight Redis,
+the engines and the load on the other core are what is saturated. Gateways and LiteLLM, who use
+one core at most, have it to themselves meanwhile, in each round another (`overhead_cores`). A
+round in which a gateway's utilisation of that was below .9 does not count for it; rounds go on
+until enough count for each.
 """
 
 from collections.abc import Mapping
