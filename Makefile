@@ -75,7 +75,9 @@ compiled: .compiled/.built
 	@touch $@
 can_compile = command -v cc >/dev/null && $(BIN)/python -c \
 	'import pathlib, sys, sysconfig as s; sys.exit(not pathlib.Path(s.get_path("include"), "Python.h").exists())'
-copy = git ls-files -co --exclude-standard -z | xargs -0 cp --parents -pt .compiled
+# Git lists what was deleted, too, until that is staged.
+copy = git ls-files -co --exclude-standard -z \
+	| tar -c --null --ignore-failed-read --warning=no-failed-read -T - -f - | tar -xpf - -C .compiled
 
 # The peers of `bench overhead`, each in an environment of its own; what fails to install is
 # reported by the bench. nginx and haproxy are taken from PATH.
