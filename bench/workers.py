@@ -3,14 +3,17 @@
 Asked, of everything on and embedded state, at as many whole answers a second as one worker serves
 with its core in use to LEAST_UTILISATION and more: two workers spend at most 1.1 times the CPU of
 one for each request, neither serves more than 65 %, and limits, the request log, the metrics and
-the leases stay exact, at every rate and for streams, too. The rates below are there to be seen: a
-second process is not needed, and the fewer requests a process gets the more each costs.
+the leases stay exact, at every rate and for streams, too. For that figure all of a gateway's
+processes share one core, so that it is in use to as much under two; free to run anywhere they are
+measured at the same and at lower loads, to be seen: each is half as busy as the one, and the fewer
+requests a process gets the more each costs. How much of it is that, and not that there are two,
+the rows say that compare two workers with one under half of their load.
 
 CPU is the kernel's accounting of the process trees. Beside them two gateways that share nothing
 serve half of the load each: what two processes cost this machine before they share anything.
 Rounds are interleaved, whoever is not measured is stopped, each ratio is taken within its round.
 
-Which rounds of the asked load count, `workers_busy` says; what all of them said is in the note.
+Which rounds of these loads count, `workers_busy` says; what all of them said is in the note.
 """
 
 import asyncio
@@ -25,6 +28,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 
 from bench.everything import MODEL
+from bench.one_core import can_be_kept
 from bench.overhead_tools import (
     Load,
     bodies,
@@ -36,7 +40,7 @@ from bench.overhead_tools import (
 )
 from bench.report import Report, Row, at_most, equals
 from bench.workers_books import gauge, held, idle_page, most_at_once, outcomes
-from bench.workers_busy import APART, BUSY, ONE, TWO, NearOne, counting
+from bench.workers_busy import APART, BUSY, ONE, ONE_CORE, TWO, NearOne, counting
 from bench.workers_limits import LIMIT, LIMITED, CountingEngine, Held, press
 from bench.workers_plot import plot_points
 from bench.workers_rounds import CONNECTIONS, Contender, Point, Seen
@@ -47,14 +51,19 @@ RUN_S: Final = 4.0 * float(os.environ.get("SLUICE_BENCH_TIME_SCALE", "1"))
 POINTS: Final = (
     *(Point("whole", rate) for rate in (200.0, 1000.0, 2000.0, 3000.0)),
     BUSY,
+    ONE_CORE,
     *(Point("stream", rate) for rate in (50.0, 200.0)),
 )
+FOUND: Final = (BUSY, ONE_CORE)
+"""Those whose rate is found, anew in each round."""
+HALVES: Final = ((1000.0, 2000.0),)
+"""Whole answers a second: of one worker, and of two together."""
 BESIDE_RATE: Final = 500.0
 """Requests/s beside those whose limit is looked at."""
 BUSY_RUN_S: Final = RUN_S / 2
 """Short, as a host seldom is quiet for long."""
-MOST_MORE: Final = 8
-"""So many times ROUNDS are run at most, until ROUNDS of the asked load count."""
+MOST_MORE: Final = 4
+"""So many times ROUNDS are run at most, until ROUNDS count of those whose rate is found."""
 MOST_RATIO, MOST_SHARE = 1.1, 0.65
 TICK_US: Final = 2000
 
@@ -104,23 +113,24 @@ def _by_turns(
 ) -> tuple[list[Row], Rounds]:
     tool, quiet = tools
     body = bodies(folder, MODEL)
-    near = NearOne()
+    near = {point: NearOne(point) for point in FOUND}
     idle: list[Row] = []
     for contender in field:
         contender.start(children)
         idle.append(_idle_row(contender))
         contender.pause()
-    rounds: Rounds = {point: [] for point in POINTS}
+    points = [point for point in POINTS if not point.one_core or can_be_kept()]
+    rounds: Rounds = {point: [] for point in points}
     with Progress(transient=True) as progress:
-        task = progress.add_task("rounds", total=(ROUNDS + 1) * len(POINTS) * len(field))
+        task = progress.add_task("rounds", total=(ROUNDS + 1) * len(points) * len(field))
         number = 0
-        while number <= ROUNDS or (
-            len(counting(rounds[BUSY])) < ROUNDS and number <= MOST_MORE * ROUNDS
-        ):
+        while still := [point for point in points if _wanted(point, rounds, number)]:
             if number > ROUNDS:
-                progress.update(task, total=progress.tasks[task].completed + len(field))
-            for point in POINTS if number <= ROUNDS else (BUSY,):
-                load, seconds = (point, RUN_S) if point.rate else (near.point, BUSY_RUN_S)
+                progress.update(
+                    task, total=progress.tasks[task].completed + len(still) * len(field)
+                )
+            for point in still:
+                load, seconds = (point, RUN_S) if point.rate else (near[point].point, BUSY_RUN_S)
                 found = {}
                 lost = caches_lost(quiet) if point is BUSY else 0.0
                 for turn in range(len(field)):
@@ -131,12 +141,19 @@ def _by_turns(
                     before, lost = lost, caches_lost(quiet) if point is BUSY else 0.0
                     found[contender.name] = replace(seen, caches_lost=max(before, lost))
                     progress.advance(task)
-                if point is BUSY:
-                    near.saw(found[ONE])
+                if point in near:
+                    near[point].saw(found[ONE])
                 if number:  # the first round warms everybody up
                     rounds[point].append(found)
             number += 1
     return [*_rows(rounds), *idle], rounds
+
+
+def _wanted(point: Point, rounds: Rounds, number: int) -> bool:
+    """Whether a round of it is to be run, the `number`th after the one that warms up."""
+    if number <= ROUNDS:
+        return True
+    return not point.rate and len(counting(rounds[point])) < ROUNDS and number <= MOST_MORE * ROUNDS
 
 
 def _idle_row(contender: Contender) -> Row:
@@ -151,9 +168,13 @@ def _rows(rounds: Rounds) -> list[Row]:
     rows = []
     for point, found in rounds.items():
         rows += [
-            ratio_row(point, found, TWO, MOST_RATIO if point == BUSY else None),
+            ratio_row(point, found, TWO, MOST_RATIO if point == ONE_CORE else None),
             ratio_row(point, found, APART, None),
         ]
+    rows += [half_row(rounds, half, whole) for half, whole in HALVES]
+    if ONE_CORE not in rounds:
+        metric = f"{ONE_CORE}: {_named(TWO)} / one, CPU per request"
+        rows.append(Row(metric=metric, measured=None, note="needs Linux and two cores"))
     shares = [seen[TWO].share for found in rounds.values() for seen in found]
     everyone = [s for found in rounds.values() for seen in found for s in seen.values()]
     unbooked = [abs(s.sent - s.logged) + abs(s.sent - s.counted) for s in everyone]
@@ -182,7 +203,7 @@ def ratio_row(
     metric = f"{point}: {_named(name)} / one, CPU per request"
     target = None if limit is None else f"<= {limit:g}"
     counted, busy = found, ""
-    if point == BUSY:
+    if point in FOUND:
         counted = counting(found)
         over_all = statistics.median(_ratios(found, name))
         busy = f"; {len(counted)} of {len(found)} rounds count, the median of all {over_all:.2f}"
@@ -190,8 +211,11 @@ def ratio_row(
             holds = None if limit is None else False
             return Row(metric=metric, measured=None, target=target, holds=holds, note=busy[2:])
         rates = [seen[ONE].offered for seen in counted]
-        cores = statistics.median(seen[ONE].cores for seen in counted)
-        busy += f"; {min(rates):.0f} to {max(rates):.0f}/s, one worker at {cores:.2f} of a core"
+        one, many = (statistics.median(seen[n].cores for seen in counted) for n in (ONE, name))
+        busy += (
+            f"; {min(rates):.0f} to {max(rates):.0f}/s, one worker at {one:.2f} of a core, "
+            f"{_named(name)} at {many:.2f}"
+        )
     ratios = _ratios(counted, name)
     median = statistics.median(ratios)
     cpu = [statistics.median(seen[n].cpu_us for seen in counted) for n in (ONE, name)]
@@ -206,6 +230,16 @@ def ratio_row(
         + " ".join(f"{ratio:.2f}" for ratio in ratios)
         + f"; p99 first byte {p99[1]:.0f} and {p99[0]:.0f} us{busy}",
     )
+
+
+def half_row(rounds: Rounds, half: float, whole: float) -> Row:
+    """Two workers over one that gets as many requests as each of them."""
+    pairs = zip(rounds[Point("whole", half)], rounds[Point("whole", whole)], strict=True)
+    ratios = sorted(two[TWO].cpu_us / one[ONE].cpu_us for one, two in pairs)
+    metric = f"{whole:.0f}/s on two workers / {half:.0f}/s on one, CPU per request"
+    median = statistics.median(ratios)
+    note = "rounds " + " ".join(f"{ratio:.2f}" for ratio in ratios)
+    return Row(metric=metric, measured=median, ratio=median, note=note)
 
 
 def _ratios(found: Sequence[dict[str, Seen]], name: str) -> list[float]:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,6 +15,7 @@ import msgspec
 
 from bench.everything import everything, serve_command
 from bench.fleet import read_metrics
+from bench.one_core import on_one_core
 from bench.overhead_tools import Load, cpu_ns, rss_kib, spent, tree
 from bench.workers_books import Line, LogReader, largest_share, outcomes
 from bench.workers_limits import with_limited_model
@@ -33,10 +35,13 @@ class Point(msgspec.Struct, frozen=True):
     kind: Kind
     rate: float
     """0: as many as take one process to NEAR of its core."""
+    one_core: bool = False
+    """Whether all of the gateway's processes stay on one core, and the load off it."""
 
     def __str__(self) -> str:
         rate = f"{self.rate:.0f}/s" if self.rate else "as many as one can"
-        return f"{rate} {'streams' if self.kind == 'stream' else 'whole answers'}"
+        kind = "streams" if self.kind == "stream" else "whole answers"
+        return f"{rate} {kind}{', all on one core' if self.one_core else ''}"
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +134,10 @@ class Contender:
 
     def run(self, tool: Path, point: Point, body: Path, seconds: float) -> Seen:
         """Measure it under a load."""
+        with on_one_core(self.pids) if point.one_core else nullcontext():
+            return self._run(tool, point, body, seconds)
+
+    def _run(self, tool: Path, point: Point, body: Path, seconds: float) -> Seen:
         counted = self.counted()
         load = Load(tool, self.ports, body)
         warm = load.run(CONNECTIONS, WARM_UP_S, point.rate)

@@ -1,4 +1,4 @@
-"""The arithmetic of the soak and of the bench of two workers; no processes."""
+"""The arithmetic of the soak, and the books that it and the bench of workers keep; no processes."""
 
 from pathlib import Path
 
@@ -13,11 +13,8 @@ from bench.soak_books import Ledger, book_rows, refusal_gaps
 from bench.soak_gateway import Sample
 from bench.soak_trend import growth, slope_mib_per_day
 from bench.soak_visits import CHAT, MESSAGES, Visit, Visitors, told
-from bench.workers import POINTS, ratio_row
 from bench.workers_books import Line, LogReader, Try, label, largest_share, most_at_once, outcomes
-from bench.workers_busy import BUSY, ONE, TWO, NearOne, counting
 from bench.workers_limits import LIMITED, with_limited_model
-from bench.workers_rounds import Seen
 from gateway.settings import load
 
 MINUTE_S = 60.0
@@ -152,49 +149,6 @@ def test_figures_of_a_page_and_a_log() -> None:
     assert most_at_once(lines) == 2
     assert largest_share(lines) == 0.5
     assert Try() == Try(worker="", result="")
-
-
-def seen(cpu_us: float, *, cores: float = 1, served: float = 1, lost: float = 1) -> Seen:
-    return Seen(
-        cpu_us=cpu_us, sent=1, errors=0, logged=1, counted=1, share=0.5,
-        first_p50_us=1, first_p99_us=2, cores=cores, offered=1, served=served, caches_lost=lost,
-    )  # fmt: skip
-
-
-def turn(one: Seen, two: Seen) -> dict[str, Seen]:
-    return {ONE: one, TWO: two}
-
-
-def test_the_ratio_is_taken_within_rounds() -> None:
-    rounds = [turn(seen(100), seen(105)), turn(seen(200), seen(300)), turn(seen(400), seen(420))]
-    row = ratio_row(BUSY, rounds, TWO, 1.1)
-    assert (row.measured, row.holds) == (1.05, True)
-    assert ratio_row(BUSY, rounds[1:2], TWO, 1.1).holds is False
-    assert ratio_row(BUSY, rounds, TWO, None).holds is None
-
-
-def test_rounds_count_where_one_is_busy_all_keep_up_and_nobody_takes_the_caches() -> None:
-    counts = turn(seen(100, cores=0.9), seen(150))
-    idle = turn(seen(100, cores=0.89), seen(100))
-    late = turn(seen(100, served=0.97), seen(100))
-    late_too = turn(seen(100), seen(100, served=0.97))
-    disturbed = turn(seen(100), seen(100, lost=4.1))
-    assert counting([idle, counts, late, late_too, disturbed]) == [counts]
-    row = ratio_row(BUSY, [idle, counts, late], TWO, 1.1)
-    assert row.measured == 1.5
-    assert "1 of 3 rounds count, the median of all 1.00" in row.note
-    assert ratio_row(BUSY, [idle, late], TWO, 1.1).holds is False
-    assert ratio_row(POINTS[0], [idle, idle], TWO, None).measured == 1.0
-
-
-def test_the_next_load_takes_one_worker_near_its_core() -> None:
-    near = NearOne()
-    near.saw(seen(235, cores=0.47, served=2000))
-    assert near.point.rate == 4000
-    near.saw(seen(235, cores=0.94, served=3900))  # which was all it could
-    assert near.point.rate == 3900
-    near.saw(seen(100, cores=0.1, served=1000))
-    assert near.point.rate == 2000  # not ten times as much at once
 
 
 def test_the_limited_model_is_a_valid_addition(tmp_path: Path) -> None:
