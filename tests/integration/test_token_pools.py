@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def test_buckets_and_ledgers_survive_a_restart_in_sqlite(tmp_path: Path) -> None
         statuses = [post(fleet, "a", 60).status_code for _ in range(4)]
         assert statuses[0] == 200
         assert statuses[-1] == 429
-    with sqlite3.connect(file) as db:
+    with closing(sqlite3.connect(file)) as db:
         assert db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
     with fleet_of(spent, config=config, short_window=128, mock=("--speed", "50")) as fleet:
         assert post(fleet, "a", 60).status_code == 429, "a restart is no way to a full bucket"

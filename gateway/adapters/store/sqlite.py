@@ -73,10 +73,13 @@ class SqliteState:
         return await asyncio.shield(asyncio.wrap_future(self._running))
 
     async def close(self) -> None:
-        """See EstimatorState."""
-        if self._file is not None and (self._running is None or self._running.done()):
-            await asyncio.wrap_future(self._thread.submit(self._close))
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """See EstimatorState. For an exchange that still runs nobody waits; its file is closed."""
+        running, self._running = self._running, None
+        if running is not None:
+            closing = self._thread.submit(self._close)
+            if running.done():
+                await asyncio.wrap_future(closing)
+        self._thread.shutdown(wait=False)
 
     def _exchange(self, records: dict[str, Learned | None]) -> Heard:
         try:

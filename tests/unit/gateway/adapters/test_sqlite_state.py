@@ -190,6 +190,25 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
     await again.close()
 
 
+async def test_closed_during_an_exchange_nobody_waits_and_the_file_is_closed_behind_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = SqliteState(path)
+    await state.exchange({M: None})
+    release = threading.Event()
+    monkeypatch.setattr(state, "_save", lambda *_: release.wait(5.0))
+    given_up = asyncio.create_task(state.exchange({M: RECORD}))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await state.close()
+    assert not release.is_set()
+    assert state._file is not None
+    release.set()
+    await asyncio.gather(given_up, return_exceptions=True)
+    await asyncio.to_thread(state._thread.shutdown)
+    assert state._file is None
+
+
 async def test_a_bad_file_costs_the_state_and_nothing_else(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
