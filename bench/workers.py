@@ -3,11 +3,10 @@
 Asked, of everything on and embedded state, at as many whole answers a second as one worker serves
 with its core in use to LEAST_UTILISATION and more: two workers spend at most 1.1 times the CPU of
 one for each request, neither serves more than 65 %, and limits, the request log, the metrics and
-the leases stay exact, at every rate and for streams, too. For that figure all of a gateway's
-processes share one core, so that it is in use to as much under two; free to run anywhere they are
-measured at the same and at lower loads, to be seen: each is half as busy as the one, and the fewer
-requests a process gets the more each costs. How much of it is that, and not that there are two,
-the rows say that compare two workers with one under half of their load.
+the leases stay exact, at every rate and for streams, too. The other loads are there to be seen.
+Each of two is half as busy as the one, and the fewer requests a process gets the more each costs.
+How much of the figure is that, and not that there are two, say the rows in which all of a gateway's
+processes share one core, and those of two workers over one under half of their load.
 
 CPU is the kernel's accounting of the process trees. Beside them two gateways that share nothing
 serve half of the load each: what two processes cost this machine before they share anything.
@@ -62,7 +61,7 @@ BESIDE_RATE: Final = 500.0
 """Requests/s beside those whose limit is looked at."""
 BUSY_RUN_S: Final = RUN_S / 2
 """Short, as a host seldom is quiet for long."""
-MOST_MORE: Final = 4
+MOST_MORE: Final = 8
 """So many times ROUNDS are run at most, until ROUNDS count of those whose rate is found."""
 MOST_RATIO, MOST_SHARE = 1.1, 0.65
 TICK_US: Final = 2000
@@ -168,7 +167,7 @@ def _rows(rounds: Rounds) -> list[Row]:
     rows = []
     for point, found in rounds.items():
         rows += [
-            ratio_row(point, found, TWO, MOST_RATIO if point == ONE_CORE else None),
+            ratio_row(point, found, TWO, MOST_RATIO if point == BUSY else None),
             ratio_row(point, found, APART, None),
         ]
     rows += [half_row(rounds, half, whole) for half, whole in HALVES]

@@ -3,9 +3,9 @@
 A second worker is for who needs more than one core, so the offered load takes one worker near its
 core. Two that share this load, each on a core of its own, are half as busy, and who is half as busy
 spends more on each request, whatever the number of processes: fewer requests are handled in one
-turn of the loop. So there are two such loads. In the one that is asked for, all of a gateway's
-processes share one core, which is then as busy under two as under one, and the load runs on the
-others. In the other one everybody runs where the kernel has them run.
+turn of the loop. So there are two such loads. In the one that is asked for everybody runs where the
+kernel has them run. In the other one all of a gateway's processes share one core, which is then as
+busy under two as under one, and the load runs on the others.
 
 Of a process that pauses, others on the same host take the caches. Where everybody runs anywhere
 and two workers pause, a round counts only if a loop of a few lines, which knows nothing of the
@@ -30,8 +30,9 @@ LEAST_KEPT_UP: Final = 0.98
 MOST_LOST: Final = 4.0
 """Memory may take so many times as long after a pause of 1 ms. A machine of one's own: 1 to 2."""
 BUSY: Final = Point("whole", 0)
-ONE_CORE: Final = Point("whole", 0, one_core=True)
 """The offered load that is asked for."""
+ONE_CORE: Final = Point("whole", 0, one_core=True)
+"""As much, to be seen beside it."""
 
 
 class NearOne:
