@@ -68,13 +68,13 @@ def _balance(
     """Place `count` of the items that age does not force."""
     if len(group.caps) == 1:  # nothing to balance
         return [(item, 0) for item in rest[:count]]
-    start = group.copy()
+    load, free = group.load.copy(), list(group.free)
     # Where all will be placed, longest first levels better than slot by slot.
     if len(rest) > group.slots:
         chosen = _fill(group, Pool(sizes, rest), count, passes)
     else:
         chosen = _lpt(group, sizes, rest)
-    return _not_worse_than_fcfs(group, start, sizes, rest, chosen)
+    return _not_worse_than_fcfs(group, load, free, sizes, rest, chosen)
 
 
 def objective(
@@ -94,6 +94,8 @@ def objective(
 def fcfs(cap: ArrayLike, count: int) -> list[int]:
     """The workers that Algorithm 2 gives the next `count` items: most free slots, by index."""
     caps = np.asarray(cap, dtype=np.int64)
+    # Of whom has most, `count` slots come before all that are further down.
+    caps = np.maximum(caps - max(int(caps.max(initial=0)) - count, 0), 0)
     worker = np.repeat(np.arange(len(caps)), caps)
     # A worker's slots are taken when it has c, c - 1, ... 1 left.
     left = caps[worker] - (np.arange(len(worker)) - (np.cumsum(caps) - caps)[worker])
@@ -181,15 +183,16 @@ def _better(
 
 def _not_worse_than_fcfs(
     group: Group,
-    start: Group,
+    load: Floats,
+    free: Sequence[int],
     sizes: Sequence[float],
     rest: Sequence[int],
     chosen: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """The pairs chosen, or FCFS's where a greedy choice misled."""
-    workers = fcfs(start.caps, len(chosen))
+    """The pairs chosen, or FCFS's where a greedy choice misled. `load`, `free`: without them."""
+    workers = fcfs(free, len(chosen))
     for item, worker in zip(rest, workers, strict=False):
-        start.load[worker] += sizes[item] + start.grown
-    if imbalance(start.load) < imbalance(group.load):
+        load[worker] += sizes[item] + group.grown
+    if imbalance(load) < imbalance(group.load):
         return list(zip(rest, workers, strict=False))
     return chosen

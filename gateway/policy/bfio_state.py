@@ -31,14 +31,15 @@ def imbalance(load: Floats) -> float:
 class Group:
     """The workers' loads while slots are filled."""
 
-    __slots__ = ("caps", "grown", "load", "most", "rank", "slots", "weight")
+    __slots__ = ("caps", "free", "grown", "load", "most", "rank", "slots", "weight")
 
     def __init__(
         self, load: ArrayLike, cap: ArrayLike, growth: ArrayLike | None, most: int
     ) -> None:
         self.load, self.grown = matrix_of(load, growth)
+        self.free = [int(c) for c in np.asarray(cap)]
         # More slots than items are as good as one for each.
-        self.caps = [min(int(c), most) for c in np.asarray(cap)]
+        self.caps = [min(c, most) for c in self.free]
         self.slots = sum(self.caps)
         self.most: Floats = _max(self.load, axis=0)
         caps = np.array(self.caps, dtype=np.float64)
@@ -46,16 +47,13 @@ class Group:
         self.rank: Floats = np.where(caps > 0, _sum(self.load, axis=1), np.inf)
         self.weight: Floats = np.maximum(caps, 1.0)
 
-    def copy(self) -> "Group":
-        """Another of the same state."""
-        return Group(self.load, self.caps, self.grown, max(self.caps))
-
     def place(self, worker: int, size: float) -> None:
         """Add an item and take a slot."""
         row = self.load[worker]
         row += size + self.grown
         np.maximum(self.most, row, out=self.most)
         self.caps[worker] -= 1
+        self.free[worker] -= 1
         self.slots -= 1
         left = self.caps[worker]
         self.rank[worker] = _sum(row) if left else np.inf

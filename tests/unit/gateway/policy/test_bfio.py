@@ -65,6 +65,14 @@ def test_who_waited_too_long_goes_first_and_the_oldest_of_them_first(
     assert sorted(first, reverse=True) == old[: len(pairs)]
 
 
+def test_it_is_not_worse_than_fcfs_where_there_are_more_slots_than_items() -> None:
+    """FCFS goes by all free slots; as many as items, and worker 2 would look as free as 0."""
+    load, cap = np.array([[11.0], [15.0], [19.0]]), [4, 0, 3]
+    sizes = [871.0, 1004.0, 1703.0]
+    pairs = assign(load, cap, sizes, [0.0] * 3, maxage=None)
+    assert objective(load, sizes, pairs) <= objective(load, sizes, fifo(cap, 3)) == 2035.0
+
+
 @given(instances())
 def test_it_is_never_worse_than_fcfs(instance: Instance) -> None:
     load, cap, sizes, waits = instance
@@ -245,7 +253,7 @@ def test_fcfs_takes_the_worker_with_most_free_slots_each_time() -> None:
     assert fcfs([0, 0], 4) == []
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 20))
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 20))
 def test_fcfs_is_algorithm_2(cap: list[int], items: int) -> None:
     left = list(cap)
     wanted = []

@@ -52,13 +52,11 @@ def test_the_neediest_is_emptiest_for_each_free_slot_and_never_full() -> None:
     assert (found.caps, found.slots) == ([0, 0, 2], 2)
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    first = group()
-    second = first.copy()
-    second.place(2, 1000.0)
-    assert first.most.tolist() == [70, 90]
-    assert np.isfinite(first.rank).tolist() == [True, False, True]
-    assert first.slots == second.slots + 1 == 3
+def test_slots_beyond_the_items_are_counted_and_not_filled() -> None:
+    found = Group([1.0, 2.0, 3.0], [9, 0, 2], None, 3)
+    assert (found.caps, found.free, found.slots) == ([3, 0, 2], [9, 0, 2], 5)
+    found.place(0, 10.0)
+    assert (found.caps, found.free, found.slots) == ([2, 0, 2], [8, 0, 2], 4)
 
 
 @pytest.mark.parametrize("growth", [None, [0.0, 3.0]])
