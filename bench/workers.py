@@ -11,6 +11,7 @@ processes share one core, and those of two workers over one under half of their 
 CPU is the kernel's accounting of the process trees. Beside them two gateways that share nothing
 serve half of the load each: what two processes cost this machine before they share anything.
 Rounds are interleaved, whoever is not measured is stopped, each ratio is taken within its round.
+Peers (`make bench-peers`, nginx) are measured in one process and two, too: see `workers_peers`.
 
 Which rounds of these loads count, `workers_busy` says; what all of them said is in the note.
 """
@@ -41,6 +42,7 @@ from bench.report import Report, Row, at_most, equals
 from bench.workers_books import gauge, held, idle_page, most_at_once, outcomes
 from bench.workers_busy import APART, BUSY, ONE, ONE_CORE, TWO, NearOne, counting
 from bench.workers_limits import LIMIT, LIMITED, CountingEngine, Held, press
+from bench.workers_peers import peer_rows
 from bench.workers_plot import plot_points
 from bench.workers_rounds import CONNECTIONS, Contender, Point, Seen
 from sluice.children import Children, free_ports
@@ -57,6 +59,8 @@ FOUND: Final = (BUSY, ONE_CORE)
 """Those whose rate is found, anew in each round."""
 HALVES: Final = ((1000.0, 2000.0),)
 """Whole answers a second: of one worker, and of two together."""
+PEER_RATES: Final = (2000.0, 4500.0)
+"""Whole answers a second at which peers are looked at; the higher one is about that of BUSY."""
 BESIDE_RATE: Final = 500.0
 """Requests/s beside those whose limit is looked at."""
 BUSY_RUN_S: Final = RUN_S / 2
@@ -101,6 +105,9 @@ async def _measured(folder: Path, engine: Path, tool: Path) -> tuple[Report, Rou
                 contender.go_on()
                 rows += await _limits(contender, counting, tool, folder)
                 contender.pause()
+            loads = PEER_RATES, ROUNDS, BUSY_RUN_S
+            body = bodies(folder, MODEL)["whole"]
+            rows += await asyncio.to_thread(peer_rows, folder, tool, ports, body, loads)
             for contender in field:
                 contender.go_on()
     detail = {str(point): msgspec.to_builtins(found) for point, found in rounds.items()}

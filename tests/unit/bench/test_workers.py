@@ -4,6 +4,7 @@ import pytest
 
 from bench.workers import FOUND, POINTS, half_row, ratio_row
 from bench.workers_busy import BUSY, ONE, ONE_CORE, TWO, NearOne, counting
+from bench.workers_peers import Cost, pair_row
 from bench.workers_rounds import Point, Seen
 
 
@@ -62,3 +63,16 @@ def test_two_workers_beside_one_under_half_of_their_load() -> None:
     row = half_row(rounds, 1000.0, 2000.0)
     assert row.measured == pytest.approx(1.05)  # 308 over 280, 300 over 300
     assert row.holds is None
+
+
+def test_two_of_a_peer_beside_one() -> None:
+    pairs = [[cost(100), cost(130)], [cost(200), cost(220, errors=1)], [cost(100), cost(120)]]
+    row = pair_row("nginx", 2000.0, pairs)
+    assert row.measured == pytest.approx(1.2)
+    assert row.holds is None  # nobody asks it of a peer
+    assert "130 and 100 us" in row.note
+    assert "1 errors" in row.note
+
+
+def cost(cpu_us: float, errors: int = 0) -> Cost:
+    return Cost(cpu_us=cpu_us, cores=0.5, served=2000, errors=errors)
