@@ -28,7 +28,8 @@ from bench.fleet import Fleet
 from bench.gateway_accuracy import Answer, Ask, chat, drive, read_log
 from bench.report import Report, Row, equals
 from gateway.domain import CHAT, BodyFacts, DecisionRecord, Measure, Observation
-from gateway.policy.budget import LengthEstimator, OutputMode
+from gateway.policy.budget import LengthEstimator
+from gateway.policy.estimator_profile import OutputMode
 from gateway.policy.pools import PoolShape, Routing, plan_pool
 from simulator import tokenizer
 

@@ -16,7 +16,8 @@ from gateway.domain import CHAT, Binding, DecisionRecord, Incoming, Outcome, Pro
 from gateway.models import served_model
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.head import read_head
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.sse import StreamMeter
 from gateway.settings import parse
 from gateway.stages import (

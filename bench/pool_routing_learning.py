@@ -21,7 +21,8 @@ import numpy as np
 
 from bench.pool_routing_model import AZURE, BOUNDARY, LEAST_SHARE, MOST_SHARE, WINDOW
 from gateway.domain import COMPLETIONS, BodyFacts, Category, Measure, Observation
-from gateway.policy.budget import PROFILES, SMALL_PROMPT_TOKENS, LengthEstimator
+from gateway.policy.budget import SMALL_PROMPT_TOKENS, LengthEstimator
+from gateway.policy.estimator_profile import PROFILES
 from gateway.policy.pools import PoolShape, Routing, plan_pool
 
 NOISE: Final = 0.05

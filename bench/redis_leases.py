@@ -27,9 +27,11 @@ from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Ask, Usage
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.fleet import PoolState
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.served import ServedModel
 from gateway.ports import Settlement

@@ -10,7 +10,8 @@ import orjson
 
 from gateway.models import served_model
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.served import ServedModel
 from gateway.ports import EntitlementEntry
 from gateway.settings import parse

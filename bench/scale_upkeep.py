@@ -28,8 +28,9 @@ from gateway.policy import fleet
 from gateway.policy.capacity import WorkerShare
 from gateway.policy.engine_page import read_page
 from gateway.policy.fleet import PoolState
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
 from gateway.policy.members import by_name
+from gateway.policy.pool_terms import Terms
 from gateway.policy.prefix_capacity import Keeping
 from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.prefix_points import points_of

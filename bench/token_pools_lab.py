@@ -18,7 +18,8 @@ from bench.token_pools_records import POOL_REASONS, Job, Refused, Sample
 from gateway.policy import admission, capacity, debt, eviction
 from gateway.policy.admission import Denial, Grant, Request
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import RENEW_EVERY_S, Terms, TokenPool
+from gateway.policy.ledger import RENEW_EVERY_S, TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.waits import told_s
 from simulator.engine import Emission, Engine, EngineProfile, EngineRequest
 

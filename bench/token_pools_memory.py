@@ -18,7 +18,7 @@ from bench.token_pools_lab import Lab
 from bench.token_pools_records import Job, Refused
 from gateway.policy import admission
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 from gateway.policy.quantile import OutputLengths
 from simulator.engine import EngineProfile
 

@@ -28,7 +28,7 @@ from bench.report import Row, equals
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import ITERATION_S, SLOTS, Sample, quantile, spark
 from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 
 SYSTEMS = ("no admission", "limits as sold", "limits that fit", "token pools")
 WAYS = len(SYSTEMS)

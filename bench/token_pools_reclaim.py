@@ -19,7 +19,7 @@ from bench.token_pools_clients import Thread
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import ITERATION_S, SLOTS, Job, quantile, spark
 from gateway.policy.entitlements import Entitlement, ServiceClass
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 
 RECLAIM_S = 0.5
 CANCEL_S = 0.02

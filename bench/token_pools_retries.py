@@ -17,7 +17,8 @@ from bench.token_pools_lab import EPOCH_S
 from gateway.policy import admission
 from gateway.policy.admission import Denial, Request
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.waits import told_s
 
 BURSTS = (1.5, 2.0, 3.0, 5.0)

@@ -29,7 +29,7 @@ from bench.token_pools_clients import TOLD_S, Thread
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import Sample, spark
 from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 
 END_S = 300.0
 OUTAGE = (30.0, 120.0)

@@ -10,9 +10,11 @@ import msgspec
 
 from gateway.domain import PhaseTimeouts
 from gateway.policy.band import CompressionRules
-from gateway.policy.budget import PROFILES, LengthEstimator
+from gateway.policy.budget import LengthEstimator
 from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
-from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.estimator_profile import PROFILES
+from gateway.policy.fleet import PoolState
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.prefix_index import LEAST_ENTRIES, PrefixIndex

@@ -154,7 +154,7 @@ class Pipeline:
             served, endpoint, principal, incoming, facts, estimate, planned, prefix
         )
         compresses = isinstance(band, Band) and self._compressor is not None
-        if isinstance(band, Band) and compresses and not served.observe:
+        if isinstance(band, Band) and compresses and not served.routing.observe:
             walk.plan = plan = band_plan(planned, band)
         else:
             walk.plan = plan = stage_plan.applied(served, estimate, planned)
@@ -178,7 +178,7 @@ class Pipeline:
         if isinstance(band, Band) and plan.compress and walk.lease.pool == band.pool:
             await self._compress(incoming, walk, served, facts, band)
         else:
-            why = ("observed" if served.observe else "spilled") if compresses else str(band)
+            why = ("observed" if served.routing.observe else "spilled") if compresses else str(band)
             walk.prompt = Prompt(body=incoming.body, not_compressed=why)
         # 7 bind, 8 queue, 9 dispatch and forward
         walk.outcome = await self._exchange.run(incoming, reply, walk, served, facts)

@@ -13,7 +13,7 @@ from gateway.domain import Ask, Lease, PhaseTimeouts, Record, Usage, WorkerAddre
 from gateway.errors import Refusal
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Learned, Peer
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 
 Lines = bytes
 """Headers as they are written, each line with its end (`gateway.policy.header_lines`)."""

@@ -15,8 +15,9 @@ from gateway.domain import (
     WorkerAddress,
 )
 from gateway.policy.budget import LengthEstimator
-from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.fleet import PoolState
 from gateway.policy.head import read_head
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.served import ServedModel

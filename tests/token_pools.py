@@ -7,7 +7,8 @@ import msgspec
 from gateway.policy import admission
 from gateway.policy.admission import Denial, Grant, Request
 from gateway.policy.entitlements import Entitlement, ServiceClass
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 
 NOW_S = 1_700_000_000.0
 

@@ -1,40 +1,15 @@
-"""What one model's token pool counts: leases, an entitlement's account, a pool of workers.
+"""What one model's token pool counts: an entitlement's account, a pool of workers.
 
 Plain mutable state of `gateway.policy.ledger.TokenPool`, changed by it and by admission only.
 All times are Unix seconds of one clock (the store's). Sequences, bytes and tokens are whole.
 """
 
-from msgspec import Struct
-
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.held import Held
 from gateway.policy.lease_weights import LeaseWeights
 
 FIRST_SERVICE_S = 5.0
 """Mean service time before any request was served."""
-
-
-class Held(Struct, gc=False):
-    """A lease in force."""
-
-    id: str
-    entitlement: str
-    pool: int
-    sequences: int
-    estimate_tokens: int
-    """Charged so far: the estimate, and what was streamed past it."""
-    kv_bytes: int
-    weight: float
-    """w_e when it was issued (a spilled lease at most `SPILLED_WEIGHT`)."""
-    issued_s: float
-    expires_s: float
-    funded: str
-    """own, surplus or none: which bucket paid."""
-    owner: str
-    """The process that serves it."""
-    would_deny: str
-    """Observe mode: the reason it would have been denied for, or ""."""
-    spilled: bool = False
-    evicted: bool = False
 
 
 class Journal:

@@ -22,61 +22,25 @@ from gateway.domain import (
     LengthEstimate,
     Measure,
     Observation,
-    Record,
 )
 from gateway.policy.counting import MEDIA_TOKENS
+from gateway.policy.estimator_profile import DEFAULT, EstimatorProfile, OutputMode
 from gateway.policy.learned import Part
 from gateway.policy.quantile import MAX_TOKENS, PRIOR_TOKENS, OutputLengths
 from gateway.policy.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.policy.template import TwoTermFit
 
 SMALL_PROMPT_TOKENS: Final = 128
-MAX_TEMPLATE: Final = (512.0, 64.0)
+MAX_TEMPLATE = (512.0, 64.0)
 """Upper clamps of t0 (tokens per prompt) and t1 (per message)."""
-MAX_MEDIA: Final = (16384.0, 64.0)
+MAX_MEDIA = (16384.0, 64.0)
 """Upper clamps of tokens per media part and of tokens per guessed token."""
 
-OutputMode = Literal["predicted", "cap"]
 TemplateKind = Literal["chat", "tools", "plain", "pair"]
 
 _UNSEEN_NOISE = 0.35
 _LEAST_NOISE = 0.02
 _PAIRED = frozenset({"rerank", "score"})
-
-
-class EstimatorProfile(Record, frozen=True, kw_only=True):
-    """How an estimator starts and learns."""
-
-    name: str
-    priors: dict[str, float]
-    """Bytes per token by category before anything was observed."""
-    gamma: float = 1.0
-    beta: float = 0.95
-    bias_corrected: bool = True
-    fit_template: bool = True
-    output_mode: OutputMode = "predicted"
-
-
-# Means over common vocabularies of 100,000 to 200,000 entries, on the careful side.
-DEFAULT: Final = EstimatorProfile(
-    name="default",
-    priors={
-        "prose": 4.0,
-        "code": 3.5,
-        "json": 3.9,
-        "cjk": 3.4,
-        "other-script": 4.8,
-        "mixed": 3.5,
-    },
-)
-PAPER: Final = EstimatorProfile(
-    name="paper",
-    priors=dict.fromkeys(CATEGORIES, 4.0),
-    bias_corrected=False,
-    fit_template=False,
-    output_mode="cap",
-)
-PROFILES: Final = {profile.name: profile for profile in (DEFAULT, PAPER)}
 
 
 def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
@@ -205,7 +169,7 @@ class LengthEstimator:
         if not observation.learn_ratio:
             self._ignore("prompt_changed")
             return
-        tokens = self._reported(observation.prompt_tokens, "prompt_tokens")
+        tokens = self._reported(observation, "prompt_tokens")
         if tokens is None or measure.exact_tokens:
             return
         if measure.media_parts:
@@ -276,7 +240,7 @@ class LengthEstimator:
         endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
         if endpoint is None or not endpoint.generates:
             return
-        tokens = self._reported(observation.completion_tokens, "completion_tokens")
+        tokens = self._reported(observation, "completion_tokens")
         if tokens is None:
             return
         each = ceil(tokens / max(observation.sequences, 1))
@@ -291,8 +255,12 @@ class LengthEstimator:
             cut=observation.output_censored,
         )
 
-    def _reported(self, value: object, field: str) -> int | None:
-        """A count as the engine sent it, when it is a positive integer."""
+    def _reported(self, observation: Observation, field: str) -> int | None:
+        """A count as the engine sent it, when it is a positive integer.
+
+        By name: what its annotation says is a promise, and engines lie.
+        """
+        value: object = getattr(observation, field)
         if value is None:
             self._ignore(f"{field}_missing")
         elif type(value) is not int:

@@ -6,7 +6,8 @@ model says `reclaim: cancel`. Victims keep their lease until their owner has can
 
 from heapq import nsmallest
 
-from gateway.policy.ledger import Held, TokenPool
+from gateway.policy.held import Held
+from gateway.policy.ledger import TokenPool
 
 
 def victims(book: TokenPool, pool: int, sequences: int) -> list[Held]:

@@ -9,8 +9,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.counts import MAX_SERIES, Counter, Histogram
 from gateway.domain import Record
-from gateway.telemetry import MAX_SERIES, Counter, Histogram, Metrics
+from gateway.telemetry import Metrics
 
 Labels = tuple[str, ...]
 How = Literal["sum", "mean", "max", "min", "own"]

@@ -9,10 +9,11 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 
 from bisect import bisect_left, bisect_right, insort
 
-from gateway.domain import Record
-from gateway.policy.accounts import FIRST_SERVICE_S, Account, Held, Journal, PoolBook
-from gateway.policy.entitlements import PROFILES, AdmissionProfile, Entitlement
+from gateway.policy.accounts import FIRST_SERVICE_S, Account, Journal, PoolBook
+from gateway.policy.entitlements import Entitlement
+from gateway.policy.held import Held
 from gateway.policy.open_leases import OpenLeases
+from gateway.policy.pool_terms import Terms
 
 __all__ = [
     "DENIALS_KEPT",
@@ -22,10 +23,8 @@ __all__ = [
     "RENEW_EVERY_S",
     "TOMBSTONES",
     "Account",
-    "Held",
     "Journal",
     "PoolBook",
-    "Terms",
     "TokenPool",
 ]
 
@@ -36,35 +35,6 @@ TOMBSTONES = 10_000
 """Expired leases whose late usage still replaces the charged estimate."""
 DENIALS_KEPT = 2_000
 """Weights of denied requests that a pool remembers in a tick."""
-
-
-class Terms(Record, frozen=True, kw_only=True):
-    """A model's capacity and rules. Lists are by pool, windows ascending."""
-
-    slots: tuple[int, ...]
-    """C: sequences that the ready workers run at once."""
-    kv_bytes: tuple[int, ...] = ()
-    """KVcap; 0 or missing for not enforced."""
-    tokens_per_s: float = 0.0
-    """Lambda, over all pools; 0 for not enforced and no surplus."""
-    largest_tokens: int = 0
-    """The largest single request that the widest window takes: no bucket is smaller."""
-    mean_slo_ms: float = 0.0
-    """l_bar."""
-    bound_until: int = 1 << 53
-    """Reserving entitlements created after this one do not fit today's capacity."""
-    ever_bound_until: int = 1 << 53
-    """The same, at its highest so far: those between were bound once and are degraded."""
-    headroom: int = 1
-    """Slots that backfill and above-baseline traffic leave free."""
-    spill_queue: int = 0
-    reclaim_spot: bool = False
-    """Whether spot, too, is evicted for protected requests."""
-    profile: AdmissionProfile = PROFILES["default"]
-
-    def kv_of(self, pool: int) -> int:
-        """KVcap of a pool; 0 for not enforced."""
-        return self.kv_bytes[pool] if pool < len(self.kv_bytes) else 0
 
 
 class TokenPool:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from typing import Final, TypeVar, overload
 
-from gateway.policy.accounts import Held
+from gateway.policy.held import Held
 
 PARTS: Final = 32
 _T = TypeVar("_T")

@@ -15,7 +15,8 @@ from gateway.domain import Record
 from gateway.policy import admission, debt
 from gateway.policy.admission import Denial, Request
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 
 
 class Replayed(Record, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from gateway.policy.boundary_watch import BoundaryWatch
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.conversations import Conversations
 from gateway.policy.entitlements import PROFILES, AdmissionProfile
-from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.fleet import PoolState
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.members import Members
 from gateway.policy.pools import Routing
@@ -78,11 +79,6 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Admission is computed and counted, not applied (so it is where all of the model is)."""
     watch: BoundaryWatch | None = None
     """What settled requests say of the boundaries."""
-
-    @property
-    def observe(self) -> bool:
-        """Decisions are computed and counted, not applied."""
-        return self.routing.observe
 
     def points(self, endpoint_name: str, tenant: str, members: Members, text_bytes: int) -> Points:
         """Where a prompt of this tenant's may share its beginning with others."""

@@ -10,7 +10,7 @@ import json
 from gateway.policy.capacity import WorkerShare
 from gateway.policy.entitlement_terms import GIB, ModelShape, terms_from
 from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 from gateway.ports import EntitlementEntry
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig, PoolConfig

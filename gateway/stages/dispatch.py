@@ -71,7 +71,7 @@ def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> 
         facts.stream
         and not facts.include_usage
         and streams_usage_chunk(endpoint)
-        and not served.observe
+        and not served.routing.observe
     )
 
 
@@ -80,7 +80,7 @@ def engine_priority(served: ServedModel, principal: Principal, lease: Lease) -> 
 
     vLLM serves lower numbers first, SGLang higher ones. Spilled work ranks as spot.
     """
-    if served.engine_priority == "none" or served.observe or lease.limits is None:
+    if served.engine_priority == "none" or served.routing.observe or lease.limits is None:
         return None
     rank = _RANKS[principal.service_class]
     if lease.spilled:
@@ -90,7 +90,7 @@ def engine_priority(served: ServedModel, principal: Principal, lease: Lease) -> 
 
 def cache_salt(served: ServedModel, principal: Principal, endpoint: Endpoint) -> str | None:
     """What keeps a tenant's prefix cache apart from others'; None where they share one."""
-    if not served.salted or served.observe or not endpoint.generates:
+    if not served.salted or served.routing.observe or not endpoint.generates:
         return None
     return hashlib.sha256(b"sluice:" + principal.tenant.encode()).hexdigest()[:32]
 

@@ -4,7 +4,7 @@ Nothing here holds prompt text, keys or header values, but for the prompt itself
 configuration asks for it.
 """
 
-from typing import Final, cast, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -17,7 +17,6 @@ from gateway.domain import (
     Incoming,
     Lease,
     LengthEstimate,
-    Measure,
     Outcome,
     Plan,
     Principal,
@@ -68,7 +67,7 @@ def response_lines(
 
 def _applied(served: ServedModel | None, lease: Lease) -> bool:
     """Whether the limits are in force, not only observed."""
-    observed = served is not None and (served.observe or served.observe_admission)
+    observed = served is not None and (served.routing.observe or served.observe_admission)
     return not (observed or lease.would_deny)
 
 
@@ -145,17 +144,17 @@ def decision_record(
     pools = () if served is None else served.pools
     would = (
         pools[planned.pool].name
-        if served and served.observe and planned and plan and planned.pool != plan.pool
+        if served and served.routing.observe and planned and plan and planned.pool != plan.pool
         else None
     )
     # What a request did not get to has no figures: asked once here, not once for each of them.
-    told = principal or cast("Principal", _NOTHING)
-    found = facts or cast("BodyFacts", _NOTHING)
-    measure = cast("Measure", _NOTHING) if facts is None else facts.measure
-    guess = estimate or cast("LengthEstimate", _NOTHING)
-    bound = binding or cast("Binding", _NOTHING)
-    used = charged or cast("Usage", _NOTHING)
-    sent = job or cast("Job", _NOTHING)
+    told: Any = principal or _NOTHING
+    found: Any = facts or _NOTHING
+    measure: Any = _NOTHING if facts is None else facts.measure
+    guess: Any = estimate or _NOTHING
+    bound: Any = binding or _NOTHING
+    used: Any = charged or _NOTHING
+    sent: Any = job or _NOTHING
     # By position: naming seventy fields costs more than all else here.
     return DecisionRecord(
         DECISION_SCHEMA,  # schema
@@ -170,7 +169,7 @@ def decision_record(
         told.entitlement,
         found.stream or False,
         None if refusal is None else refusal.reason,
-        "observe" if served and served.observe else "enforce",  # mode
+        "observe" if served and served.routing.observe else "enforce",  # mode
         guess.category,
         measure.rag or False,
         measure.text_bytes,
@@ -242,7 +241,7 @@ class _Nothing:
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> object:
         return None
 
 

@@ -10,12 +10,13 @@ Rules:
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from gateway.domain import RESPONSES, Dialect, Endpoint, Outcome, Usage, WorkerAddress
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
+from gateway.policy.answers import decode_answer, decode_plain_answer
 from gateway.policy.overflow import (
     engine_message,
     has_error_shape,
@@ -31,51 +32,6 @@ from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamRe
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer that is not a stream is held until it is whole; beyond this it is a fault."""
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: Any = None
-
-
-class _Answer(msgspec.Struct):
-    """The few members read of a whole answer; all others are skipped."""
-
-    usage: Any = None
-    choices: list[_Choice] | None = None
-    id: Any = None
-    stop_reason: Any = None
-    status: Any = None
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _PlainDetails(msgspec.Struct):
-    cached_tokens: _Count | None = None
-
-
-class _PlainUsage(msgspec.Struct):
-    prompt_tokens: _Count
-    completion_tokens: _Count = 0
-    prompt_tokens_details: _PlainDetails | None = None
-    input_tokens_details: _PlainDetails | None = None
-    cache_read_input_tokens: _Count | None = None
-
-
-class _PlainChoice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
-class _PlainAnswer(msgspec.Struct):
-    """The same of nearly every answer, checked while it is decoded."""
-
-    usage: _PlainUsage
-    choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1)]
-    id: str | None = None
-
-
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
 
 
 class Relay:
@@ -334,7 +290,7 @@ def _fault_of(status: int, kind: bytes, body: bytes) -> Fault | None:
 def _read_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
     """Usage, finish reason and id of a whole answer, each None when it has none."""
     try:
-        plain = _decode_plain(body)
+        plain = decode_plain_answer(body)
     except (msgspec.DecodeError, RecursionError):  # another shape, or none
         return _read_odd_answer(body)
     found = plain.usage
@@ -353,7 +309,7 @@ def _read_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
 
 def _read_odd_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
     try:
-        answer = _decode_answer(body)
+        answer = decode_answer(body)
     except (msgspec.DecodeError, RecursionError):
         return None, None, None
     finish: Any = answer.stop_reason

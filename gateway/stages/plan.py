@@ -46,7 +46,7 @@ def plan(
     try:
         planned = plan_pool(served.routing, estimate, overflow_param(endpoint))
     except ContextLengthExceeded:
-        if not served.observe:
+        if not served.routing.observe:
             raise
         return Plan(pool=len(served.routing.pools) - 1, alternates=(), reason="would_refuse")
     if not prefix.points or not planned.pool:
@@ -95,7 +95,7 @@ def overflow_param(endpoint: Endpoint) -> str:
 
 def applied(served: ServedModel, estimate: LengthEstimate, planned: Plan) -> Plan:
     """The plan that is carried out: the boundary's, or in observe mode a bare relay's."""
-    if not served.observe:
+    if not served.routing.observe:
         return planned
     shapes = served.routing.pools
     able = [i for i, s in enumerate(shapes) if can_serve(estimate, s.window_tokens)]

@@ -138,7 +138,7 @@ def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dic
         )
     return {
         "model": served.name,
-        "mode": "observe" if served.observe else "enforce",
+        "mode": "observe" if served.routing.observe else "enforce",
         "pools": pools,
         "estimator": served.estimator.snapshot(),
     }

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, isnan
 from typing import Final, Literal
 
+from gateway.counts import Counter, Histogram
 from gateway.domain import Record
-from gateway.telemetry import Counter, Histogram
 
 SLICE_BYTES: Final = 24 * 1024
 """Some 300 lines: below a millisecond."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from gateway.counts import Counter
 from gateway.domain import Record
 from gateway.policy import fleet
 from gateway.policy.served import ServedModel
 from gateway.ports import AccountView, PoolView
-from gateway.telemetry import Counter, Metrics
+from gateway.telemetry import Metrics
 from gateway.web.exposition import (
     Buckets,
     Family,

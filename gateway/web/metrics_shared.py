@@ -6,8 +6,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.counts import Counter
 from gateway.policy.figures import Figures, added, combined, counted
-from gateway.telemetry import Counter, Metrics
+from gateway.telemetry import Metrics
 from gateway.web.exposition import Buckets, Family, written
 from gateway.web.metrics import MetricsPage
 

@@ -27,7 +27,8 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Lease, Usage
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore, Settlement
 from tests.builders import LONG, SHORT, ask, routing, served_model

@@ -35,8 +35,9 @@ from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.capacity import Capacity, survey
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
 from gateway.policy.placement import overshoot
+from gateway.policy.pool_terms import Terms
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
 from tests.builders import served_model
 from tests.fakes import FakeClock

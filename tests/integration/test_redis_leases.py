@@ -26,7 +26,8 @@ from gateway.domain import Ask, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.entitlements import Entitlement, ServiceClass
 from gateway.policy.learned import Sums
-from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.ports import AccountView, EntitlementEntry, Settlement
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock

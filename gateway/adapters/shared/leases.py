@@ -23,7 +23,7 @@ from gateway.domain import Ask, Lease
 from gateway.errors import Refusal, StateFailure, Unavailable
 from gateway.policy.denials import refusal_of
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 from gateway.policy.served import ServedModel
 from gateway.ports import AccountView, PoolView, Settlement
 

@@ -24,8 +24,8 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask
 from gateway.policy.decision import Denial
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms
 from gateway.policy.passing import Passing
+from gateway.policy.pool_terms import Terms
 from gateway.ports import PoolView, Settlement
 
 SLICE: Final = 250

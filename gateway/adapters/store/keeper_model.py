@@ -29,7 +29,7 @@ from gateway.policy.capacity import (
 )
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.fleet import PoolState
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 from gateway.ports import TokenPools, Upkeep
 
 _log = logging.getLogger("sluice.pools")

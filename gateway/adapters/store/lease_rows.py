@@ -10,7 +10,7 @@ import msgspec
 from gateway.adapters.store.lease_snapshot import AccountCopy, Batch, Grave, Part, PoolCopy
 from gateway.adapters.store.sqlite import open_file
 from gateway.errors import StateFailure
-from gateway.policy.accounts import Held
+from gateway.policy.held import Held
 from gateway.policy.ledger import TOMBSTONES
 
 SCHEMA: Final = 1

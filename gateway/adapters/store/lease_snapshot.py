@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.policy.accounts import Account, Held, Journal
+from gateway.policy.accounts import Account, Journal
 from gateway.policy.debt import SETTLED
+from gateway.policy.held import Held
 from gateway.policy.ledger import TokenPool
 
 SLICE: Final = 200

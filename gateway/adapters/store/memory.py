@@ -214,7 +214,10 @@ class MemoryLeases(MemoryPools):
         served = self._models[ask.model]
         now_s = self._wall_clock()
         found = admission.admit(
-            book, request, now_s, observe=decided or served.observe_admission or served.observe
+            book,
+            request,
+            now_s,
+            observe=decided or served.observe_admission or served.routing.observe,
         )
         if isinstance(found, Denial):
             return found

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.policy import admission, debt
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import REAPED_AT_ONCE, Account, Terms, TokenPool
+from gateway.policy.ledger import REAPED_AT_ONCE, Account, TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.ports import AccountView, PoolView
 
 SLICE = 250

@@ -12,7 +12,8 @@ from gateway.domain import Ask, Lease
 from gateway.policy import admission, debt, eviction
 from gateway.policy.admission import Denial, Grant, Request
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 
 
 class Alone:

@@ -9,7 +9,8 @@ from gateway.adapters.store.redis_wire import Op
 from gateway.domain import Ask, Lease
 from gateway.policy.admission import Denial, Grant
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 
 _decode = msgspec.msgpack.decode
 ALONE = "+"

@@ -21,7 +21,8 @@ from gateway.adapters.store.redis_scripts import Calls, Scripts
 from gateway.adapters.store.redis_wire import Wire
 from gateway.domain import Ask, Lease
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.served import ServedModel
 from gateway.ports import AccountView, PoolView, Settlement
 

@@ -123,7 +123,7 @@ class RedisModel(RedisPools):
 
     @property
     def _observes(self) -> bool:
-        return self.served.observe or self.served.observe_admission
+        return self.served.routing.observe or self.served.observe_admission
 
     async def _called(self, name: str, packed: bytes, lease_id: str) -> Any:
         """A call that takes a lease: given back where the answer is lost."""

@@ -19,7 +19,8 @@ from gateway.adapters.store.redis_scripts import argument
 from gateway.adapters.store.redis_wire import Lost
 from gateway.domain import Record
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.ports import AccountView, PoolView
 
 FailMode = Literal["local_share", "closed"]

@@ -10,7 +10,9 @@ import msgspec
 
 from gateway.adapters.store.redis_kept import Kept
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, Held, Terms, TokenPool
+from gateway.policy.held import Held
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.pool_terms import Terms
 
 
 def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float) -> TokenPool:

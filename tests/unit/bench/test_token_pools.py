@@ -29,7 +29,7 @@ from bench.token_pools_protection import END_S, GUARANTEED, arrivals, experiment
 from bench.token_pools_records import ITERATION_S, SLOTS, quantile, spark
 from bench.token_pools_sharing import COPILOT, REPORTS, SYNTH
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms
+from gateway.policy.pool_terms import Terms
 
 QUIET = """
 import sys

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from math import inf
+from typing import cast
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from gateway.policy.served import QueueRules, ServedModel
 from gateway.policy.sse import DONE
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
+from tests.around import Around
 from tests.builders import SHORT, answer_body, chat_body, chunk, incoming, served_model, usage_chunk
 from tests.fakes import (
     HANG,
@@ -326,7 +328,7 @@ async def test_a_failed_attempt_gives_its_job_back_and_tries_another_worker() ->
 
 
 async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
-    class Stubborn(MemoryLeases):
+    class Stubborn(Around):
         async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
             raise RateLimited("no", reason="concurrency")
 
@@ -334,7 +336,7 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
     bench.served = msgspec.structs.replace(
         bench.served, schedulers=(None, OneAtATime(bench.served, 1))
     )
-    bench.store = Stubborn({"m": bench.served}, bench.clock)
+    bench.store = cast("MemoryLeases", Stubborn(MemoryLeases({"m": bench.served}, bench.clock)))
     scheduler = bench.served.schedulers[1]
     assert isinstance(scheduler, OneAtATime)
     bench.pipeline = Pipeline(

@@ -15,7 +15,8 @@ from gateway.pipeline import Pipeline
 from gateway.policy import fleet
 from gateway.policy.band import CompressionRules
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.ports import CompressResult
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics

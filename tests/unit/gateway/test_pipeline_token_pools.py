@@ -13,7 +13,8 @@ from gateway.domain import DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.sse import DONE
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics

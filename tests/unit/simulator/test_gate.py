@@ -7,7 +7,8 @@ import numpy as np
 
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.fleet import PoolState
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from simulator.fleet import FleetSpec, PoolSpec, simulate
 from simulator.gate import Gate, TokenPoolGate
 from simulator.outcome import DONE, REFUSED_BY_GATE

@@ -13,7 +13,10 @@ from gateway.domain import Ask
 from gateway.policy import fleet
 from gateway.policy.capacity import SURVEY_SLICE, WorkerShare
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, Terms, TokenPool
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.pool_terms import Terms
+from gateway.policy.served import ServedModel
+from tests.around import Around
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled
@@ -27,11 +30,11 @@ NEW = entitled("new", "guaranteed", baseline=(4, 1), slo_ms=3000, created=2)
 SPOT = entitled("spot", "spot", created=3)
 
 
-class Recording(MemoryLeases):
+class Recording(Around):
     """The embedded store, which remembers what was published and can fail."""
 
-    def __init__(self, served: object, clock: FakeClock, book: TokenPool) -> None:
-        super().__init__({"m": served}, clock, {"m": book}, wall_clock=clock)  # type: ignore[dict-item]
+    def __init__(self, served: ServedModel, clock: FakeClock, book: TokenPool) -> None:
+        super().__init__(MemoryLeases({"m": served}, clock, {"m": book}, wall_clock=clock))
         self.published: list[Terms] = []
         self.ticks = 0
         self.failing = False
@@ -40,11 +43,11 @@ class Recording(MemoryLeases):
         if self.failing:
             raise ConnectionError("away")
         self.published.append(terms)
-        await super().change(model, terms)
+        await self.inner.change(model, terms)
 
     async def tick(self) -> None:
         self.ticks += 1
-        await super().tick()
+        await self.inner.tick()
 
 
 class Kept:

@@ -15,8 +15,9 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.sqlite_leases import FORGET_S, SqliteLeases
 from gateway.domain import Ask, Usage
 from gateway.policy import admission
-from gateway.policy.accounts import Held, Journal
+from gateway.policy.accounts import Journal
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.held import Held
 from gateway.policy.ledger import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from tests.builders import served_model

@@ -8,7 +8,8 @@ import pytest
 from gateway.domain import Binding
 from gateway.policy import fleet
 from gateway.policy.binding import CANDIDATES_KEPT, COMPARED, bind_least_loaded
-from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.fleet import PoolState
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.immediate import LeastLoaded
 from gateway.policy.scheduling import Job
 from sluice.build import compiled

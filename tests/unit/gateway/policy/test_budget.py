@@ -19,7 +19,8 @@ from gateway.domain import (
     Observation,
 )
 from gateway.policy.body import read_body
-from gateway.policy.budget import PAPER, PROFILES, LengthEstimator, template_kind
+from gateway.policy.budget import LengthEstimator, template_kind
+from gateway.policy.estimator_profile import PAPER, PROFILES
 
 TRUE: dict[Category, float] = {
     "prose": 4.48,

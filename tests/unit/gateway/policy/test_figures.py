@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.counts import MAX_SERIES
 from gateway.policy.figures import MERGED, Figures, added, combined, counted
-from gateway.telemetry import MAX_SERIES, Metrics
+from gateway.telemetry import Metrics
 from gateway.web.metrics import MetricsPage
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain import Measure, Observation
-from gateway.policy.budget import PROFILES, LengthEstimator
+from gateway.policy.budget import LengthEstimator
+from gateway.policy.estimator_profile import PROFILES
 from gateway.policy.learned import RATE_MEMORY_S, Ledger, Peer, Sums, merged
 from gateway.policy.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 

@@ -5,7 +5,8 @@ import pytest
 
 from gateway.policy import admission
 from gateway.policy.accounts import Journal
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from tests.token_pools import NOW_S, entitled, granted, pool
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.policy.accounts import Held
+from gateway.policy.held import Held
 from gateway.policy.open_leases import PARTS, OpenLeases
 
 

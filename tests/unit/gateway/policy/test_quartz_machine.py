@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.policy import fleet
-from gateway.policy.fleet import HealthRules
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.quartz_profile import PROFILES
 from gateway.policy.schedulers import NAMES, make_scheduler
 from gateway.policy.scheduling import Job

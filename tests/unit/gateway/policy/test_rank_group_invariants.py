@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.policy import bfio, fleet
-from gateway.policy.fleet import HealthRules, PoolState
+from gateway.policy.fleet import PoolState
+from gateway.policy.health_rules import HealthRules
 from gateway.policy.rank_group import RankGroup, RankRules
 from gateway.policy.scheduling import Job
 

@@ -10,7 +10,8 @@ import pytest
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Principal
 from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.policy.served import ServedModel
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics

@@ -9,8 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as LibraryCounter
 
-from gateway.telemetry import Counter, Metrics
-from gateway.telemetry import Histogram as OwnHistogram
+from gateway.counts import Counter
+from gateway.counts import Histogram as OwnHistogram
+from gateway.telemetry import Metrics
 from gateway.web import exposition
 from gateway.web.exposition import (
     SLICE_BYTES,

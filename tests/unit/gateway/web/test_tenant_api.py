@@ -13,7 +13,8 @@ from gateway.errors import Unauthorized
 from gateway.policy.entitlement_terms import ModelShape
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.head import digest_of
-from gateway.policy.ledger import Terms, TokenPool
+from gateway.policy.ledger import TokenPool
+from gateway.policy.pool_terms import Terms
 from gateway.telemetry import Metrics
 from gateway.web.tenant_api import TenantView, tenant_router
 from tests.builders import ask, served_model
