@@ -30,7 +30,8 @@ from bench.report import Report, Row, equals
 from gateway.domain import CHAT, BodyFacts, DecisionRecord, Measure, Observation
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.estimator_profile import OutputMode
-from gateway.policy.pools import PoolShape, Routing, plan_pool
+from gateway.policy.pools import plan_pool
+from gateway.policy.routing import PoolShape, Routing
 from simulator import tokenizer
 
 LIVE_PER_TRACE = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))

@@ -23,7 +23,8 @@ from bench.pool_routing_model import AZURE, BOUNDARY, LEAST_SHARE, MOST_SHARE, W
 from gateway.domain import COMPLETIONS, BodyFacts, Category, Measure, Observation
 from gateway.policy.budget import SMALL_PROMPT_TOKENS, LengthEstimator
 from gateway.policy.estimator_profile import PROFILES
-from gateway.policy.pools import PoolShape, Routing, plan_pool
+from gateway.policy.pools import plan_pool
+from gateway.policy.routing import PoolShape, Routing
 
 NOISE: Final = 0.05
 AT: Final = 50

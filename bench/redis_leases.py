@@ -32,7 +32,7 @@ from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.ledger import TokenPool
 from gateway.policy.pool_terms import Terms
-from gateway.policy.pools import PoolShape, Routing
+from gateway.policy.routing import PoolShape, Routing
 from gateway.policy.served import ServedModel
 from gateway.ports import Settlement
 

@@ -59,20 +59,23 @@ def engine_page() -> bytes:
     return ("".join(lines) + "".join(bucket % number for number in range(560))).encode()
 
 
-class _Engines(HttpUpstream):
+class _Engines:
     """The gateway's own connections to engines that answer after a while; no sockets."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.random = Random(3)
         self.answers = {b"/metrics": _answer(engine_page()), b"/health": _answer(b"")}
         self.models = _answer(b'{"data": [{"id": "m"}]}')
 
     async def connect(
-        self, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
+        self,
+        upstream: HttpUpstream,
+        loop: asyncio.AbstractEventLoop,
+        key: ConnectionKey,
+        connect_s: float,
     ) -> Connection:
         """See HttpUpstream."""
-        connection = Connection(self, key)
+        connection = Connection(upstream, key)
         connection.connection_made(_Wire(self, connection, loop))
         return connection
 
@@ -142,7 +145,7 @@ def _pages(served: ServedModel, size: Size) -> Figures:
     parse_us = least_us(lambda: read_page(page), 50)
 
     async def read() -> float:
-        metrics = EngineMetrics([served], _clock, upstream=_Engines())
+        metrics = EngineMetrics([served], _clock, upstream=HttpUpstream(_Engines().connect))
         workers = range(size.workers)
         for start in range(0, size.workers, _AT_ONCE):
             part = workers[start : start + _AT_ONCE]
@@ -164,7 +167,12 @@ def _probes(served: ServedModel, size: Size) -> Figures:
     interval_s = HealthConfig().interval_s
 
     async def probe() -> tuple[float, float]:
-        prober = Prober([served], interval_s=interval_s, timeout_s=5.0, upstream=_Engines())
+        prober = Prober(
+            [served],
+            interval_s=interval_s,
+            timeout_s=5.0,
+            upstream=HttpUpstream(_Engines().connect),
+        )
         await prober.start()  # the first asks for windows, too
         await asyncio.sleep(interval_s)
         loop = asyncio.get_running_loop()

@@ -9,18 +9,18 @@ from functools import partial
 import msgspec
 
 from gateway.domain import PhaseTimeouts
-from gateway.policy.band import CompressionRules
+from gateway.policy.band_rules import CompressionRules
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
 from gateway.policy.estimator_profile import PROFILES
 from gateway.policy.fleet import PoolState
 from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
-from gateway.policy.pools import PoolShape, Routing
 from gateway.policy.prefix_index import LEAST_ENTRIES, PrefixIndex
 from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.quartz_profile import PROFILES as PROFILES_OF_QUARTZ
 from gateway.policy.rank_group import RankGroup
+from gateway.policy.routing import PoolShape, Routing
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.served import QueueRules, ServedModel

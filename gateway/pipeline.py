@@ -18,7 +18,8 @@ import msgspec
 from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.exchange import Exchange, answer_lines
-from gateway.policy.band import Band, band_plan
+from gateway.policy.band import band_plan
+from gateway.policy.band_rules import Band
 from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
 from gateway.ports import ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream

@@ -62,7 +62,7 @@ class Rehearsal:
         self._every_s = EVERY_S * processes
         self.walked = 0
         """Canned requests answered with 200 so far."""
-        self._upstream = _Nowhere()
+        self._upstream = HttpUpstream(_nowhere)
         pipeline = Pipeline(
             models={model.name: model},
             keyring=Keyring(
@@ -158,17 +158,14 @@ class _Mute:
     abort = pause_reading = resume_reading = close
 
 
-class _Nowhere(HttpUpstream):
-    """The upstream's own code over connections that answer by themselves."""
-
-    async def connect(
-        self, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
-    ) -> Connection:
-        """See HttpUpstream: a connection whose every request gets the canned answer."""
-        connection = Connection(self, key)
-        mute = _Mute(lambda _: loop.call_soon(connection.data_received, _ANSWER))
-        connection.connection_made(cast("asyncio.BaseTransport", mute))
-        return connection
+async def _nowhere(
+    upstream: HttpUpstream, loop: asyncio.AbstractEventLoop, key: ConnectionKey, _: float
+) -> Connection:
+    """A connection whose every request gets the canned answer."""
+    connection = Connection(upstream, key)
+    mute = _Mute(lambda _: loop.call_soon(connection.data_received, _ANSWER))
+    connection.connection_made(cast("asyncio.BaseTransport", mute))
+    return connection
 
 
 class _Forget:

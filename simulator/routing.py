@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gateway.domain import LengthEstimate, Plan
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.pools import Routing, plan_pool
+from gateway.policy.pools import plan_pool
+from gateway.policy.routing import Routing
 from simulator.traffic import Ints, Random
 
 REFUSED = -1

@@ -19,7 +19,7 @@ from gateway.policy.fleet import PoolState
 from gateway.policy.head import read_head
 from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
-from gateway.policy.pools import PoolShape, Routing
+from gateway.policy.routing import PoolShape, Routing
 from gateway.policy.served import ServedModel
 
 SHORT, LONG = 0, 1

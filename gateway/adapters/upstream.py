@@ -21,8 +21,8 @@ import contextlib
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
 
 import httptools
 
@@ -377,7 +377,9 @@ class _Way:
 class HttpUpstream:
     """Upstream for http:// and https:// workers (the port is `gateway.ports.Upstream`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect: "Connect | None" = None) -> None:
+        """`connect` opens connections in the place of sockets."""
+        self._connect: Final[Connect] = connect or _connect
         self._idle: dict[ConnectionKey, deque[Connection]] = {}
         self._busy: set[Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -411,7 +413,7 @@ class HttpUpstream:
         while True:
             reused = connection is not None
             if connection is None:
-                connection = await self.connect(loop, way.key, call.timeouts.connect_s)
+                connection = await self._connect(self, loop, way.key, call.timeouts.connect_s)
             exchange = _Exchange(loop, call.timeouts)
             self._busy.add(connection)
             connection.send(exchange, request)
@@ -464,23 +466,8 @@ class HttpUpstream:
         way = self._ways[id(worker)] = _Way(worker, key, self.idle_of(key))
         return way
 
-    async def connect(
-        self, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
-    ) -> Connection:
-        """Open a connection to a worker. Raises UpstreamFailure."""
-        connection = Connection(self, key)
-        try:
-            async with asyncio.timeout(connect_s):
-                await loop.create_connection(
-                    lambda: connection, key[1], key[2], ssl=self._tls_context(key)
-                )
-        except TimeoutError as error:
-            raise UpstreamFailure("connect", f"no connection in {connect_s:g} s") from error
-        except OSError as error:
-            raise UpstreamFailure("connect", error.strerror or type(error).__name__) from error
-        return connection
-
-    def _tls_context(self, key: ConnectionKey) -> ssl.SSLContext | None:
+    def tls_context(self, key: ConnectionKey) -> ssl.SSLContext | None:
+        """What verifies the certificate at an address; None for http."""
         if key[0] != "https":
             return None
         context = self._tls.get(key[3])
@@ -498,6 +485,29 @@ class HttpUpstream:
             while idle and now_s - idle[0].idle_since_s > _KEEP_IDLE_S:
                 idle.popleft().close()
         self._sweeper = None if self._closed else loop.call_later(_SWEEP_S, self._sweep, loop)
+
+
+async def _connect(
+    upstream: HttpUpstream, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
+) -> Connection:
+    """Open a connection to a worker. Raises UpstreamFailure."""
+    connection = Connection(upstream, key)
+    try:
+        async with asyncio.timeout(connect_s):
+            await loop.create_connection(
+                lambda: connection, key[1], key[2], ssl=upstream.tls_context(key)
+            )
+    except TimeoutError as error:
+        raise UpstreamFailure("connect", f"no connection in {connect_s:g} s") from error
+    except OSError as error:
+        raise UpstreamFailure("connect", error.strerror or type(error).__name__) from error
+    return connection
+
+
+Connect = Callable[
+    [HttpUpstream, asyncio.AbstractEventLoop, ConnectionKey, float], Awaitable[Connection]
+]
+"""Opens a connection: for an upstream, in a loop, to an address, within seconds."""
 
 
 def _failure(found: tuple[FailureKind, str, bool]) -> UpstreamFailure:

@@ -10,27 +10,12 @@ Rules (FleetOpt, section 5):
 
 import msgspec
 
-from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Plan, Record
-from gateway.policy.pools import Routing
+from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Plan
+from gateway.policy.band_rules import Band, CompressionRules
+from gateway.policy.routing import Routing
 
 ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
 CATEGORIES = frozenset({"prose", "other-script", "cjk", "mixed"})
-
-
-class CompressionRules(Record, frozen=True, kw_only=True):
-    """A model's."""
-
-    gamma: float = 1.5
-    max_cut: float = 0.5
-    tokenizer: str | None = None
-    """Path of its tokenizer.json; exact counts then."""
-
-
-class Band(Record, frozen=True, kw_only=True):
-    """A request that may be compressed: the pool it is made to fit, and T_c."""
-
-    pool: int
-    budget_tokens: int
 
 
 def band_of(

@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.domain import DecisionRecord
 from gateway.policy.length_drift import LengthDrift
-from gateway.policy.pools import PoolShape, Routing
+from gateway.policy.routing import PoolShape, Routing
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt that ask for the next larger window."""

@@ -155,14 +155,3 @@ def split_baseline(sequences: int, slots: tuple[int, ...]) -> tuple[int, ...]:
     while sum(parts) > sequences:  # fewer sequences than pools: the first pools get them
         parts[max(i for i, part in enumerate(parts) if part)] -= 1
     return tuple(parts)
-
-
-def charge_tokens(
-    profile: AdmissionProfile, prompt_tokens: int, completion_tokens: int, cached_tokens: int
-) -> int:
-    """What usage costs an entitlement, in whole tokens, rounded up."""
-    if not cached_tokens:
-        return prompt_tokens + completion_tokens
-    cached = min(cached_tokens, prompt_tokens)
-    saved = cached - cached * profile.cached_input_charge
-    return prompt_tokens + completion_tokens - int(saved)

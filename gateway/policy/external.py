@@ -3,7 +3,7 @@
 from typing import Literal
 
 from gateway.domain import BodyFacts, Lease, LengthEstimate, Measure, Principal, Record, Usage
-from gateway.policy.entitlements import charge_tokens
+from gateway.policy.charging import charge_tokens
 from gateway.policy.refusals import invalid, missing
 from gateway.policy.served import ServedModel
 

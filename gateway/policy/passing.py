@@ -8,7 +8,7 @@ here, but for what only a lease in force changes: no pool is fuller, no weight i
 from collections.abc import Sequence
 
 from gateway.policy.buckets import average, pay, serve
-from gateway.policy.entitlements import charge_tokens
+from gateway.policy.charging import charge_tokens
 from gateway.policy.leases import MEAN_GAIN
 from gateway.policy.ledger import Account, TokenPool
 from gateway.policy.limits import funded_by

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from gateway.domain import PhaseTimeouts, WorkerAddress
-from gateway.policy.band import CompressionRules
+from gateway.policy.band_rules import CompressionRules
 from gateway.policy.boundary_watch import BoundaryWatch
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.conversations import Conversations
@@ -15,11 +15,11 @@ from gateway.policy.fleet import PoolState
 from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.members import Members
-from gateway.policy.pools import Routing
 from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.prefix_points import Points, points_of
 from gateway.policy.rates import MeanRate
+from gateway.policy.routing import Routing
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.telemetry_view import TelemetryView
 from predictor.online import PrefillPredictor

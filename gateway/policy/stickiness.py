@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.domain import LengthEstimate
-from gateway.policy.pools import Routing, can_serve
+from gateway.policy.pools import can_serve
+from gateway.policy.routing import Routing
 
 MOST_CACHED_SHARE: Final = 0.3
 """From this share of a prompt expected in a cache it is not compressed: other bytes would miss."""

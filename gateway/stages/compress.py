@@ -5,7 +5,8 @@ limit. Whatever goes wrong, the request goes on as it came, to the pool that hol
 """
 
 from gateway.domain import BodyFacts, Incoming, LengthEstimate, Prompt
-from gateway.policy.band import Band, fixed_tokens, lowered
+from gateway.policy.band import fixed_tokens, lowered
+from gateway.policy.band_rules import Band
 from gateway.policy.served import ServedModel
 from gateway.ports import CompressRunner, CompressTask
 

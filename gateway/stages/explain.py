@@ -25,8 +25,8 @@ from gateway.domain import (
 )
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
 from gateway.policy.admission import DenialReason
+from gateway.policy.charging import charge_tokens
 from gateway.policy.denials import limit_lines
-from gateway.policy.entitlements import charge_tokens
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import can_serve
 from gateway.policy.retry import Fault

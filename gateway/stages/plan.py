@@ -6,7 +6,8 @@ loaded pool that can hold it, as it would behind a bare relay.
 
 from gateway.domain import BodyFacts, Endpoint, Incoming, LengthEstimate, Plan, Principal
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.band import Band, band_of
+from gateway.policy.band import band_of
+from gateway.policy.band_rules import Band
 from gateway.policy.members import Members
 from gateway.policy.pools import can_serve, plan_pool
 from gateway.policy.scheduling import NO_PREFIX, Prefix

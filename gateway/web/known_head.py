@@ -60,4 +60,5 @@ def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | No
         return None
     if head.count(b"\r\n") != lines:
         return None
-    return KnownHead(head[: lengths[0].start(1)], head[lengths[0].end(1) :])
+    begin, end = lengths[0].span(1)
+    return KnownHead(head[:begin], head[end:])

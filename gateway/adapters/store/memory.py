@@ -18,8 +18,8 @@ from gateway.adapters.store.memory_pools import SLICE, MemoryPools, account_view
 from gateway.domain import Ask, Lease
 from gateway.policy import admission, eviction, fleet, passing
 from gateway.policy.admission import Denial, Grant, Request
+from gateway.policy.charging import charge_tokens
 from gateway.policy.denials import limits_of, refusal_of
-from gateway.policy.entitlements import charge_tokens
 from gateway.policy.ledger import TokenPool
 from gateway.policy.passing import Passing
 from gateway.policy.served import ServedModel

@@ -19,8 +19,8 @@ from gateway.adapters.store.redis_scripts import argument
 from gateway.domain import Ask, Lease
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission import Denial, Grant
+from gateway.policy.charging import charge_tokens
 from gateway.policy.denials import refusal_of
-from gateway.policy.entitlements import charge_tokens
 from gateway.policy.ledger import TokenPool
 from gateway.policy.served import ServedModel
 from gateway.ports import Settlement

@@ -13,7 +13,7 @@ from gateway.domain import DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
 from gateway.policy import fleet
-from gateway.policy.band import CompressionRules
+from gateway.policy.band_rules import CompressionRules
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.ledger import TokenPool
 from gateway.policy.pool_terms import Terms

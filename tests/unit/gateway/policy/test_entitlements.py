@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.entitlements import (
-    CLASSES,
-    PROFILES,
-    ServiceClass,
-    charge_tokens,
-    split_baseline,
-    weight,
-)
+from gateway.policy.charging import charge_tokens
+from gateway.policy.entitlements import CLASSES, PROFILES, ServiceClass, split_baseline, weight
 
 PAPER, DEFAULT = PROFILES["paper"], PROFILES["default"]
 MEAN_SLO_MS = 15_250.0

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.pools import Routing, can_serve
+from gateway.policy.pools import can_serve
+from gateway.policy.routing import Routing
 from gateway.policy.stickiness import cached_share, mostly_new, stay
 from tests.builders import length_estimate, routing
 
