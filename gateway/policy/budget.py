@@ -31,6 +31,7 @@ from gateway.policy.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.policy.template import TwoTermFit
 
 SMALL_PROMPT_TOKENS: Final = 128
+# Not Final: as such mypyc 2.4 said of the first, once compiled, that it was not set.
 MAX_TEMPLATE = (512.0, 64.0)
 """Upper clamps of t0 (tokens per prompt) and t1 (per message)."""
 MAX_MEDIA = (16384.0, 64.0)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.charging import charge_tokens
 from gateway.policy.entitlements import CLASSES, PROFILES, ServiceClass, split_baseline, weight
 
 PAPER, DEFAULT = PROFILES["paper"], PROFILES["default"]
@@ -122,10 +121,3 @@ def test_the_parts_add_up_and_nobody_goes_without(sequences: int, slots: tuple[i
     assert sum(parts) == sequences
     if sequences >= len(slots):
         assert min(parts) >= 1
-
-
-def test_cached_prompt_tokens_cost_a_tenth_except_in_the_paper() -> None:
-    assert charge_tokens(DEFAULT, 100, 20, 50) == 75
-    assert charge_tokens(PAPER, 100, 20, 50) == 120
-    assert charge_tokens(DEFAULT, 100, 20, 5000) == 30
-    assert charge_tokens(DEFAULT, 101, 0, 101) == 11

@@ -1,11 +1,14 @@
 """Worker load and health: overload, ejection, doubling, and probes that never touch load."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy import fleet
 from gateway.policy.fleet import PoolState
 from gateway.policy.health_rules import HealthRules
+from sluice.build import compiled
 
 RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)
 
@@ -153,13 +156,25 @@ def test_finish_takes_away_exactly_what_start_added(work: list[tuple[int, int, i
     assert (state.active, state.tokens) == ([0, 0, 0], [0, 0, 0])
 
 
+class Looked(list[float]):
+    """Counts how often it is asked for a worker's value; what is compiled does not ask it."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+
 def test_an_ejected_worker_is_looked_for_once_not_for_every_request() -> None:
     state = fleet.PoolState("p", tuple(map(str, range(100))), 4)
     rules = HealthRules(eject_after=1, eject_s=5.0)
     assert fleet.failed(state, 7, rules, 10.0)
+    looked = state.ejected_until_s = Looked(state.ejected_until_s)
     found = [fleet.available(state, 10.0 + number / 100) for number in range(400)]
     assert found[0] == [i for i in range(100) if i != 7]
     assert all(each is found[0] for each in found), "looked for anew"
+    assert compiled() or looked.times == 100
     assert fleet.available(state, 15.0) == list(range(100))
     assert fleet.available(state, 14.0) == found[0], "whatever order is asked in"
 
