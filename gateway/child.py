@@ -10,7 +10,7 @@ import pickle
 import sys
 
 from gateway.adapters.shared.seat import Place
-from gateway.app import run
+from gateway.serving import run
 
 
 def main(arguments: list[str]) -> int:

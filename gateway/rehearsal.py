@@ -14,6 +14,7 @@ once `IN_USE_S` have passed without a request. `server.keep_warm: false` turns i
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -28,6 +29,8 @@ from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from gateway.web.data_plane import DataPlane, Receive, Scope, Send
 from gateway.web.protocol import GatewayProtocol
+
+_log = logging.getLogger("sluice")
 
 EVERY_S = 0.005
 IN_USE_S = 5.0
@@ -92,6 +95,8 @@ class Rehearsal:
         self._due_s = 0.0
         self._answered = 0
         self._used_s = float("-inf")
+        self._failed = False
+        """A defect; two hundred times a second it would fill the log."""
 
     def start(self, protocol: GatewayProtocol, real: DataPlane) -> None:
         """Begin, on the running loop: `protocol` is a connection's, used by nobody else."""
@@ -114,7 +119,10 @@ class Rehearsal:
             self._protocol.data_received(self._request)
 
     def _heard(self, data: bytes) -> None:
-        self.walked += data.startswith(b"HTTP/1.1 200 ")
+        if data.startswith(b"HTTP/1.1 200 "):
+            self.walked += 1
+        elif data.startswith(b"HTTP/1.1 "):
+            self._failed = True
 
     def _again(
         self, loop: asyncio.AbstractEventLoop, real: DataPlane, every_s: float = RESTING_S
@@ -123,6 +131,9 @@ class Rehearsal:
         self._timer = loop.call_at(self._due_s, self._tick, loop, real)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, real: DataPlane) -> None:
+        if self._failed:
+            _log.error("rehearsal ended: its request was answered with an error")
+            return
         now_s = loop.time()
         if real.answered != self._answered:
             self._answered = real.answered
@@ -139,7 +150,11 @@ class _Mute:
     """A transport that goes nowhere; `on_write` hears of what is written."""
 
     def __init__(self, on_write: Callable[[bytes], object] = len) -> None:
-        self.write = on_write
+        self._on_write = on_write
+
+    def write(self, data: bytes) -> None:
+        """Returns nothing, as transports do: what is compiled insists on it."""
+        self._on_write(data)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Nothing is buffered."""

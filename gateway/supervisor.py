@@ -27,10 +27,10 @@ from gateway.adapters.shared.handover import Door, bound
 from gateway.adapters.shared.hub import Hub, Session
 from gateway.adapters.shared.seat import GIVE
 from gateway.adapters.shared.wire import Message, Op
-from gateway.app import loop_factory
-from gateway.app import run as run_alone
 from gateway.errors import StateFailure
 from gateway.kept import Kept
+from gateway.serving import loop_factory
+from gateway.serving import run as run_alone
 from gateway.settings import Config
 
 START_S: Final = 60.0

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from bench.fleet import MODEL, Fleet
 
@@ -52,6 +53,18 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
     assert len(done) == 1
     assert done[0]["completion_tokens"] == 150
     assert done[0]["schema"] == 1
+
+
+def test_a_gateway_in_use_and_idle_logs_no_defect(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own work between requests (rehearsal, ticks, chores) is done without an error."""
+    with Fleet(short=1, long=1) as f:
+        for _ in range(5):
+            assert httpx.post(f.url + CHAT, json=body(max_tokens=4)).status_code == 200
+            time.sleep(0.3)
+    logged = capfd.readouterr().err
+    assert "no entitlements are configured" in logged, "what is logged is seen here"
+    assert "ERROR" not in logged
+    assert "Traceback" not in logged
 
 
 def test_the_demo_gets_ready_serves_and_takes_its_children_along() -> None:

@@ -88,3 +88,20 @@ async def test_real_requests_displace_rehearsal() -> None:
         await asyncio.sleep(0)
     assert rehearsal.walked == 0
     await rehearsal.close()
+
+
+async def test_it_ends_with_the_first_walk_that_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LATE_S", 1.0)
+    monkeypatch.setattr(module, "_ANSWER", b"nonsense\r\n\r\n")
+    rehearsal, real = _made(), _real()
+    rehearsal.start(_protocol(real), real)
+    real.answered += 1
+    await _until(lambda: "rehearsal ended" in caplog.text)
+    told = len(caplog.records)
+    real.answered += 1
+    await asyncio.sleep(0.3)
+    assert len(caplog.records) == told
+    assert rehearsal.walked == 0
+    await rehearsal.close()
