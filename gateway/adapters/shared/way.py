@@ -16,8 +16,15 @@ class Way:
         sock.setblocking(False)  # noqa: FBT003
         self._serve: Callable[[], asyncio.Protocol] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.taken = 0
-        """Connections so far."""
+        self._begun = 0
+
+    @property
+    def taken(self) -> int:
+        """Connections so far whose protocol stands, or stood, or could not be made.
+
+        Without those on their way: neither open nor ended, they would be taken for ended.
+        """
+        return self._begun - len(self._tasks)
 
     def open(self, serve: Callable[[], asyncio.Protocol]) -> None:
         """Begin: `serve` makes the protocol of one connection."""
@@ -55,7 +62,7 @@ class Way:
         if serve is None:
             connection.close()
             return
-        self.taken += 1
+        self._begun += 1
         connection.setblocking(False)  # noqa: FBT003
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
