@@ -28,7 +28,7 @@ COPY sluice ./sluice
 # The environment is made without pip: nothing can be installed into it later.
 RUN pip wheel --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/sluice \
-    && pip --python /opt/sluice/bin/python install "$(echo /wheels/sluice-*.whl)[redis]"
+    && pip --python /opt/sluice/bin/python install "$(echo /wheels/sluice_gateway-*.whl)[redis]"
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

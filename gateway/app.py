@@ -293,7 +293,7 @@ def request_ids() -> Callable[[], str]:
 def version() -> str:
     """The installed version."""
     try:
-        return importlib.metadata.version("sluice")
+        return importlib.metadata.version("sluice-gateway")
     except importlib.metadata.PackageNotFoundError:
         return "0"
 

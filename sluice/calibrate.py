@@ -234,6 +234,6 @@ def _draw(swept: "Swept", checks: tuple["Check", ...], folder: Path, console: Co
     try:
         from sluice.calibrate_plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice[bench]'", err=True)
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
         raise typer.Exit(2) from None
     console.print(f"wrote {draw(swept, checks, folder)}", markup=False)

@@ -23,7 +23,7 @@ def _version(value: bool) -> None:
         from sluice.build import compiled
 
         built = " (compiled)" if compiled() else ""
-        typer.echo(f"sluice {importlib.metadata.version('sluice')}{built}")
+        typer.echo(f"sluice {importlib.metadata.version('sluice-gateway')}{built}")
         raise typer.Exit
 
 

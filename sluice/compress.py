@@ -114,7 +114,7 @@ def _compressed(
             max_cut=max_cut,
         )
     except ImportError:
-        raise _fail("--tokenizer needs the extra: pip install 'sluice[exact]'", 2) from None
+        raise _fail("--tokenizer needs the extra: pip install 'sluice-gateway[exact]'", 2) from None
     except ValueError as error:
         raise _fail(str(error), 2) from None
 

@@ -151,7 +151,7 @@ def need_libraries() -> None:
     try:
         import scipy.special  # noqa: F401
     except ImportError:
-        typer.echo("planning needs numpy and scipy\nfix: pip install 'sluice[plan]'", err=True)
+        typer.echo("planning needs scipy\nfix: pip install 'sluice-gateway[plan]'", err=True)
         raise typer.Exit(2) from None
 
 
@@ -183,7 +183,7 @@ def _draw(found: "Plan", checked: "Verification | None", folder: Path, console: 
     try:
         from sluice.plan_plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice[bench]'", err=True)
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
         raise typer.Exit(2) from None
     for file in draw(found, folder, checked):
         console.print(f"wrote {file}")

@@ -222,6 +222,6 @@ def _draw(done: "Replayed", folder: Path, found: "Report", console: Console) -> 
     try:
         from sluice.replay_plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice[bench]'", err=True)
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
         raise typer.Exit(2) from None
     console.print(f"wrote {draw(done, folder, found.slo_ttft_s)}", markup=False)

@@ -203,7 +203,7 @@ def _draw(
     try:
         from sluice.simulate_plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice[bench]'", err=True)
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
         raise typer.Exit(2) from None
     for file in draw(spec, outcome, folder, slo_s):
         console.print(f"wrote {file}")

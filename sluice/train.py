@@ -85,7 +85,7 @@ def _train(rows: list[Row], name: str, alpha: float, boosted: bool, *, as_json: 
         from predictor.train import TooFewRows
         from predictor.train import train as fit
     except ImportError as error:
-        _refuse(f"{error.name} is missing", "pip install 'sluice[train]'", as_json=as_json)
+        _refuse(f"{error.name} is missing", "pip install 'sluice-gateway[train]'", as_json=as_json)
     try:
         with Console(stderr=True).status(f"training on {len(rows):,} prefills"):
             return fit(rows, alpha=alpha, boosted=boosted, trained_on=name)

@@ -67,7 +67,9 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
     where = (*path, "compression")
     if find_spec("numpy") is None:
         document.add(
-            (*where, "enabled"), "the compressor is not installed", "pip install 'sluice[compress]'"
+            (*where, "enabled"),
+            "the compressor is not installed",
+            "pip install 'sluice-gateway[compress]'",
         )
     if len(model.pools) == 1:
         document.add(
@@ -77,7 +79,9 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
         return
     if find_spec("tokenizers") is None:
         document.add(
-            (*where, "tokenizer"), "the reader is not installed", "pip install 'sluice[exact]'"
+            (*where, "tokenizer"),
+            "the reader is not installed",
+            "pip install 'sluice-gateway[exact]'",
         )
     if not _is_file(str(asked.tokenizer)):
         document.add((*where, "tokenizer"), "no such file", "give the path of tokenizer.json")
@@ -105,7 +109,7 @@ def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:
         return
     where: KeyPath = (*path, "scheduling", "policy")
     if find_spec("numpy") is None:
-        document.add(where, "its solver is not installed", "pip install 'sluice[compress]'")
+        document.add(where, "its solver is not installed", "pip install 'sluice-gateway[compress]'")
     for name, pool in model.pools.items():
         single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
         if single is not None:

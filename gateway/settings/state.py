@@ -87,4 +87,4 @@ def _check_many(scheme: str, rest: str) -> None:
 
 def _check_client() -> None:
     if importlib.util.find_spec("redis") is None:
-        reject("the client for Redis is not installed", "pip install 'sluice[redis]'")
+        reject("the client for Redis is not installed", "pip install 'sluice-gateway[redis]'")

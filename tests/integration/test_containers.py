@@ -332,7 +332,7 @@ def test_the_wheel_is_built_from_the_image_s_context_and_holds_the_runtime_only(
         [*build, str(tmp_path), str(context)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("sluice-*.whl")
+    (wheel,) = tmp_path.glob("sluice_gateway-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (points,) = (archive.read(n).decode() for n in names if n.endswith("entry_points.txt"))

@@ -118,7 +118,7 @@ def test_compiled_it_decides_as_interpreted() -> None:
 
 @pytest.mark.skipif(not compiled(), reason="make test-compiled")
 def test_the_wheel_has_all_of_it_and_runs(tmp_path: Path) -> None:
-    (wheel,) = (ROOT / "dist").glob("sluice-*.whl")
+    (wheel,) = (ROOT / "dist").glob("sluice_gateway-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path)

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -288,6 +289,26 @@ def test_make_targets_named_in_the_pages_exist() -> None:
     for page in PAGES:
         named = re.findall(r"^make ([a-z]+)|`make ([a-z]+)", page.read_text("utf-8"), re.MULTILINE)
         assert {a or b for a, b in named} <= targets
+
+
+def test_what_is_to_be_installed_is_this_project_and_has_that_extra() -> None:
+    """The name `sluice` on PyPI is another project's."""
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    sources = [
+        p for folder in ("gateway", "sluice", "compressor") for p in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    files = [*sources, *pages, ROOT / "docs/sluice.yaml", ROOT / "pyproject.toml"]
+    hints = {
+        h
+        for f in files
+        for h in re.findall(r"\b(sluice(?:-\w+)?)\[([a-z,]+)\]", f.read_text("utf-8"))
+    }
+    assert {"redis", "exact", "plan", "train", "bench"} <= {extra for _, extra in hints}
+    for name, extras in hints:
+        assert name == project["name"] == "sluice-gateway"
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    assert project["scripts"] == {"sluice": "sluice.cli:main"}
 
 
 def test_the_mock_s_flags_and_faults_are_documented() -> None:

@@ -654,7 +654,7 @@ def test_each_kind_of_redis_has_a_way_of_its_own() -> None:
 def test_a_missing_redis_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (found,) = problems(BASE + "state: {url: 'redis://h:6379/0'}\n")
-    assert "pip install 'sluice[redis]'" in found
+    assert "pip install 'sluice-gateway[redis]'" in found
 
 
 @settings(max_examples=200, deadline=None)
