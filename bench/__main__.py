@@ -18,6 +18,7 @@ BENCHES = {
     "gateway-output": "every client asks for 32,768 tokens: short share on real lengths",
     "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
     "overhead": "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
+    "attacks": "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
     "workers": "the same load on one worker process and on two: CPU, shares, limits, books",
     "soak": "half an hour of mixed load, cancels and errors: memory, leases, exact books",
     "scale": "how cost grows with 2,000 workers, 100,000 entitlements, 100,000 leases",

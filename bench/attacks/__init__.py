@@ -1,0 +1,72 @@
+"""Hostile clients over raw sockets, structure-aware: what does the gateway do under them?
+
+Asked: no 5xx, no traceback, no death, no lease left, memory back to what it was, `/health` never
+slow. `SLUICE_BENCH_CASES` says how many cases (200,000 unless told), `SLUICE_BENCH_SEED` which.
+"""
+
+import asyncio
+import os
+
+from bench.attacks.attacker import Outcomes, attack
+from bench.attacks.cases import FAMILIES, stream_of_cases
+from bench.attacks.target import Target, Watch
+from bench.report import Report, Row, at_most, equals
+
+CASES = 200_000
+_WARM_UP_SHARE = 0.05
+"""Of the cases: allocator and caches fill before memory is first read."""
+_MAX_GROWTH_MIB = 50.0
+_MAX_HEALTH_S = 0.1
+
+
+def run() -> Report:
+    """All families at full size."""
+    cases = int(os.environ.get("SLUICE_BENCH_CASES", CASES))
+    seed = int(os.environ.get("SLUICE_BENCH_SEED", "1"))
+    return Report(name="attacks", rows=rows(cases=cases, seed=seed))
+
+
+def rows(*, cases: int, seed: int) -> list[Row]:
+    """Attack one gateway with everything on, by `cases` cases drawn with `seed`."""
+    with Target() as target:
+        outcomes = Outcomes()
+        attacks = stream_of_cases(seed)
+        warm_up = int(cases * _WARM_UP_SHARE)
+        asyncio.run(attack(target.port, attacks, warm_up, outcomes))
+        before_mib = target.settled_rss_mib()
+        with Watch(target) as watch:
+            asyncio.run(attack(target.port, attacks, cases - warm_up, outcomes))
+        after_mib = target.settled_rss_mib()
+        return [
+            *_answers(outcomes, cases),
+            equals("gateway processes that died", target.deaths(), 0),
+            equals("tracebacks in its log", target.tracebacks(), 0, target.first_traceback()),
+            equals("leases left", target.leases(), 0),
+            equals("requests left at the engines", target.running_at_engines(), 0),
+            at_most(
+                "memory after, MiB over before",
+                after_mib - before_mib,
+                _MAX_GROWTH_MIB,
+                f"{before_mib:.0f} -> {after_mib:.0f} MiB",
+            ),
+            at_most(
+                "/health, slowest answer, s",
+                watch.slowest_s,
+                _MAX_HEALTH_S,
+                f"of {watch.probes}; p99 {watch.p99_s:.4f} s; an engine's beside it: slowest "
+                f"{watch.control_slowest_s:.4f} s",
+            ),
+        ]
+
+
+def _answers(outcomes: Outcomes, cases: int) -> list[Row]:
+    statuses = ", ".join(f"{k} {v:,}" for k, v in sorted(outcomes.statuses.items()))
+    counts = ", ".join(f"{name} {outcomes.families[name]:,}" for name in FAMILIES)
+    return [
+        equals("cases", sum(outcomes.families.values()), cases, counts),
+        equals("answers of 5xx", outcomes.server_errors, 0, "; ".join(outcomes.examples)),
+        equals(
+            "whole requests without an answer", outcomes.unanswered, 0, "; ".join(outcomes.silent)
+        ),
+        Row(metric="answers", measured=sum(outcomes.statuses.values()), note=statuses),
+    ]

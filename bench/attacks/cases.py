@@ -1,0 +1,246 @@
+"""The cases of each family, drawn from a seed.
+
+json: faults in bodies. heads: faults in request lines and headers. framing: lengths and chunks
+that disagree. forms: multipart. trailers: what follows a last chunk. slow: requests in small
+pieces. half-closed: clients that stop sending, or reading, or leave. behind: bytes sent while an
+answer runs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from typing import Final
+
+from bench.attacks.bodies import HONEST, honest, hostile
+from bench.attacks.case import Case, Step
+from bench.attacks.forms import PATHS, form
+from bench.everything import KEY
+
+_CHAT: Final = "/v1/chat/completions"
+_JSON: Final = b"application/json"
+_CONTROL: Final = (
+    *("/", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/x", "/docs", "/openapi.json"),
+    *("/admin/pools", "/admin/entitlements", "/admin/decisions/x", "/v1/sluice/me"),
+    *("/admission/authorize", "/admission/settle", "/v1", "//", "/v1/chat/completions/", "/%2e%2e"),
+    *("/v1/chat/completions?x=" + "a" * 3000, "/v1/chat%2fcompletions", "*", "http://h/v1/models"),
+)
+_KEYS: Final = (
+    *(
+        KEY,
+        KEY,
+        KEY,
+        KEY,
+        KEY,
+        KEY,
+        "wrong",
+        "",
+        "a" * 5000,
+        "\u00e9\u00e9",
+        f"{KEY} ",
+        f"{KEY}\x01",
+    ),
+)
+_STEERING: Final = (
+    *("X-data-parallel-rank: 3", "x-gateway-inference-objective: a", "x-request-id: " + "r" * 2000),
+    *("x-sluice-category: prose", "x-sluice-category: none", "x-sluice-compress: off"),
+    *(
+        "x-stainless-read-timeout: 0.001",
+        "x-stainless-read-timeout: 1e400",
+        "forwarded: for=1.1.1.1",
+    ),
+)
+_HEAD_FAULTS: Final = (
+    *(
+        "host:",
+        "host: a\r\nhost: b",
+        "content-length: 5",
+        "content-length: -1",
+        "content-length: +5",
+    ),
+    *("content-length: 99999999999999999999", "content-length: 0x10", "content-length: 5, 5"),
+    *("transfer-encoding: chunked", "transfer-encoding: gzip, chunked", "transfer-encoding: x"),
+    *("transfer-encoding:\x0bchunked", "content-encoding: gzip", "expect: 100-continue"),
+    *("expect: 200-ok", "connection: upgrade\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk"),
+    *(
+        "connection: upgrade\r\nupgrade: websocket",
+        "connection: close",
+        "connection: keep-alive, x",
+    ),
+    *(" folded: 1", "bad name: 1", "no-colon", ": empty", "x\x00: 1", "x: \x00", "x: \xff\xfe"),
+    *("x: " + "a" * 60_000, "x: " + "a" * 70_000, "\r\n".join(f"h{n}: {n}" for n in range(900))),
+    *("te: trailers", "trailer: x-a", "accept-encoding: gzip;q=0", "cookie: " + "a=b; " * 2000),
+    *("authorization: Basic eA==", "x-api-key: wrong", "authorization: Bearer"),
+)
+_METHODS: Final = (
+    *(b"POST", b"GET", b"PUT", b"DELETE", b"OPTIONS", b"HEAD", b"PATCH", b"TRACE", b"CONNECT"),
+    *(b"post", b"PRI", b"P\x00ST", b"", b"A" * 300),
+)
+_VERSIONS: Final = (b"HTTP/1.1",) * 6 + (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/1.2", b"", b"HTTP/1.1 x")
+
+
+def stream_of_cases(seed: int) -> Iterator[Case]:
+    """Cases without end, families in turn by their weight; the same for the same seed."""
+    rng = Random(seed)
+    names, weights = list(FAMILIES), [weight for weight, _ in FAMILIES.values()]
+    while True:
+        (name,) = rng.choices(names, weights)
+        yield FAMILIES[name][1](rng)
+
+
+def _json(rng: Random) -> Case:
+    path = rng.choice(list(HONEST))
+    body = honest(rng, path) if rng.random() < 0.15 else hostile(rng, path)
+    return Case(family="json", steps=(_request(path, body),), whole=True)
+
+
+def _heads(rng: Random) -> Case:
+    path = rng.choice(_CONTROL) if rng.random() < 0.4 else rng.choice(list(HONEST))
+    body = honest(rng, path) if path in HONEST else b""
+    lines = [rng.choice(_HEAD_FAULTS) for _ in range(rng.choice((0, 1, 1, 2)))]
+    lines += [rng.choice(_STEERING) for _ in range(rng.choice((0, 0, 1)))]
+    method = rng.choice(_METHODS) if rng.random() < 0.4 else b"POST"
+    head = b"%b %b %b\r\n" % (method, path.encode(), rng.choice(_VERSIONS))
+    head += b"host: h\r\nauthorization: Bearer %b\r\n" % rng.choice(_KEYS).encode("latin-1")
+    head += b"content-type: %b\r\n" % rng.choice(
+        (_JSON, _JSON, b"text/plain", b"application/json;")
+    )
+    if rng.random() < 0.8:
+        head += b"content-length: %d\r\n" % len(body)
+    for line in lines:
+        head += line.encode("latin-1") + b"\r\n"
+    return Case(family="heads", steps=(head + b"\r\n" + body,))
+
+
+def _framing(rng: Random) -> Case:
+    body = honest(rng, _CHAT)
+    kind = rng.randrange(6)
+    if kind == 0:  # a length that is not the body's
+        length = len(body) + rng.choice((-len(body), -5, -1, 1, 5, 10_000))
+        return Case(family="framing", steps=(_head(_CHAT, f"content-length: {length}") + body,))
+    if kind == 1:  # requests one behind the other
+        more = b"".join(_request(_CHAT, honest(rng, _CHAT)) for _ in range(rng.randint(1, 8)))
+        return Case(family="framing", steps=(_request(_CHAT, body) + more,))
+    if kind == 2:  # both ways at once
+        both = f"content-length: {len(body)}\r\ntransfer-encoding: chunked"
+        return Case(family="framing", steps=(_head(_CHAT, both) + _chunked(rng, body, odd=False),))
+    odd = kind >= 4
+    sent = _head(_CHAT, "transfer-encoding: chunked") + _chunked(rng, body, odd=odd)
+    return Case(family="framing", steps=(sent,), whole=not odd)
+
+
+def _forms(rng: Random) -> Case:
+    faulty = rng.random() < 0.85
+    media, body = form(rng, faulty=faulty)
+    sent = _request(rng.choice(PATHS), body, media=media)
+    return Case(family="forms", steps=(sent,), whole=True)
+
+
+def _trailers(rng: Random) -> Case:
+    body = honest(rng, _CHAT)
+    trailer = rng.choice(
+        (
+            b"x-a: 1\r\n" * rng.choice((1, 100, 20_000)),
+            b"x-a: " + b"v" * rng.choice((10, 60_000, 500_000)) + b"\r\n",
+            b"authorization: Bearer other\r\ncontent-length: 5\r\n",
+            b"content-length: 0\r\ntransfer-encoding: chunked\r\n",
+            b"no colon\r\n",
+            b"\x00\xff: 1\r\n",
+            b"n" * 70_000,
+        )
+    )
+    chunks = _chunked(rng, body, odd=False).removesuffix(b"\r\n")
+    sent = _head(_CHAT, "transfer-encoding: chunked") + chunks + trailer + b"\r\n"
+    steps: tuple[Step, ...] = (sent,)
+    if rng.random() < 0.2:  # without an end
+        steps = (sent.removesuffix(b"\r\n"), 0.01, b"x-b: 2\r\n" * 50)
+    return Case(family="trailers", steps=steps)
+
+
+def _slow(rng: Random) -> Case:
+    body = honest(rng, _CHAT)
+    if rng.random() < 0.5:
+        sent = _request(_CHAT, body)
+    else:
+        sent = _head(_CHAT, "transfer-encoding: chunked") + _chunked(rng, body, odd=False)
+    cuts = sorted(rng.sample(range(1, len(sent)), rng.randint(1, 6)))
+    pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    steps: list[Step] = []
+    for piece in pieces:
+        steps += [piece, rng.choice((0.0, 0.001, 0.02))]
+    return Case(family="slow", steps=tuple(steps), whole=True)
+
+
+def _half_closed(rng: Random) -> Case:
+    body = honest(rng, _CHAT)
+    sent = _request(_CHAT, body)
+    kind = rng.randrange(4)
+    if kind == 0:  # whole, and then no more
+        return Case(family="half-closed", steps=(sent, "half-close"), whole=True)
+    if kind == 1:  # not whole, and then no more
+        cut = rng.randrange(len(sent))
+        return Case(family="half-closed", steps=(sent[:cut], "half-close"))
+    if kind == 2:  # leaves at once
+        return Case(family="half-closed", steps=(sent,), read_bytes=0)
+    return Case(family="half-closed", steps=(sent,), read_bytes=rng.choice((1, 20, 300, 900)))
+
+
+def _behind(rng: Random) -> Case:
+    stream = rng.random() < 0.7
+    body = honest(rng, _CHAT)
+    if stream:
+        body = body[:-1] + b', "max_completion_tokens": %d}' % rng.choice((4, 40))
+        body = body.replace(b'"stream": true, ', b"").replace(b', "stream": true', b"")
+        body = body[:-1] + b', "stream": true}'
+    garbage = rng.choice(
+        (b"x", b"\r\n", b"\x00" * 50, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0")
+    )
+    steps: list[Step] = [_request(_CHAT, body), rng.choice((0.0, 0.002, 0.01)), garbage]
+    if rng.random() < 0.3:
+        steps += [0.001, rng.choice((b"y" * 70_000, "half-close"))]
+    return Case(family="behind", steps=tuple(steps), read_bytes=rng.choice((None, 10, 700)))
+
+
+FAMILIES: Final[Mapping[str, tuple[float, Callable[[Random], Case]]]] = {
+    "json": (6.0, _json),
+    "heads": (3.0, _heads),
+    "framing": (2.0, _framing),
+    "forms": (1.5, _forms),
+    "trailers": (0.7, _trailers),
+    "slow": (1.0, _slow),
+    "half-closed": (1.5, _half_closed),
+    "behind": (1.0, _behind),
+}
+"""By name: how often it is drawn, and how."""
+
+
+def _head(path: str, *lines: str, media: bytes = _JSON) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\ncontent-type: %b\r\n"
+    rest = "".join(f"{line}\r\n" for line in lines).encode()
+    return head % (path.encode(), KEY.encode(), media) + rest + b"\r\n"
+
+
+def _request(path: str, body: bytes, *, media: bytes = _JSON) -> bytes:
+    return _head(path, f"content-length: {len(body)}", media=media) + body
+
+
+def _chunked(rng: Random, body: bytes, *, odd: bool) -> bytes:
+    sent = b""
+    at = 0
+    while at < len(body):
+        size = rng.choice((1, 2, 7, 100, 4096))
+        piece = body[at : at + size]
+        at += size
+        length = b"%x" % len(piece)
+        if odd and rng.random() < 0.1:
+            length = rng.choice(
+                (
+                    b"0" * 20 + length,
+                    length + b";a=b",
+                    length + b" ",
+                    b"-1",
+                    b"ffffffffffffffff",
+                    b"g",
+                )
+            )
+        end = b"\r\n" if not odd or rng.random() < 0.95 else rng.choice((b"", b"\n", b"xx"))
+        sent += length + b"\r\n" + piece + end
+    return sent + b"0\r\n\r\n"
