@@ -116,7 +116,7 @@ def _add(rng: Random, body: dict[str, Any]) -> None:
 
 
 def _nest(rng: Random, body: dict[str, Any]) -> None:
-    deep: Any = rng.choice(_VALUES)
+    deep: Any = copy.deepcopy(rng.choice(_VALUES))
     for _ in range(rng.choice((5, 50, 400))):
         deep = [deep] if rng.random() < 0.5 else {"content": deep}
     body[rng.choice(list(body) or ["model"])] = deep
