@@ -28,9 +28,9 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# What the gateway runs with, the compressor included.
+# What the gateway runs with.
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python
-	$(PIP) install -e '.[compress]'
+	$(PIP) install -e .
 	@touch $@
 
 # All that development needs; it holds the runtime too.

@@ -262,7 +262,7 @@ def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
 def _compress_workers(config: Config, shared_by: int) -> "CompressWorkers | None":
     if not any(model.compression.enabled for model in config.models):
         return None
-    # An extra: only who compresses needs numpy.
+    # numpy takes some 20 MB: only who compresses needs it.
     module = importlib.import_module("gateway.adapters.compress_workers")
     made: CompressWorkers = module.CompressWorkers(
         processes=-(-config.compressor.processes // shared_by),

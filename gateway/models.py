@@ -150,7 +150,7 @@ def _scheduling(
 def _rank_group(pool: PoolState, view: TelemetryView) -> Scheduler | None:
     if len(pool.engines) == len(pool.workers):
         return None  # no engine of several ranks
-    # numpy: only who balances ranks needs it.
+    # numpy takes some 20 MB: only who balances ranks needs it.
     solver = importlib.import_module("gateway.policy.bfio")
     return RankGroup(pool, solver.assign, observed=partial(held_tokens, view))
 

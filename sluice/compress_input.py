@@ -22,7 +22,7 @@ class Given:
     request that hold text."""
 
     def compressor(self) -> Callable[..., "Compressed[Any] | Refused"]:
-        """The compressor's function for such a body. Raises ImportError without numpy."""
+        """The compressor's function for such a body."""
         import compressor
 
         by_kind: Mapping[Kind, Callable[..., Compressed[Any] | Refused]] = {

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -113,7 +112,7 @@ models:
     aliases: [gpt-4o-mini]
     kv_bytes_per_token: 327680
     boundary: {{b_short: {SHORT_WINDOW}}}
-    compression: {{enabled: {str(find_spec("numpy") is not None).lower()}}}
+    compression: {{enabled: true}}
     pools:
       short:
         max_model_len: {SHORT_WINDOW}

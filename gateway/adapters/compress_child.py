@@ -70,20 +70,17 @@ def main() -> None:
 def _serve(pipe: socket.socket) -> None:
     setup = msgspec.msgpack.decode(_receive(pipe), type=Setup)
     signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
-    try:
-        # Needs an extra: without it the gateway is told, rather than left to guess.
-        from compressor import warm  # noqa: PLC0415
-        from gateway.adapters.compress_work import Counters, work  # noqa: PLC0415
-    except ImportError as error:
-        pipe.sendall(framed(msgspec.msgpack.encode(f"the extra `compress` is missing: {error}")))
-        return
+    # Here, since the gateway imports this module, and has no use for the tables.
+    from compressor import warm  # noqa: PLC0415
+    from gateway.adapters.compress_work import Counters, work  # noqa: PLC0415
+
     counters = Counters()
     for path in setup.tokenizers:
         counters.get(path)
     warm()
     gc.freeze()  # what is there stays, and need not be looked through again
     signal.setitimer(signal.ITIMER_REAL, 0)
-    pipe.sendall(framed(msgspec.msgpack.encode("")))
+    pipe.sendall(framed(b""))
     tasks = msgspec.msgpack.Decoder(CompressTask)
     while True:
         task = tasks.decode(_receive(pipe))

@@ -77,9 +77,7 @@ class WorkerProcess(asyncio.Protocol):
         try:
             ours.settimeout(0)
             await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
-            answer = await worker._asked(msgspec.msgpack.encode(setup), START_LIMIT_S)
-            if problem := msgspec.msgpack.decode(answer, type=str):
-                raise WorkerGone(problem)
+            await worker._asked(msgspec.msgpack.encode(setup), START_LIMIT_S)
         except TimeoutError:
             await worker.end()
             raise WorkerGone(f"it was not ready within {START_LIMIT_S:g} s") from None

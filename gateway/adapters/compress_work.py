@@ -1,6 +1,6 @@
 """One compression: the task's body is read, its text cut, and the new text put back.
 
-Runs in a worker process (extra `compress`); pure but for reading tokenizers. Rules:
+Runs in a worker process; pure but for reading tokenizers. Rules:
 - Only the strings that were cut are written anew, each in its place in the client's own
   bytes: white space, number spellings, escapes and members nobody knows stay as they are.
 - The same task gives the same bytes, in whichever process.

@@ -89,7 +89,7 @@ class CompressWorkers:
     async def start(self) -> None:
         """Start the processes and wait until all are warm.
 
-        Raises WorkerGone (the text says why, a missing extra for one) or OSError; none is left.
+        Raises WorkerGone or OSError; none is left.
         """
         starting = [asyncio.create_task(self._started()) for _ in range(self._processes)]
         try:

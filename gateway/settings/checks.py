@@ -65,12 +65,6 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
     if not asked.enabled:
         return
     where = (*path, "compression")
-    if find_spec("numpy") is None:
-        document.add(
-            (*where, "enabled"),
-            "the compressor is not installed",
-            "pip install 'sluice-gateway[compress]'",
-        )
     if len(model.pools) == 1:
         document.add(
             (*where, "enabled"), "one pool has no boundary to fit under", "give a second pool"
@@ -107,9 +101,6 @@ def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:
     """Policy bfio balances ranks behind one barrier: every engine of the model has some."""
     if model.scheduling.policy != "bfio":
         return
-    where: KeyPath = (*path, "scheduling", "policy")
-    if find_spec("numpy") is None:
-        document.add(where, "its solver is not installed", "pip install 'sluice-gateway[compress]'")
     for name, pool in model.pools.items():
         single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
         if single is not None:

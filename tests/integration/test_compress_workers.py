@@ -257,13 +257,13 @@ async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
     assert children() == before
 
 
-async def test_a_missing_extra_is_named_at_the_start(
+async def test_a_start_that_fails_is_told_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('no numpy here')")
     monkeypatch.syspath_prepend(str(tmp_path))
     before = children()
-    with pytest.raises(WorkerGone, match="extra `compress` is missing: no numpy here"):
+    with pytest.raises(WorkerGone):
         await CompressWorkers(processes=2).start()
     assert children() == before
 
