@@ -12,7 +12,16 @@ from hashlib import sha256
 from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import CHAT, Binding, DecisionRecord, Incoming, Outcome, Prompt, Usage
+from gateway.domain import (
+    CHAT,
+    Binding,
+    DecisionRecord,
+    Incoming,
+    Outcome,
+    Prompt,
+    RequestHead,
+    Usage,
+)
 from gateway.models import served_model
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.head import read_head
@@ -63,7 +72,7 @@ def profile_rows(body: bytes) -> list[Row]:
     ]
     head = read_head(headers)
     principal = authenticate.authenticate(keyring, head.key_digest, 0.0)
-    facts = estimate.read(CHAT, body, None)
+    facts = estimate.read(CHAT, body, RequestHead())
     lengths = estimate.estimate(served, CHAT, facts, principal)
     planned = plan.plan(served, CHAT, lengths)
     store = MemoryLeases({"m": served}, lambda: 0.0)
@@ -98,7 +107,7 @@ def profile_rows(body: bytes) -> list[Row]:
     parts: list[tuple[str, Callable[[], object]]] = [
         ("head", lambda: read_head(headers)),
         ("1 authenticate", lambda: authenticate.authenticate(keyring, head.key_digest, 0.0)),
-        ("2 read body", lambda: estimate.read(CHAT, body, None)),
+        ("2 read body", lambda: estimate.read(CHAT, body, RequestHead())),
         ("2 estimate", lambda: estimate.estimate(served, CHAT, facts, principal)),
         ("3 plan", lambda: plan.plan(served, CHAT, lengths)),
         ("7 bind", lambda: bind.bind(served, (0,), (), 0.0)),

@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from bench.report import Row, at_most
-from gateway.domain import CHAT, Lease, LengthEstimate, Principal
+from gateway.domain import CHAT, Lease, LengthEstimate, Principal, RequestHead
 from gateway.models import served_model
 from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
@@ -97,7 +97,7 @@ def _one(
 _FACTS: Final = estimate.read(
     CHAT,
     b'{"model":"m","stream":true,"messages":[{"role":"user","content":"%b"}]}' % (b"word " * 400),
-    None,
+    RequestHead(),
 )
 
 

@@ -15,7 +15,7 @@ from bench.scale_measure import Cpu, clock_ns, finished, spent_us
 from bench.scale_request import Request, record_of
 from bench.scale_traffic import SLOTS, Conversations, Size, book, entitlements, fleet_of, key_of
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import CHAT, Incoming, Outcome, Principal, Usage
+from gateway.domain import CHAT, Incoming, Outcome, Principal, RequestHead, Usage
 from gateway.policy import fleet
 from gateway.policy.head import read_head
 from gateway.policy.scheduling import Job
@@ -118,7 +118,7 @@ class Loaded:
         times = [clock_ns()]
         principal = authenticate.authenticate(self.keyring, head.key_digest, self.now_s)
         times.append(clock_ns())
-        facts = estimate.read(CHAT, body, None)
+        facts = estimate.read(CHAT, body, RequestHead())
         lengths = estimate.estimate(served, CHAT, facts, principal)
         times.append(clock_ns())
         prefix = plan.look_up(

@@ -146,6 +146,16 @@ class Measure(Record, frozen=True, kw_only=True):
     """Tool definitions are present: chat templates add a preamble for them."""
 
 
+class FormPart(Record, frozen=True, kw_only=True):
+    """One part of a form body; its content is `body[start:end]`."""
+
+    name: str
+    start: int
+    end: int
+    filename: str | None = None
+    content_type: bytes | None = None
+
+
 class BodyFacts(Record, frozen=True, kw_only=True):
     """What the gateway reads of a request body; the bytes themselves stay untouched."""
 
@@ -165,6 +175,8 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     members: Mapping[str, Raw] = {}
     """The body's top-level members as sent, views into it; none of a form."""
+    parts: tuple[FormPart, ...] = ()
+    """Of a form, those that travel; nothing of any other body."""
 
 
 class LengthEstimate(Record, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class Pipeline:
             self._keyring, incoming.head.key_digest, incoming.received_unix_s
         )
         # 2 classify, estimate
-        walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head.category)
+        walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
         walk.estimate = estimate = stage_estimate.estimate(served, endpoint, facts, principal)

@@ -8,7 +8,7 @@ The bytes are never changed here. Rules:
 - Only BadRequest is raised, naming the field.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -20,22 +20,11 @@ from gateway.policy.counting import MEDIA_TOKENS, Tally
 from gateway.policy.measures import READERS
 from gateway.policy.multipart import read_form
 from gateway.policy.refusals import invalid, missing, undecodable
+from gateway.policy.steering import steering as steering_of
 
 MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31
 MAX_CHOICES = 128
-STEERING_FIELDS = frozenset(
-    {
-        "priority",
-        "cache_salt",
-        "data_parallel_rank",
-        "routed_dp_rank",
-        "disagg_prefill_dp_rank",
-        "kv_transfer_params",
-    }
-)
-_STEERING_PREFIXES = ("bootstrap_", "x-gateway-")
-
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
@@ -45,14 +34,16 @@ def read_body(
     *,
     category: Category | None = None,
     media_tokens: int = MEDIA_TOKENS,
+    content_types: Sequence[bytes] = (),
 ) -> BodyFacts:
     """Facts of a body sent to `endpoint`; raises BadRequest.
 
     `category` is what the client's header named; the text is then not looked at.
-    `media_tokens` is the cost of a media part whose dimensions are not known.
+    `media_tokens` is the cost of a media part whose dimensions are not known. `content_types` are
+    the request's headers of that name: a form is read by them.
     """
     if endpoint.multipart:
-        return read_form(raw)
+        return read_form(raw, content_types)
     decode, count = READERS[endpoint.name]
     if not raw:
         raise BadRequest("The request body is empty.", reason="empty_body")
@@ -71,7 +62,7 @@ def read_body(
         raise _bad_model(model)
     tally = Tally(media_tokens)
     measure = count(body, tally, category)
-    steering = _steering(named)
+    steering = steering_of(named)
     if isinstance(body, schema.Generating):
         return _generating_facts(body, measure, steering, named)
     return BodyFacts(model=model, measure=measure, steering_fields=steering, members=named)
@@ -105,17 +96,6 @@ def _generating_facts(
         previous_response_id=body.previous_response_id,
         members=named,
     )
-
-
-def _steering(names: Iterable[str]) -> tuple[str, ...]:
-    joined = "\n" + "\n".join(names)
-    if (
-        STEERING_FIELDS.isdisjoint(names)
-        and "\nbootstrap_" not in joined
-        and "\nx-gateway-" not in joined
-    ):
-        return ()
-    return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))
 
 
 def _choices(n: int | None, best_of: int | None) -> int:

@@ -8,6 +8,7 @@ headers only those listed in `gateway.policy.head` travel: client keys never do.
 """
 
 import hashlib
+import secrets
 
 import orjson
 
@@ -22,7 +23,8 @@ from gateway.domain import (
     Prompt,
     WorkerAddress,
 )
-from gateway.policy.multipart import with_model
+from gateway.policy.header_lines import lines_of, pairs_of
+from gateway.policy.multipart import written
 from gateway.policy.pools import defaulted_cap
 from gateway.policy.served import ServedModel
 from gateway.policy.splice import splice, with_usage
@@ -49,7 +51,9 @@ def upstream_call(
     if incoming.endpoint.generates:
         default_cap = defaulted_cap(served.routing, estimate, binding.pool)
     lines = b"%bx-request-id: %b\r\n" % (incoming.head.forwarded, incoming.request_id.encode())
-    if worker.rank is not None and not _rank_in_body(worker, incoming.endpoint):
+    if incoming.endpoint.multipart:
+        return _form_call(served, worker, incoming, facts, prompt, lines)
+    if worker.rank is not None and worker.rank_by != "body":
         lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
     return UpstreamCall(
         method="POST",
@@ -100,9 +104,27 @@ def repeatable(facts: BodyFacts) -> bool:
     return facts.previous_response_id is None
 
 
-def _rank_in_body(worker: WorkerAddress, endpoint: Endpoint) -> bool:
-    """Whether the rank travels as a field; a form has no place for one."""
-    return worker.rank is not None and worker.rank_by == "body" and not endpoint.multipart
+def _form_call(
+    served: ServedModel,
+    worker: WorkerAddress,
+    incoming: Incoming,
+    facts: BodyFacts,
+    prompt: Prompt,
+    lines: bytes,
+) -> UpstreamCall:
+    """A form is written anew, and so is the header that says how to read it."""
+    boundary = secrets.token_hex(16).encode()
+    kept = [pair for pair in pairs_of(lines) if pair[0] != b"content-type"]
+    kept.append((b"content-type", b"multipart/form-data; boundary=" + boundary))
+    if worker.rank is not None:
+        kept.append((b"x-data-parallel-rank", b"%d" % worker.rank))
+    return UpstreamCall(
+        method="POST",
+        path=incoming.endpoint.path,
+        lines=lines_of(kept),
+        body=written(prompt.body, facts.parts, worker.served_model or served.name, boundary),
+        timeouts=served.timeouts,
+    )
 
 
 def _edited(
@@ -116,10 +138,8 @@ def _edited(
     salt: str | None,
 ) -> bytes:
     name = worker.served_model or served.name
-    if endpoint.multipart:
-        return body if name == facts.model else with_model(body, name)
     edits = name != facts.model or default_cap is not None or priority is not None
-    in_body = _rank_in_body(worker, endpoint)
+    in_body = worker.rank is not None and worker.rank_by == "body"
     if edits or in_body or salt is not None or facts.steering_fields:
         insert = {}
         if in_body:

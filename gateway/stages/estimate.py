@@ -2,20 +2,24 @@
 
 from collections.abc import Mapping
 
-from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Principal
+from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Principal, RequestHead
 from gateway.errors import NotFound
 from gateway.policy.body import read_body
 from gateway.policy.category import category_from_header
+from gateway.policy.header_lines import pairs_of
 from gateway.policy.served import ServedModel
 
 
-def read(endpoint: Endpoint, body: bytes, category_name: str | None) -> BodyFacts:
+def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
     """What the gateway reads of the body; a header may have named its category.
 
     Raises BadRequest with what to change.
     """
-    category = None if category_name is None else category_from_header(category_name)
-    return read_body(endpoint, body, category=category)
+    category = None if head.category is None else category_from_header(head.category)
+    if not endpoint.multipart:
+        return read_body(endpoint, body, category=category)
+    content_types = [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
+    return read_body(endpoint, body, category=category, content_types=content_types)
 
 
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:

@@ -19,9 +19,9 @@ import gateway.settling
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
 from gateway.policy.admission import DenialReason
-from gateway.policy.body import STEERING_FIELDS
 from gateway.policy.head import FORWARDED
 from gateway.policy.retry import FaultKind
+from gateway.policy.steering import STEERING_FIELDS
 from gateway.settings import parse
 from gateway.telemetry import Metrics
 from gateway.web.metrics import MetricsPage

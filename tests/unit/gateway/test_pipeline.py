@@ -24,6 +24,7 @@ from gateway.domain import (
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
 from gateway.policy import fleet
+from gateway.policy.head import read_head
 from gateway.policy.header_lines import pairs_of
 from gateway.policy.served import ServedModel
 from gateway.policy.sse import DONE
@@ -957,16 +958,24 @@ async def test_a_defaulted_limit_fits_the_pool_that_serves(
     assert expected in (None, bench.sent["max_tokens"])
 
 
-async def test_an_audio_form_is_relayed_with_its_model_renamed() -> None:
+async def test_an_audio_form_is_sent_anew_with_its_model_renamed() -> None:
     form = (
-        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--b\r\n'
-        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF\x00\r\n--b--\r\n'
+        b'--%b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n--%b\r\n'
+        b'content-disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF\x00\r\n--%b--\r\n'
     )
     bench = Bench(whole(200, b'{"text":"hello"}'))
-    await bench.serve(incoming(form % b"alias", endpoint=TRANSCRIPTIONS))
+    asked = incoming(form % (b"b", b"alias", b"b", b"b"), endpoint=TRANSCRIPTIONS)
+    head = read_head([(b"content-type", b"multipart/form-data; boundary=b"), (b"accept", b"*/*")])
+    await bench.serve(msgspec.structs.replace(asked, head=head))
     assert (bench.reply.status, bench.reply.body) == (200, b'{"text":"hello"}')
     call = bench.upstream.calls[0][1]
-    assert (call.path, call.body) == ("/v1/audio/transcriptions", form % b"m")
+    sent = dict(pairs_of(call.lines))
+    kind, _, boundary = sent[b"content-type"].partition(b"; boundary=")
+    assert (kind, sent[b"accept"]) == (b"multipart/form-data", b"*/*")
+    assert len([name for name, _ in pairs_of(call.lines) if name == b"content-type"]) == 1
+    assert len(boundary) == 32
+    assert call.path == "/v1/audio/transcriptions"
+    assert call.body == form % (boundary, b"m", boundary, boundary)
     bench.assert_nothing_leaks()
 
 
