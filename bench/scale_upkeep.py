@@ -96,6 +96,10 @@ class _Wire(asyncio.Transport):
         later_s = engines.random.uniform(0, _ANSWERS_S)
         self._loop.call_later(later_s, self._connection.data_received, answer)
 
+    def get_write_buffer_size(self) -> int:
+        """Nothing is buffered."""
+        return 0
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """See asyncio.Transport."""
 

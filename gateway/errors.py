@@ -152,14 +152,16 @@ class UpstreamTimeout(Refusal):
     type = "server_error"
 
 
-FailureKind = Literal["connect", "reset", "timeout", "protocol"]
+FailureKind = Literal["local", "connect", "reset", "timeout", "protocol"]
 
 
 class UpstreamFailure(SluiceError):
     """The exchange with one worker failed below HTTP; raised by the upstream adapters only.
 
-    `kind`: connect (nothing was sent), reset (the connection broke), timeout (a phase took
-    too long), protocol (not HTTP). `head_received` says whether a response had begun.
+    `kind`: local (the gateway's own machine had no open file, memory or port left: nothing was
+    sent, and it says nothing of the worker), connect (nothing was sent), reset (the connection
+    broke), timeout (a phase took too long), protocol (not HTTP). `head_received` says whether a
+    response had begun.
     """
 
     def __init__(self, kind: FailureKind, message: str, *, head_received: bool = False) -> None:

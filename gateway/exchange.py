@@ -318,6 +318,8 @@ class Exchange:
         elif answer.kind == "connect":
             fleet.unreachable(pool, binding.worker)
             return
+        elif answer.kind == "local":
+            return
         else:
             broke = hurts_health(answer)
         if not broke:

@@ -156,6 +156,10 @@ class _Mute:
         """Returns nothing, as transports do: what is compiled insists on it."""
         self._on_write(data)
 
+    def get_write_buffer_size(self) -> int:
+        """Nothing is buffered."""
+        return 0
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Nothing is buffered."""
 

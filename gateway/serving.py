@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.adapters.heap import give_back_large_blocks
+from gateway.adapters.open_files import allow_open_files, files_needed, shortage
 from gateway.adapters.shared.seat import Place, Seat
 from gateway.app import Gateway
 from gateway.errors import StateFailure
@@ -126,7 +127,7 @@ async def serve(
         (GatewayProtocol,),
         {
             "max_head_bytes": config.server.max_header_bytes,
-            "max_connections": -(-config.server.max_connections // gateway.sharing.count),
+            "max_connections": _connections(config, gateway.sharing.count),
             "data_plane": gateway.data_plane,
         },
     )
@@ -197,6 +198,7 @@ def run(
     if not config.entitlements and (place is None or place.index == 0):
         _log.warning("no entitlements are configured: the gateway is open to any key or none")
     give_back_large_blocks()
+    _allow_open_files(config, place)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(config, on_ready=on_ready, place=place))
@@ -206,6 +208,20 @@ def run(
         _log.error("%s", error)
         return 1
     return 0
+
+
+def _allow_open_files(config: Config, place: Place | None) -> None:
+    connections = _connections(config, 1 if place is None else place.count)
+    workers = sum(len(pool.workers) for model in config.models for pool in model.pools.values())
+    allowed = allow_open_files(files_needed(connections, workers))
+    said = shortage(connections, workers, allowed)
+    if said is not None and (place is None or place.index == 0):
+        _log.warning("%s", said)
+
+
+def _connections(config: Config, processes: int) -> int:
+    """Client connections that one of several processes serves at once."""
+    return -(-config.server.max_connections // processes)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

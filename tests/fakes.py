@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
-from gateway.errors import Refusal, UpstreamFailure
+from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.policy.header_lines import pairs_of
 from gateway.policy.learned import Learned, Peer, Sums
 from gateway.ports import (
@@ -75,7 +75,7 @@ def whole(status: int, *steps: Step) -> Answer:
     return Answer(status, JSON_HEADERS, steps)
 
 
-def failure(kind: Literal["connect", "reset", "timeout", "protocol"]) -> UpstreamFailure:
+def failure(kind: FailureKind) -> UpstreamFailure:
     """An exchange that fails before a head."""
     return UpstreamFailure(kind, f"scripted {kind}")
 

@@ -2,7 +2,7 @@
 
 The connections are those of `gateway.adapters.upstream`: kept between two looks, and without
 what a general HTTP client does for each call, which with thousands of engines would take most of
-a core. Compressed answers are not asked for.
+a core.
 """
 
 import asyncio

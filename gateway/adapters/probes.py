@@ -17,6 +17,7 @@ import msgspec
 from gateway.adapters.engine_kv import EngineKv
 from gateway.adapters.engine_pages import NOT_HAD, EnginePages
 from gateway.domain import WorkerAddress
+from gateway.errors import UpstreamFailure
 from gateway.policy import fleet
 from gateway.policy.served import ServedModel
 from gateway.ports import Upstream
@@ -86,8 +87,11 @@ class Prober:
     async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:
         """Probe one worker and apply the verdict to its engine, all ranks of it."""
         address = served.workers[pool][worker]
-        ok = await self._answers(address)
         state = served.pools[pool]
+        try:
+            ok = await self._answers(address)
+        except UpstreamFailure:  # the gateway's own machine could not ask
+            return state.up[worker]
         if fleet.probed(state, worker, ok=ok):
             level = logging.INFO if ok else logging.WARNING
             what = "is ready" if ok else "is not ready"
@@ -104,13 +108,17 @@ class Prober:
         return ok
 
     async def _answers(self, address: WorkerAddress) -> bool:
-        """Whether an engine is healthy."""
+        """Whether an engine is healthy. Raises UpstreamFailure where that cannot be asked."""
         try:
             page = await self._pages.get(address, "/health")
             if page is None or page.status != 404:
                 return page is not None and page.status < 500
             page = await self._pages.get(address, "/v1/models")  # not every engine has /health
-        except NOT_HAD:
+        except UpstreamFailure as failure:
+            if failure.kind == "local":
+                raise
+            return False
+        except OSError:
             return False
         return page is not None and page.status == 200
 

@@ -2,7 +2,8 @@
 
 Rules:
 - One connection serves one exchange at a time. It returns to the pool the moment a whole
-  response that allows keep-alive has arrived; anything else closes it.
+  response that allows keep-alive has arrived, if the request was sent whole by then; anything
+  else closes it.
 - Cancelling or aborting an exchange closes its own connection and no other, so the engine
   sees its client go and stops generating. A finished exchange has let go of its connection
   and cannot touch it again.
@@ -11,6 +12,8 @@ Rules:
   worker's failure.
 - What has ended holds nothing in a circle: the garbage collector hardly looks at what is old,
   so a connection that held its parser, which holds the connection, would stay for good.
+- Whatever frames a body (heads, interim answers, chunk lines, trailers) is bounded, and
+  trailers are ignored.
 - No timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
 - https workers take the same path through asyncio's TLS; certificates are always verified,
   against the system's store or the worker's own `ca_file`.
@@ -18,6 +21,7 @@ Rules:
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections import deque
@@ -36,12 +40,16 @@ _KEEP_IDLE_S = 4.0
 _IDLE_PER_WORKER = 256
 _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
-_MAX_HEAD_BYTES = 64 * 1024
+MAX_FRAMING_BYTES = 64 * 1024
+"""Of bytes in a row that are no body: head, interim answers, chunk extensions, trailers."""
 _MOST_WAYS = 8_192
 """Workers for whom what each request needs is kept ready."""
 _MOST_LINES = 64
 """Of them, paths."""
 _FRAMES = (b"content-length", b"transfer-encoding")
+_LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Why no connection could be opened, where that says nothing of the engine: no open file, memory
+or local port is left."""
 _NO_PARSER = httptools.HttpResponseParser(object())
 """Of connections that are not open."""
 
@@ -64,8 +72,8 @@ class _Exchange:
         "connection",
         "deadline_s",
         "ended",
+        "framing_bytes",
         "got_bytes",
-        "head_bytes",
         "head_done",
         "headers",
         "idle_s",
@@ -82,7 +90,8 @@ class _Exchange:
         self.status = 0
         self.got_bytes = False
         self.body_begun = False
-        self.head_bytes = 0
+        self.framing_bytes = 0
+        """Received since the last byte of body."""
         self.head_done = False
         self.ended = False
         self._loop = loop
@@ -177,6 +186,7 @@ class _Exchange:
 
     def add(self, body: bytes) -> None:
         """Take body bytes; reading pauses when the reader is too far behind."""
+        self.framing_bytes = 0
         if not self.body_begun:
             self.body_begun = True
             self.deadline_s = self.now_s() + self.idle_s
@@ -245,6 +255,13 @@ class Connection(asyncio.Protocol):
         """Open, and not about to close."""
         return self._transport is not None and not self._transport.is_closing()
 
+    def _sent_whole(self) -> bool:
+        """Whether all of the request has left: an engine may answer before it has read it.
+
+        What is left would hold up the next request for as long as the engine does not read.
+        """
+        return self._transport is not None and not self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Close it and forget it."""
         self.owner.forget(self)
@@ -286,15 +303,15 @@ class Connection(asyncio.Protocol):
         # head at once, before their queue and prefill.
         if exchange.body_begun:
             exchange.deadline_s = exchange.now_s() + exchange.idle_s
-        elif not exchange.head_done:
-            exchange.head_bytes += len(data)
+        exchange.framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             exchange.fail("protocol", f"not an HTTP/1.1 response: {type(error).__name__}")
             return
-        if not exchange.head_done and exchange.head_bytes > _MAX_HEAD_BYTES:
-            exchange.fail("protocol", "the response's head is too large")
+        if exchange.framing_bytes > MAX_FRAMING_BYTES and not exchange.ended:
+            what = "chunks or trailers are" if exchange.head_done else "head is"
+            exchange.fail("protocol", f"the response's {what} too large")
             return
         exchange.arrived()
 
@@ -320,8 +337,9 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools."""
-        if self.exchange is not None:
-            self.exchange.headers.append((name.lower(), value))
+        exchange = self.exchange
+        if exchange is not None and not exchange.head_done:  # else a trailer
+            exchange.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """See httptools."""
@@ -353,7 +371,7 @@ class Connection(asyncio.Protocol):
         self.exchange = None
         if self._paused:
             self.resume()
-        if self._parser.should_keep_alive():
+        if self._parser.should_keep_alive() and self._sent_whole():
             self.idle_since_s = exchange.now_s()
             self.owner.give_back(self)
         else:
@@ -500,7 +518,8 @@ async def _connect(
     except TimeoutError as error:
         raise UpstreamFailure("connect", f"no connection in {connect_s:g} s") from error
     except OSError as error:
-        raise UpstreamFailure("connect", error.strerror or type(error).__name__) from error
+        kind: FailureKind = "local" if error.errno in _LOCAL else "connect"
+        raise UpstreamFailure(kind, error.strerror or type(error).__name__) from error
     return connection
 
 
@@ -519,6 +538,7 @@ def _request_line(worker: WorkerAddress, call: UpstreamCall) -> bytes:
     host = f"[{worker.host}]" if ":" in worker.host else worker.host
     lines = (
         f"{call.method} {worker.path_prefix}{call.path} HTTP/1.1\r\nhost: {host}:{worker.port}\r\n"
+        "accept-encoding: identity\r\n"
     )
     if worker.api_key is not None:
         lines += f"authorization: Bearer {worker.api_key}\r\n"

@@ -4,6 +4,8 @@
   byte: another worker, then an alternate pool. Generation has no side effects, so sending
   it again is safe; a response the client asked to be stored and run in the background is
   the exception.
+- The gateway's own machine has no open file or port left (local): no other worker can be
+  reached either, and none of them is to blame.
 - A live engine that is busy: another worker, no health penalty.
 - A context overflow: the original body goes to the next larger window (overflow rescue).
 - Anything else is the engine's answer and belongs to the client.
@@ -14,7 +16,15 @@ from typing import Literal
 from gateway.domain import Record
 
 FaultKind = Literal[
-    "connect", "reset", "timeout", "protocol", "server_error", "busy", "overflow", "empty"
+    "local",
+    "connect",
+    "reset",
+    "timeout",
+    "protocol",
+    "server_error",
+    "busy",
+    "overflow",
+    "empty",
 ]
 
 
@@ -43,6 +53,8 @@ def next_step(
     """
     if fault.kind in ("overflow", "empty"):
         return "rescue" if larger_pool and repeatable else "give_up"
+    if fault.kind == "local":
+        return "give_up"
     if fault.kind == "connect":
         return "retry"
     if not repeatable and fault.kind != "busy":

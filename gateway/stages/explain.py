@@ -84,6 +84,14 @@ def engine_refusal(fault: Fault) -> Refusal:
                 retry_after_s=1.0,
                 should_retry=True,
             )
+        case "local":
+            return Unavailable(
+                f"The gateway could not open a connection to an engine: {fault.message}. "
+                "Its operator should raise its limits.",
+                reason="gateway_exhausted",
+                code="gateway_exhausted",
+                retry_after_s=2.0,
+            )
         case "connect":
             return Unavailable(
                 "No engine that could serve this request accepts connections.",

@@ -84,7 +84,7 @@ class Relay:
         try:
             response = await upstream.open(worker, call)
         except UpstreamFailure as failure:
-            self.sent = failure.kind != "connect"
+            self.sent = failure.kind not in ("local", "connect")
             return Fault(kind=failure.kind, message=str(failure))
         try:
             kind = _header(response.headers, b"content-type")

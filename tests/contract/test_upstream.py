@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
+import resource
 import socket
 import ssl
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -195,6 +197,7 @@ async def test_the_engine_gets_the_request_as_it_was_called(upstream: Upstream) 
     assert sorted(lines[1:]) == sorted(
         [
             f"host: 127.0.0.1:{engine.port}",
+            "accept-encoding: identity",
             "authorization: Bearer wk",
             "content-type: application/json",
             "x-request-id: r1",
@@ -311,6 +314,24 @@ async def test_a_connection_whose_answer_was_not_read_to_its_end_is_not_used_aga
         response.abort()
         assert await exchange(upstream, engine) == b"ok"
         assert engine.connections == 2
+
+
+async def test_a_connection_whose_request_was_not_taken_whole_is_not_used_again(
+    upstream: Upstream,
+) -> None:
+    """The engine answers early and reads no further: the next request would wait behind."""
+    done = asyncio.Event()
+
+    async def early(c: Connection) -> None:
+        await c.reader.readuntil(b"\r\n\r\n")
+        await c.send(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await done.wait()
+
+    async with Engine(early, always_ok) as engine:
+        assert await exchange(upstream, engine, bytes(64 << 20)) == b"no"
+        assert await asyncio.wait_for(exchange(upstream, engine), SOON_S) == b"ok"
+        assert engine.connections == 2
+        done.set()
 
 
 async def test_workers_do_not_share_connections(upstream: Upstream) -> None:
@@ -467,6 +488,29 @@ async def test_a_connection_that_is_not_made_in_time_is_a_connect_failure(
         assert (await fails(upstream.open(worker, call(connect_s=0.3)))).kind == "connect"
 
 
+@contextlib.contextmanager
+def no_open_files_left() -> Iterator[None]:
+    """This process may open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open(os.devnull, os.O_RDONLY)
+    os.close(probe)
+    # The lowest free descriptor is the first that may not be had.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "no.invalid"])
+async def test_no_open_file_left_is_not_the_engines_fault(upstream: Upstream, host: str) -> None:
+    async with Engine(always_ok) as engine:
+        worker = address(host=host, port=engine.port)
+        with no_open_files_left():
+            failure = await fails(upstream.open(worker, call()))
+    assert (failure.kind, failure.head_received) == ("local", False)
+
+
 @pytest.mark.parametrize("rst", [False, True], ids=["closed", "reset"])
 async def test_a_connection_that_dies_before_the_head_is_a_reset(
     upstream: Upstream, rst: bool
@@ -566,6 +610,57 @@ async def test_a_head_that_never_ends_is_a_protocol_failure(upstream: Upstream) 
     async with Engine(endless) as engine:
         failure = await fails(upstream.open(engine.worker(), call()))
         assert (failure.kind, str(failure)) == ("protocol", "the response's head is too large")
+
+
+ENDLESS = {
+    # what begins, and what is repeated
+    "trailers": (b"0\r\n", b"x: %s\r\n" % (b"y" * 1000)),
+    "one trailer": (b"0\r\nx: ", b"y" * 1000),
+    "chunk extensions": (b"1;x=", b"y" * 1000),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_framing_that_never_ends_is_a_protocol_failure(upstream: Upstream, what: str) -> None:
+    begins, more = ENDLESS[what]
+
+    async def endless(c: Connection) -> None:
+        await c.request()
+        await c.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n", begins)
+        for _ in range(2_000):  # 2 MB: many times what a head may have
+            await c.send(more)
+        await c.until_gone()
+
+    async with Engine(endless) as engine:
+        response = await upstream.open(engine.worker(), call())
+        failure = await fails(read_all(response))
+        assert (failure.kind, failure.head_received) == ("protocol", True)
+
+
+async def test_interim_answers_without_end_are_a_protocol_failure(upstream: Upstream) -> None:
+    async def endless(c: Connection) -> None:
+        await c.request()
+        for _ in range(20_000):
+            c.writer.write(b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n")
+            await c.writer.drain()
+        await c.until_gone()
+
+    async with Engine(endless) as engine:
+        assert (await fails(upstream.open(engine.worker(), call()))).kind == "protocol"
+
+
+async def test_trailers_are_not_taken_for_headers(upstream: Upstream) -> None:
+    async def handler(c: Connection) -> None:
+        await c.request()
+        await c.send(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"2\r\nok\r\n0\r\ncontent-type: text/html\r\n\r\n"
+        )
+
+    async with Engine(handler) as engine:
+        response = await upstream.open(engine.worker(), call())
+        assert await read_all(response) == b"ok"
+        assert [name for name, _ in response.headers] == [b"transfer-encoding"]
 
 
 async def test_an_engine_that_does_not_begin_in_time_is_a_timeout(upstream: Upstream) -> None:

@@ -698,6 +698,16 @@ async def test_when_nobody_accepts_connections_it_is_503_after_each_was_asked_on
     assert (bench.reply.status, bench.record.reason) == (503, "no_worker_ready")
 
 
+async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() -> None:
+    bench = Bench(failure("local"), OK, served=served_model(eject_after=1))
+    await bench.serve()
+    assert (bench.reply.status, bench.record.reason) == (503, "gateway_exhausted")
+    assert len(bench.upstream.calls) == 1
+    assert bench.served.pools[SHORT].up == [True, True]
+    assert bench.metrics.ejections.values == {}
+    assert bench.ledger.settlements[0][1].usage is None
+
+
 async def test_failures_in_a_row_eject_a_worker() -> None:
     bench = Bench(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
     await bench.serve()

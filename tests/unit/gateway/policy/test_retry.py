@@ -36,6 +36,10 @@ def test_refused_connections_are_free() -> None:
     assert step("connect", sent=3) == "retry"
 
 
+def test_without_an_open_file_no_other_worker_is_asked() -> None:
+    assert step("local") == "give_up"
+
+
 @pytest.mark.parametrize("kind", ["reset", "timeout", "protocol", "server_error"])
 def test_what_may_have_run_is_not_sent_twice_when_that_is_unsafe(kind: FaultKind) -> None:
     assert step(kind, repeatable=False) == "give_up"
@@ -61,6 +65,6 @@ def test_broken_exchanges_hurt_a_workers_health(kind: FaultKind) -> None:
     assert hurts_health(Fault(kind=kind, message=""))
 
 
-@pytest.mark.parametrize("kind", ["busy", "overflow", "empty", "connect"])
+@pytest.mark.parametrize("kind", ["busy", "overflow", "empty", "connect", "local"])
 def test_busy_and_overflow_do_not_hurt_it(kind: FaultKind) -> None:
     assert not hurts_health(Fault(kind=kind, message=""))
