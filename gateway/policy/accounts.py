@@ -90,7 +90,7 @@ class Account:
         """Earlier refusals for concurrency or KV, drained as leases end."""
         self.waiters_s = 0.0
         self.mean_cost = 0.0
-        """Moving mean of settled charges, tokens; 0 before the first."""
+        """Moving mean of settled charges, tokens a sequence; 0 before the first."""
         self.inflight_seconds = 0.0
         """Integral of `total` over this tick, for its time average; likewise KV."""
         self.kv_seconds = 0.0

@@ -9,8 +9,8 @@ Order of checks (token-pools paper, section 4.3, with what it leaves open):
 (2, a missing output limit, was replaced by its default before the cost was computed.)
 
 Invariants: a pool's in-flight and KV are the sums over its leases; what a grant takes, exactly
-one settlement or expiry gives back; nothing is ever negative but a bucket in debt, which
-stays within its depth. `charge` is whole tokens, so debited - refunded = used exactly.
+one settlement or expiry gives back; nothing is ever negative but a bucket in debt.
+`charge` is whole tokens, so debited - refunded = used exactly.
 
 Decisions change nothing until they are granted or refused, here, in one go: the embedded
 store calls these functions, the Redis scripts are their transcription.
@@ -62,8 +62,14 @@ __all__ = [
 ]
 
 
-def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> Grant | Denial:
-    """Decide and take the lease. `observe`: the model's; a denial is then noted, not applied."""
+def admit(
+    book: TokenPool, request: Request, now_s: float, *, observe: bool, decided: bool = False
+) -> Grant | Denial:
+    """Decide and take the lease.
+
+    `observe`: the model's; a denial is then noted, not applied, and no bucket pays for what
+    would have been refused. `decided`: it was admitted before, and pays whatever there is.
+    """
     if now_s >= book.reap_at_s:
         reap(book, now_s)
     account = book.accounts.get(request.entitlement)
@@ -76,16 +82,16 @@ def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> 
     w = weight_now(book, account)
     would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
     if not comes_in(book, account, request, now_s):
-        decided = _decide(book, account, request, w, now_s)
-        if isinstance(decided, Denial):
-            _refused(book, account, request, w, decided, now_s)
-            if not (observe or account.terms.observe):
-                return decided
-            would_deny = decided.reason
-            funded = limits.funded_by(book, account, request.estimate_tokens, now_s)
-            funded = funded or ("own" if account.terms.tokens_per_s > 0 else "surplus")
+        found = _decide(book, account, request, w, now_s)
+        if isinstance(found, Denial):
+            _refused(book, account, request, w, found, now_s)
+            if not (decided or observe or account.terms.observe):
+                return found
+            would_deny, funded = found.reason, "none"
+            if decided:
+                funded = limits.paid_by(book, account, request.estimate_tokens, now_s)
         else:
-            place, funded = decided
+            place, funded = found
             pool, spilled, contended = place.pool, place.spilled, place.contended
     lease = Held(
         request.lease_id,

@@ -1,9 +1,11 @@
 """What an entitlement has and pays with: its own token bucket, the pool's surplus, its ledger.
 
 The bucket of an entitlement fills at lambda_e up to its depth; the surplus fills at what the
-pool's token rate leaves (token-pools paper, section 4.3). A level goes below zero when a request
-used more than was reserved for it, by its depth at most. The ledger beside them is uncut and
-in whole tokens: debited - refunded = used exactly, once nothing is in flight.
+pool's token rate leaves (token-pools paper, section 4.3). A level goes below zero when requests
+use more than was reserved for them, as far as that is: the debt is paid in full before the bucket
+admits again. So over any time a bucket pays out its rate, its depth and what is in flight at
+most. The ledger beside them is in whole tokens: debited - refunded = used exactly, once nothing
+is in flight.
 """
 
 from gateway.policy.entitlements import OVERDUE_WEIGHT, Entitlement, weight
@@ -98,15 +100,15 @@ def may_borrow(terms: Entitlement, account: Account, tokens: int, now_s: float) 
 
 
 def pay(book: TokenPool, account: Account, funded: str, tokens: int, now_s: float) -> None:
-    """Take tokens from the bucket that funds a lease (negative: give back), within its depth."""
+    """Take tokens from the bucket that funds a lease (negative: give back, up to its depth)."""
     if funded == "own":
         depth = depth_tokens(book, account)
         level = own_level(account, depth, now_s) - tokens
-        account.level = -depth if level < -depth else min(level, depth)
+        account.level = min(level, depth)
     elif funded == "surplus":
         depth = surplus_depth(book)
         level = surplus_level(book, now_s) - tokens
-        book.surplus = min(max(level, -depth), depth)
+        book.surplus = min(level, depth)
         if account.terms.tokens_per_s_limit > 0:
             rate = account.terms.tokens_per_s_limit - account.terms.tokens_per_s
             drained = max(0.0, rate) * max(0.0, now_s - account.borrowed_s)

@@ -30,10 +30,11 @@ def settle(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> 
     book.settled += 1
     pool = book.pools[lease.pool]
     pool.service_s += MEAN_GAIN * (max(0.0, now_s - lease.issued_s) - pool.service_s)
+    cost = used / max(1, lease.sequences)
     if account.mean_cost > 0:
-        account.mean_cost += MEAN_GAIN * (used - account.mean_cost)
+        account.mean_cost += MEAN_GAIN * (cost - account.mean_cost)
     else:
-        account.mean_cost = float(used)
+        account.mean_cost = cost
     serve(book, account, lease.funded, used)
     return True
 

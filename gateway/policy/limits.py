@@ -103,15 +103,23 @@ def funded_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> s
     """Check 5: own, surplus or none (no rate is set) - which bucket pays; "" for neither."""
     terms = account.terms
     if terms.tokens_per_s > 0:
-        if own_level(account, depth_tokens(book, account), now_s) >= tokens:
+        level = own_level(account, depth_tokens(book, account), now_s)
+        if level >= tokens:
             return "own"
-        if terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
+        # Below zero it pays first: to borrow then would be a way around the debt.
+        if level < 0 or terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
             return ""
     elif terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
         return "none"
     if surplus_level(book, now_s) >= tokens and may_borrow(terms, account, tokens, now_s):
         return "surplus"
     return ""
+
+
+def paid_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> str:
+    """Which bucket pays for what is served in any case: the one of check 5, else what it has."""
+    funded = funded_by(book, account, tokens, now_s)
+    return funded or ("own" if account.terms.tokens_per_s > 0 else "surplus")
 
 
 def over_rate(book: TokenPool, account: Account, request: Request, now_s: float) -> Denial:

@@ -11,7 +11,7 @@ from gateway.policy.buckets import average, pay, serve
 from gateway.policy.charging import charge_tokens
 from gateway.policy.leases import MEAN_GAIN
 from gateway.policy.ledger import Account, TokenPool
-from gateway.policy.limits import funded_by
+from gateway.policy.limits import funded_by, paid_by
 
 Passing = tuple[int, int, int, float, tuple[int, int, int] | None]
 """One such lease, as it travels: tokens that it reserved, sequences, KV bytes, how long it lived in
@@ -49,7 +49,8 @@ def enter(
         else:
             debited += used - cost_tokens
         service_s += MEAN_GAIN * (life_s - service_s)
-        mean_cost = mean_cost + MEAN_GAIN * (used - mean_cost) if mean_cost > 0 else float(used)
+        cost = used / max(1, sequences)
+        mean_cost = mean_cost + MEAN_GAIN * (cost - mean_cost) if mean_cost > 0 else cost
     account.inflight_seconds += inflight_s
     account.kv_seconds += kv_s
     account.debited += debited
@@ -75,8 +76,6 @@ def _pay(book: TokenPool, account: Account, each: Sequence[tuple[int, int]], now
     if funded_by(book, account, reserved, now_s) in {"own", "none"}:  # of each, too
         each = [(reserved, sum(used for _, used in each))]
     for cost_tokens, used in each:
-        funded = funded_by(book, account, cost_tokens, now_s) or (
-            "own" if account.terms.tokens_per_s > 0 else "surplus"
-        )
+        funded = paid_by(book, account, cost_tokens, now_s)
         pay(book, account, funded, used, now_s)
         serve(book, account, funded, used)

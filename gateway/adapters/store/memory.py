@@ -217,7 +217,8 @@ class MemoryLeases(MemoryPools):
             book,
             request,
             now_s,
-            observe=decided or served.observe_admission or served.routing.observe,
+            observe=served.observe_admission or served.routing.observe,
+            decided=decided,
         )
         if isinstance(found, Denial):
             return found

@@ -89,8 +89,9 @@ local function funded_by(account, tokens)
   local entitlement = account.terms
   local borrows = BORROWING[entitlement.service_class] and terms.tokens_per_s > 0
   if entitlement.tokens_per_s > 0 then
-    if own_level(account, depth_tokens(account)) >= tokens then return 'own' end
-    if not borrows then return nil end
+    local level = own_level(account, depth_tokens(account))
+    if level >= tokens then return 'own' end
+    if level < 0 or not borrows then return nil end
   elseif not borrows then
     return 'none'
   end
@@ -204,8 +205,7 @@ local function admit(id, owner, observe, request)
     end
     would_deny = denial[1]
     place = {pool = request.pool, spilled = false, contended = false}
-    funded = funded_by(account, request.estimate_tokens)
-      or (account.terms.tokens_per_s > 0 and 'own' or 'surplus')
+    funded = 'none' -- no bucket pays for what would have been refused
   end
   local lease = {
     entitlement = request.entitlement,

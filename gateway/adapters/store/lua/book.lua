@@ -248,16 +248,16 @@ local function surplus_level()
   return book.surplus
 end
 
--- Takes tokens from the bucket that funds a lease (negative: gives back), within its depth.
+-- Takes tokens from the bucket that funds a lease (negative: gives back, up to its depth).
 local function pay(account, funded, tokens)
   if funded == 'own' then
     local depth = depth_tokens(account)
     local level = own_level(account, depth) - tokens
-    account.level = min(max(level, -depth), depth)
+    account.level = min(level, depth)
   elseif funded == 'surplus' then
     local depth = surplus_depth()
     local level = surplus_level() - tokens
-    book.surplus = min(max(level, -depth), depth)
+    book.surplus = min(level, depth)
     if account.terms.tokens_per_s_limit > 0 then
       local rate = account.terms.tokens_per_s_limit - account.terms.tokens_per_s
       local drained = max(0, rate) * max(0, now_s - account.borrowed_s)

@@ -40,10 +40,11 @@ local function settle(id, charge, timely)
     local life_s = max(0, now_s - lease.issued_s)
     pool.service_s = pool.service_s + MEAN_GAIN * (life_s - pool.service_s)
   end
+  local cost = used / max(1, lease.sequences)
   if account.mean_cost > 0 then
-    account.mean_cost = account.mean_cost + MEAN_GAIN * (used - account.mean_cost)
+    account.mean_cost = account.mean_cost + MEAN_GAIN * (cost - account.mean_cost)
   else
-    account.mean_cost = used
+    account.mean_cost = cost
   end
   serve(account, lease.funded, used)
   return 1

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.policy import admission
-from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
+from gateway.policy.admission import Grant
+from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool, request
 
 
 def test_a_known_id_gets_its_earlier_decision_and_counts_once() -> None:
@@ -69,14 +70,34 @@ def test_observing_notes_a_denial_and_lets_it_in(whose: str) -> None:
     assert grant.would_deny == "concurrency"
     assert book.accounts["e"].total == 2
     assert admission.settle(book, "b", 950, NOW_S)
-    assert book.accounts["e"].level == -50
+    assert book.accounts["e"].level == 900
 
 
-def test_observing_charges_the_bucket_that_would_pay() -> None:
-    book = pool(entitled(service_class="spot"), tokens_per_s=10.0)
-    granted(book, estimate_tokens=100)
-    assert granted(book, "b", estimate_tokens=90, observe=True).funded == "surplus"
-    assert book.surplus == -90
+def test_observing_says_as_often_as_enforcing_would_that_the_bucket_is_empty() -> None:
+    """What would have been refused would not have been paid for either."""
+    book = pool(entitled(tokens_per_s=100.0))
+    said = []
+    for second in range(20):
+        now_s = NOW_S + second
+        grant = granted(book, f"{second}", estimate_tokens=300, at=now_s, observe=True)
+        admission.settle(book, f"{second}", 300, now_s)
+        said.append(grant.would_deny)
+    assert said.count("tokens") == 11  # 9 x 300 of 1,000 + 19 x 100
+    assert book.accounts["e"].level >= 0
+
+
+@pytest.mark.parametrize(("rate", "funded"), [(0.0, "surplus"), (5.0, "own")])
+def test_what_was_decided_elsewhere_is_paid_for_even_if_it_would_be_refused(
+    rate: float, funded: str
+) -> None:
+    book = pool(entitled(service_class="spot", tokens_per_s=rate), tokens_per_s=10.0)
+    book.accounts["e"].mean_cost = 50.0
+    for lease_id in ("a", "b", "c", "d"):
+        found = admission.admit(
+            book, request(lease_id, estimate_tokens=90), NOW_S, observe=False, decided=True
+        )
+    assert isinstance(found, Grant)
+    assert (found.would_deny, found.funded) == ("tokens", funded)
 
 
 def test_observing_knows_no_unknown_entitlements() -> None:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy import admission, buckets
+from gateway.policy.admission import Grant
 from gateway.policy.buckets import weight_now
 from gateway.policy.entitlements import OVERDUE_WEIGHT, PROFILES
-from tests.token_pools import NOW_S, denied, entitled, granted, pool
+from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
 
 
 def test_a_bucket_never_used_is_full() -> None:
@@ -44,14 +45,60 @@ def test_the_first_settlement_is_the_mean_cost_and_later_ones_move_it() -> None:
     assert book.accounts["e"].mean_cost == pytest.approx(190)
 
 
-def test_a_level_goes_into_debt_by_its_depth_at_most() -> None:
+def test_what_was_used_beyond_the_reserve_is_owed_in_full() -> None:
     book = pool(entitled(tokens_per_s=100.0))
     granted(book)
     admission.settle(book, "a", 50_000, NOW_S)
     account = book.accounts["e"]
-    assert account.level == -1000
+    assert account.level == -49_000
     assert (account.debited, account.refunded, account.used) == (50_000, 0, 50_000)
-    assert denied(book, "b").wait_s == pytest.approx(11)
+    assert denied(book, "b", at=NOW_S + 490).reason == "tokens"
+    assert granted(book, "b", at=NOW_S + 491).level_tokens == 0
+
+
+@pytest.mark.parametrize(("service_class", "rate"), [("elastic", 100.0), ("spot", 0.0)])
+def test_short_answers_before_long_ones_take_no_more_than_the_rate(
+    service_class: str, rate: float
+) -> None:
+    """The short ones make the bucket shallow; then it runs over by far more than it holds."""
+    greedy = entitled("e", service_class, tokens_per_s=rate, limit=16)  # type: ignore[arg-type]
+    book = pool(greedy, slots=(64,), tokens_per_s=0.0 if rate else 100.0)
+    now_s, most_depth = NOW_S, 0.0
+    for turn in range(60):
+        for number in range(100):
+            if isinstance(admit(book, f"s{number}", at=now_s, estimate_tokens=50), Grant):
+                admission.settle(book, f"s{number}", 5, now_s)
+        long = [f"{turn}.{number}" for number in range(16)]
+        for lease_id in long:
+            admit(book, lease_id, at=now_s, estimate_tokens=50)
+        for lease_id in long:
+            admission.resize(book, lease_id, 2_000, 0, now_s + 8)  # as it streams
+        for lease_id in long:
+            admission.settle(book, lease_id, 2_000, now_s + 8)
+        account = book.accounts["e"]
+        depth = buckets.depth_tokens(book, account) if rate else buckets.surplus_depth(book)
+        most_depth = max(most_depth, depth)
+        now_s += 20
+    in_flight = 16 * 2_000  # its limit: what is in flight is not cut off
+    assert account.used <= 100 * (now_s - NOW_S) + most_depth + in_flight
+
+
+def test_who_owes_pays_before_it_borrows() -> None:
+    book = pool(entitled(tokens_per_s=10.0), slots=(8,), tokens_per_s=100.0)
+    granted(book)
+    admission.settle(book, "a", 130, NOW_S)
+    assert denied(book, "b", estimate_tokens=20, at=NOW_S + 2).reason == "tokens"
+    assert granted(book, "b", estimate_tokens=20, at=NOW_S + 3).funded == "surplus"
+
+
+def test_the_depth_follows_the_cost_of_a_sequence_however_many_a_request_has() -> None:
+    depths = []
+    for sequences in (1, 64):
+        book = pool(entitled(tokens_per_s=1.0, limit=64), slots=(65,), largest_tokens=50_000)
+        granted(book, sequences=sequences)
+        admission.settle(book, "a", 1_000 * sequences, NOW_S)
+        depths.append(buckets.depth_tokens(book, book.accounts["e"]))
+    assert depths[0] == depths[1] == 64_000
 
 
 def test_a_refund_fills_no_more_than_the_depth() -> None:
@@ -150,8 +197,8 @@ def test_debits_less_refunds_are_what_was_used(steps: list[tuple[int, int, float
             admission.settle(book, lease_id, used if number % 3 else None, now_s)
     account = book.accounts["e"]
     assert account.debited - account.refunded == account.used
-    assert abs(account.level) <= buckets.depth_tokens(book, account)
-    assert abs(book.surplus) <= buckets.surplus_depth(book)
+    assert account.level <= buckets.depth_tokens(book, account)
+    assert book.surplus <= buckets.surplus_depth(book)
 
 
 @pytest.mark.parametrize(

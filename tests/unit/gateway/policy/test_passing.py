@@ -42,7 +42,7 @@ def test_one_sum_is_as_much_as_each_lease(rate: float, level: float) -> None:
     used = (100, 130, 60, None, 99)
     for number, tokens in enumerate(used):
         asked = request(f"{number}", kv_bytes=7)
-        admission.admit(each, asked, NOW_S, observe=True)
+        admission.admit(each, asked, NOW_S, observe=False, decided=True)
         admission.settle(each, f"{number}", tokens, NOW_S + LIFE_S)
         each.accounts["e"].since_s = NOW_S  # the next one lives at the same time
     leases = [(100, 1, 7, LIFE_S, None if n is None else (n, 0, 0)) for n in used]
