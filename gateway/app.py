@@ -95,6 +95,7 @@ class Gateway:
             timeout_s=config.health.timeout_s,
             kv=self.pools.engine_kv,
             upstream=self.upstream,
+            clock=clock,
         )
         controls = {model.name: control_of(model) for model in config.models}
         self.boundaries = BoundaryChore(

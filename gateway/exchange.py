@@ -29,6 +29,7 @@ from gateway.gate_timers import GateTimers
 from gateway.policy import fleet
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import larger_pools
+from gateway.policy.progress import Pending, allowed_s
 from gateway.policy.retry import Fault, hurts_health, next_step
 from gateway.policy.scheduling import NO_PREFIX, Job, Scheduler
 from gateway.policy.served import ServedModel
@@ -236,6 +237,8 @@ class Exchange:
             walk.sent_s = self._clock()
         walk.dispatched = True
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
+        pending = self._pending(walk, facts, relay)
+        pool.progress.begin(binding.worker, pending)
         result = "cancelled"
         waiting = self._watch_wait(walk, served, lease)
         try:
@@ -247,6 +250,7 @@ class Exchange:
             if waiting is not None:
                 waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
+            pool.progress.end(binding.worker, pending, answered=result in _ANSWERED)
             if walk.scheduler is not None:
                 self._release(walk, answered=result == "ok")
             if walk.expected is not None and relay.first_s is None and result != "cancelled":
@@ -254,6 +258,14 @@ class Exchange:
             walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))
         self._note_health(served, binding, answer)
         return answer
+
+    def _pending(self, walk: Walk, facts: BodyFacts, relay: stage_forward.Relay) -> Pending:
+        """What is watched of an attempt while it is under way."""
+        estimate = found(walk.estimate)
+        output_tokens = 0 if facts.stream else estimate.output_tokens
+        predicted_s = 0.0 if walk.job is None else walk.job.quantile_s
+        most_s = allowed_s(estimate.input_tokens_total, output_tokens, predicted_s)
+        return Pending(walk, self._clock(), most_s, relay.emitted)
 
     def _expect_first(
         self,
@@ -405,5 +417,7 @@ def wake(ready: Sequence[Job]) -> None:
             waiter.set_result(True)
 
 
+_ANSWERED = frozenset({"ok", "error", "busy", "overflow"})
+"""Results of an attempt at an engine that works."""
 _MAX_TRIED = 64
 """Attempts, refused connections included, after which a request gives up."""

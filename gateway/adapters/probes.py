@@ -1,29 +1,32 @@
-"""Health probes: each worker's /health, its window as /v1/models reports it, its KV cache.
+"""Health probes: each worker's /health, the models it lists, its KV cache, its progress.
 
 One task an engine, whose ranks share the verdict. A probe changes only whether a worker is in the
-rotation, never its load. A worker that refused a request's connection is probed again at the next
-interval and returns by itself. Probes are spread evenly over the interval: a round of thousands
-at once would keep the event loop from requests.
+rotation, never its load; how many must be missed is `gateway.policy.fleet`'s. A worker that
+refused a request's connection is probed again at the next interval and returns by itself. Probes
+are spread evenly over the interval: a round of thousands at once would keep the event loop from
+requests.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from math import floor
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from gateway.adapters.engine_kv import EngineKv
-from gateway.adapters.engine_pages import NOT_HAD, EnginePages
+from gateway.adapters.engine_pages import NOT_HAD, EnginePages, Page
+from gateway.adapters.loop_watch import LoopWatch
 from gateway.domain import WorkerAddress
-from gateway.errors import UpstreamFailure
 from gateway.policy import fleet
+from gateway.policy.engine_models import EngineModel, not_served, read_models
 from gateway.policy.served import ServedModel
 from gateway.ports import Upstream
 
 FIRST_AT_ONCE: Final = 128
 """Engines that are probed at a time before the first request is served."""
+OWN_SHARE: Final = 0.25
+"""Of a probe's time: when the event loop stood still so long, a time-out says nothing."""
 
 _log = logging.getLogger("sluice.probes")
 
@@ -42,20 +45,26 @@ class Prober:
         timeout_s: float,
         upstream: Upstream | None = None,
         kv: EngineKv | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`upstream`: whose connections to use; without it they are its own.
 
-        `kv` is filled with what engines tell of their KV caches.
+        `kv` is filled with what engines tell of their KV caches; `clock` is the requests'.
         """
         self._kv = kv
         self._models = list(models)
         self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._clock = clock
         self._pages = EnginePages(upstream, timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
-        self._warned: set[tuple[str, str]] = set()
+        self._watch = LoopWatch()
+        self._known: set[tuple[str, str, str]] = set()
+        """Model, pool, worker: whose list of models was read since it came up."""
 
     async def start(self) -> None:
         """Probe everything once, then go on in the background."""
+        self._watch.start()
         engines: list[_Which] = [
             (served, pool, ranks[0])
             for served in self._models
@@ -79,57 +88,112 @@ class Prober:
 
     async def close(self) -> None:
         """Stop probing."""
+        self._watch.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pages.close()
 
     async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:
-        """Probe one worker and apply the verdict to its engine, all ranks of it."""
-        address = served.workers[pool][worker]
-        state = served.pools[pool]
+        """Probe one worker and apply what is found to its engine; whether it is well."""
+        state, address = served.pools[pool], served.workers[pool][worker]
+        late_s = self._watch.late_s
+        refused, why = False, ""
         try:
-            ok = await self._answers(address)
-        except UpstreamFailure:  # the gateway's own machine could not ask
-            return state.up[worker]
-        if fleet.probed(state, worker, ok=ok):
-            level = logging.INFO if ok else logging.WARNING
-            what = "is ready" if ok else "is not ready"
-            _log.log(level, "worker %s of %s/%s %s", address.id, served.name, state.name, what)
-        if ok and (served.name, address.id) not in self._warned:
-            self._warned.add((served.name, address.id))
-            await self._check_window(served, pool, address)
+            why = await self._ails(address) or await self._misfit(served, pool, address)
+        except NOT_HAD as error:
+            if getattr(error, "kind", "") == "local":  # this machine could not even ask
+                return state.up[worker]
+            own_s = self._watch.late_s - late_s
+            if _is_timeout(error) and own_s > OWN_SHARE * self._timeout_s:
+                _log.info("no verdict on %s: this process stood still %.1f s", address.id, own_s)
+                return state.up[worker]
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            why = self._told(error)
+        answers = state.progress.look(worker, self._clock(), self._watch.late_s)
+        self._apply(served, pool, worker, why, refused=refused, answers=answers)
         if self._kv is not None:
             for rank in state.siblings[worker]:
-                if not ok:
+                if not state.up[rank]:
                     self._kv.forget(served, pool, rank)
-                elif self._kv.asks(served, pool, rank):
+                elif not why and self._kv.asks(served, pool, rank):
                     await self._kv.learn(served, pool, rank, self._pages)
-        return ok
+        return not why
 
-    async def _answers(self, address: WorkerAddress) -> bool:
-        """Whether an engine is healthy. Raises UpstreamFailure where that cannot be asked."""
-        try:
-            page = await self._pages.get(address, "/health")
-            if page is None or page.status != 404:
-                return page is not None and page.status < 500
-            page = await self._pages.get(address, "/v1/models")  # not every engine has /health
-        except UpstreamFailure as failure:
-            if failure.kind == "local":
-                raise
-            return False
-        except OSError:
-            return False
-        return page is not None and page.status == 200
+    def _apply(
+        self,
+        served: ServedModel,
+        pool: int,
+        worker: int,
+        why: str,
+        *,
+        refused: bool,
+        answers: bool,
+    ) -> None:
+        """Take a verdict over, and say what changes."""
+        state, name = served.pools[pool], served.workers[pool][worker].id
+        place = f"worker {name} of {served.name}/{state.name}"
+        said = state.why_down[worker]
+        if not why:
+            if fleet.probed(state, worker, ok=True):
+                _log.info("%s is ready", place)
+            return
+        self._known.discard((served.name, state.name, name))
+        if refused and not answers:
+            changed = state.up[worker]
+            fleet.unreachable(state, worker, why)
+        else:
+            changed = fleet.missed(state, worker, why, answers=answers)
+        if changed or (not state.up[worker] and why != said):
+            _log.warning("%s is not ready: %s", place, why)
+        elif state.up[worker]:
+            _log.info("%s missed a probe: %s", place, why)
 
-    async def _check_window(self, served: ServedModel, pool: int, address: WorkerAddress) -> None:
-        """Warn when an engine's own window differs from the configured one."""
+    def _told(self, error: Exception) -> str:
+        if _is_timeout(error):
+            return f"no answer to a probe within {self._timeout_s:g} s"
+        return f"a probe failed: {error}"
+
+    async def _ails(self, address: WorkerAddress) -> str:
+        """What is wrong with an engine's health; "" for nothing. Raises what `NOT_HAD` names."""
+        page, path = await self._pages.get(address, "/health"), "/health"
+        if page is not None and page.status == 404:  # not every engine has /health
+            page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
+            if page is not None and page.status == 404:
+                return "/health and /v1/models answered 404: is the URL's path right?"
+            well = page is not None and page.status < 500
+        else:
+            well = page is not None and page.status < 500
+        if well:
+            return ""
+        return f"{path} answered {'too much' if page is None else page.status}"
+
+    async def _misfit(self, served: ServedModel, pool: int, address: WorkerAddress) -> str:
+        """What of an engine's list of models does not fit, asked for once each time it comes up."""
+        place = (served.name, served.pools[pool].name, address.id)
+        if place in self._known:
+            return ""
         try:
             page = await self._pages.get(address, "/v1/models")
         except NOT_HAD:
-            return
+            return ""  # its health was good; asked again with the next probe
+        why = _refusal(page, address)
+        if why:
+            return why
+        models = [] if page is None or page.status != 200 else read_models(page.body)
+        why = not_served(models, address.served_model or served.name)
+        if not why:
+            self._known.add(place)
+            self._compare_window(served, pool, address, models)
+        return why
+
+    @staticmethod
+    def _compare_window(
+        served: ServedModel, pool: int, address: WorkerAddress, models: list[EngineModel]
+    ) -> None:
+        """Warn when an engine's own window differs from the configured one."""
         expected = served.routing.pools[pool].window_tokens
-        found = set() if page is None or page.status != 200 else _windows(page.body)
+        found = {model.window_tokens for model in models if model.window_tokens is not None}
         if found and expected not in found:
             _log.warning(
                 "worker %s reports max_model_len %s, but pool %s says %d: set it to the engine's",
@@ -149,16 +213,13 @@ class Prober:
             at_s += self._interval_s * (1 + max(0, floor((loop.time() - at_s) / self._interval_s)))
 
 
-def _windows(body: bytes) -> set[int]:
-    """The windows that a list of models tells of; nothing where it is none."""
-    try:
-        told: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return set()
-    cards = told.get("data") if isinstance(told, dict) else None
-    windows = [
-        card.get("max_model_len")
-        for card in (cards if isinstance(cards, list) else ())
-        if isinstance(card, dict)
-    ]
-    return {window for window in windows if isinstance(window, int)}
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, TimeoutError) or getattr(error, "kind", "") == "timeout"
+
+
+def _refusal(page: Page | None, address: WorkerAddress) -> str:
+    """Why an engine does not show its models to us."""
+    if page is None or page.status not in (401, 403):
+        return ""
+    what = "wants a key" if address.api_key is None else "refuses the key"
+    return f"/v1/models answered {page.status}, it {what}: set the worker's `api_key`"

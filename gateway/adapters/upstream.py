@@ -14,7 +14,8 @@ Rules:
   so a connection that held its parser, which holds the connection, would stay for good.
 - Whatever frames a body (heads, interim answers, chunk lines, trailers) is bounded, and
   trailers are ignored.
-- No timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
+- No timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline. How late
+  the sweep itself is, because this process stood still, no engine is charged with.
 - https workers take the same path through asyncio's TLS; certificates are always verified,
   against the system's store or the worker's own `ca_file`.
 """
@@ -402,6 +403,7 @@ class HttpUpstream:
         self._busy: set[Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep_due_s = 0.0
         self._ways: dict[int, _Way] = {}
         """By the identity of a worker's address, which the way keeps alive."""
         self._tls: dict[str | None, ssl.SSLContext] = {}
@@ -413,7 +415,7 @@ class HttpUpstream:
         if loop is None:  # asked for once: it costs a call of the system
             loop = self._loop = asyncio.get_running_loop()
         if self._sweeper is None and not self._closed:
-            self._sweeper = loop.call_later(_SWEEP_S, self._sweep, loop)
+            self._set_sweep(loop)
         way = self._ways.get(id(worker)) or self._way(worker)
         line = way.lines.get(call.path)
         if line is None:
@@ -493,16 +495,26 @@ class HttpUpstream:
             context = self._tls[key[3]] = ssl.create_default_context(cafile=key[3])
         return context
 
+    def _set_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._sweep_due_s = loop.time() + _SWEEP_S
+        self._sweeper = loop.call_at(self._sweep_due_s, self._sweep, loop)
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
+        late_s = max(0.0, now_s - self._sweep_due_s)
         for connection in list(self._busy):
             exchange = connection.exchange
-            if exchange is not None and exchange.deadline_s < now_s:
+            if exchange is None:
+                continue
+            exchange.deadline_s += late_s
+            if exchange.deadline_s < now_s:
                 exchange.fail("timeout", "the engine went silent")
         for idle in self._idle.values():
             while idle and now_s - idle[0].idle_since_s > _KEEP_IDLE_S:
                 idle.popleft().close()
-        self._sweeper = None if self._closed else loop.call_later(_SWEEP_S, self._sweep, loop)
+        self._sweeper = None
+        if not self._closed:
+            self._set_sweep(loop)
 
 
 async def _connect(

@@ -3,13 +3,15 @@
 Invariants: counters never fall below zero; what `start` adds is taken away by exactly one
 `finish`; health checks never touch load (a probe must not zero a worker's in-flight).
 Workers that are ranks of one engine are up, ejected and tried again together.
+What is under way at a worker, and whether it gets on, is `gateway.policy.progress`'s.
 Times are arguments, in seconds of any monotonic clock.
 """
 
 from collections.abc import Sequence
 from math import inf
 
-from gateway.policy.health_rules import HealthRules
+from gateway.policy.health_rules import MISSES, HealthRules
+from gateway.policy.progress import Progress
 
 
 class PoolState:
@@ -26,7 +28,10 @@ class PoolState:
         "failures",
         "inflight",
         "last_ejection_end_s",
+        "misses",
         "name",
+        "progress",
+        "refused",
         "siblings",
         "slots_per_worker",
         "sound",
@@ -36,6 +41,7 @@ class PoolState:
         "total_active",
         "total_tokens",
         "up",
+        "why_down",
         "workers",
     )
 
@@ -63,7 +69,15 @@ class PoolState:
         self.total_tokens = 0
         """Of all workers: `active` and `tokens` are changed by `start` and `finish` only."""
         self.up = [True] * n
-        """The last probe's verdict, or False since a refused connection."""
+        """The probes' verdict, or False since a refused connection."""
+        self.why_down = [""] * n
+        """What the last failed probe or connection said; "" where the last one was well."""
+        self.refused = [False] * n
+        """Down because nothing listens there, not because probes were missed."""
+        self.misses = [MISSES - 1] * n
+        """Probes missed in a row, by the engine's first worker. The very first one decides."""
+        self.progress = Progress(self.siblings)
+        """What is under way at each worker, and when the engine last got on with it."""
         self.draining = [False] * n
         self.failures = [0] * n
         """Consecutive failures."""
@@ -94,6 +108,15 @@ def available(pool: PoolState, now_s: float) -> list[int]:
     if not pool.sound_from_s <= now_s < pool.sound_until_s:
         _find_sound(pool, now_s)
     return pool.sound
+
+
+def last_resort(pool: PoolState, *, refused: bool) -> list[int]:
+    """Workers to try when none is available anywhere: those that only missed probes.
+
+    Without any, and with `refused`, those where nothing listened when they were last asked.
+    """
+    present = [i for i, draining in enumerate(pool.draining) if not draining]
+    return [i for i in present if not pool.refused[i]] or (present if refused else [])
 
 
 def _find_sound(pool: PoolState, now_s: float) -> None:
@@ -164,25 +187,51 @@ def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bo
     pool.failures[head] += 1
     if pool.failures[head] < rules.eject_after:
         return False
+    eject(pool, worker, rules, now_s)
+    return True
+
+
+def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> None:
+    """Prefer others to a worker's engine for a while, twice as long as the time before."""
+    head = pool.siblings[worker][0]
     pool.failures[head] = 0
     wait_s = min(rules.eject_s * 2.0 ** pool.ejections[head], rules.max_eject_s)
     pool.ejections[head] = min(pool.ejections[head] + 1, 16)
     for rank in pool.siblings[worker]:
         pool.ejected_until_s[rank] = now_s + wait_s
     _refresh(pool)
-    return True
 
 
-def unreachable(pool: PoolState, worker: int) -> None:
+def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections") -> None:
     """A refused connection: its engine is out of the rotation until a probe succeeds."""
     for rank in pool.siblings[worker]:
         pool.up[rank] = False
+        pool.refused[rank] = True
+        pool.why_down[rank] = why
     _refresh(pool)
 
 
+def missed(pool: PoolState, worker: int, why: str, *, answers: bool) -> bool:
+    """A probe failed; True when this one takes the engine out of the rotation.
+
+    Several in a row do: an engine that computes misses one now and then. None does while it
+    `answers` requests.
+    """
+    head = pool.siblings[worker][0]
+    for rank in pool.siblings[worker]:
+        pool.why_down[rank] = why
+    pool.misses[head] = 0 if answers else pool.misses[head] + 1
+    return pool.misses[head] >= MISSES and probed(pool, worker, ok=False)
+
+
 def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
-    """Apply a probe's verdict on an engine; True when it changed. Load counters stay."""
+    """Take a verdict on an engine; True when it changed. Load counters stay."""
     ranks = pool.siblings[worker]
+    if ok:
+        pool.misses[ranks[0]] = 0
+        for rank in ranks:
+            pool.refused[rank] = False
+            pool.why_down[rank] = ""
     changed = any(pool.up[rank] != ok for rank in ranks)
     if not changed:
         return False

@@ -1,6 +1,11 @@
 """What ejects a worker, and for how long: figures of the configuration."""
 
+from typing import Final
+
 import msgspec
+
+MISSES: Final = 3
+"""Probes in a row that an engine must miss to leave the rotation."""
 
 
 class HealthRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -11,3 +16,5 @@ class HealthRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     eject_s: float = 5.0
     """First ejection; doubles with each further one up to `max_eject_s`."""
     max_eject_s: float = 60.0
+    stall_s: float = 30.0
+    """Without progress beyond what requests may take, before an engine counts as frozen."""

@@ -21,7 +21,7 @@ def bind(
 
     `tried`: (pool, worker) pairs that failed this request; they come again only when
     nothing else is left; `home`: the worker that holds the conversation's stored response.
-    Raises Unavailable when no worker is in the rotation.
+    Raises Unavailable when there is no worker to try.
     """
     if home is not None and home not in tried:
         pool, worker = home
@@ -33,6 +33,24 @@ def bind(
             binding = bind_least_loaded(pool, served.pools[pool], now_s, exclude)
             if binding is not None:
                 return binding
+    return _last_resort(served, pools, tried)
+
+
+def _last_resort(
+    served: ServedModel, pools: Collection[int], tried: Collection[tuple[int, int]]
+) -> Binding:
+    """A worker that is out of the rotation, where none is in it: it may be well by now.
+
+    One that refused connections is tried for a request that was not sent anywhere yet: that
+    costs nothing, and else each request would ask all of a dead fleet. Raises Unavailable.
+    """
+    for refused in (False, True) if not tried else (False,):
+        for pool in pools:
+            state = served.pools[pool]
+            known = fleet.last_resort(state, refused=refused)
+            left = [w for w in known if (pool, w) not in tried]
+            if left:
+                return Binding(pool=pool, worker=min(left, key=state.active.__getitem__), score=0.0)
     raise _unavailable(served)
 
 
@@ -71,8 +89,8 @@ def place(
 ) -> Binding | tuple[int, Sequence[Job]]:
     """Hand the job to the scheduler of the first pool that takes it, as `bind` chooses pools.
 
-    The pool and the jobs to send now, or the binding where the pool has no scheduler. Raises
-    Unavailable when no worker is in the rotation.
+    The pool and the jobs to send now, or the binding where the pool has no scheduler or no
+    worker in the rotation. Raises Unavailable when there is no worker to try.
     """
     if home is not None and home not in tried:
         if home[1] in fleet.available(served.pools[home[0]], now_s):
@@ -98,7 +116,7 @@ def place(
             ready = scheduler.submit(job, now_s)
             if job.state != "nowhere":
                 return pool, ready
-    raise _unavailable(served)
+    return _last_resort(served, pools, tried)
 
 
 def _submitted(

@@ -117,6 +117,7 @@ def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dic
                 "id": worker,
                 "in_rotation": i in sound,
                 "up": pool.up[i],
+                "not_ready": pool.why_down[i] or None,
                 "draining": pool.draining[i],
                 "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
                 "active_sequences": pool.active[i],

@@ -4,7 +4,9 @@ Admin has its own key; without one configured it is closed. Errors have the data
 shape, so that clients read one format.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,10 +15,14 @@ from starlette.exceptions import HTTPException
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal
 from gateway.policy import fleet
 from gateway.policy.head import read_head
+from gateway.policy.served import ServedModel
 from gateway.web.admin import admin_router
 from gateway.web.metrics import CONTENT_TYPE
 from gateway.web.problems import error_body, error_headers, json_response
 from gateway.web.surface import Control
+
+SHOWN: Final = 100
+"""Workers that /ready names."""
 
 
 def control_app(control: Control, *further: APIRouter) -> FastAPI:
@@ -39,7 +45,10 @@ def _public_routes(app: FastAPI, control: Control) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """It can serve: not draining, and each model has a worker in the rotation."""
+        """It can serve: not draining, and each model has a worker in the rotation.
+
+        `workers` names those that are not, with the reason.
+        """
         now_s = control.clock()
         missing = [
             served.name
@@ -49,7 +58,9 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         problem = "draining" if control.draining() else ""
         if missing:
             problem = problem or f"no ready engine for {', '.join(missing)}"
-        body = {"status": problem or "ready"}
+        body: dict[str, Any] = {"status": problem or "ready"}
+        if out := _not_ready(control.models):
+            body["workers"] = out
         return json_response(body, 503 if problem else 200)
 
     @app.get("/metrics")
@@ -81,6 +92,18 @@ def _public_routes(app: FastAPI, control: Control) -> None:
                 param="model",
             )
         return json_response(_model_card(control, name, found))
+
+
+def _not_ready(models: Iterable[ServedModel]) -> dict[str, str]:
+    """model/pool/worker -> why it is not in the rotation; the first SHOWN."""
+    found = (
+        (f"{served.name}/{pool.name}/{worker}", pool.why_down[i])
+        for served in models
+        for pool in served.pools
+        for i, worker in enumerate(pool.workers)
+        if not pool.up[i]
+    )
+    return dict(islice(found, SHOWN))
 
 
 def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:

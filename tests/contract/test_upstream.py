@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Self
@@ -680,6 +681,22 @@ async def test_an_engine_that_falls_silent_in_the_body_is_a_timeout(upstream: Up
         assert await response.read() == b"some"
         failure = await fails(response.read())
         assert (failure.kind, failure.head_received) == ("timeout", True)
+
+
+async def test_time_in_which_this_process_stood_still_is_not_the_engine_s(
+    upstream: Upstream,
+) -> None:
+    async def goes_on(c: Connection) -> None:
+        await c.request()
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nsome")
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)  # noqa: ASYNC251 - the loop of both
+        await asyncio.sleep(0.05)
+        await c.send(b" more")
+
+    async with Engine(goes_on) as engine:
+        response = await upstream.open(engine.worker(), call(idle_s=0.5))
+        assert await read_all(response) == b"some more"
 
 
 async def test_an_engine_that_goes_on_slowly_is_not_timed_out(upstream: Upstream) -> None:

@@ -1,7 +1,9 @@
 """Observe mode, one pool, three pools, spillover, admin and readiness over real sockets."""
 
 import json
+import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -131,4 +133,22 @@ def test_readiness_follows_the_engines() -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "no_worker_ready"
         assert int(answer.headers["retry-after"]) >= 1
-        assert httpx.get(fleet.url + "/ready").status_code == 503
+        ready = httpx.get(fleet.url + "/ready")
+        assert ready.status_code == 503
+        ((worker, why),) = ready.json()["workers"].items()
+        assert worker == f"{MODEL}/short/{fleet.engines[0].id}"
+        assert "refuse" in why
+
+
+def test_an_engine_that_misses_probes_still_serves() -> None:
+    """As real engines do while they prefill: its pool has no other."""
+    health = {"interval_s": 0.2, "timeout_s": 0.1}
+    with Fleet(short=1, long=0, config={"health": health}) as fleet, ThreadPoolExecutor() as pool:
+        (engine,) = fleet.engines
+        assert engine.process is not None
+        engine.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        asked = [pool.submit(post, fleet, 20) for _ in range(4)]
+        time.sleep(0.2)
+        engine.process.send_signal(signal.SIGCONT)
+        assert [each.result().status_code for each in asked] == [200] * 4

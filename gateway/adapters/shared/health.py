@@ -92,7 +92,10 @@ class Reporter:
         now_s = self._clock()
         return {
             name: (
-                [list(fleet.available(pool, now_s)) for pool in served.pools],
+                [
+                    list(fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False))
+                    for pool in served.pools
+                ],
                 [
                     [self._kv.of(name, index, worker) for worker in range(len(pool.workers))]
                     for index, pool in enumerate(served.pools)
@@ -148,7 +151,10 @@ class Mirror:
             for index, pool in enumerate(served.pools):
                 sound = set(available[index])
                 for worker in range(len(pool.workers)):
-                    fleet.probed(pool, worker, ok=worker in sound)
+                    if worker in sound:
+                        fleet.probed(pool, worker, ok=True)
+                    elif pool.up[worker]:
+                        fleet.unreachable(pool, worker)
                     self._kv.kv_bytes_by_worker[name, index, worker] = kv_bytes[index][worker]
 
 

@@ -88,8 +88,13 @@ class KeptModel:
             raise
 
     def _available(self, now_s: float) -> Capacity:
+        # A pool whose workers all missed their probes keeps its places: they are tried all the
+        # same, and refusing everybody would make an outage of a doubt.
         told = [
-            [self._spec.kv_bytes(index, worker) for worker in fleet.available(pool, now_s)]
+            [
+                self._spec.kv_bytes(index, worker)
+                for worker in fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False)
+            ]
             for index, pool in enumerate(self._spec.pools)
         ]
         return capacity_of(self._spec.shares, told)

@@ -708,6 +708,36 @@ async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() ->
     assert bench.ledger.settlements[0][1].usage is None
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_the_only_workers_are_tried_however_they_left_the_rotation(refused: bool) -> None:
+    bench = Bench(OK)
+    for state in bench.served.pools:
+        for worker in range(2):
+            fleet.missed(state, worker, "no answer", answers=False)
+            if refused:
+                fleet.unreachable(state, worker)
+    await bench.serve()
+    assert (bench.reply.status, bench.record.worker) == (200, "short-0")
+
+
+async def test_a_pool_in_the_rotation_goes_before_a_last_resort() -> None:
+    bench = Bench(OK)
+    for worker in range(2):
+        fleet.missed(bench.served.pools[SHORT], worker, "no answer", answers=False)
+    await bench.serve()
+    assert (bench.reply.status, bench.record.pool) == (200, "long")
+
+
+async def test_a_dead_fleet_costs_a_request_one_connection() -> None:
+    bench = Bench(failure("connect"))
+    for state in bench.served.pools:
+        for worker in range(2):
+            fleet.unreachable(state, worker)
+    await bench.serve()
+    assert bench.upstream.called == ["short-0"]
+    assert (bench.reply.status, bench.record.reason) == (503, "no_worker_ready")
+
+
 async def test_failures_in_a_row_eject_a_worker() -> None:
     bench = Bench(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
     await bench.serve()

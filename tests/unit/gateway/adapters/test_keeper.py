@@ -295,3 +295,15 @@ async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
     second = looks - first
     await kept.step()
     assert (second, looks - first - second) == (first, 0)
+
+
+async def test_a_pool_whose_workers_all_missed_their_probes_keeps_its_places() -> None:
+    kept = Kept(OLD)
+    await kept.step()
+    (worker,) = kept.served.pools[1].siblings[0]
+    fleet.missed(kept.served.pools[1], worker, "no answer", answers=False)
+    await kept.step()
+    assert kept.store.published[-1].slots == (8, 2)
+    fleet.unreachable(kept.served.pools[1], worker)
+    await kept.step()
+    assert kept.store.published[-1].slots == (8, 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -13,6 +14,7 @@ from gateway.adapters.probes import FIRST_AT_ONCE, Prober
 from gateway.adapters.upstream import HttpUpstream
 from gateway.domain import WorkerAddress
 from gateway.policy import fleet
+from gateway.policy.progress import Pending
 from gateway.policy.served import ServedModel
 from gateway.ports import UpstreamCall, UpstreamResponse
 from tests.builders import address, routing, served_model
@@ -34,7 +36,9 @@ def prober(served: ServedModel, engines: FakeEngines) -> Prober:
     [
         (whole(200), whole(200), True),
         (whole(307), whole(200), True),
-        (whole(401), whole(401), True),
+        (whole(401), whole(200), True),
+        (whole(200), whole(500), True),
+        (whole(200), whole(401), False),
         (whole(404), whole(200), True),
         (whole(404), whole(404), False),
         (whole(500), whole(200), False),
@@ -88,6 +92,121 @@ async def test_another_window_is_told_once(caplog: pytest.LogCaptureFixture) -> 
     (record,) = caplog.records
     assert "w0 reports max_model_len 4096, but pool only says 8192" in record.getMessage()
     assert engines.asked("/v1/models") == 1
+
+
+OTHER = '{"data": [{"id": "base", "max_model_len": 8192}, {"id": "base-2"}]}'
+
+
+@pytest.mark.parametrize(
+    ("health", "models", "why"),
+    [
+        (whole(503), whole(200), "/health answered 503"),
+        (whole(404), whole(404), "/health and /v1/models answered 404: is the URL's path right?"),
+        (whole(200), whole(401), "/v1/models answered 401, it wants a key: set the worker's"),
+        (whole(200), whole(200, OTHER.encode()), "it serves 'base', 'base-2', not 'm': set the"),
+        (failure("connect"), whole(200), "a probe failed: scripted connect"),
+        (HANG, whole(200), "no answer to a probe within 0.05 s"),
+    ],
+)
+async def test_who_is_not_ready_is_named_with_the_reason(
+    health: Script, models: Script, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.play("/health", health)
+    engines.play("/v1/models", models)
+    probing = prober(served, engines)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not await probing.probe(served, 0, 0)
+    assert served.pools[0].why_down[0].startswith(why)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"worker w0 of m/only is not ready: {why}")
+
+
+async def test_a_key_that_is_refused_is_told_from_one_that_is_missing() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    keyed = msgspec.structs.replace(served, workers=((address("w0", port=1, api_key="sk"),),))
+    engines.answer("/health")
+    engines.answer("/v1/models", "{}", status=403)
+    assert not await prober(keyed, engines).probe(keyed, 0, 0)
+    assert "it refuses the key" in keyed.pools[0].why_down[0]
+
+
+async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    engines.answer("/v1/models", OTHER)
+    probing = prober(served, engines)
+    assert not await probing.probe(served, 0, 0)
+    assert fleet.available(served.pools[0], 0.0) == []
+    engines.answer("/v1/models", '{"data": [{"id": "m"}]}')
+    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served, 0, 0)
+    assert fleet.available(served.pools[0], 0.0) == [0]
+    assert served.pools[0].why_down == [""]
+    assert engines.asked("/v1/models") == 2, "not with every probe"
+    named = msgspec.structs.replace(
+        served, workers=((address("w0", port=1, served_model="base-2"),),)
+    )
+    engines.answer("/v1/models", OTHER)
+    assert await prober(named, engines).probe(named, 0, 0)
+
+
+async def test_a_worker_that_streams_stays_in_the_rotation_whatever_probes_miss() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    probing = prober(served, engines)
+    assert await probing.probe(served, 0, 0)
+    engines.play("/health", HANG)
+    tokens = iter(range(1, 100))
+    served.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: next(tokens)))
+    for _ in range(5):
+        assert not await probing.probe(served, 0, 0)
+        assert fleet.available(served.pools[0], 0.0) == [0]
+
+
+async def test_a_worker_that_answers_nobody_leaves_with_the_third_miss() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    probing = prober(served, engines)
+    assert await probing.probe(served, 0, 0)
+    engines.play("/health", HANG)
+    served.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: 7))
+    up = []
+    for _ in range(5):
+        await probing.probe(served, 0, 0)
+        up += served.pools[0].up
+    # Its stream had grown before the first miss, and never again.
+    assert up == [True, True, True, False, False]
+
+
+async def test_a_refused_connection_needs_no_second_probe() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    probing = prober(served, engines)
+    await probing.probe(served, 0, 0)
+    gone = failure("connect")
+    gone.__cause__ = ConnectionRefusedError()
+    engines.play("/health", gone)
+    await probing.probe(served, 0, 0)
+    assert served.pools[0].up == [False]
+    assert served.pools[0].refused == [True]
+
+
+async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    probing = Prober([served], interval_s=60.0, timeout_s=0.02, upstream=engines)
+    await probing.start()
+    engines.play("/health", HANG)
+    for _ in range(4):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.25)
+        assert await probing.probe(served, 0, 0), "the verdict before stands"
+    assert served.pools[0].up == [True]
+    for _ in range(3):
+        await probing.probe(served, 0, 0)
+    assert served.pools[0].up == [False], "the engine's own silence counts"
+    await probing.close()
 
 
 class Crowd(FakeEngines):

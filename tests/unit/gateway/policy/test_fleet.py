@@ -133,6 +133,55 @@ def test_a_good_probe_of_a_worker_that_is_up_does_not_end_its_ejection() -> None
     assert fleet.available(state, 1.0) == [1]
 
 
+def test_the_third_missed_probe_in_a_row_takes_a_worker_out() -> None:
+    state = pool()
+    fleet.probed(state, 0, ok=True)
+    for _ in range(3):
+        assert not fleet.missed(state, 0, "why", answers=False)
+        assert not fleet.missed(state, 0, "why", answers=False)
+        assert fleet.available(state, 0.0) == [0, 1]
+        fleet.probed(state, 0, ok=True)
+    assert [fleet.missed(state, 0, "why", answers=False) for _ in range(4)] == [
+        False, False, True, False,
+    ]  # fmt: skip
+    assert fleet.available(state, 0.0) == [1]
+    assert state.why_down == ["why", ""]
+    assert fleet.probed(state, 0, ok=True)
+    assert (fleet.available(state, 0.0), state.why_down) == ([0, 1], ["", ""])
+
+
+def test_the_very_first_probe_decides() -> None:
+    state = pool()
+    assert fleet.missed(state, 0, "not there yet", answers=False)
+    assert fleet.available(state, 0.0) == [1]
+
+
+@given(st.lists(st.booleans()))
+def test_probes_alone_never_take_out_a_worker_that_answers(answers: list[bool]) -> None:
+    state = pool()
+    fleet.probed(state, 0, ok=True)
+    in_a_row = 0
+    for answered in answers:
+        in_a_row = 0 if answered else in_a_row + 1
+        fleet.missed(state, 0, "why", answers=answered)
+        if in_a_row >= 3:
+            return
+        assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_the_last_resort_is_who_missed_probes_then_who_refused() -> None:
+    state = pool(workers=3)
+    for worker in range(3):
+        fleet.missed(state, worker, "why", answers=False)
+    fleet.unreachable(state, 0)
+    fleet.drain(state, 1, on=True)
+    assert fleet.available(state, 0.0) == []
+    assert fleet.last_resort(state, refused=False) == [2]
+    fleet.unreachable(state, 2)
+    assert fleet.last_resort(state, refused=False) == []
+    assert fleet.last_resort(state, refused=True) == [0, 2]
+
+
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans())), st.integers(0, 9), st.integers(0, 99))
 def test_probes_never_touch_load(verdicts: list[tuple[int, bool]], active: int, kv: int) -> None:
     state = pool()

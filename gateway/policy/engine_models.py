@@ -1,0 +1,55 @@
+"""What an engine's /v1/models says: which names it serves, and what is wrong with that."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+_SHOWN = 5
+"""Names in a message."""
+
+
+class EngineModel(NamedTuple):
+    """One name that an engine serves."""
+
+    name: str
+    window_tokens: int | None
+    parent: str | None
+    """The base model of a LoRA adapter; None for a model of its own."""
+
+
+def read_models(body: bytes) -> list[EngineModel]:
+    """The models listed; none where the body is no such list."""
+    try:
+        told: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    cards: Any = told.get("data") if isinstance(told, dict) else None
+    found = []
+    for card in cards if isinstance(cards, list) else ():
+        name: Any = card.get("id") if isinstance(card, dict) else None
+        if isinstance(name, str):
+            window, parent = card.get("max_model_len"), card.get("parent")
+            found.append(
+                EngineModel(
+                    name,
+                    window if isinstance(window, int) else None,
+                    parent if isinstance(parent, str) and parent != name else None,
+                )
+            )
+    return found
+
+
+def not_served(models: Sequence[EngineModel], name: str) -> str:
+    """Why an engine that lists these cannot serve a name; "" where it can, or lists nothing."""
+    names = [model.name for model in models]
+    if not names or name in names:
+        return ""
+    shown = ", ".join(f"'{known[:80]}'" for known in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"it serves {shown}{more}, not '{name}': set the worker's `model`"
+
+
+def adapters(models: Sequence[EngineModel], aliases: Collection[str]) -> dict[str, str]:
+    """Of these aliases, the engine's LoRA adapters -> their base model."""
+    return {m.name: m.parent for m in models if m.parent is not None and m.name in aliases}
