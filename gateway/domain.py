@@ -166,7 +166,7 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     """The client's stream_options.include_usage; None when it did not say."""
     has_stream_options: bool = False
     cap_tokens: int | None = None
-    """First of max_completion_tokens, max_output_tokens, max_tokens; None when absent."""
+    """The largest of the limits that the endpoint's engines read; None when absent."""
     cap_field: str | None = None
     sequences_per_prompt: int = 1
     """max(n, best_of)."""

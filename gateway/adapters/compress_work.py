@@ -25,6 +25,7 @@ from compressor import (
     load_counter,
 )
 from compressor.result import Result
+from gateway.errors import BadRequest
 from gateway.policy.members import locate
 from gateway.ports import CompressResult, CompressTask
 
@@ -92,7 +93,7 @@ def work(task: CompressTask, counters: Counters) -> CompressResult:
     """
     try:
         return _work(task, counters)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError, BadRequest):
         return CompressResult(reason="malformed")
     except Exception as error:  # noqa: BLE001 - one body must not end the worker for all others
         # No message and no trace: they may quote the prompt.

@@ -25,7 +25,6 @@ from gateway.policy.steering import steering as steering_of
 MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31
 MAX_CHOICES = 128
-_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 def read_body(
@@ -72,13 +71,11 @@ def _generating_facts(
     body: schema.Generating, measure: Measure, steering: tuple[str, ...], named: members.Members
 ) -> BodyFacts:
     cap, field = None, None
-    for name, value in zip(
-        _LIMITS, (body.max_completion_tokens, body.max_output_tokens, body.max_tokens), strict=True
-    ):
+    for name, value in _limits(body):
         if value is not None:
             if not 1 <= value <= MAX_TOKEN_LIMIT:
                 raise _bad_limit(name, value)
-            if cap is None:
+            if cap is None or value > cap:
                 cap, field = value, name
     options = body.stream_options
     return BodyFacts(
@@ -96,6 +93,20 @@ def _generating_facts(
         previous_response_id=body.previous_response_id,
         members=named,
     )
+
+
+def _limits(body: schema.Generating) -> tuple[tuple[str, int | None], ...]:
+    """The limits that the endpoint's engines read, and no other: the largest counts."""
+    if isinstance(body, schema.ChatBody):
+        return (
+            ("max_completion_tokens", body.max_completion_tokens),
+            ("max_tokens", body.max_tokens),
+        )
+    if isinstance(body, schema.ResponsesBody):
+        return (("max_output_tokens", body.max_output_tokens),)
+    if isinstance(body, schema.CompletionsBody | schema.MessagesBody):
+        return (("max_tokens", body.max_tokens),)
+    return ()
 
 
 def _choices(n: int | None, best_of: int | None) -> int:

@@ -4,15 +4,22 @@ Rules:
 - msgspec walks the object as a mapping of `Key` to `Raw`. Keys compare by identity, so a
   repeated key is seen twice instead of silently replacing the first; they are decoded, so
   `"mod\u0065l"` is `model`.
+- No more than MAX_MEMBERS names are decoded: each costs a call.
 - Raw values carry their exact length. With the keys in order that is enough to find every
   member's place in the original bytes, whatever the white space, without a scanner of ours.
 """
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+
+from gateway.errors import BadRequest
+
+MAX_MEMBERS: Final = 10_000
+_names_left = 0
+"""How many more the decoder may meet."""
 
 
 class Key:
@@ -21,6 +28,10 @@ class Key:
     __slots__ = ("name",)
 
     def __init__(self, _type: type, name: str) -> None:
+        global _names_left  # noqa: PLW0603 - the decoder's hook knows nothing of its call
+        if not _names_left:
+            raise _too_many()
+        _names_left -= 1
         self.name = name
 
 
@@ -46,14 +57,17 @@ _KEY = re.compile(rb'[ \t\n\r,]*("(?:[^"\\]++|\\.)*+"[ \t\n\r]*:[ \t\n\r]*)')
 def pairs(raw: bytes) -> dict[Key, msgspec.Raw]:
     """All top-level members in order, repeated ones included.
 
-    Raises msgspec.DecodeError (not JSON), ValidationError (not an object), RecursionError.
+    Raises msgspec.DecodeError (not JSON), ValidationError (not an object), RecursionError, and
+    BadRequest for more than MAX_MEMBERS.
     """
+    global _names_left  # noqa: PLW0603
+    _names_left = MAX_MEMBERS
     return _decode(raw)
 
 
 def by_name(raw: bytes) -> Members:
     """The members of a body that `read_body` has passed, or of one made from it."""
-    return {key.name: value for key, value in _decode(raw).items()}
+    return {key.name: value for key, value in pairs(raw).items()}
 
 
 def locate(raw: bytes) -> list[Member]:
@@ -61,7 +75,7 @@ def locate(raw: bytes) -> list[Member]:
     found: list[Member] = []
     match_key = _KEY.match
     at = body_start(raw)
-    for key, value in _decode(raw).items():
+    for key, value in pairs(raw).items():
         match = match_key(raw, at)
         if match is None:
             raise ValueError("msgspec and the key pattern disagree")
@@ -77,3 +91,10 @@ def body_start(raw: bytes) -> int:
     if match is None:
         raise ValueError("not a JSON object")
     return match.end()
+
+
+def _too_many() -> BadRequest:
+    return BadRequest(
+        f"The request body has more than {MAX_MEMBERS:,} members at its top level. Send fewer.",
+        reason="too_many_members",
+    )

@@ -99,9 +99,6 @@ class Generating(Body, gc=False):
 
     stream: bool | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    max_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
     previous_response_id: str | None = None
@@ -111,6 +108,8 @@ class ChatBody(Generating, kw_only=True, gc=False):
     """/v1/chat/completions."""
 
     messages: list[Message]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
     tools: Raw = ABSENT
     functions: Raw = ABSENT
 
@@ -119,6 +118,7 @@ class CompletionsBody(Generating, kw_only=True, gc=False):
     """/v1/completions."""
 
     prompt: Prompt
+    max_tokens: int | None = None
     suffix: str | None = None
 
 
@@ -126,6 +126,7 @@ class ResponsesBody(Generating, kw_only=True, gc=False):
     """/v1/responses."""
 
     input: str | list[Item]
+    max_output_tokens: int | None = None
     instructions: str | list[Item] | None = None
     tools: Raw = ABSENT
 
@@ -134,6 +135,7 @@ class MessagesBody(Generating, kw_only=True, gc=False):
     """/v1/messages (Anthropic)."""
 
     messages: list[Message]
+    max_tokens: int | None = None
     system: Content = None
     tools: Raw = ABSENT
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.domain import BodyFacts
 from gateway.policy.members import Member, body_start, locate
 
 _NONE: Mapping[str, bytes] = MappingProxyType({})
@@ -35,7 +34,7 @@ def splice(
     if not (replace or remove):
         return _insert(raw, insert) if insert else raw
     members = locate(raw)
-    cuts = _cuts(members, replace, remove)
+    cuts = _cuts(members, replace, frozenset(remove))
     present = {member.name for member in members}
     added = {name: value for name, value in replace.items() if name not in present}
     added.update(insert)
@@ -51,20 +50,10 @@ def splice(
     return _insert(edited, added) if added else edited
 
 
-def with_usage(raw: bytes, facts: BodyFacts) -> bytes:
-    """`raw` with stream_options.include_usage true, so that a stream's usage is metered.
-
-    For chat and completions. Other members of an existing stream_options stay; bodies that
-    do not stream, or ask already, are returned as they are.
-    """
-    if not facts.stream or facts.include_usage:
-        return raw
-    if not facts.has_stream_options:
-        return _insert(raw, {"stream_options": b'{"include_usage":true}'})
-    member = next(m for m in locate(raw) if m.name == "stream_options")
-    options = raw[member.value_start : member.value_end]
-    merged = splice(b"{}" if options == b"null" else options, replace=_USAGE)
-    return splice(raw, replace={"stream_options": merged})
+def with_usage(options: msgspec.Raw | None) -> bytes:
+    """A stream_options member with include_usage true, its other members kept; None: absent."""
+    given = b"null" if options is None else bytes(options)
+    return splice(b"{}" if given == b"null" else given, replace=_USAGE)
 
 
 def _insert(raw: bytes, members: Mapping[str, bytes]) -> bytes:
@@ -76,18 +65,24 @@ def _insert(raw: bytes, members: Mapping[str, bytes]) -> bytes:
 
 
 def _cuts(
-    members: list[Member], replace: Mapping[str, bytes], remove: Collection[str]
+    members: list[Member], replace: Mapping[str, bytes], remove: frozenset[str]
 ) -> list[tuple[int, int, bytes]]:
-    """(start, end, new bytes) in order. A removed member takes one comma with it."""
+    """(start, end, new bytes) in order. Removed neighbours go in one cut, and a comma each."""
     cuts: list[tuple[int, int, bytes]] = []
-    kept = max((i for i, m in enumerate(members) if m.name not in remove), default=-1)
-    for index, member in enumerate(members[: kept + 1]):
+    kept_end = removed_from = -1
+    for member in members:
         if member.name in remove:
-            cuts.append((member.key_start, members[index + 1].key_start, b""))
-        elif member.name in replace:
+            if removed_from < 0:
+                removed_from = member.key_start
+            continue
+        if removed_from >= 0:
+            cuts.append((removed_from, member.key_start, b""))
+            removed_from = -1
+        if member.name in replace:
             cuts.append((member.value_start, member.value_end, replace[member.name]))
-    if kept + 1 < len(members):
-        # What follows the last kept member goes in one cut, its leading comma included.
-        start = members[kept].value_end if kept >= 0 else members[0].key_start
+        kept_end = member.value_end
+    if removed_from >= 0:
+        # The comma before them goes, there is none behind.
+        start = removed_from if kept_end < 0 else kept_end
         cuts.append((start, members[-1].value_end, b""))
     return cuts

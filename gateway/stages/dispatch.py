@@ -138,23 +138,22 @@ def _edited(
     salt: str | None,
 ) -> bytes:
     name = worker.served_model or served.name
-    edits = name != facts.model or default_cap is not None or priority is not None
-    in_body = worker.rank is not None and worker.rank_by == "body"
-    if edits or in_body or salt is not None or facts.steering_fields:
-        insert = {}
-        if in_body:
-            insert["data_parallel_rank"] = b"%d" % (worker.rank or 0)
-        if priority is not None:
-            insert["priority"] = b"%d" % priority
-        if salt is not None:
-            insert["cache_salt"] = b'"%b"' % salt.encode()
-        if default_cap is not None:
-            field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
-            insert[field] = b"%d" % default_cap
-        body = splice(
-            body,
-            replace={"model": orjson.dumps(name)} if name != facts.model else {},
-            insert=insert,
-            remove=facts.steering_fields,
-        )
-    return with_usage(body, facts) if injects_usage(served, endpoint, facts) else body
+    replace: dict[str, bytes] = {}
+    insert: dict[str, bytes] = {}
+    if name != facts.model:
+        replace["model"] = orjson.dumps(name)
+    if default_cap is not None:
+        field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
+        # The client's own may be there, and null: of two the engine would take the last.
+        (replace if field in facts.members else insert)[field] = b"%d" % default_cap
+    if injects_usage(served, endpoint, facts):
+        options = with_usage(facts.members.get("stream_options"))
+        (replace if facts.has_stream_options else insert)["stream_options"] = options
+    if worker.rank is not None and worker.rank_by == "body":
+        insert["data_parallel_rank"] = b"%d" % worker.rank
+    if priority is not None:
+        insert["priority"] = b"%d" % priority
+    if salt is not None:
+        insert["cache_salt"] = b'"%b"' % salt.encode()
+    # What is inserted steers: a client's own is removed.
+    return splice(body, replace=replace, insert=insert, remove=facts.steering_fields)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import (
+    CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     MESSAGES,
@@ -17,6 +19,7 @@ from gateway.domain import (
     SPEECH,
     TRANSCRIPTIONS,
     DecisionRecord,
+    Endpoint,
     Incoming,
     Principal,
     Usage,
@@ -996,6 +999,25 @@ async def test_a_defaulted_limit_fits_the_pool_that_serves(
     served_window = 8192 if bench.record.pool == "short" else 65536
     assert prompt + bench.sent["max_tokens"] <= served_window
     assert expected in (None, bench.sent["max_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "limits", "sent"),
+    [
+        (CHAT, b'"max_tokens":null', {"max_tokens": 50}),
+        (CHAT, b'"max_t\\u006fkens": null', {"max_tokens": 50}),
+        (CHAT, b'"max_completion_tokens":null', {"max_completion_tokens": None, "max_tokens": 50}),
+        (RESPONSES, b'"max_output_tokens":null', {"max_output_tokens": 50}),
+    ],
+)
+async def test_a_null_limit_is_replaced_by_the_default(
+    endpoint: Endpoint, limits: bytes, sent: dict[str, int | None]
+) -> None:
+    bench = Bench(OK, served=served_model(table=short_and_long(default_max_tokens=50)))
+    text = b'{"model":"m","messages":[{"role":"user","content":"x"}],"input":"x",'
+    await bench.serve(incoming(text + limits + b"}", endpoint=endpoint))
+    received = json.loads(bench.upstream.calls[0][1].body, object_pairs_hook=list)
+    assert sorted(pair for pair in received if pair[0].startswith("max_")) == sorted(sent.items())
 
 
 async def test_an_audio_form_is_sent_anew_with_its_model_renamed() -> None:

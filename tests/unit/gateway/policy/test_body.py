@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.domain import CHAT, COMPLETIONS, ENDPOINTS, MESSAGES, RESPONSES, SCORE, Endpoint
 from gateway.errors import BadRequest
 from gateway.policy.body import read_body
+from gateway.policy.members import MAX_MEMBERS
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -98,7 +99,7 @@ def test_what_is_not_one_json_object_in_utf8_is_refused(raw: bytes, reason: str)
         ({"max_tokens": 10**400}, "max_tokens"),
         ({"max_tokens": -(10**400)}, "max_tokens"),
         ({"max_completion_tokens": 5, "max_tokens": 0}, "max_tokens"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"n": 1.0}, "n"),
@@ -244,6 +245,38 @@ def test_facts_of_a_chat_body() -> None:
         "bootstrap_host",
         "x-gateway-inference",
     )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "cap"),
+    [
+        (CHAT, {"max_output_tokens": 1, "max_tokens": 7000}, 7000),
+        (CHAT, {"max_completion_tokens": 1, "max_tokens": 7000}, 7000),
+        (CHAT, {"max_completion_tokens": 7000, "max_tokens": 1}, 7000),
+        (CHAT, {"max_output_tokens": 1}, None),
+        (COMPLETIONS, {"max_completion_tokens": 1, "max_tokens": 7000}, 7000),
+        (COMPLETIONS, {"max_completion_tokens": 1}, None),
+        (RESPONSES, {"max_tokens": 1, "max_output_tokens": 7000}, 7000),
+        (RESPONSES, {"max_tokens": 1}, None),
+        (MESSAGES, {"max_completion_tokens": 1, "max_tokens": 7000}, 7000),
+    ],
+)
+def test_only_limits_that_the_endpoints_engine_reads_count(
+    endpoint: Endpoint, fields: dict[str, int], cap: int | None
+) -> None:
+    body = {"model": "m", "messages": USER, "prompt": "a", "input": "a", **fields}
+    assert read_body(endpoint, json.dumps(body).encode()).cap_tokens == cap
+
+
+def test_members_are_bounded_before_they_are_read() -> None:
+    names = ",".join(f'"x{n}":1' for n in range(MAX_MEMBERS - 2))
+    most = chat()[:-1] + b"," + names.encode() + b"}"
+    assert len(read_body(CHAT, most).members) == MAX_MEMBERS
+    assert refused(most[:-1] + b',"one_more":1}').reason == "too_many_members"
+    many = b'{"a":1' + b',"a":1' * 3_000_000 + b"}"
+    start_s = time.thread_time()
+    assert "10,000 members" in refused(many).message
+    assert time.thread_time() - start_s < 0.2
 
 
 def test_absent_fields_stay_absent() -> None:

@@ -3,14 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import CHAT
-from gateway.policy.body import read_body
 from gateway.policy.members import locate
 from gateway.policy.splice import splice, with_usage
+from tests.growth import assert_linear
 
 WHITE = st.sampled_from(["", " ", "\n", "\t ", "\r\n  "])
 NAMES = st.sampled_from(["model", "a", "b", "priority", "\u00e9", 'q"uote', "", "back\\slash"])
@@ -107,20 +107,6 @@ def test_what_is_no_object_raises() -> None:
         splice(b"[]", insert={"a": b"1"})
 
 
-def usage(raw: bytes) -> bytes:
-    return with_usage(raw, read_body(CHAT, raw))
-
-
-BASE = b'{"model":"m","messages":[{"role":"user","content":"x"}]'
-
-
-def test_usage_is_asked_for_on_streams_only() -> None:
-    raw = BASE + b"}"
-    assert usage(raw) is raw
-    asked = BASE + b',"stream":true,"stream_options":{"include_usage":true}}'
-    assert usage(asked) is asked
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -136,13 +122,26 @@ def test_usage_is_asked_for_on_streams_only() -> None:
     ],
 )
 def test_usage_merges_into_stream_options(options: bytes, expected: dict[str, Any]) -> None:
-    edited = usage(BASE + b',"stream":true, "stream_options" : ' + options + b"}")
-    assert edited.startswith(BASE)
-    assert json.loads(edited)["stream_options"] == expected
+    assert json.loads(with_usage(msgspec.Raw(options))) == expected
 
 
-def test_usage_is_inserted_where_absent() -> None:
-    raw = BASE + b',"stream":true}'
-    edited = usage(raw)
-    assert edited.endswith(raw[1:])
-    assert json.loads(edited)["stream_options"] == {"include_usage": True}
+def test_usage_is_asked_for_where_there_are_no_options() -> None:
+    assert json.loads(with_usage(None)) == {"include_usage": True}
+
+
+@pytest.mark.parametrize("name", ["bootstrap_%06d", "a%06d"])
+def test_twice_the_members_take_twice_the_time(name: str) -> None:
+    def run(raw: bytes) -> None:
+        names = [m.name for m in locate(raw) if m.name != "a000001"]
+        for _ in range(10):  # few members, often: more than MAX_MEMBERS there cannot be
+            splice(raw, replace={"a000001": b"2"}, remove=names)
+
+    def body(count: int) -> bytes:
+        return ("{" + ",".join(f'"{name % n}":1' for n in range(count)) + "}").encode()
+
+    assert_linear(body, run, 1000, 1000)
+
+
+@pytest.mark.parametrize("unit", [b"\\n", b"\\\\", b"u", b'\\"', b"\xc3\xa9"])
+def test_twice_the_key_takes_twice_the_time(unit: bytes) -> None:
+    assert_linear(lambda n: b'{"%b":1}' % (unit * n), locate, 10_000, 2**19)
