@@ -105,6 +105,7 @@ class FakeResponse:
             self.ended = True
             return b""
         step = self._steps.pop(0)
+        self._upstream.on_read()
         if isinstance(step, bytes):
             return step
         if isinstance(step, UpstreamFailure):
@@ -145,6 +146,8 @@ class FakeUpstream:
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the exchange came to a HANG."""
     cancelled: int = 0
+    on_read: Callable[[], None] = lambda: None
+    """Called before each step of an answer's body."""
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
         """See Upstream."""

@@ -1,21 +1,26 @@
-"""Relaying server-sent events without parsing them: usage, proper end, errors.
+"""Relaying server-sent events nearly without parsing them: usage, proper end, errors.
 
 Rules:
 - Only whole events are relayed; a partial one waits for its rest, which delays nothing, for
-  a client cannot use half an event.
+  a client cannot use half an event. An event ends with an empty line; lines end with LF or
+  CRLF, also mixed (a line that ends with a lone CR is none).
 - Events pass as the bytes they came in. The one that is dropped is the usage chunk (empty
   `choices`) that the gateway asked for and the client did not.
-- Nothing is decoded on the way but substrings; JSON text cannot contain an unescaped quote or
-  line break, so a needle with a member's name and its value, or with a line's beginning,
-  never matches content.
-- What is found does not depend on how the bytes were cut into pieces.
+- Only events that bear a mark (substrings: JSON text cannot contain an unescaped quote or line
+  break) are decoded, and what counts is where the mark stands: what a client sent and an engine
+  echoes never ends a stream.
+- What is found does not depend on how the bytes were cut into pieces; every byte is looked at a
+  bounded number of times.
 - The last event with a usage object is kept and decoded once, at the end.
-- A stream is complete when its finish mark was seen. One that ends without it is an error,
-  not a stop; one that has it but lacks the closing [DONE] gets it.
+- A stream is complete when every choice has its finish mark, or one has and [DONE] came. One
+  that ends without is an error, not a stop; one that is complete but lacks [DONE] gets it.
+- Comments and other lines without data are relayed, and are nothing: no token, no end.
 """
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
 
 import orjson
 
@@ -25,38 +30,30 @@ DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 """A longer event is the engine's fault: the relay breaks off instead of holding it."""
 
-# Marks that are cheap to look for, and what then tells the reason (an empty one is none).
-_Finish = tuple[tuple[bytes, ...], re.Pattern[bytes]]
-_FINISH: dict[str, _Finish] = {
-    MESSAGES.name: (
-        (b'"stop_reason":"', b'"stop_reason": "'),
-        re.compile(rb'"stop_reason": ?"([^"]+)"'),
-    ),
-    RESPONSES.name: (
-        (b'"response.completed"', b'"response.incomplete"', b'"response.failed"'),
-        re.compile(rb'"type": ?"response\.(completed|incomplete|failed)"'),
-    ),
+# What is cheap to look for and stands in every event that ends a choice.
+_FINISH_MARKS: Final[dict[str, tuple[bytes, ...]]] = {
+    MESSAGES.name: (b'"stop_reason":"', b'"stop_reason": "'),
+    RESPONSES.name: (b'"response.completed"', b'"response.incomplete"', b'"response.failed"'),
 }
-_FINISH_OPENAI: _Finish = (
-    (b'"finish_reason":"', b'"finish_reason": "'),
-    re.compile(rb'"finish_reason": ?"([^"]+)"'),
-)
-_ERROR = re.compile(rb'(?:^|\n)(?:event: ?error\b|data: ?\{"error": ?(?!null))')
-_DONE_ENDS = (DONE, b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n", b"data:[DONE]\r\n\r\n")
-_USAGE = (b'"usage":{', b'"usage": {')
-_EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
+_FINISH_OPENAI: Final = (b'"finish_reason":"', b'"finish_reason": "')
+_EVENT_END: Final = re.compile(rb"\n\r?\n")
+_ERROR: Final = re.compile(rb'(?:^|\n)(?:event: ?error\b|data: ?\{"error": ?(?!null))')
+_DONE_LINE: Final = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
+_USAGE: Final = (b'"usage":{', b'"usage": {')
+_EMPTY_CHOICES: Final = (b'"choices":[]', b'"choices": []')
 
 
 class StreamMeter:
     """State of one relayed stream. Feed it what arrives, send what it returns."""
 
     __slots__ = (
+        "_choices",
         "_endpoint",
         "_finish_marks",
-        "_finish_pattern",
+        "_finished",
+        "_held",
         "_openai",
         "_strip_usage",
-        "_tail",
         "_usage_events",
         "done",
         "events",
@@ -64,17 +61,25 @@ class StreamMeter:
         "finish_reason",
     )
 
-    def __init__(self, endpoint: Endpoint, *, strip_usage: bool) -> None:
-        """`strip_usage`: drop the usage chunk, because the client did not ask for it."""
+    def __init__(self, endpoint: Endpoint, *, strip_usage: bool, choices: int = 1) -> None:
+        """`strip_usage`: drop the usage chunk, because the client did not ask for it.
+
+        `choices`: how many the client asked for, of all prompts together.
+        """
         self._endpoint = endpoint.name
-        self._openai = endpoint.name not in _FINISH
-        self._finish_marks, self._finish_pattern = _FINISH.get(endpoint.name, _FINISH_OPENAI)
+        self._openai = endpoint.name not in _FINISH_MARKS
+        self._finish_marks = _FINISH_MARKS.get(endpoint.name, _FINISH_OPENAI)
         self._strip_usage = strip_usage
-        self._tail = b""
+        self._choices = choices
+        self._finished: set[object] = set()
+        """Indices of choices that ended; `choices` of them at most."""
+        self._held = bytearray()
+        """Of the event whose end has not come."""
         self._usage_events: list[bytes] = []
         self.events = 0
-        """Events relayed: about the tokens emitted, when an engine sends one a token."""
+        """Events with data relayed: about the tokens emitted, when an engine sends one a token."""
         self.finish_reason: str | None = None
+        """Of the choice that ended last."""
         self.done = False
         """The closing [DONE] was relayed."""
         self.failed_in_band = False
@@ -82,39 +87,78 @@ class StreamMeter:
 
     def feed(self, data: bytes) -> bytes:
         """Whole events ready to be sent, b"" when there are none yet."""
-        if self._tail:
-            data = self._tail + data
-        if data.endswith(b"\n\n"):
-            whole, self._tail = data, b""
+        if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):  # as nearly always
+            whole = data
         else:
-            end = data.rfind(b"\n\n") + 2
-            if end == 1:
-                end = data.rfind(b"\r\n\r\n") + 4
-                if end == 3:
-                    self._tail = data
-                    return b""
-            whole, self._tail = data[:end], data[end:]
-        first, second, *others = self._finish_marks
-        if first in whole or second in whole or (others and others[0] in whole):
+            whole = self._completed(data)
+            if not whole:
+                return b""
+        marks = self._finish_marks
+        if marks[0] in whole or marks[1] in whole or (len(marks) > 2 and marks[2] in whole):
             self._note_finish(whole)
         if b'"usage"' in whole and (_USAGE[0] in whole or _USAGE[1] in whole):
             whole = self._keep_usage(whole)
         if (b'"error"' in whole or b"event: error" in whole) and _ERROR.search(whole):
             self.failed_in_band = True
         if whole:
-            self.events += whole.count(b"\n\n") or whole.count(b"\r\n\r\n")
-            if whole.endswith(_DONE_ENDS):
+            self.events += whole.count(b"\ndata:") + whole.startswith(b"data:")
+            if b"[DONE]" in whole and _DONE_LINE.search(whole):
                 self.done = True
         return whole
 
+    def _completed(self, data: bytes) -> bytes:
+        """The events that end in `data`, with what was held of them; the rest is held.
+
+        What was held is not searched again, but for its last two bytes: an end may be cut.
+        """
+        held = self._held
+        edge = bytes(held[-2:])
+        seen = edge + data
+        lf, crlf = seen.rfind(b"\n\n"), seen.rfind(b"\n\r\n")
+        end = max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
+        if not end:
+            held += data
+            return b""
+        end -= len(edge)
+        held += data[:end]
+        self._held = bytearray(data[end:])
+        return bytes(held)
+
     def _note_finish(self, whole: bytes) -> None:
-        if reasons := self._finish_pattern.findall(whole):
-            self.finish_reason = reasons[-1].decode("ascii", "replace")
+        events = _events(whole)
+        for event in events:
+            # Of several at most one has a mark as a rule.
+            if len(events) == 1 or any(mark in event for mark in self._finish_marks):
+                decoded = _data_of(event)
+                if isinstance(decoded, dict):
+                    self._note_finish_of(decoded)
+
+    def _note_finish_of(self, event: dict[str, Any]) -> None:
+        """Take the finish of an event from where the endpoint has it, and nowhere else."""
+        if self._openai:
+            choices = event.get("choices")
+            for choice in choices if isinstance(choices, list) else ():
+                if isinstance(choice, dict):
+                    index = choice.get("index")
+                    self._end(choice.get("finish_reason"), index if type(index) is int else 0)
+            return
+        kind = event.get("type")
+        if self._endpoint == MESSAGES.name:
+            delta = event.get("delta")
+            if kind == "message_delta" and isinstance(delta, dict):
+                self._end(delta.get("stop_reason"), 0)
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            self._end(kind.removeprefix("response."), 0)
+
+    def _end(self, reason: object, index: int) -> None:
+        if isinstance(reason, str) and reason:
+            self.finish_reason = reason
+            if len(self._finished) < self._choices:
+                self._finished.add(index)
 
     def _keep_usage(self, whole: bytes) -> bytes:
         kept: list[bytes] = []
-        separator = b"\n\n" if b"\n\n" in whole else b"\r\n\r\n"
-        for event in whole.split(separator):
+        for event in _events(whole):
             if _USAGE[0] in event or _USAGE[1] in event:
                 if self._endpoint == MESSAGES.name and self._usage_events:
                     # message_start has the prompt, each message_delta the running output.
@@ -128,17 +172,18 @@ class StreamMeter:
                 ):
                     continue
             kept.append(event)
-        return separator.join(kept)
+        return b"".join(kept)
 
     @property
     def overlong(self) -> bool:
         """Whether an event without an end grew past what is held."""
-        return len(self._tail) > MAX_EVENT_BYTES
+        return len(self._held) > MAX_EVENT_BYTES
 
     @property
     def complete(self) -> bool:
         """Whether the engine finished its answer."""
-        return self.finish_reason is not None
+        ended = len(self._finished)
+        return ended >= self._choices or (self.done and ended > 0)
 
     def closing(self) -> bytes:
         """What a cleanly ended stream still lacks: the [DONE] of the OpenAI dialects."""
@@ -149,7 +194,7 @@ class StreamMeter:
         prompt = completion = cached = None
         told = False
         for event in self._usage_events:
-            found = _usage_of(event)
+            found = usage_from(_data_of(event))
             if found is None:
                 continue
             prompt = found.prompt_tokens or prompt
@@ -166,15 +211,29 @@ class StreamMeter:
         )
 
 
-def _usage_of(event: bytes) -> Usage | None:
-    for line in event.split(b"\n"):
-        if line.startswith(b"data:"):
-            try:
-                decoded = orjson.loads(line[5:])
-            except orjson.JSONDecodeError:
-                continue
-            return usage_from(decoded)
-    return None
+def _events(whole: bytes) -> Sequence[bytes]:
+    """Whole events one by one, each with its end."""
+    ends = [end.end() for end in _EVENT_END.finditer(whole)]
+    if len(ends) == 1 and ends[0] == len(whole):
+        return (whole,)
+    found = [whole[start:end] for start, end in pairwise([0, *ends])]
+    if ends and ends[-1] < len(whole):  # one line break more
+        found.append(whole[ends[-1] :])
+    return found
+
+
+def _data_of(event: bytes) -> Any:
+    """What the data of an event is as JSON; None where it has none."""
+    end = event.find(b"\n")
+    if event.startswith(b"data:") and len(event) - end <= 3:  # one line, as nearly always
+        data = event[5:end]
+    else:
+        lines = event.splitlines()
+        data = b"\n".join([line[5:] for line in lines if line.startswith(b"data:")])
+    try:
+        return orjson.loads(data) if data else None
+    except orjson.JSONDecodeError:
+        return None
 
 
 def usage_from(decoded: Any) -> Usage | None:
@@ -218,4 +277,4 @@ def _count(holder: dict[str, Any], *names: str) -> int | None:
 
 def streams_usage_chunk(endpoint: Endpoint) -> bool:
     """Whether the endpoint sends usage only when stream_options asks for it."""
-    return endpoint.name not in _FINISH and endpoint.generates
+    return endpoint.name not in _FINISH_MARKS and endpoint.generates

@@ -38,6 +38,7 @@ class Relay:
     """One attempt: `run` it, or ask `cut_short` what it came to when the client left."""
 
     __slots__ = (
+        "_choices",
         "_clock",
         "_endpoint",
         "_last_s",
@@ -59,8 +60,10 @@ class Relay:
         *,
         started_s: float,
         strip_usage: bool,
+        choices: int = 1,
     ) -> None:
-        """`started_s`: when the client's request came in, for TTFT."""
+        """`started_s`: when the client's request came in, for TTFT; `choices`: as it asked for."""
+        self._choices = choices
         self._endpoint = endpoint
         self._reply = reply
         self._clock = clock
@@ -89,7 +92,7 @@ class Relay:
         try:
             kind = _header(response.headers, b"content-type")
             if response.status == 200 and kind.startswith(b"text/event-stream"):
-                return await self._stream(response, kind, lines)
+                return await self._stream(response, kind, lines, call.timeouts.first_byte_s)
             return await self._whole(response, kind, lines)
         finally:
             response.abort()
@@ -107,10 +110,12 @@ class Relay:
     # -- streams
 
     async def _stream(
-        self, response: UpstreamResponse, kind: bytes, lines: Lines
+        self, response: UpstreamResponse, kind: bytes, lines: Lines, first_event_s: float
     ) -> Outcome | Fault:
-        self._meter = meter = StreamMeter(self._endpoint, strip_usage=self._strip_usage)
-        first = await self._first_events(response, meter)
+        self._meter = meter = StreamMeter(
+            self._endpoint, strip_usage=self._strip_usage, choices=self._choices
+        )
+        first = await self._first_events(response, meter, first_event_s)
         if isinstance(first, Fault):
             return first
         self.first_s = self._clock()
@@ -148,8 +153,16 @@ class Relay:
             return msgspec.structs.replace(outcome, label="error")
         return outcome
 
-    async def _first_events(self, response: UpstreamResponse, meter: StreamMeter) -> bytes | Fault:
-        """The first whole events, or the fault that came instead of them."""
+    async def _first_events(
+        self, response: UpstreamResponse, meter: StreamMeter, first_event_s: float
+    ) -> bytes | Fault:
+        """The first whole events, or the fault that came instead of them.
+
+        Comments before them are dropped: they are no token, and as long as nothing was sent
+        another worker can take over. They keep an engine from its idle deadline, not from
+        beginning within `first_event_s`.
+        """
+        until_s = self._clock() + first_event_s
         while True:
             try:
                 data = await response.read()
@@ -158,10 +171,12 @@ class Relay:
             if not data:
                 return Fault(kind="empty", message="the engine sent an empty stream", status=200)
             ready = meter.feed(data)
-            if ready:
+            if ready and (meter.events or meter.failed_in_band):
                 break
             if meter.overlong:
                 return Fault(kind="protocol", message="an event is too long")
+            if self._clock() > until_s:
+                return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band and is_overflow_event(ready):
             return Fault(kind="overflow", message="context overflow", status=400, body=ready)
         if meter.failed_in_band and (status := in_band_status(ready)) >= 500:

@@ -58,6 +58,7 @@ from tests.fakes import (
     FakeUpstream,
     ListSink,
     Script,
+    Step,
     broken,
     failure,
     stream,
@@ -619,6 +620,49 @@ async def test_what_fails_before_the_first_byte_is_served_by_another_worker(firs
     assert bench.reply.headers[b"x-sluice-worker"] == b"short-1"
     assert sum(bench.metrics.retries.values.values()) == 1
     bench.assert_nothing_leaks()
+
+
+PING = b": ping\n\n"
+
+
+@pytest.mark.parametrize(
+    "then",
+    [(broken(),), (), (event({"error": {"message": "OOM"}}),)],
+    ids=["reset", "end", "error"],
+)
+async def test_an_engine_that_sent_only_comments_may_be_replaced(then: tuple[Step, ...]) -> None:
+    bench = Bench(stream(PING, PING, *then), STREAM)
+    await bench.serve(streaming())
+    assert len(bench.upstream.calls) == 2
+    assert (bench.reply.status, bench.record.outcome) == (200, "ok")
+    assert b"ping" not in bench.reply.body
+
+
+async def test_a_comment_is_not_the_first_token() -> None:
+    bench = Bench(stream(PING, chunk("a"), chunk(finish="stop"), DONE))
+    bench.upstream.on_read = lambda: bench.clock.advance(1.0)
+    await bench.serve(streaming())
+    assert bench.record.ttft_s == 2.0
+
+
+async def test_an_engine_that_sends_comments_for_ever_is_given_up() -> None:
+    bench = Bench(stream(*[PING] * 10_000), STREAM)
+    bench.upstream.on_read = lambda: bench.clock.advance(1.0)
+    await bench.serve(streaming())
+    assert [attempt.result for attempt in bench.record.attempts] == ["timeout", "ok"]
+
+
+async def test_comments_after_the_first_event_pass() -> None:
+    bench = Bench(stream(chunk("a"), PING, chunk(finish="stop"), DONE))
+    await bench.serve(streaming())
+    assert bench.reply.body.count(PING) == 1
+
+
+async def test_a_stream_of_two_choices_that_ends_after_the_first_broke_off() -> None:
+    bench = Bench(stream(chunk("a"), chunk(finish="stop")))
+    await bench.serve(streaming(n=2))
+    assert bench.reply.broken_off is not None
+    assert bench.record.outcome == "upstream_error"
 
 
 async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed() -> None:

@@ -1,7 +1,11 @@
 """Relaying event streams: bytes pass unchanged, usage and the end are found, errors are seen."""
 
+import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +23,9 @@ def cut(data: bytes, points: list[int]) -> list[bytes]:
 
 
 def relay(
-    pieces: list[bytes], endpoint: Endpoint = CHAT, *, strip: bool = False
+    pieces: list[bytes], endpoint: Endpoint = CHAT, *, strip: bool = False, choices: int = 1
 ) -> tuple[bytes, StreamMeter]:
-    meter = StreamMeter(endpoint, strip_usage=strip)
+    meter = StreamMeter(endpoint, strip_usage=strip, choices=choices)
     return b"".join(meter.feed(piece) for piece in pieces), meter
 
 
@@ -92,7 +96,7 @@ def test_of_any_bytes_at_all_a_prefix_that_ends_with_an_event_is_relayed(
 ) -> None:
     out, _ = relay(cut(data, points))
     assert data.startswith(out)
-    assert not out or out.endswith((LF, CRLF))
+    assert not out or out.endswith((LF, b"\n\r\n"))
 
 
 def test_half_an_event_waits_for_its_rest() -> None:
@@ -149,6 +153,66 @@ def test_of_several_choices_the_last_finish_counts_however_it_is_cut() -> None:
     chunks = [chunk(finish="stop"), chunk(finish="length")]
     assert relay(chunks)[1].finish_reason == "length"
     assert relay([b"".join(chunks)])[1].finish_reason == "length"
+
+
+# -- lines that end in both ways, and lines without data
+
+PARTS = st.lists(
+    st.tuples(st.sampled_from(["data", "comment", "usage"]), SEPARATORS), min_size=1, max_size=8
+)
+MADE: dict[str, Callable[[bytes], bytes]] = {
+    "data": lambda end: chunk("x", end=end),
+    "comment": lambda end: b": ping" + end,
+    "usage": lambda end: usage_chunk(17, 5, end=end),
+}
+
+
+@given(PARTS, POINTS, st.booleans())
+def test_however_lines_end_nothing_is_lost_and_only_the_usage_chunk_is_stripped(
+    parts: list[tuple[str, bytes]], points: list[int], strip: bool
+) -> None:
+    made = [(kind, MADE[kind](end)) for kind, end in parts]
+    out, meter = relay(cut(b"".join(event for _, event in made), points), strip=strip)
+    assert out == b"".join(event for kind, event in made if kind != "usage" or not strip)
+    kinds = [kind for kind, _ in parts]
+    assert meter.events == kinds.count("data") + (0 if strip else kinds.count("usage"))
+    assert (meter.usage() is not None) == ("usage" in kinds)
+
+
+def test_a_comment_with_lf_among_crlf_events_holds_nothing_back() -> None:
+    meter = StreamMeter(CHAT, strip_usage=False)
+    said = b": ping\n\n" + chunk("x", end=CRLF)
+    assert meter.feed(said) == said
+
+
+def test_comments_are_no_tokens() -> None:
+    _, meter = relay([b": ping\n\n" * 50, b"retry: 3000\n\n"])
+    assert meter.events == 0
+
+
+# -- several choices
+
+
+def finish(index: int, reason: str = "stop") -> bytes:
+    return event({"choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
+
+
+@given(st.integers(1, 5), st.data(), POINTS)
+def test_a_stream_is_complete_when_every_choice_has_ended(
+    choices: int, data: st.DataObject, points: list[int]
+) -> None:
+    order = data.draw(st.permutations(range(choices)))
+    repeated = [finish(order[0])] * 3
+    _, meter = relay(cut(b"".join([*repeated, *map(finish, order[1:-1])]), points), choices=choices)
+    assert meter.complete == (choices == 1)
+    _, meter = relay(cut(b"".join(map(finish, order)), points), choices=choices)
+    assert meter.complete
+
+
+def test_an_engine_that_says_done_with_fewer_choices_has_ended() -> None:
+    assert not relay([finish(0)], choices=2)[1].complete
+    assert relay([finish(0), DONE], choices=2)[1].complete
+    assert not relay([DONE], choices=2)[1].complete
 
 
 def test_a_complete_stream_without_done_gets_it() -> None:
@@ -295,6 +359,24 @@ def test_responses_text_that_spells_another_end_does_not_hide_the_true_one(
     assert relay(cut(stream, points), RESPONSES)[1].finish_reason == "completed"
 
 
+def test_what_a_client_sent_and_the_engine_echoes_is_no_end() -> None:
+    echoed = {"type": "response.completed", "response.failed": {"type": "response.failed"}}
+    said = {"id": "resp_1", "metadata": echoed, "tools": [echoed], "usage": None}
+    created = event({"type": "response.created", "response": said}, name="response.created")
+    assert not relay([created, text_delta("hi")], RESPONSES)[1].complete
+    assert relay([created, completed("incomplete")], RESPONSES)[1].finish_reason == "incomplete"
+
+
+def test_the_input_of_a_tool_is_no_end_of_messages() -> None:
+    block = {"type": "tool_use", "input": {"stop_reason": "end_turn", "usage": {"input_tokens": 9}}}
+    said = event({"type": "content_block_start", "content_block": block})
+    _, meter = relay([START, said], MESSAGES)
+    assert not meter.complete
+    assert meter.usage() == Usage(
+        prompt_tokens=25, completion_tokens=1, cached_tokens=8, cached_told=True
+    )
+
+
 def test_a_created_response_whose_error_is_null_has_not_failed() -> None:
     assert not relay([CREATED], RESPONSES)[1].failed_in_band
 
@@ -334,3 +416,46 @@ def test_what_is_not_an_object_has_no_usage() -> None:
 def test_only_chat_and_completions_send_the_usage_chunk_on_request() -> None:
     asked = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
     assert [e for e in asked if streams_usage_chunk(e)] == [CHAT, COMPLETIONS]
+
+
+# -- how long it takes
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """The least of several runs: what the machine does beside only adds."""
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+WORST: dict[str, Callable[[int], list[bytes]]] = {
+    "one event in small pieces": lambda n: [b"data: "] + [b"x" * 64] * n + [b"\n\n"],
+    "one event of half ends": lambda n: [b"data: "] + [b"\n\r" * 32] * n + [b"\n\n"],
+    "lines of one event": lambda n: [b"data: x\n" * n + b"\n"],
+    "ends only": lambda n: [b"\n" * 40 * n],
+    "marks without an end": lambda n: [b'data: "finish_reason":"' * n + b"\n\n"],
+    "small events with marks": lambda n: [b'data: "finish_reason":"\n\n' * n],
+    "small events with usage": lambda n: [b'data: "usage":{\n\n' * n],
+    "events of both ends": lambda n: [b'data: "usage":{\r\n\r\n:\n\n' * n],
+    "errors": lambda n: [b'\ndata: {"error":null' * n + b"\n\n"],
+    "dones": lambda n: [b"\ndata: [DONE]" * n + b"\n\n"],
+}
+
+
+@pytest.mark.parametrize("worst", WORST)
+def test_twice_the_bytes_take_at_most_twice_the_time(worst: str) -> None:
+    def feed(pieces: list[bytes]) -> None:
+        relay(pieces, strip=True)[1].usage()
+
+    pieces = WORST[worst]
+    n = 1_000
+    while cpu_s(partial(feed, pieces(n))) < 0.01:  # enough to measure
+        n *= 2
+    for _ in range(3):  # a machine at work may spoil a measurement
+        ratio = cpu_s(partial(feed, pieces(2 * n))) / cpu_s(partial(feed, pieces(n)))
+        if ratio <= 2.2:
+            return
+    pytest.fail(f"twice the bytes took {ratio:.2f} times as long")
