@@ -20,6 +20,7 @@ from bench.scale_measure import (
 )
 from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of, key_of
 from gateway.adapters.entitlement_sync import EntitlementSync
+from gateway.adapters.roster import File
 from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.keeper import Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
@@ -85,7 +86,7 @@ class Tenants:
 
     async def enter(self) -> None:
         """What the directory holds, into roster, keyring and token pool."""
-        await self.sync.begin([], guarded=True)
+        await self.sync.begin(File(), guarded=True)
 
     def take(self) -> Lease:
         """Authenticate and admit one request of the next active entitlement."""

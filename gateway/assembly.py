@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gateway.adapters.engine_kv import EngineKv
 from gateway.adapters.entitlement_sync import EntitlementSync
 from gateway.adapters.registry import Registry
+from gateway.adapters.roster import File
 from gateway.adapters.shared.directory import SharedDirectory
 from gateway.adapters.shared.health import Reporter
 from gateway.adapters.shared.leases import SharedLeases
@@ -63,12 +64,12 @@ class TokenPools:
         With a `link` this is one of several worker processes: what is embedded in one process
         is then the parent's.
         """
-        self._entries = entries(config)
+        self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
         self._link = None if self._url.startswith("redis") else link
         lasting = self._url != "memory://" or self._link is not None
         kept = config.server.admin_key is not None and lasting
-        self._guarded = bool(self._entries) or kept
+        self._guarded = bool(self._file.entries) or kept
         self._metrics = metrics
         self._clock = clock
         by_name = {model.name: model for model in config.models}
@@ -146,7 +147,7 @@ class TokenPools:
         if apart is not None:
             await apart.start()
         # Where an admin may have made entitlements, nobody comes in before they are known.
-        await self.registry.start(self._entries, guarded=self._guarded)
+        await self.registry.start(self._file, guarded=self._guarded)
         if self._kept is not None:
             await self._kept.start()
         await self.keeper.start()

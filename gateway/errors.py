@@ -88,6 +88,12 @@ class Conflict(Refusal):
     status = 409
 
 
+class PreconditionFailed(Refusal):
+    """412: not as the client last saw it (If-Match)."""
+
+    status = 412
+
+
 class TooLarge(Refusal):
     """413: the body is over max_body_bytes."""
 

@@ -221,22 +221,70 @@ class EntitlementEntry(Record, frozen=True, kw_only=True):
     origin: Literal["file", "admin"] = "file"
     file_digest: str = ""
     """Of the configuration's section it came from: the file wins when that changes."""
+    file_unix_s: float = 0.0
+    """When the file was modified that the section is of; an older file changes nothing."""
+    id: str = ""
+    """Tells it from a namesake that was deleted. Empty: of a version that gave none."""
+    version: int = 0
+    """The directory's revision of its last write; 0: not kept. A write is based on it."""
+    changed: int = 0
+    """Grows with every change of its content; a restored entry keeps it."""
+    standing: int = 0
+    """What `changed` was when it was last suspended, resumed or given an expiry."""
+    revoked_sha256: tuple[str, ...] = ()
+    """Digests of keys that an admin revoked, newest last: no older copy brings them back."""
+
+
+class Removal(Record, frozen=True, kw_only=True):
+    """What a deleted entitlement leaves behind, so that it stays deleted."""
+
+    name: str
+    id: str
+    revision: int = 0
+    file_unix_s: float = 0.0
+    """When the file was modified that no longer had it; 0: an admin deleted it."""
+
+
+class Kept(Record, frozen=True, kw_only=True):
+    """What a directory holds, or the part of it that changed."""
+
+    revision: int
+    """Number of the last write; a directory that lost writes goes on from what it is told."""
+    mark: str
+    """Name of the last write, unique: a directory that does not know it has lost that write."""
+    entries: list[EntitlementEntry]
+    removals: list[Removal]
+    complete_since: int = 0
+    """Every removal after this revision is among them."""
+
+
+class Written(Record, frozen=True, kw_only=True):
+    """What became of a write."""
+
+    revision: int
+    mark: str
+    conflicts: tuple[str, ...] = ()
+    """Names that were not written: they are not, or no longer, of the version given."""
 
 
 class Directory(Protocol):
     """Where entitlements changed at run time are kept. Raises StateFailure."""
 
-    async def load(self) -> tuple[int, list[EntitlementEntry]]:
-        """The revision, and every entry that is kept."""
+    async def load(self) -> Kept:
+        """All that is kept."""
 
-    async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
-        """What changed after a revision: the newest, entries put, names removed."""
+    async def changes(self, since: int, mark: str) -> Kept | None:
+        """What changed after a revision; None where the write named `mark` is not known."""
 
-    async def put(self, *entries: EntitlementEntry) -> int:
-        """Keep entries (500 at most) at once, replacing their namesakes; the revision."""
+    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+        """Keep entries (500 at most), each in place of the version it names (0: of none).
 
-    async def delete(self, name: str) -> int:
-        """Forget an entry; the revision."""
+        They get the write's revision, which is above `floor`, as their version. One whose name
+        and id were deleted is a conflict; all are, where the write named `after` is not known.
+        """
+
+    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+        """Forget an entry of this version; its `file_unix_s` is the removal's."""
 
     async def close(self) -> None:
         """Let go of files and connections."""

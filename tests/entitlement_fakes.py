@@ -6,10 +6,11 @@ from typing import Any
 
 from gateway.adapters.entitlement_sync import EntitlementSync
 from gateway.adapters.registry import Registry
+from gateway.adapters.roster import File
 from gateway.adapters.store.directory import MemoryDirectory
 from gateway.policy.entitlement_terms import ModelShape, terms_from
 from gateway.policy.entitlements import Entitlement
-from gateway.ports import AccountView, EntitlementEntry, PoolView
+from gateway.ports import AccountView, EntitlementEntry, Kept, PoolView, Written
 from gateway.stages.authenticate import Keyring
 from tests.fakes import FakeClock
 
@@ -94,25 +95,25 @@ class FlakyDirectory(MemoryDirectory):
         if self.fail_with is not None:
             raise self.fail_with
 
-    async def load(self) -> tuple[int, list[EntitlementEntry]]:
+    async def load(self) -> Kept:
         """See Directory."""
         self._called()
         return await super().load()
 
-    async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
+    async def changes(self, since: int, mark: str) -> Kept | None:
         """See Directory."""
         self._called()
-        return await super().changes(since)
+        return await super().changes(since, mark)
 
-    async def put(self, *entries: EntitlementEntry) -> int:
+    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
         self._called()
-        return await super().put(*entries)
+        return await super().put(*entries, floor=floor, after=after)
 
-    async def delete(self, name: str) -> int:
+    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
         self._called()
-        return await super().delete(name)
+        return await super().delete(entry, floor, after)
 
     def wipe(self) -> None:
         """Forget all, as a server restarted without its data."""
@@ -144,9 +145,11 @@ class Desk:
             self.sync, self.store, MODELS, managed={"m"}, wall_clock=self.clock
         )
 
-    async def start(self, *file: EntitlementEntry, guarded: bool = True) -> "Desk":
+    async def start(
+        self, *file: EntitlementEntry, guarded: bool = True, file_unix_s: float = 0.0
+    ) -> "Desk":
         """Start without the task that polls: tests poll."""
-        await self.sync.begin(file, guarded=guarded)
+        await self.sync.begin(File(file, file_unix_s), guarded=guarded)
         return self
 
     def names(self) -> list[str]:

@@ -5,7 +5,11 @@ Rules:
   keyring and the store. A store that fails is told again with the next poll.
 - A poll every POLL_S hears of other replicas' changes. While the directory is away this process
   goes on with what it knows, and changes are refused; the breaker says when to ask again.
-- A directory that lost its memory is given back what this process knows.
+- Every write names the version it is based on; one that lost to another's is refused (`Raced`)
+  and made again by whoever asked for it, on what the other left.
+- The directory tells whether it knows the last write that this process knows. Where it does not
+  (Redis failed over to a replica, or came back empty) it lost writes: all is read, what this
+  process knows is brought together with it (`reconcile`) and given back.
 - All that changes runs under `lock`, in slices, so that requests go between.
 """
 
@@ -13,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -23,22 +28,33 @@ from collections.abc import (
 )
 from typing import Final, Protocol, TypeVar
 
+import msgspec
+
 from gateway.adapters.guarded_directory import GuardedDirectory
-from gateway.adapters.roster import Roster, merge
+from gateway.adapters.known_directory import KnownDirectory, Raced
+from gateway.adapters.reconcile import Repair, grave, repair
+from gateway.adapters.roster import File, Roster, merge
 from gateway.adapters.store_dues import StoreDues
 from gateway.domain import Principal
 from gateway.errors import StateFailure
 from gateway.policy.entitlement_terms import ModelShape
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.rates import MeanRate
-from gateway.ports import Directory, EntitlementEntry, TokenPools
+from gateway.ports import Directory, EntitlementEntry, Removal, TokenPools
 
 POLL_S: Final = 1.0
+ATTEMPTS: Final = 5
+"""How often a change is made again after another gateway's came first."""
 SLICE: Final = 50
 """Entries taken between two pauses: some 1 ms."""
-PUT_AT_ONCE: Final = 500
-FORGETS_S: Final = 3_600.0
-"""Longer out of touch than this, all is loaded anew: removals may have been missed."""
+OLDER: Final = (
+    "the configuration file is older than %d entitlements (%s): they are left as the directory "
+    "has them. If the file is the right one, touch it and start again"
+)
+REVOKED: Final = (
+    "the configuration file lists a key of entitlement %s that an admin revoked: it stays "
+    "revoked. Give it another key"
+)
 
 _log = logging.getLogger("sluice.entitlements")
 _T = TypeVar("_T")
@@ -81,7 +97,7 @@ class EntitlementSync:
         """
         self.roster = Roster()
         self.lock = asyncio.Lock()
-        self._directory = GuardedDirectory(directory, clock, chance)
+        self._directory = KnownDirectory(GuardedDirectory(directory, clock, chance))
         self._keyring = keyring
         self._dues = StoreDues(store, managed, changed)
         self._models = models
@@ -89,9 +105,8 @@ class EntitlementSync:
         self._rates = rates or {}
         self.foreign: set[str] = set()
         """Names in the directory whose model is not configured here: another fleet's, or gone."""
-        self._file: Sequence[EntitlementEntry] = ()
+        self._file = File()
         self._merged = False
-        self._revision = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -99,12 +114,12 @@ class EntitlementSync:
         """Whether the directory answers."""
         return self._directory.up
 
-    async def start(self, file: Sequence[EntitlementEntry], *, guarded: bool) -> None:
+    async def start(self, file: File, *, guarded: bool) -> None:
         """`begin`, and keep in step from now on."""
         await self.begin(file, guarded=guarded)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def begin(self, file: Sequence[EntitlementEntry], *, guarded: bool) -> None:
+    async def begin(self, file: File, *, guarded: bool) -> None:
         """Join the file's entries with what is kept.
 
         With the directory away the file's entries serve alone until it is back. `guarded`: the
@@ -117,8 +132,8 @@ class EntitlementSync:
         await self.poll()
         if not self._merged:
             async with self.lock:
-                steps = merge(file, {}, 0)
-                await self._take((step for step in steps if isinstance(step, EntitlementEntry)), ())
+                steps = merge(file, {}, 0, {}, str)
+                await self._take((step.put for step in steps if step.put is not None), ())
 
     async def close(self) -> None:
         """Stop polling and let go of the directory."""
@@ -142,59 +157,90 @@ class EntitlementSync:
     async def refresh(self) -> None:
         """Hear of others' changes (under `lock`). Raises StateFailure, at once while it is away."""
         self._directory.check()
-        if not self._merged:
-            await self._merge()
-            return
-        if self._directory.silence_s > FORGETS_S:
-            await self._load()
-            return
-        newest, entries, removed = await self._directory.changes(self._revision)
-        if newest < self._revision:
-            await self._restore()
-            return
-        self._revision = newest
-        await self._take(entries, removed)
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(Raced):
+                await (self._follow() if self._merged else self._merge())
+                return
+        raise StateFailure("other gateways change entitlements all the time")
 
     async def put(self, entry: EntitlementEntry) -> None:
-        """Keep an entry and act on it (under `lock`). Raises StateFailure: nothing changed."""
-        await self._directory.put(entry)
-        await self._take([entry], ())
+        """Keep an entry of the version it was based on, and act on it (under `lock`).
 
-    async def delete(self, name: str) -> None:
+        Raises Raced, StateFailure: nothing changed.
+        """
+        (kept,) = await self._directory.put([entry])
+        await self._take([kept], ())
+
+    async def delete(self, entry: EntitlementEntry) -> None:
         """Forget an entry (under `lock`); what it has in flight ends by itself.
 
-        Raises StateFailure: nothing changed.
+        Raises Raced, StateFailure: nothing changed.
         """
-        await self._directory.delete(name)
-        await self._take((), [name])
+        await self._directory.delete(entry)
+        await self._take((), [entry.terms.name])
+
+    async def _follow(self) -> None:
+        kept = await self._directory.changes()
+        if kept is None:
+            await self._restore()
+            return
+        here = self.roster.entries
+        removed = [r.name for r in kept.removals if _is_of(here.get(r.name), r)]
+        dead = [entry for entry in kept.entries if grave(entry) in self._directory.graves]
+        await self._take(
+            (e for e in kept.entries if grave(e) not in self._directory.graves), removed
+        )
+        for entry in dead:  # a gateway that had not heard of its deletion gave it back
+            await self._directory.delete(entry)
+        self._directory.know(kept)
 
     async def _merge(self) -> None:
-        revision, kept = await self._directory.load()
+        kept = await self._directory.load()
         # Once keyed it stays closed, whether or not any entitlement is left.
-        self._keyring.open = revision == 0 and not self._file
-        by_name, newest = await self._index(kept)
-        for name in await self._join(by_name, newest):
-            await self._directory.delete(name)
-        await self._replace(by_name, revision)
+        self._keyring.open = kept.revision == 0 and not self._file.entries
+        by_name, newest = await self._index(kept.entries)
+        puts, removes = await self._joined(by_name, newest)
+        # A namesake of a model that is not served here gives way, too.
+        versions = {entry.terms.name: entry.version for entry in kept.entries}
+        puts = [
+            msgspec.structs.replace(entry, version=versions.get(entry.terms.name, 0))
+            for entry in puts
+        ]
+        for entry in await self._directory.put(puts):
+            by_name[entry.terms.name] = entry
+        for entry in removes:
+            await self._directory.delete(entry)
+            del by_name[entry.terms.name]
+        gone = [name for name in self.roster.entries if name not in by_name]
+        await self._take(by_name.values(), gone)
+        self._directory.know(kept)
         self._merged = True
 
-    async def _join(self, by_name: dict[str, EntitlementEntry], newest: int) -> list[str]:
-        """Change what is kept by the file, the directory's too but for removals: their names."""
-        entries, gone = [], []
-        async for step in _paused(merge(self._file, dict(by_name), newest)):
-            if isinstance(step, str):
-                gone.append(step)
-                del by_name[step]
-            elif step is not None:
-                entries.append(step)
-                by_name[step.terms.name] = step
-        await self._put_all(entries)
-        return gone
-
-    async def _load(self) -> None:
-        revision, kept = await self._directory.load()
-        by_name, _ = await self._index(kept)
-        await self._replace(by_name, revision)
+    async def _joined(
+        self, by_name: Mapping[str, EntitlementEntry], newest: int
+    ) -> tuple[list[EntitlementEntry], list[EntitlementEntry]]:
+        """What the file changes of what is kept: entries to put, and to remove."""
+        puts, removes, older = [], [], []
+        removed_unix_s: dict[str, float] = {}
+        for removal in self._directory.graves.values():
+            removed_unix_s[removal.name] = max(
+                removal.file_unix_s, removed_unix_s.get(removal.name, 0.0)
+            )
+        steps = merge(self._file, by_name, newest, removed_unix_s, lambda: secrets.token_hex(8))
+        async for step in _paused(steps):
+            if step.put is not None:
+                puts.append(step.put)
+            elif step.remove is not None:
+                removes.append(step.remove)
+            elif step.older:
+                older.append(step.older)
+        if older:
+            _log.warning(OLDER, len(older), ", ".join(older[:5]))
+        listed = {entry.terms.name: entry.key_sha256 for entry in self._file.entries}
+        for entry in puts:
+            if len(entry.key_sha256) < len(listed[entry.terms.name]):
+                _log.warning(REVOKED, entry.terms.name)
+        return puts, removes
 
     async def _index(
         self, kept: Sequence[EntitlementEntry]
@@ -208,24 +254,22 @@ class EntitlementSync:
         return by_name, newest
 
     async def _restore(self) -> None:
-        revision, kept = await self._directory.load()
+        """Give back what the directory lost, and take what it has instead."""
+        kept = await self._directory.load()
         _log.warning("the directory of entitlements lost its memory: giving back what is known")
-        by_name, _ = await self._index(kept)
-        lost = [e for name, e in self.roster.entries.items() if name not in by_name]
-        await self._put_all(lost)
-        self._revision = revision
-        await self._take(kept, ())
-
-    async def _put_all(self, entries: Sequence[EntitlementEntry]) -> None:
-        for start in range(0, len(entries), PUT_AT_ONCE):
-            await self._directory.put(*entries[start : start + PUT_AT_ONCE])
-            await asyncio.sleep(0)
-
-    async def _replace(self, by_name: Mapping[str, EntitlementEntry], revision: int) -> None:
-        """Make these the entries there are."""
-        gone = [name for name in self.roster.entries if name not in by_name]
-        await self._take(by_name.values(), gone)
-        self._revision = revision
+        all_steps = Repair()
+        async for step in _paused(repair(self.roster.entries, self._directory.graves, kept)):
+            all_steps.puts += step.puts
+            all_steps.deletes += step.deletes
+            all_steps.gone += step.gone
+        by_name = {entry.terms.name: entry for entry in kept.entries}
+        for entry in await self._directory.put(all_steps.puts):
+            by_name[entry.terms.name] = entry
+        for entry in all_steps.deletes:
+            await self._directory.delete(entry)
+            del by_name[entry.terms.name]
+        await self._take(by_name.values(), all_steps.gone)
+        self._directory.know(kept)
 
     async def _take(self, entries: Iterable[EntitlementEntry], removed: Iterable[str]) -> None:
         """Act on what the directory keeps; what is known already costs next to nothing."""
@@ -273,11 +317,13 @@ class EntitlementSync:
             return
         if known is not None and known.terms.model != terms.model:
             self._dues.add(known.terms)
+        self.roster.put(entry)
+        self._keyring.put(_principal(terms), [bytes.fromhex(d) for d in entry.key_sha256])
+        if known is not None and known.terms == terms:
+            return
         if known is not None:
             self._count(known.terms, on=False)
         self._count(terms, on=True)
-        self.roster.put(entry)
-        self._keyring.put(_principal(terms), [bytes.fromhex(d) for d in entry.key_sha256])
         self._dues.add(terms)
 
     async def _run(self) -> None:
@@ -292,6 +338,11 @@ async def _paused(items: Iterable[_T]) -> AsyncIterator[_T]:
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)
         yield item
+
+
+def _is_of(known: EntitlementEntry | None, removal: Removal) -> bool:
+    """Whether what is known, if anything, is what was removed and not a later namesake."""
+    return known is None or known.id == removal.id
 
 
 def _principal(terms: Entitlement) -> Principal:

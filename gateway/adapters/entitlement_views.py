@@ -118,6 +118,7 @@ def shown(
         **audited(entry, model),
         "origin": entry.origin,
         "created": entry.terms.created,
+        "revision": entry.version,
         "state": None if view is None else view.state,
         "usage": None if view is None else _usage(view, model),
     }

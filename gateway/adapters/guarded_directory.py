@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from gateway.errors import StateFailure
 from gateway.policy.breaker import Breaker
-from gateway.ports import Directory, EntitlementEntry
+from gateway.ports import Directory, EntitlementEntry, Kept, Written
 
 LIMIT_S: Final = 2.0
 """One call, whatever the directory does."""
@@ -15,6 +15,7 @@ LOAD_LIMIT_S: Final = 30.0
 
 _log = logging.getLogger("sluice.entitlements")
 _T = TypeVar("_T")
+_Answer = TypeVar("_Answer", Kept, Written)
 
 
 class GuardedDirectory:
@@ -29,42 +30,44 @@ class GuardedDirectory:
         self._chance = chance
         self._breaker = Breaker()
         self._away = False
-        self._heard_s = clock()
+        self._floor = 0
 
     @property
     def up(self) -> bool:
         """Whether it answers."""
         return self._breaker.closed
 
-    @property
-    def silence_s(self) -> float:
-        """Since its last answer."""
-        return self._clock() - self._heard_s
-
     def check(self) -> None:
         """Whether it may be asked now. Raises StateFailure while the breaker is open."""
         if not self._breaker.allows(self._clock()):
             raise StateFailure("the directory of entitlements is away")
 
-    async def load(self) -> tuple[int, list[EntitlementEntry]]:
+    async def load(self) -> Kept:
         """See Directory."""
-        return await self._ask(self._directory.load(), LOAD_LIMIT_S)
+        return self._heard(await self._ask(self._directory.load(), LOAD_LIMIT_S))
 
-    async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
+    async def changes(self, since: int, mark: str) -> Kept | None:
         """See Directory."""
-        return await self._ask(self._directory.changes(since), LIMIT_S)
+        found = await self._ask(self._directory.changes(since, mark), LIMIT_S)
+        return None if found is None else self._heard(found)
 
-    async def put(self, *entries: EntitlementEntry) -> int:
-        """See Directory."""
-        return await self._ask(self._directory.put(*entries), LIMIT_S)
+    async def put(self, *entries: EntitlementEntry, after: str) -> Written:
+        """See Directory; above every revision that was heard of."""
+        call = self._directory.put(*entries, floor=self._floor, after=after)
+        return self._heard(await self._ask(call, LIMIT_S))
 
-    async def delete(self, name: str) -> int:
-        """See Directory."""
-        return await self._ask(self._directory.delete(name), LIMIT_S)
+    async def delete(self, entry: EntitlementEntry, after: str) -> Written:
+        """See Directory; above every revision that was heard of."""
+        call = self._directory.delete(entry, floor=self._floor, after=after)
+        return self._heard(await self._ask(call, LIMIT_S))
 
     async def close(self) -> None:
         """See Directory."""
         await self._directory.close()
+
+    def _heard(self, answer: _Answer) -> _Answer:
+        self._floor = max(self._floor, answer.revision)
+        return answer
 
     async def _ask(self, call: Awaitable[_T], limit_s: float) -> _T:
         """Its answer. Raises StateFailure, time-outs included."""
@@ -79,7 +82,6 @@ class GuardedDirectory:
                 _log.warning("the directory of entitlements is away: %s", reason)
             raise StateFailure(reason) from error
         self._breaker.succeeded()
-        self._heard_s = self._clock()
         if self._away:
             self._away = False
             _log.warning("the directory of entitlements is back")

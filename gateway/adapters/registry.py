@@ -1,36 +1,39 @@
 """Entitlements changed at run time: every operation validated, kept, acted on and audited.
 
 An operation either is kept in the directory and then acted on here, or is refused and changes
-nothing. Other replicas hear of it with their next poll. Keys are made here, shown once and
+nothing; where another replica's change came first it is made again on what that left. Other
+replicas hear of it with their next poll. Keys are made here, shown once and
 kept as SHA-256; people name them by their fingerprint, the digest's first 8 hex digits.
 """
 
 import hashlib
 import secrets
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Container,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from gateway.adapters import entitlement_views as views
 from gateway.adapters.audit import Audit
-from gateway.adapters.entitlement_sync import EntitlementSync
-from gateway.errors import BadRequest, Conflict, NotFound, StateFailure, Unavailable
+from gateway.adapters.entitlement_sync import ATTEMPTS, EntitlementSync
+from gateway.adapters.known_directory import Raced
+from gateway.adapters.reconcile import changed, revoked
+from gateway.adapters.roster import File
+from gateway.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    PreconditionFailed,
+    StateFailure,
+    Unavailable,
+)
 from gateway.policy.entitlement_fit import check_fit
 from gateway.policy.entitlement_terms import BadTerms, ModelShape, fields_from, terms_from
 from gateway.policy.entitlements import Entitlement
 from gateway.ports import EntitlementEntry, PoolView, TokenPools
 
+_T = TypeVar("_T")
 LIVE_KEYS: Final = 2
 RETRY_S: Final = 2.0
 """What a refused admin is told to wait while the directory is away."""
@@ -65,7 +68,7 @@ class Registry:
         self._new_key = new_key
         self._audit = Audit(wall_clock)
 
-    async def start(self, file: Sequence[EntitlementEntry], *, guarded: bool) -> None:
+    async def start(self, file: File, *, guarded: bool) -> None:
         """See `EntitlementSync.begin`; polls from then on."""
         await self._sync.start(file, guarded=guarded)
 
@@ -107,31 +110,39 @@ class Registry:
 
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
         """A new entitlement; the answer's "key" is shown this once."""
-        async with self._changing():
+        key, digest = self._make_key()
+
+        async def work() -> str:
             name = fields.get("name")
             taken = (self._sync.roster.entries, self._sync.foreign)
             if isinstance(name, str) and any(name in names for names in taken):
-                raise Conflict(
-                    f"There is an entitlement '{name}'. Change it with PATCH, or take another "
-                    "name.",
-                    reason="entitlement_exists",
-                    code="entitlement_exists",
-                    param="name",
-                )
+                raise _taken(name)
             terms = self._terms(fields, self._sync.roster.next_created)
             self._check_fit(terms)
-            key, digest = self._make_key()
-            entry = EntitlementEntry(terms=terms, key_sha256=(digest,), origin="admin")
+            first = EntitlementEntry(terms=terms, origin="admin", id=secrets.token_hex(8))
+            entry = changed(first, key_sha256=(digest,))
             await self._sync.put(entry)
             self._audit.note(who, "create", terms.name, {}, self._audited(entry))
-        return {**await self.get(terms.name), "key": key}
+            return terms.name
+
+        return {**await self.get(await self._changing(work)), "key": key}
 
     async def change(
-        self, name: str, fields: Mapping[str, object], who: str, what: str = "change"
+        self,
+        name: str,
+        fields: Mapping[str, object],
+        who: str,
+        *,
+        what: str = "change",
+        version: int | None = None,
     ) -> dict[str, object]:
-        """Change some fields; None takes one away. Its name and its model stay."""
-        async with self._changing():
-            entry = self._reader.entry(name)
+        """Change some fields; None takes one away. Its name and its model stay.
+
+        `version`, here and below: the one it must still be of.
+        """
+
+        async def work() -> None:
+            entry = self._entry(name, version)
             before = fields_from(entry.terms, self._models[entry.terms.model])
             for field in ("name", "model"):
                 if fields.get(field, before[field]) != before[field]:
@@ -142,28 +153,39 @@ class Registry:
             terms = msgspec.structs.replace(terms, suspended=entry.terms.suspended)
             if views.reserved(terms) != views.reserved(entry.terms):
                 self._check_fit(terms)
-            await self._keep(entry, msgspec.structs.replace(entry, terms=terms), who, what)
+            await self._keep(entry, changed(entry, terms=terms), who, what)
+
+        await self._changing(work)
         return await self.get(name)
 
-    async def suspend(self, name: str, who: str, *, undo: bool = False) -> dict[str, object]:
+    async def suspend(
+        self, name: str, who: str, *, undo: bool = False, version: int | None = None
+    ) -> dict[str, object]:
         """Refuse its requests from now on, or (`undo`) no longer. What runs goes on."""
-        async with self._changing():
-            entry = self._reader.entry(name)
+
+        async def work() -> None:
+            entry = self._entry(name, version)
             terms = msgspec.structs.replace(entry.terms, suspended=not undo)
-            what = "resume" if undo else "suspend"
-            await self._keep(entry, msgspec.structs.replace(entry, terms=terms), who, what)
+            await self._keep(
+                entry, changed(entry, terms=terms), who, "resume" if undo else "suspend"
+            )
+
+        await self._changing(work)
         return await self.get(name)
 
-    async def expire(self, name: str, at: str | None, who: str) -> dict[str, object]:
+    async def expire(
+        self, name: str, at: str | None, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
         """Have it end at a time (ISO 8601), or now."""
         if at is None:
             at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat()
-        return await self.change(name, {"expires_at": at}, who, "expire")
+        return await self.change(name, {"expires_at": at}, who, what="expire", version=version)
 
-    async def delete(self, name: str, who: str) -> None:
+    async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
         """Forget it. Refused while it has requests in flight, and when the file holds it."""
-        async with self._changing():
-            entry = self._reader.entry(name)
+
+        async def work() -> None:
+            entry = self._entry(name, version)
             if entry.origin == "file":
                 raise Conflict(
                     f"'{name}' is in the configuration file and would come back with it. Remove "
@@ -179,48 +201,79 @@ class Registry:
                     reason="entitlement_in_use",
                     code="entitlement_in_use",
                 )
-            await self._sync.delete(name)
+            await self._sync.delete(entry)
             self._audit.note(who, "delete", name, self._audited(entry), {})
 
-    async def add_key(self, name: str, who: str) -> dict[str, object]:
+        await self._changing(work)
+
+    async def add_key(
+        self, name: str, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
         """One more live key, for rotation; the answer's "key" is shown this once."""
-        async with self._changing():
-            entry = self._reader.entry(name)
+        key, digest = self._make_key()
+
+        async def work() -> None:
+            entry = self._entry(name, version)
             if len(entry.key_sha256) >= LIVE_KEYS:
                 raise Conflict(
                     f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.",
                     reason="too_many_keys",
                     code="too_many_keys",
                 )
-            key, digest = self._make_key()
-            changed = msgspec.structs.replace(entry, key_sha256=(*entry.key_sha256, digest))
-            await self._keep(entry, changed, who, "add_key")
+            after = changed(entry, key_sha256=(*entry.key_sha256, digest))
+            await self._keep(entry, after, who, "add_key")
+
+        await self._changing(work)
         return {**await self.get(name), "key": key}
 
-    async def revoke_key(self, name: str, fingerprint: str, who: str) -> dict[str, object]:
+    async def revoke_key(
+        self, name: str, fingerprint: str, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
         """End one key at once. Requests that came in with it go on."""
-        async with self._changing():
-            entry = self._reader.entry(name)
-            left = tuple(d for d in entry.key_sha256 if views.fingerprint(d) != fingerprint)
-            if len(left) == len(entry.key_sha256):
+
+        async def work() -> None:
+            entry = self._entry(name, version)
+            ended = [d for d in entry.key_sha256 if views.fingerprint(d) == fingerprint]
+            if not ended:
                 raise NotFound(
                     f"'{name}' has no key with the fingerprint '{fingerprint[:64]}'.",
                     reason="key_not_found",
                     code="key_not_found",
                 )
-            changed = msgspec.structs.replace(entry, key_sha256=left)
-            await self._keep(entry, changed, who, "revoke_key")
+            await self._keep(entry, revoked(entry, ended), who, "revoke_key")
+
+        await self._changing(work)
         return await self.get(name)
 
-    @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[None]:
-        """One change at a time, on what others changed last. Raises Unavailable."""
-        async with self._sync.lock:
-            try:
-                await self._sync.refresh()
-                yield
-            except StateFailure as error:
-                raise _away() from error
+    async def _changing(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """One change at a time, on what others changed last. Raises Unavailable, Conflict."""
+        for _ in range(ATTEMPTS):
+            async with self._sync.lock:
+                try:
+                    await self._sync.refresh()
+                    return await work()
+                except Raced:
+                    continue
+                except StateFailure as error:
+                    raise _away() from error
+        raise Conflict(
+            "Other gateways changed it at the same time, again and again. Nothing was changed: "
+            "look at it, and try again.",
+            reason="entitlement_changed",
+            code="entitlement_changed",
+        )
+
+    def _entry(self, name: str, version: int | None) -> EntitlementEntry:
+        """An entitlement, of a version if one is given. Raises NotFound, PreconditionFailed."""
+        entry = self._reader.entry(name)
+        if version is not None and entry.version != version:
+            raise PreconditionFailed(
+                f"'{name}' was changed since: it is at revision {entry.version}. Read it again.",
+                reason="entitlement_changed",
+                code="entitlement_changed",
+                param="if-match",
+            )
+        return entry
 
     async def _keep(
         self, before: EntitlementEntry, after: EntitlementEntry, who: str, what: str
@@ -282,6 +335,15 @@ def _check_unmanaged(terms: Entitlement, model: ModelShape) -> None:
                 f"model `{model.name}` has no managed capacity, so this could not be kept",
                 "leave it out, or give an entitlement of the model a class in the configuration",
             )
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(
+        f"There is an entitlement '{name}'. Change it with PATCH, or take another name.",
+        reason="entitlement_exists",
+        code="entitlement_exists",
+        param="name",
+    )
 
 
 def _away() -> Unavailable:

@@ -5,10 +5,11 @@ when capacity falls.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from gateway.adapters.reconcile import changed
 from gateway.policy.entitlements import Entitlement
 from gateway.ports import EntitlementEntry
 
@@ -73,38 +74,83 @@ class Roster:
         return [self.entries[name] for _, name in self._order[start : start + count]]
 
 
+class File(msgspec.Struct, frozen=True):
+    """The entitlements of a configuration file."""
+
+    entries: Sequence[EntitlementEntry] = ()
+    unix_s: float = 0.0
+    """When it was modified; 0 where that is not known."""
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What a file changes of one name: at most one of these."""
+
+    put: EntitlementEntry | None = None
+    remove: EntitlementEntry | None = None
+    older: str = ""
+    """Name that an older file would change, and may not."""
+
+
 def merge(
-    file: Sequence[EntitlementEntry], kept: Mapping[str, EntitlementEntry], newest: int
-) -> Iterator[EntitlementEntry | str | None]:
-    """What the file changes of what is kept: entries to put, names to remove, None for neither.
+    file: File,
+    kept: Mapping[str, EntitlementEntry],
+    newest: int,
+    removed_unix_s: Mapping[str, float],
+    new_id: Callable[[], str],
+) -> Iterator[Merged]:
+    """What the file changes of what is kept.
 
     - A section of the file that is new or was changed wins over what is kept, but for its
-      place in the order and a suspension, which no file can express.
+      place in the order, a suspension, which no file can express, and keys that were revoked.
     - An unchanged section leaves what is kept as it is, with an admin's later changes.
     - What came from the file and is no longer in it goes; an admin's own entries stay.
+    - A file that is older than the one that an entry came from, or that removed it
+      (`removed_unix_s`, by name), changes nothing of it.
 
     `newest` is the highest number of `kept`. One step for each entry, so that the caller can
     pause between.
     """
     listed = set()
-    for entry in file:
-        listed.add(entry.terms.name)
-        known = kept.get(entry.terms.name)
-        if known is None:
+    for entry in file.entries:
+        name = entry.terms.name
+        listed.add(name)
+        known = kept.get(name)
+        if known is None and removed_unix_s.get(name, 0.0) > file.unix_s:
+            yield Merged(older=name)
+        elif known is None:
             newest += 1
-            yield _entered(entry, created=newest)
+            terms = msgspec.structs.replace(entry.terms, created=newest, suspended=False)
+            first = EntitlementEntry(terms=terms, id=new_id())
+            yield Merged(put=_entered(first, entry, file.unix_s))
         elif known.origin == "file" and known.file_digest == entry.file_digest:
-            yield None
+            yield Merged()
+        elif known.file_unix_s > file.unix_s:
+            yield Merged(older=name)
         else:
-            terms = known.terms
-            yield _entered(entry, created=terms.created, suspended=terms.suspended)
+            yield Merged(put=_entered(known, entry, file.unix_s))
     for name, known in kept.items():
-        yield name if known.origin == "file" and name not in listed else None
+        if known.origin != "file" or name in listed:
+            yield Merged()
+        elif known.file_unix_s > file.unix_s:
+            yield Merged(older=name)
+        else:
+            yield Merged(remove=msgspec.structs.replace(known, file_unix_s=file.unix_s))
 
 
-def _entered(entry: EntitlementEntry, *, created: int, suspended: bool = False) -> EntitlementEntry:
-    terms = msgspec.structs.replace(entry.terms, created=created, suspended=suspended)
-    return msgspec.structs.replace(entry, terms=terms, origin="file")
+def _entered(
+    known: EntitlementEntry, entry: EntitlementEntry, file_unix_s: float
+) -> EntitlementEntry:
+    """What is kept, changed to what the file says."""
+    return changed(
+        known,
+        terms=msgspec.structs.replace(
+            entry.terms, created=known.terms.created, suspended=known.terms.suspended
+        ),
+        key_sha256=tuple(d for d in entry.key_sha256 if d not in known.revoked_sha256),
+        origin="file",
+        file_digest=entry.file_digest,
+        file_unix_s=file_unix_s,
+    )
 
 
 def _where(entry: EntitlementEntry) -> tuple[int, str]:

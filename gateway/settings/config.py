@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.model_parts import TimeoutsConfig
@@ -221,6 +221,17 @@ class Config(Section):
     """What is served."""
     entitlements: tuple[EntitlementConfig, ...] = ()
     """Who may use it; without any, the gateway is open to every key and to none."""
+
+    _modified_unix_s: float = PrivateAttr(0.0)
+
+    @property
+    def modified_unix_s(self) -> float:
+        """When the file was last modified; 0 where that is not known."""
+        return self._modified_unix_s
+
+    def note_modified(self, unix_s: float) -> None:
+        """Remember when the file was modified; for whoever reads it."""
+        self._modified_unix_s = unix_s
 
     def timeouts_for(self, model: ModelConfig) -> TimeoutsConfig:
         """The top level's time-outs with the model's own in their place."""

@@ -1,6 +1,7 @@
 """A file or a text -> Config, or a ConfigError with every problem in it."""
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +26,8 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     try:
         with Path(path).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
+            # A time to come would make every later file an older one.
+            modified_unix_s = min(os.fstat(file.fileno()).st_mtime, time.time())
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
         raise _unreadable(
@@ -36,7 +39,9 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         before = raw[: error.start]
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         raise _unreadable(name, line, column, "not UTF-8", "save the file as UTF-8") from error
-    return parse(text, name, os.environ if environ is None else environ)
+    config = parse(text, name, os.environ if environ is None else environ)
+    config.note_modified(modified_unix_s)
+    return config
 
 
 def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:

@@ -15,17 +15,13 @@ import pytest
 
 from bench.redis_server import RedisServer
 from gateway.adapters.shared.directory import DirectoryDesk, SharedDirectory
-from gateway.adapters.store.directory import (
-    TOMBSTONE_S,
-    MemoryDirectory,
-    SqliteDirectory,
-    open_directory,
-)
+from gateway.adapters.store.directory import MemoryDirectory, open_directory
 from gateway.adapters.store.sqlite import SqliteState, open_file
+from gateway.adapters.store.sqlite_directory import TOMBSTONE_S, SqliteDirectory
 from gateway.errors import StateFailure
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Sums
-from gateway.ports import Directory, EntitlementEntry
+from gateway.ports import Directory, EntitlementEntry, Kept, Removal
 from tests.fakes import FakeClock
 from tests.shared import Family
 
@@ -75,7 +71,7 @@ async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield make
 
 
-def entry(name: str, *, slo_ms: int = 0, model: str = "m") -> EntitlementEntry:
+def entry(name: str, *, slo_ms: int = 0, model: str = "m", version: int = 0) -> EntitlementEntry:
     terms = Entitlement(
         name=name,
         model=model,
@@ -91,7 +87,13 @@ def entry(name: str, *, slo_ms: int = 0, model: str = "m") -> EntitlementEntry:
         created=7,
     )
     return EntitlementEntry(
-        terms=terms, key_sha256=("ab" * 32, "cd" * 32), origin="admin", file_digest="d"
+        terms=terms,
+        key_sha256=("ab" * 32, "cd" * 32),
+        origin="admin",
+        file_digest="d",
+        id="i",
+        version=version,
+        revoked_sha256=("ef" * 32,),
     )
 
 
@@ -99,68 +101,116 @@ def named(entries: list[EntitlementEntry]) -> list[str]:
     return sorted(e.terms.name for e in entries)
 
 
+async def heard(directory: Directory, since: int, mark: str) -> Kept:
+    """What changed, where nothing was lost."""
+    found = await directory.changes(since, mark)
+    assert found is not None
+    return found
+
+
+async def kept_entry(directory: Directory, name: str = "a") -> EntitlementEntry:
+    """An entry as it is kept, with its version."""
+    (found,) = [e for e in (await directory.load()).entries if e.terms.name == name]
+    return found
+
+
+def unversioned(entries: list[EntitlementEntry]) -> list[EntitlementEntry]:
+    found = [msgspec.structs.replace(e, version=0) for e in entries]
+    return sorted(found, key=lambda e: e.terms.name)
+
+
 async def test_an_untouched_directory_is_at_revision_zero(anyone: Directory) -> None:
-    assert await anyone.load() == (0, [])
-    assert await anyone.changes(0) == (0, [], [])
+    empty = Kept(revision=0, mark="", entries=[], removals=[])
+    assert await anyone.load() == empty
+    assert await anyone.changes(0, "") == empty
 
 
 async def test_what_was_put_is_loaded_bit_for_bit(anyone: Directory) -> None:
-    await anyone.put(entry("a"))
-    _, found = await anyone.load()
-    assert found == [entry("a")]
+    written = await anyone.put(entry("a"))
+    found = await kept_entry(anyone)
+    assert found == msgspec.structs.replace(entry("a"), version=written.revision)
 
 
 async def test_many_are_put_at_once(anyone: Directory) -> None:
     many = [entry(f"e{n}") for n in range(500)]
     await anyone.put(*many)
-    _, found = await anyone.load()
-    assert named(found) == named(many)
+    assert named((await anyone.load()).entries) == named(many)
 
 
-async def test_a_namesake_is_replaced(anyone: Directory) -> None:
+async def test_an_entry_is_replaced_from_its_version_only(anyone: Directory) -> None:
+    first = await anyone.put(entry("a"))
+    assert (await anyone.put(entry("a", slo_ms=9))).conflicts == ("a",)
+    assert (await anyone.put(entry("a", slo_ms=9, version=7))).conflicts == ("a",)
+    assert (await anyone.load()).revision == first.revision
+    second = await anyone.put(entry("a", slo_ms=9, version=first.revision))
+    assert second.conflicts == ()
+    assert unversioned((await anyone.load()).entries) == [entry("a", slo_ms=9)]
+    assert (await anyone.put(entry("a", version=first.revision))).conflicts == ("a",)
+
+
+async def test_of_several_those_that_are_of_their_version_are_kept(anyone: Directory) -> None:
     await anyone.put(entry("a"))
-    await anyone.put(entry("a", slo_ms=9))
-    assert (await anyone.load())[1] == [entry("a", slo_ms=9)]
+    written = await anyone.put(entry("a", slo_ms=9), entry("b"))
+    assert written.conflicts == ("a",)
+    assert unversioned((await anyone.load()).entries) == [entry("a"), entry("b")]
+
+
+async def test_only_a_version_that_is_kept_is_deleted(anyone: Directory) -> None:
+    first = await anyone.put(entry("a"))
+    second = await anyone.put(entry("a", slo_ms=9, version=first.revision))
+    assert (await anyone.delete(entry("a", version=first.revision))).conflicts == ("a",)
+    assert (await anyone.delete(entry("b", version=3))).conflicts == ("b",)
+    assert (await anyone.delete(entry("b"))).conflicts == ("b",)
+    assert (await anyone.delete(entry("a", version=second.revision))).conflicts == ()
+    assert (await anyone.load()).entries == []
 
 
 async def test_every_change_raises_the_revision(anyone: Directory) -> None:
-    seen = [0, await anyone.put(entry("a")), await anyone.put(entry("a")), await anyone.delete("a")]
+    seen = [0, (await anyone.put(entry("a"))).revision]
+    seen.append((await anyone.put(entry("a", version=seen[-1]))).revision)
+    seen.append((await anyone.delete(entry("a", version=seen[-1]))).revision)
     assert seen == sorted(set(seen))
-    assert (await anyone.load())[0] == seen[-1]
+    assert (await anyone.load()).revision == seen[-1]
+
+
+async def test_a_revision_is_above_what_the_writer_knows(anyone: Directory) -> None:
+    assert (await anyone.put(entry("a"), floor=41)).revision == 42
+    assert (await anyone.put(entry("b"), floor=7)).revision == 43
+    assert (await anyone.delete(entry("a", version=42), 99)).revision == 100
 
 
 async def test_changes_are_those_after_the_revision(anyone: Directory) -> None:
-    await anyone.put(entry("a"))
-    revision = await anyone.put(entry("b"))
+    first = await anyone.put(entry("a"))
+    second = await anyone.put(entry("b"))
     await anyone.put(entry("c"))
-    newest = await anyone.put(entry("a", slo_ms=9))
-    found = await anyone.changes(revision)
-    assert (found[0], named(found[1]), found[2]) == (newest, ["a", "c"], [])
-    assert entry("a", slo_ms=9) in found[1]
-    assert await anyone.changes(newest) == (newest, [], [])
+    newest = await anyone.put(entry("a", slo_ms=9, version=first.revision))
+    found = await heard(anyone, second.revision, second.mark)
+    assert (found.revision, found.mark) == (newest.revision, newest.mark)
+    assert unversioned(found.entries) == [entry("a", slo_ms=9), entry("c")]
+    assert found.removals == []
+    assert (await heard(anyone, newest.revision, newest.mark)).entries == []
 
 
 async def test_a_removal_is_heard_and_no_longer_loaded(anyone: Directory) -> None:
-    revision = await anyone.put(entry("a"), entry("b"))
-    newest = await anyone.delete("a")
-    assert await anyone.changes(revision) == (newest, [], ["a"])
-    assert named((await anyone.load())[1]) == ["b"]
+    first = await anyone.put(entry("a"), entry("b"))
+    gone = msgspec.structs.replace(entry("a", version=first.revision), file_unix_s=123.25)
+    newest = await anyone.delete(gone)
+    found = await heard(anyone, first.revision, first.mark)
+    removal = Removal(name="a", id="i", revision=newest.revision, file_unix_s=123.25)
+    assert (found.revision, found.entries, found.removals) == (newest.revision, [], [removal])
+    kept = await anyone.load()
+    assert (named(kept.entries), kept.removals) == (["b"], [removal])
 
 
-async def test_removing_an_unknown_name_changes_nothing(anyone: Directory) -> None:
-    revision = await anyone.put(entry("a"))
-    await anyone.delete("nobody")
-    _, entries, removed = await anyone.changes(revision)
-    assert (entries, removed) == ([], [])
-
-
-async def test_what_comes_back_after_a_removal_is_there(anyone: Directory) -> None:
-    revision = await anyone.put(entry("a"))
-    await anyone.delete("a")
-    await anyone.put(entry("a", slo_ms=9))
-    _, entries, removed = await anyone.changes(revision)
-    assert (entries, removed) == ([entry("a", slo_ms=9)], [])
-    assert (await anyone.load())[1] == [entry("a", slo_ms=9)]
+async def test_what_was_deleted_comes_back_under_another_id_only(anyone: Directory) -> None:
+    first = await anyone.put(entry("a"))
+    await anyone.delete(entry("a", version=first.revision))
+    assert (await anyone.put(entry("a"))).conflicts == ("a",)
+    again = msgspec.structs.replace(entry("a"), id="other")
+    assert (await anyone.put(again)).conflicts == ()
+    found = await heard(anyone, first.revision, first.mark)
+    assert unversioned(found.entries) == [again]
+    assert [(r.name, r.id) for r in found.removals] == [("a", "i")]
 
 
 async def test_closing_twice_is_no_failure(anyone: Directory) -> None:
@@ -169,25 +219,70 @@ async def test_closing_twice_is_no_failure(anyone: Directory) -> None:
     await anyone.close()
 
 
+@pytest.fixture(params=["memory", "workers", REDIS])
+async def marking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
+    """Those that tell whether they lost a write."""
+    async for make in opened(request.param, request, tmp_path):
+        yield make()
+
+
+async def test_a_write_that_is_not_known_was_lost(marking: Directory) -> None:
+    written = await marking.put(entry("a"))
+    assert await marking.changes(written.revision, "unheard of") is None
+    assert await marking.changes(written.revision, "") is None
+    assert (await marking.put(entry("b"), after="unheard of")).conflicts == ("b",)
+    gone = entry("a", version=written.revision)
+    lost = await marking.delete(gone, after="unheard of")
+    assert (lost.conflicts, lost.mark) == (("a",), "")
+    assert (await marking.delete(gone, after=written.mark)).conflicts == ()
+
+
 async def test_a_later_process_finds_what_was_kept(kept: Make) -> None:
     first = kept()
-    revision = await first.put(entry("a"), entry("b"))
-    newest = await first.delete("b")
+    one = await first.put(entry("a"), entry("b"))
+    newest = await first.delete(entry("b", version=one.revision))
     await first.close()
     later = kept()
-    assert await later.load() == (newest, [entry("a")])
-    assert await later.changes(revision) == (newest, [], ["b"])
+    found = await later.load()
+    assert (found.revision, unversioned(found.entries)) == (newest.revision, [entry("a")])
+    assert [r.name for r in (await heard(later, one.revision, one.mark)).removals] == ["b"]
 
 
 async def test_another_process_hears_of_changes(kept: Make) -> None:
     one, other = kept(), kept()
-    revision, _ = await other.load()
+    before = await other.load()
     await one.put(entry("a"))
-    newest, entries, removed = await other.changes(revision)
-    assert (entries, removed) == ([entry("a")], [])
+    found = await heard(other, before.revision, before.mark)
+    assert (unversioned(found.entries), found.removals) == ([entry("a")], [])
     mine = await other.put(entry("b"))
-    assert mine > newest
-    assert (await one.load())[0] == mine
+    assert mine.revision > found.revision
+    assert (await one.load()).revision == mine.revision
+
+
+async def test_of_two_processes_that_change_one_entry_one_comes_first(kept: Make) -> None:
+    one, other = kept(), kept()
+    version = (await one.put(entry("a"))).revision
+    await other.load()
+    found = await asyncio.gather(
+        one.put(entry("a", slo_ms=1, version=version)),
+        other.put(entry("a", slo_ms=2, version=version)),
+    )
+    assert sorted(written.conflicts for written in found) == [(), ("a",)]
+
+
+@pytest.mark.redis
+async def test_what_an_earlier_layout_kept_is_taken_over_once(redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        old = {"a": msgspec.json.encode(entry("a")), "b": msgspec.json.encode(entry("b"))}
+        client.hset("sluice:1:{directory}:entries", mapping=old)
+        directory, other = open_directory(redis_server.url), open_directory(redis_server.url)
+        assert unversioned((await directory.load()).entries) == [entry("a"), entry("b")]
+        await directory.delete(await kept_entry(directory, "b"))
+        client.hset("sluice:1:{directory}:entries", "c", "gateways of that layout still write")
+        assert named((await other.load()).entries) == ["a"]
+        assert client.ttl("sluice:1:{directory}:entries") > 0
+    await directory.close()
+    await other.close()
 
 
 # What is particular to memory and to the file
@@ -203,21 +298,23 @@ async def test_memory_forgets_the_oldest_removals_only(monkeypatch: pytest.Monke
     directory = MemoryDirectory()
     for name in ("a", "b", "c"):
         await directory.put(entry(name))
-        await directory.delete(name)
-    assert (await directory.changes(0))[2] == ["c", "b"]
+        await directory.delete(await kept_entry(directory, name))
+    kept = await directory.load()
+    assert [r.name for r in kept.removals] == ["b", "c"]
+    assert kept.complete_since == 4
 
 
 async def test_the_file_forgets_removals_after_a_day(path: Path) -> None:
     clock = FakeClock(1e9)
     directory = SqliteDirectory(path, wall_clock=clock)
     await directory.put(entry("a"), entry("b"), entry("c"))
-    await directory.delete("a")
+    await directory.delete(entry("a", version=1))
     clock.advance(TOMBSTONE_S - 1)
-    await directory.delete("b")
-    assert (await directory.changes(1))[2] == ["a", "b"]
+    await directory.delete(entry("b", version=1))
+    assert [r.name for r in (await heard(directory, 1, "")).removals] == ["a", "b"]
     clock.advance(2)
-    await directory.delete("c")
-    assert (await directory.changes(1))[2] == ["b", "c"]
+    await directory.delete(entry("c", version=1))
+    assert [r.name for r in (await heard(directory, 1, "")).removals] == ["b", "c"]
     await directory.close()
 
 
@@ -232,7 +329,7 @@ async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -
     again, reader = SqliteState(path), SqliteDirectory(path)
     (peer,) = (await again.exchange({"default:m": None})).peers["default:m"]
     assert peer.parts == learned
-    assert (await reader.load())[1] == [entry("a")]
+    assert unversioned((await reader.load()).entries) == [entry("a")]
     await again.close()
     await reader.close()
 
@@ -258,8 +355,8 @@ async def test_an_unreadable_entry_is_a_failure_that_says_so(path: Path) -> None
         file.execute("UPDATE entitlement SET entry = 'x'")
     with pytest.raises(StateFailure, match="damaged"):
         await directory.load()
-    await directory.put(entry("a"))
-    assert (await directory.load())[1] == [entry("a")]
+    await directory.put(entry("a", version=1))
+    assert unversioned((await directory.load()).entries) == [entry("a")]
     await directory.close()
 
 
@@ -290,7 +387,7 @@ async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
             await directory.put(entry("b"))
         file.execute("ROLLBACK")
     await directory.put(entry("c"))
-    assert named((await directory.load())[1]) == ["a", "c"]
+    assert named((await directory.load()).entries) == ["a", "c"]
     await directory.close()
 
 
@@ -300,7 +397,7 @@ async def test_fields_of_a_later_version_are_passed_over(path: Path) -> None:
     text = msgspec.json.encode({**msgspec.to_builtins(entry("a")), "later": 1}).decode()
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE entitlement SET entry = ?", (text,))
-    assert (await directory.load())[1] == [entry("a")]
+    assert unversioned((await directory.load()).entries) == [entry("a")]
     await directory.close()
 
 
@@ -315,13 +412,13 @@ async def test_a_disk_that_hangs_is_given_one_piece_of_work_at_a_time(
         goes_on.wait(10)
         return open_file(path)
 
-    monkeypatch.setattr("gateway.adapters.store.directory.open_file", hanging)
+    monkeypatch.setattr("gateway.adapters.store.sqlite_directory.open_file", hanging)
     directory = SqliteDirectory(path)
     for name in ("a", "b", "c"):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await directory.put(entry(name))
     goes_on.set()
-    assert named((await directory.load())[1]) == ["a"]
+    assert named((await directory.load()).entries) == ["a"]
     assert opened == [path]
     await directory.close()

@@ -12,7 +12,7 @@ import msgspec
 from gateway.adapters.shared.hub import Hub, Parts, Session
 from gateway.adapters.shared.link import Link
 from gateway.adapters.shared.wire import packed
-from gateway.ports import Directory, EntitlementEntry
+from gateway.ports import Directory, EntitlementEntry, Kept, Written
 
 SLICE: Final = 500
 """Entries in one part of a long answer."""
@@ -37,23 +37,24 @@ class SharedDirectory:
 
         self._link.on(TOPIC, heard)
 
-    async def load(self) -> tuple[int, list[EntitlementEntry]]:
+    async def load(self) -> Kept:
         """See Directory."""
-        revision, parts = await self._link.parts("directory.load")
-        return revision, [entry for part in parts for entry in _entries(part)]
+        return _whole(*await self._link.parts("directory.load"))
 
-    async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
+    async def changes(self, since: int, mark: str) -> Kept | None:
         """See Directory."""
-        (revision, removed), parts = await self._link.parts("directory.changes", since)
-        return revision, [entry for part in parts for entry in _entries(part)], removed
+        head, parts = await self._link.parts("directory.changes", (since, mark))
+        return None if head is None else _whole(head, parts)
 
-    async def put(self, *entries: EntitlementEntry) -> int:
+    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        return int(await self._link.call("directory.put", entries))
+        answer = await self._link.call("directory.put", (entries, floor, after))
+        return msgspec.convert(answer, Written)
 
-    async def delete(self, name: str) -> int:
+    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        return int(await self._link.call("directory.delete", name))
+        answer = await self._link.call("directory.delete", (entry, floor, after))
+        return msgspec.convert(answer, Written)
 
     async def close(self) -> None:
         """See Directory. The parent keeps it open."""
@@ -75,27 +76,37 @@ class DirectoryDesk:
         hub.serves("directory.delete", self._delete)
 
     async def _load(self, _session: Session, _value: Any) -> Parts:
-        revision, entries = await self._directory.load()
-        return Parts(revision, _sliced(entries))
+        return _parts(await self._directory.load())
 
-    async def _changes(self, _session: Session, since: int) -> Parts:
-        revision, entries, removed = await self._directory.changes(since)
-        return Parts((revision, removed), _sliced(entries))
+    async def _changes(self, _session: Session, value: Any) -> Parts:
+        found = await self._directory.changes(*value)
+        return Parts(None, iter(())) if found is None else _parts(found)
 
-    async def _put(self, session: Session, value: Any) -> int:
-        entries = msgspec.convert(value, list[EntitlementEntry])
-        revision = await self._directory.put(*entries)
+    async def _put(self, session: Session, value: Any) -> Written:
+        entries, floor, after = msgspec.convert(value, tuple[list[EntitlementEntry], int, str])
+        written = await self._directory.put(*entries, floor=floor, after=after)
         await self._changed(session)
-        return revision
+        return written
 
-    async def _delete(self, session: Session, name: str) -> int:
-        revision = await self._directory.delete(name)
+    async def _delete(self, session: Session, value: Any) -> Written:
+        entry, floor, after = msgspec.convert(value, tuple[EntitlementEntry, int, str])
+        written = await self._directory.delete(entry, floor, after)
         await self._changed(session)
-        return revision
+        return written
 
     async def _changed(self, session: Session) -> None:
         await self._take_over()
         await self._hub.gather(TOPIC, b"", self._hub.others(session), HEARD_S)
+
+
+def _parts(kept: Kept) -> Parts:
+    """An answer without its entries, and those in slices."""
+    return Parts(msgspec.structs.replace(kept, entries=[]), _sliced(kept.entries))
+
+
+def _whole(head: Any, parts: Sequence[bytes]) -> Kept:
+    entries = [entry for part in parts for entry in _entries(part)]
+    return msgspec.structs.replace(msgspec.convert(head, Kept), entries=entries)
 
 
 def _sliced(entries: Sequence[EntitlementEntry]) -> Iterator[bytes]:

@@ -1,9 +1,13 @@
 """The directory of entitlements in Redis, shared by all gateways.
 
-One hash of entries, and the revision of each one's last change; `lua/directory.lua` changes
-them together. The names of the last REMOVED_KEPT removals are remembered, so that others hear of
-them. All keys have one hash tag. There are no retries here: each call takes TIMEOUT_S at most,
-and after a failure the connection is closed.
+One hash of entries, and the revision of each one's last write; `lua/directory.lua` changes them
+together, and only from the version that a write is based on. The last REMOVED_KEPT removals and
+names of writes are remembered: others hear of the former, and see by the latter that the server
+lost something. All keys have one hash tag. There are no retries here: each call takes TIMEOUT_S
+at most, and after a failure the connection is closed.
+
+Keys carry the number of their layout. Gateways of layout 1 write unconditionally, so their keys
+are left to them: what they held is copied once, before the first write of this layout.
 """
 
 import asyncio
@@ -14,16 +18,23 @@ import msgspec
 from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, RedisError
 
+from gateway.adapters.store.directory import new_mark
 from gateway.adapters.store.redis_route import TIMEOUT_S, close, route_of
 from gateway.adapters.store.redis_scripts import lua, script
 from gateway.errors import StateFailure
-from gateway.ports import EntitlementEntry
+from gateway.ports import EntitlementEntry, Kept, Removal, Written
 
 REMOVED_KEPT: Final = 10_000
 SCANNED_AT_ONCE: Final = 500
+NAMED_BY: Final = 4
+"""Arguments of the script for one entry."""
 _KEYS: Final = tuple(
-    f"sluice:1:{{directory}}:{name}" for name in ("entries", "changed", "removed", "revision")
+    f"sluice:2:{{directory}}:{name}"
+    for name in ("entries", "changed", "removed", "files", "marks", "revision")
 )
+_LAYOUT_1: Final = "sluice:1:{directory}:entries"
+_LAYOUT_1_KEPT_S: Final = 7 * 86_400
+"""Until then gateways of layout 1 should be gone; later it would bring back what was revoked."""
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
 
@@ -38,36 +49,60 @@ class RedisDirectory:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
-    async def load(self) -> tuple[int, list[EntitlementEntry]]:
+    async def load(self) -> Kept:
         """See Directory. What changes meanwhile is among the changes after the revision."""
-        revision = int(await self._call("GET", _KEYS[3]) or 0)
-        found: dict[bytes, bytes] = {}
-        cursor = b"0"
-        while True:
-            answer = await self._call("HSCAN", _KEYS[0], cursor, "COUNT", SCANNED_AT_ONCE)
-            cursor, pairs = answer
-            found.update(zip(pairs[::2], pairs[1::2], strict=True))
-            if cursor == b"0":
-                return revision, _entries(list(found.values()))
+        if not await self._call("EXISTS", _KEYS[5]):
+            await self._copy_layout_1()
+        head = await self._run("removals", 0, "", REMOVED_KEPT)
+        found = await self._scan(_KEYS[0])
+        return _kept(head, list(found.values()))
 
-    async def changes(self, since: int) -> tuple[int, list[EntitlementEntry], list[str]]:
+    async def changes(self, since: int, mark: str) -> Kept | None:
         """See Directory."""
-        revision, entries, removed = await self._run("changes", since)
-        return int(revision), _entries(entries), [name.decode() for name in removed]
+        answer = await self._run("changes", since, mark, REMOVED_KEPT)
+        return _kept(answer, answer[3]) if answer[0] else None
 
-    async def put(self, *entries: EntitlementEntry) -> int:
+    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        named = [part for e in entries for part in (e.terms.name, _encode(e))]
-        return int(await self._run("put", REMOVED_KEPT, *named))
+        named = [part for e in entries for part in (e.terms.name, e.id, e.version, _encode(e))]
+        return await self._write("put", floor, after, *named)
 
-    async def delete(self, name: str) -> int:
+    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        return int(await self._run("delete", REMOVED_KEPT, name))
+        named = (entry.terms.name, entry.id, entry.version, repr(entry.file_unix_s))
+        return await self._write("delete", floor, after, *named)
 
     async def close(self) -> None:
         """See Directory."""
         async with self._lock:
             await self._disconnect()
+
+    async def _write(self, what: str, floor: int, after: str, *named: object) -> Written:
+        mark = new_mark()
+        revision, conflicts = await self._run(what, mark, floor, REMOVED_KEPT, after, *named)
+        names = tuple(name.decode() for name in conflicts)
+        # Where all were conflicts nothing was written, and nobody knows the mark.
+        some = len(names) < len(named) // NAMED_BY
+        return Written(revision=int(revision), mark=mark if some else "", conflicts=names)
+
+    async def _scan(self, key: str) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        cursor = b"0"
+        while True:
+            answer = await self._call("HSCAN", key, cursor, "COUNT", SCANNED_AT_ONCE)
+            cursor, pairs = answer
+            found.update(zip(pairs[::2], pairs[1::2], strict=True))
+            if cursor == b"0":
+                return found
+
+    async def _copy_layout_1(self) -> None:
+        """Take over what gateways of an earlier version kept; who comes second changes nothing."""
+        found = await self._scan(_LAYOUT_1)
+        entries = _entries([b"0 " + raw for raw in found.values()])
+        for start in range(0, len(entries), SCANNED_AT_ONCE):
+            await self.put(*entries[start : start + SCANNED_AT_ONCE])
+        if entries:
+            await self._call("EXPIRE", _LAYOUT_1, _LAYOUT_1_KEPT_S)
 
     async def _run(self, *arguments: object) -> Any:
         command = (len(_KEYS), *_KEYS, *arguments)
@@ -104,10 +139,34 @@ class _Unknown(StateFailure):
     """The server does not know the script."""
 
 
+def _kept(answer: Sequence[Any], entries: Sequence[bytes]) -> Kept:
+    _, revision, mark, _, removed, complete = answer
+    return Kept(
+        revision=int(revision),
+        mark=mark.decode(),
+        entries=_entries(entries),
+        removals=_removals(removed),
+        complete_since=int(float(complete)),
+    )
+
+
 def _entries(raw: Sequence[bytes]) -> list[EntitlementEntry]:
+    found = []
     try:
-        return [_decode(entry) for entry in raw]
-    except msgspec.MsgspecError as error:
+        for kept in raw:
+            version, _, entry = kept.partition(b" ")
+            found.append(msgspec.structs.replace(_decode(entry), version=int(version)))
+    except (msgspec.MsgspecError, ValueError) as error:
         raise StateFailure(
             f"Redis holds entitlements that are not of this version ({error})"
         ) from error
+    return found
+
+
+def _removals(raw: Sequence[bytes]) -> list[Removal]:
+    found = []
+    for tomb, revision, file_unix_s in zip(raw[::3], raw[1::3], raw[2::3], strict=True):
+        entry_id, _, name = tomb.decode().partition(":")
+        at, unix_s = int(float(revision)), float(file_unix_s)
+        found.append(Removal(name=name, id=entry_id, revision=at, file_unix_s=unix_s))
+    return found

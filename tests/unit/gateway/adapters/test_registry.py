@@ -12,6 +12,7 @@ import pytest
 
 from gateway.adapters.entitlement_sync import EntitlementSync
 from gateway.adapters.registry import Registry
+from gateway.adapters.roster import File
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask, Principal
 from gateway.errors import BadRequest, Conflict, NotFound, Refusal, StateFailure, Unavailable
@@ -59,7 +60,7 @@ async def test_a_new_entitlement_is_kept_defined_and_let_in_at_once(desk: Desk) 
         entitlement="a", tenant="acme", service_class="guaranteed", model="m"
     )
     assert desk.store.defined["m", "a"].baseline == (6, 2)
-    _, (kept,) = await desk.directory.load()
+    (kept,) = (await desk.directory.load()).entries
     assert (kept.origin, kept.key_sha256, kept.terms) == (
         "admin",
         (digest,),
@@ -129,7 +130,8 @@ async def test_terms_that_cannot_be_are_refused_by_field_and_change_nothing(
         await desk.registry.create(fields, WHO)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert said in caught.value.message
-    assert await desk.directory.load() == (0, [])
+    kept = await desk.directory.load()
+    assert (kept.revision, kept.entries) == (0, [])
     assert desk.store.defined == {}
     assert desk.registry.audit(10) == []
     assert desk.keyring.open
@@ -262,7 +264,7 @@ async def test_what_came_in_while_it_was_deleted_ends_by_itself(desk: Desk) -> N
     key = await created(desk)
     async with desk.sync.lock:
         desk.store.inflight["a"] = 1
-        await desk.sync.delete("a")
+        await desk.sync.delete(desk.sync.roster.entries["a"])
     assert owner(desk, key) is None
     assert desk.store.defined["m", "a"].suspended
     await desk.sync.poll()
@@ -451,7 +453,7 @@ async def test_over_the_embedded_store_what_is_changed_is_what_admission_decides
         clock=clock,
     )
     registry = Registry(sync, store, MODELS, managed={"m"}, wall_clock=clock)
-    await sync.begin((), guarded=True)
+    await sync.begin(File(), guarded=True)
     await registry.create(wanted(service_class="guaranteed", concurrency={"short": 1}), WHO)
     lease = await store.admit(asked("one"))
     with pytest.raises(Refusal) as caught:
