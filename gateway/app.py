@@ -96,6 +96,7 @@ class Gateway:
             kv=self.pools.engine_kv,
             upstream=self.upstream,
             clock=clock,
+            on_frozen=lambda *which: self.pipeline.frozen(*which),  # noqa: PLW0108 - made below
         )
         controls = {model.name: control_of(model) for model in config.models}
         self.boundaries = BoundaryChore(

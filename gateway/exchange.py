@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from gateway.domain import (
+    TOKENIZE,
     Attempt,
     Binding,
     BodyFacts,
@@ -65,6 +66,7 @@ class Exchange:
         self._assumed = AssumedTokens(clock, self._assume_first)
         self._gates = GateTimers(clock, wake)
         self._lateness = Lateness()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(
         self,
@@ -124,6 +126,18 @@ class Exchange:
                 if scheduler is not None:
                     wake(scheduler.tick(now_s))
                     self._gates.look(scheduler)
+
+    def frozen(self, served: ServedModel, pool: int, worker: int) -> None:
+        """An engine gives no token to anybody: prefer others, and take there who waits for it."""
+        state, now_s = served.pools[pool], self._clock()
+        if state.ejected_until_s[worker] <= now_s:
+            fleet.eject(state, worker, served.health, now_s)
+            self._metrics.ejections.add(state.name, state.workers[worker])
+        for pending in state.progress.waiting(worker):
+            walk: Walk = pending.owner
+            if walk.sender is not None and not walk.moved and _may_move(walk, served, now_s):
+                walk.moved = pending.moving = True
+                walk.sender.cancel()
 
     def _release(self, walk: Walk, *, answered: bool = False) -> None:
         """Give the scheduler its job back, waiting or sent; idempotent."""
@@ -239,6 +253,9 @@ class Exchange:
         walk.dispatched = True
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         pending = self._pending(walk, facts, relay)
+        if self._loop is None:  # asked for once: it costs a call of the system
+            self._loop = asyncio.get_running_loop()
+        walk.sender = asyncio.current_task(self._loop)
         pool.progress.begin(binding.worker, pending)
         result = "cancelled"
         waiting = self._watch_wait(walk, served, lease)
@@ -247,11 +264,19 @@ class Exchange:
                 self._expect_first(walk, served, binding, relay, walk.scheduler, walk.job)
             answer = await relay.run(self._upstream, worker, call, answer_lines(incoming, walk))
             result = answer.label if isinstance(answer, Outcome) else answer.kind
+        except asyncio.CancelledError:
+            task, walk.sender = walk.sender, None
+            if task is None or not pending.moving or task.uncancel():
+                raise
+            answer = Fault(kind="frozen", message="it gave no token to anybody")
+            result = answer.kind
         finally:
+            walk.sender = None
             if waiting is not None:
                 waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
-            pool.progress.end(binding.worker, pending, answered=result in _ANSWERED)
+            computed = result == "ok" and incoming.endpoint is not TOKENIZE
+            pool.progress.end(binding.worker, pending, answered=computed)
             if walk.scheduler is not None:
                 self._release(walk, answered=result == "ok")
             if walk.expected is not None and relay.first_s is None and result != "cancelled":
@@ -326,17 +351,21 @@ class Exchange:
 
     def _note_health(self, served: ServedModel, binding: Binding, answer: Outcome | Fault) -> None:
         pool = served.pools[binding.pool]
+        served_it = False
         if isinstance(answer, Outcome):
             broke = answer.label == "upstream_error"
+            served_it = answer.label == "ok"
         elif answer.kind == "connect":
             fleet.unreachable(pool, binding.worker)
             return
-        elif answer.kind == "local":
+        elif answer.kind in ("local", "frozen"):  # not its fault, or told already
             return
         else:
             broke = hurts_health(answer)
         if not broke:
-            fleet.succeeded(pool, binding.worker)
+            # A frozen engine still refuses what is malformed.
+            if served_it or not pool.progress.silent_s(binding.worker):
+                fleet.succeeded(pool, binding.worker)
         elif fleet.failed(pool, binding.worker, served.health, self._clock()):
             self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
 
@@ -410,6 +439,22 @@ def _withdraw(walk: Walk, served: ServedModel, binding: Binding) -> None:
     served.prefixes[binding.pool].withdraw(points, binding.worker, expected, tokens_per_byte)
 
 
+def _may_move(walk: Walk, served: ServedModel, now_s: float) -> bool:
+    """Whether a request can be sent again, and to a worker that nothing is wrong with."""
+    facts, plan, binding = found(walk.facts), found(walk.plan), found(walk.binding)
+    if not stage_dispatch.repeatable(facts):
+        return False
+    tried = {(attempt.pool, attempt.worker) for attempt in walk.attempts}
+    for index in {binding.pool, plan.pool, *plan.alternates}:
+        pool = served.pools[index]
+        for worker in fleet.available(pool, now_s):
+            here = index == binding.pool and worker == binding.worker
+            known = (pool.name, served.workers[index][worker].id) in tried
+            if not here and not known and pool.ejected_until_s[worker] <= now_s:
+                return True
+    return False
+
+
 def wake(ready: Sequence[Job]) -> None:
     """Send jobs: whoever waits for one goes on."""
     for job in ready:
@@ -418,7 +463,5 @@ def wake(ready: Sequence[Job]) -> None:
             waiter.set_result(True)
 
 
-_ANSWERED = frozenset({"ok", "error", "busy", "overflow"})
-"""Results of an attempt at an engine that works."""
 _MAX_TRIED = 64
 """Attempts, refused connections included, after which a request gives up."""

@@ -68,7 +68,10 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
         pools=pools,
         workers=tuple(pool.addresses for pool in model.pools.values()),
         health=HealthRules(
-            eject_after=health.eject_after, eject_s=health.eject_s, max_eject_s=health.max_eject_s
+            eject_after=health.eject_after,
+            eject_s=health.eject_s,
+            max_eject_s=health.max_eject_s,
+            stall_s=health.stall_s,
         ),
         homes=ResponseHomes(),
         spill_queue=model.spill_queue,

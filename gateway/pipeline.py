@@ -129,6 +129,10 @@ class Pipeline:
         # A model stands under its aliases too.
         self._exchange.tick({id(model): model for model in self._models.values()}.values())
 
+    def frozen(self, served: ServedModel, pool: int, worker: int) -> None:
+        """An engine was found frozen; see `Exchange.frozen`."""
+        self._exchange.frozen(served, pool, worker)
+
     def know(self, key_digest: bytes | None) -> Principal:
         """Stage 1 alone, for a body that is large enough to ask first. Raises Refusal."""
         return stage_authenticate.authenticate(self._keyring, key_digest, self._wall_clock())

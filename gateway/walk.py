@@ -48,6 +48,7 @@ class Walk:
         "job",
         "lease",
         "lease_changes",
+        "moved",
         "outcome",
         "plan",
         "planned",
@@ -60,6 +61,7 @@ class Walk:
         "rescued",
         "reserved_tokens",
         "scheduler",
+        "sender",
         "sent_s",
         "served",
         "task",
@@ -95,6 +97,10 @@ class Walk:
         self.queue_s = 0.0
         self.sent_s: float | None = None
         self.attempts: list[Attempt] = []
+        self.sender: asyncio.Task[object] | None = None
+        """Who waits for an engine, while it does."""
+        self.moved = False
+        """Taken from a frozen engine to another, which is done once."""
         self.dispatched = False
         self.rescued = False
         self.refusal: Refusal | None = None

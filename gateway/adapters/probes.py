@@ -20,7 +20,9 @@ from gateway.adapters.loop_watch import LoopWatch
 from gateway.domain import WorkerAddress
 from gateway.policy import fleet
 from gateway.policy.engine_models import EngineModel, not_served, read_models
+from gateway.policy.engine_page import read_page
 from gateway.policy.served import ServedModel
+from gateway.policy.telemetry_view import EngineSample
 from gateway.ports import Upstream
 
 FIRST_AT_ONCE: Final = 128
@@ -30,6 +32,8 @@ OWN_SHARE: Final = 0.25
 
 _log = logging.getLogger("sluice.probes")
 
+OnFrozen = Callable[[ServedModel, int, int], None]
+"""(model, pool, worker) whose engine gives no token to anybody."""
 _Which = tuple[ServedModel, int, int]
 """Model, pool, the first worker of an engine."""
 
@@ -46,11 +50,16 @@ class Prober:
         upstream: Upstream | None = None,
         kv: EngineKv | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_frozen: OnFrozen | None = None,
     ) -> None:
         """`upstream`: whose connections to use; without it they are its own.
 
         `kv` is filled with what engines tell of their KV caches; `clock` is the requests'.
+        `on_frozen` hears of a frozen engine with each probe for as long as it is.
         """
+        self._on_frozen = on_frozen
+        self._counted: dict[tuple[str, int, int], EngineSample] = {}
+        """Model, pool, worker -> what a silent engine's metrics page counted last."""
         self._kv = kv
         self._models = list(models)
         self._interval_s = interval_s
@@ -112,6 +121,7 @@ class Prober:
             why = self._told(error)
         answers = state.progress.look(worker, self._clock(), self._watch.late_s)
         self._apply(served, pool, worker, why, refused=refused, answers=answers)
+        await self._look_for_frost(served, pool, worker)
         if self._kv is not None:
             for rank in state.siblings[worker]:
                 if not state.up[rank]:
@@ -148,6 +158,42 @@ class Prober:
             _log.warning("%s is not ready: %s", place, why)
         elif state.up[worker]:
             _log.info("%s missed a probe: %s", place, why)
+
+    async def _look_for_frost(self, served: ServedModel, pool: int, worker: int) -> None:
+        """See whether a silent engine computes for others, and tell of one that is frozen."""
+        state, place = served.pools[pool], (served.name, pool, worker)
+        if not state.progress.silent_s(worker):
+            self._counted.pop(place, None)
+        elif await self._counts(served, pool, worker):
+            state.progress.got_on(worker)
+        elif self._on_frozen is not None and state.progress.frozen(worker, served.health.stall_s):
+            _log.warning(
+                "worker %s of %s/%s is frozen: %d requests wait, and for %.0f s nobody was given "
+                "a token",
+                served.workers[pool][worker].id,
+                served.name,
+                state.name,
+                len(state.progress.waiting(worker)),
+                state.progress.silent_s(worker),
+            )
+            self._on_frozen(served, pool, worker)
+
+    async def _counts(self, served: ServedModel, pool: int, worker: int) -> bool:
+        """Whether an engine's own count of tokens moved since it was asked before."""
+        place = (served.name, pool, worker)
+        try:
+            page = await self._pages.get(served.workers[pool][worker], "/metrics")
+        except NOT_HAD:
+            return False
+        if page is None or page.status != 200:
+            return False
+        told = read_page(page.body)
+        sample = EngineSample(
+            prompt_tokens_total=told.prompt_tokens_total,
+            generation_tokens_total=told.generation_tokens_total,
+        )
+        before, self._counted[place] = self._counted.get(place), sample
+        return before is not None and sample != before
 
     def _told(self, error: Exception) -> str:
         if _is_timeout(error):

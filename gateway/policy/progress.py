@@ -40,15 +40,25 @@ class Pending:
 class Progress:
     """Of one pool's engines; by worker, the silence by the engine's first one."""
 
-    __slots__ = ("_answers", "_looked_s", "_patience_s", "_siblings", "pending", "silent_s")
+    __slots__ = (
+        "_answers",
+        "_looked_s",
+        "_overdue",
+        "_patience_s",
+        "_siblings",
+        "_silent_s",
+        "pending",
+    )
 
     def __init__(self, siblings: Sequence[Sequence[int]]) -> None:
         """`siblings`: by worker, those of its engine, itself included."""
         n = len(siblings)
         self._siblings = siblings
         self.pending: list[dict[Pending, None]] = [{} for _ in range(n)]
-        self.silent_s = [0.0] * n
+        self._silent_s = [0.0] * n
         """Overdue time since the engine last showed progress."""
+        self._overdue = [False] * n
+        """Whether somebody waited too long at the last look."""
         self._patience_s = [0.0] * n
         """The longest that anyone who waited in that time was allowed."""
         self._answers = [0] * n
@@ -60,7 +70,7 @@ class Progress:
         self.pending[worker][pending] = None
 
     def end(self, worker: int, pending: Pending, *, answered: bool) -> None:
-        """It has ended; `answered`: by its engine, which did not fail."""
+        """It has ended; `answered`: with the tokens that it asked the engine for."""
         self.pending[worker].pop(pending, None)
         if answered or pending.emitted() != pending.seen:
             self._answers[worker] += 1
@@ -86,10 +96,11 @@ class Progress:
                 elif not count:
                     overdue_s = max(overdue_s, now_s - pending.sent_s - pending.allowed_s)
                     allowed_s = max(allowed_s, pending.allowed_s)
+        self._overdue[head] = overdue_s > 0
         if moved:
             self.got_on(worker)
         elif overdue_s > 0:
-            self.silent_s[head] += min(overdue_s, lived_s - self._looked_s[head])
+            self._silent_s[head] += min(overdue_s, lived_s - self._looked_s[head])
             self._patience_s[head] = max(self._patience_s[head], allowed_s)
         self._looked_s[head] = lived_s
         return moved
@@ -97,12 +108,19 @@ class Progress:
     def got_on(self, worker: int) -> None:
         """The engine made progress."""
         head = self._siblings[worker][0]
-        self.silent_s[head] = self._patience_s[head] = 0.0
+        self._silent_s[head] = self._patience_s[head] = 0.0
+
+    def silent_s(self, worker: int) -> float:
+        """How long an engine has kept people waiting without any progress."""
+        return self._silent_s[self._siblings[worker][0]]
 
     def frozen(self, worker: int, stall_s: float) -> bool:
-        """Whether an engine has been silent longer than it may."""
+        """Whether an engine has been silent longer than it may, and somebody waits too long now.
+
+        Without the latter it may be tried again.
+        """
         head = self._siblings[worker][0]
-        return self.silent_s[head] > stall_s + self._patience_s[head]
+        return self._overdue[head] and self._silent_s[head] > stall_s + self._patience_s[head]
 
     def waiting(self, worker: int) -> list[Pending]:
         """Who waits at a worker's engine for a first byte."""

@@ -6,6 +6,7 @@
   the exception.
 - The gateway's own machine has no open file or port left (local): no other worker can be
   reached either, and none of them is to blame.
+- The engine is frozen: another worker, once, whatever was tried before.
 - A live engine that is busy: another worker, no health penalty.
 - A context overflow: the original body goes to the next larger window (overflow rescue).
 - Anything else is the engine's answer and belongs to the client.
@@ -18,6 +19,7 @@ from gateway.domain import Record
 FaultKind = Literal[
     "local",
     "connect",
+    "frozen",
     "reset",
     "timeout",
     "protocol",
@@ -55,7 +57,7 @@ def next_step(
         return "rescue" if larger_pool and repeatable else "give_up"
     if fault.kind == "local":
         return "give_up"
-    if fault.kind == "connect":
+    if fault.kind in ("connect", "frozen"):
         return "retry"
     if not repeatable and fault.kind != "busy":
         return "give_up"

@@ -113,6 +113,9 @@ class HealthConfig(Section):
     """How long it stays out at first; doubled each time."""
     max_eject_s: Seconds = 60.0
     """How long it stays out at most."""
+    stall_s: Seconds = 30.0
+    """How long an engine may give nobody a token, beyond what those who wait there may need,
+    before others are preferred to it."""
 
 
 class RetryConfig(Section):

@@ -29,6 +29,7 @@ from gateway.pipeline import Pipeline
 from gateway.policy import fleet
 from gateway.policy.head import read_head
 from gateway.policy.header_lines import pairs_of
+from gateway.policy.progress import Pending
 from gateway.policy.served import ServedModel
 from gateway.policy.sse import DONE
 from gateway.ports import LeaseStore
@@ -811,6 +812,101 @@ async def test_a_client_that_leaves_does_not_count_against_the_worker() -> None:
     await bench.cancel_when_hanging()
     assert bench.served.pools[SHORT].failures == [0, 0]
     assert bench.metrics.ejections.values == {}
+
+
+# -- frozen engines
+
+
+async def hangs_at(bench: Bench, request: Incoming | None = None) -> tuple[asyncio.Task[None], int]:
+    """A request that waits for its first byte, and the short pool's worker that has it."""
+    task = asyncio.create_task(bench.serve(request))
+    await bench.upstream.hanging.wait()
+    return task, int(bench.upstream.called[-1][-1])
+
+
+async def test_a_frozen_engine_s_requests_are_moved_before_the_first_byte() -> None:
+    bench = Bench(HANG, STREAM)
+    task, worker = await hangs_at(bench, streaming())
+    bench.pipeline.frozen(bench.served, SHORT, worker)
+    await task
+    assert bench.upstream.called == [f"short-{worker}", f"short-{1 - worker}"]
+    assert bench.reply.status == 200
+    assert [a.result for a in bench.record.attempts] == ["frozen", "ok"]
+    assert fleet.available(bench.served.pools[SHORT], bench.clock()) == [1 - worker]
+    assert bench.metrics.ejections.values == {("short", f"short-{worker}"): 1}
+    assert bench.metrics.retries.values == {("frozen",): 1}
+    assert bench.served.pools[SHORT].progress.pending == [{}, {}]
+
+
+async def test_a_request_is_moved_once() -> None:
+    bench = Bench(HANG)
+    task, worker = await hangs_at(bench)
+    bench.pipeline.frozen(bench.served, SHORT, worker)
+    while len(bench.upstream.called) < 2:  # noqa: ASYNC110 - it does nothing else
+        await asyncio.sleep(0)
+    bench.pipeline.frozen(bench.served, SHORT, 1 - worker)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(bench.upstream.called) == 2
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("why", ["no other worker", "stored response"])
+async def test_a_request_stays_where_moving_does_not_help_or_is_not_safe(why: str) -> None:
+    alone = why == "no other worker"
+    served = served_model(table=routing(("short", 8192, None)), workers=(1 if alone else 2,))
+    bench = Bench(HANG, served=served)
+    more = {} if alone else {"previous_response_id": "resp_1"}
+    task, worker = await hangs_at(bench, incoming(chat_body(**more)))
+    for _ in range(2):
+        bench.pipeline.frozen(bench.served, 0, worker)
+        await asyncio.sleep(0)
+    assert len(bench.upstream.called) == 1
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_stream_that_has_begun_is_never_moved() -> None:
+    bench = Bench(stream(chunk("a"), HANG))
+    task, worker = await hangs_at(bench, streaming())
+    bench.pipeline.frozen(bench.served, SHORT, worker)
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert len(bench.upstream.called) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_client_that_leaves_while_it_is_moved_has_left() -> None:
+    bench = Bench(HANG, STREAM)
+    task, worker = await hangs_at(bench, streaming())
+    bench.pipeline.frozen(bench.served, SHORT, worker)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(bench.upstream.called) == 1
+    assert bench.record.outcome == "disconnected"
+    assert bench.ledger.active == 0
+
+
+async def test_refusals_of_a_frozen_engine_do_not_bring_it_back() -> None:
+    bench = Bench(whole(400, error_answer("bad")))
+    state = bench.served.pools[SHORT]
+    fleet.drain(state, 1, on=True)
+    waiting = Pending(None, 0.0, 1.0, lambda: 0)
+    state.progress.begin(0, waiting)
+    state.progress.look(0, 50.0)
+    fleet.eject(state, 0, bench.served.health, bench.clock())
+    await bench.serve()
+    assert state.ejected_until_s[0] > bench.clock()
+    bench.upstream.script[:] = [OK]
+    await bench.serve(incoming(request_id="r2"), FakeReply())
+    assert state.ejected_until_s[0] == 0.0
 
 
 # -- rescue

@@ -18,7 +18,7 @@ from gateway.policy.progress import Pending
 from gateway.policy.served import ServedModel
 from gateway.ports import UpstreamCall, UpstreamResponse
 from tests.builders import address, routing, served_model
-from tests.fakes import HANG, FakeEngines, Script, failure, whole
+from tests.fakes import HANG, FakeClock, FakeEngines, Script, failure, whole
 
 
 def fleet_of(workers: int) -> ServedModel:
@@ -207,6 +207,60 @@ async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> N
         await probing.probe(served, 0, 0)
     assert served.pools[0].up == [False], "the engine's own silence counts"
     await probing.close()
+
+
+class Frost:
+    """An engine that is well and gives no token, and who was told of it."""
+
+    def __init__(self) -> None:
+        self.served, self.engines, self.clock = fleet_of(1), FakeEngines(), FakeClock(0.0)
+        self.engines.answer("/health")
+        self.told: list[float] = []
+        self.probing = Prober(
+            [self.served],
+            interval_s=2.0,
+            timeout_s=1.0,
+            upstream=self.engines,
+            clock=self.clock,
+            on_frozen=lambda *_: self.told.append(self.clock()),
+        )
+        self.tokens = [0]
+        self.served.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: self.tokens[0]))
+
+    async def live(self, seconds: int) -> None:
+        for _ in range(0, seconds, 2):
+            self.clock.advance(2.0)
+            assert await self.probing.probe(self.served, 0, 0)
+
+
+@pytest.mark.parametrize("page", [None, "vllm:generation_tokens_total 7\n"])
+async def test_a_well_engine_that_gives_no_token_is_told_as_frozen(page: str | None) -> None:
+    frost = Frost()
+    if page is not None:
+        frost.engines.answer("/metrics", page)
+    await frost.live(60)
+    assert frost.told[0] == 34.0, "30 s, and what the request may take, once and again"
+    assert frost.told[-1] == 60.0, "as long as it is"
+    frost.tokens[0] = 1
+    frost.told.clear()
+    await frost.live(60)
+    assert frost.told == []
+
+
+async def test_an_engine_whose_own_count_moves_is_not_frozen() -> None:
+    """It prefills or answers for other gateways: the queue is deep."""
+    frost = Frost()
+    for count in range(10):
+        frost.engines.answer("/metrics", f"vllm:generation_tokens_total {count}\n")
+        await frost.live(20)
+    assert frost.told == []
+
+
+async def test_pages_are_read_of_silent_engines_only() -> None:
+    frost = Frost()
+    frost.tokens[0] = 1
+    await frost.live(20)
+    assert frost.engines.asked("/metrics") == 0
 
 
 class Crowd(FakeEngines):
