@@ -1,7 +1,8 @@
 """Admin routes of entitlements: list, create, change, suspend, expire, delete, keys, audit.
 
 Bodies are JSON objects of the configuration file's fields, MAX_BODY_BYTES at most. They are
-read here, not by FastAPI: its errors would quote what was sent.
+read here, not by FastAPI: its errors would quote what was sent. A change with `If-Match` is made
+only while the entitlement is as that ETag says, else answered 412.
 """
 
 from typing import Annotated, Any, Final
@@ -17,6 +18,7 @@ from gateway.web.surface import EntitlementDesk
 MAX_BODY_BYTES: Final = 65_536
 PAGE: Final = 100
 LARGEST_PAGE: Final = 1_000
+MAX_DIGITS: Final = 18
 
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
 
@@ -48,30 +50,31 @@ def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
     @app.get("/admin/entitlements/{name}")
     async def entitlement(name: str) -> Response:
         """One entitlement with its counters and its keys' fingerprints."""
-        return json_response(await desk.get(name))
+        return _shown(await desk.get(name))
 
     @app.patch("/admin/entitlements/{name}")
     async def change(name: str, request: Request) -> Response:
         """Other values for some fields; null takes one away."""
-        return json_response(await desk.change(name, await read_object(request), who))
+        fields = await read_object(request)
+        return _shown(await desk.change(name, fields, who, version=_version(request)))
 
     @app.delete("/admin/entitlements/{name}")
-    async def delete(name: str) -> Response:
+    async def delete(name: str, request: Request) -> Response:
         """Forget it; 409 while it has requests in flight."""
-        await desk.delete(name, who)
+        await desk.delete(name, who, version=_version(request))
         return Response(status_code=204)
 
 
 def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
     @app.post("/admin/entitlements/{name}/suspend")
-    async def suspend(name: str) -> Response:
+    async def suspend(name: str, request: Request) -> Response:
         """Refuse its requests from now on; what runs goes on."""
-        return json_response(await desk.suspend(name, who))
+        return _shown(await desk.suspend(name, who, version=_version(request)))
 
     @app.post("/admin/entitlements/{name}/resume")
-    async def resume(name: str) -> Response:
+    async def resume(name: str, request: Request) -> Response:
         """Admit its requests again."""
-        return json_response(await desk.suspend(name, who, undo=True))
+        return _shown(await desk.suspend(name, who, undo=True, version=_version(request)))
 
     @app.post("/admin/entitlements/{name}/expire")
     async def expire(name: str, request: Request) -> Response:
@@ -84,7 +87,7 @@ def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
                 reason="bad_request",
                 param="at",
             )
-        return json_response(await desk.expire(name, at, who))
+        return _shown(await desk.expire(name, at, who, version=_version(request)))
 
 
 def _audit(app: APIRouter, desk: EntitlementDesk, peers: Peers) -> None:
@@ -96,14 +99,15 @@ def _audit(app: APIRouter, desk: EntitlementDesk, peers: Peers) -> None:
 
 def _keys(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
     @app.post("/admin/entitlements/{name}/keys")
-    async def add(name: str) -> Response:
+    async def add(name: str, request: Request) -> Response:
         """A second live key, which is shown this once; 409 when there are two."""
-        return _secret(await desk.add_key(name, who), 201)
+        return _secret(await desk.add_key(name, who, version=_version(request)), 201)
 
     @app.delete("/admin/entitlements/{name}/keys/{fingerprint}")
-    async def revoke(name: str, fingerprint: str) -> Response:
+    async def revoke(name: str, fingerprint: str, request: Request) -> Response:
         """End a key at once."""
-        return json_response(await desk.revoke_key(name, fingerprint, who))
+        version = _version(request)
+        return _shown(await desk.revoke_key(name, fingerprint, who, version=version))
 
 
 async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any]:
@@ -126,6 +130,28 @@ async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any
 
 def _secret(content: dict[str, object], status: int) -> Response:
     """An answer with a key in it: nothing on its way may keep it."""
-    response = json_response(content, status)
+    response = _shown(content, status)
     response.headers["cache-control"] = "no-store"
     return response
+
+
+def _shown(content: dict[str, object], status: int = 200) -> Response:
+    """An entitlement, with its revision as the ETag that `If-Match` takes."""
+    response = json_response(content, status)
+    response.headers["etag"] = f'"{content["revision"]}"'
+    return response
+
+
+def _version(request: Request) -> int | None:
+    """The revision that a change is made for (`If-Match`); None for any. Raises BadRequest."""
+    given = request.headers.get("if-match", "*").strip()
+    if given == "*":
+        return None
+    number = given.removeprefix('"').removesuffix('"')
+    if len(number) <= MAX_DIGITS and number.isascii() and number.isdecimal():
+        return int(number)
+    raise BadRequest(
+        "If-Match: give one ETag of an earlier answer, or leave it out.",
+        reason="bad_request",
+        param="if-match",
+    )

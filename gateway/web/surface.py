@@ -34,22 +34,35 @@ class EntitlementDesk(Protocol):
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
         """A new one, with its first key."""
 
-    async def change(self, name: str, fields: Mapping[str, object], who: str) -> dict[str, object]:
-        """Other values for some fields; None takes one away."""
+    async def change(
+        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
+    ) -> dict[str, object]:
+        """Other values for some fields; None takes one away.
 
-    async def suspend(self, name: str, who: str, *, undo: bool = False) -> dict[str, object]:
+        `version`, here and below: the "revision" it must still be of; None for any.
+        """
+
+    async def suspend(
+        self, name: str, who: str, *, undo: bool = False, version: int | None = None
+    ) -> dict[str, object]:
         """Refuse its requests, or no longer."""
 
-    async def expire(self, name: str, at: str | None, who: str) -> dict[str, object]:
-        """End it at a time (ISO 8601), or now."""
+    async def expire(
+        self, name: str, at: str | None, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
+        """Have it end at a time (ISO 8601), or now."""
 
-    async def delete(self, name: str, who: str) -> None:
+    async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
         """Forget it."""
 
-    async def add_key(self, name: str, who: str) -> dict[str, object]:
+    async def add_key(
+        self, name: str, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
         """A second live key."""
 
-    async def revoke_key(self, name: str, fingerprint: str, who: str) -> dict[str, object]:
+    async def revoke_key(
+        self, name: str, fingerprint: str, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
         """End a key."""
 
     async def pools(self, model: str) -> list[PoolView]:

@@ -128,6 +128,32 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> N
     assert short == audit[:1]
 
 
+async def test_a_change_for_a_revision_is_made_of_that_one_only(
+    client: httpx.AsyncClient, desk: Desk
+) -> None:
+    made = await client.post("/admin/entitlements", json=NEW)
+    seen = {"if-match": made.headers["etag"]}
+    assert made.headers["etag"] == f'"{made.json()["revision"]}"'
+    path, slower = "/admin/entitlements/a", {"slo_target_ms": 500}
+    first = await client.patch(path, json=slower, headers=seen)
+    assert (first.status_code, first.headers["etag"] != made.headers["etag"]) == (200, True)
+    late = [
+        await client.patch(path, json={"slo_target_ms": 7}, headers=seen),
+        await client.post(f"{path}/suspend", headers=seen),
+        await client.delete(f"{path}/keys/{made.json()['keys'][0]}", headers=seen),
+        await client.delete(path, headers=seen),
+    ]
+    for answer in late:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (412, "entitlement_changed")
+    shown = await client.get(path)
+    assert (shown.headers["etag"], shown.json()["slo_target_ms"]) == (first.headers["etag"], 500)
+    for wrong in ("W/x", "1, 2", "9" * 40, "-1", "²"):
+        answer = await client.patch(path, json={}, headers={b"if-match": wrong.encode()})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "if-match")
+    assert (await client.delete(path, headers={"if-match": "*"})).status_code == 204
+    assert desk.names() == []
+
+
 async def test_the_list_is_paged_and_filtered(client: httpx.AsyncClient) -> None:
     for n in range(5):
         new = {"name": f"e{n}", "tenant": "even" if n % 2 == 0 else "odd", "model": "m"}
