@@ -149,7 +149,9 @@ class Pipeline:
         walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
-        walk.estimate = estimate = stage_estimate.estimate(served, endpoint, facts, principal)
+        walk.estimate = estimate = stage_estimate.estimate(
+            served, endpoint, facts, principal, incoming.head.category
+        )
         # 3 plan
         walk.prefix = prefix = stage_plan.look_up(
             served, endpoint, principal, facts, facts.members, estimate.input_tokens_total

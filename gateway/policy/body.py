@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from gateway.domain import BodyFacts, Category, Endpoint, Measure
+from gateway.domain import BodyFacts, Endpoint, Measure
 from gateway.errors import BadRequest
 from gateway.policy import members, schema
 from gateway.policy.counting import MEDIA_TOKENS, Tally
@@ -31,13 +31,11 @@ def read_body(
     endpoint: Endpoint,
     raw: bytes,
     *,
-    category: Category | None = None,
     media_tokens: int = MEDIA_TOKENS,
     content_types: Sequence[bytes] = (),
 ) -> BodyFacts:
     """Facts of a body sent to `endpoint`; raises BadRequest.
 
-    `category` is what the client's header named; the text is then not looked at.
     `media_tokens` is the cost of a media part whose dimensions are not known. `content_types` are
     the request's headers of that name: a form is read by them.
     """
@@ -60,7 +58,7 @@ def read_body(
     if not model or len(model) > MAX_MODEL_CHARS or model.isspace():
         raise _bad_model(model)
     tally = Tally(media_tokens)
-    measure = count(body, tally, category)
+    measure = count(body, tally)
     steering = steering_of(named)
     if isinstance(body, schema.Generating):
         return _generating_facts(body, measure, steering, named)

@@ -1,6 +1,9 @@
 """Token budgets: what a request is expected to take, learned from what requests took.
 
 One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
+- A request teaches its own tenant's figures only. Those of a tenant that was taught enough are
+  all that decides about it; a newer one gets what most tenants agree on
+  (`gateway.policy.by_tenant`). So no tenant decides about another's requests.
 - L_in = ceil(bytes / c*) + template, c* = c - gamma sigma: overestimating is the safe side.
 - The template's fixed tokens and the ratio are fitted apart: prompts under
   SMALL_PROMPT_TOKENS teach the template, longer ones the ratio (a template that no prompt is
@@ -11,11 +14,9 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 """
 
 from math import ceil
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gateway.domain import (
-    CATEGORIES,
-    ENDPOINTS,
     BodyFacts,
     Category,
     Endpoint,
@@ -26,18 +27,17 @@ from gateway.domain import (
 from gateway.policy.counting import MEDIA_TOKENS
 from gateway.policy.estimator_profile import DEFAULT, EstimatorProfile, OutputMode
 from gateway.policy.learned import Part
-from gateway.policy.quantile import MAX_TOKENS, PRIOR_TOKENS, OutputLengths
+from gateway.policy.quantile import MAX_TOKENS, PRIOR_TOKENS
 from gateway.policy.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
-from gateway.policy.template import TwoTermFit
+from gateway.policy.tenant_figures import (
+    ENDPOINTS_BY_NAME,
+    MAX_MEDIA,
+    MAX_TEMPLATE,
+    TemplateKind,
+    TenantFigures,
+)
 
 SMALL_PROMPT_TOKENS: Final = 128
-# Not Final: as such mypyc 2.4 said of the first, once compiled, that it was not set.
-MAX_TEMPLATE = (512.0, 64.0)
-"""Upper clamps of t0 (tokens per prompt) and t1 (per message)."""
-MAX_MEDIA = (16384.0, 64.0)
-"""Upper clamps of tokens per media part and of tokens per guessed token."""
-
-TemplateKind = Literal["chat", "tools", "plain", "pair"]
 
 _UNSEEN_NOISE = 0.35
 _LEAST_NOISE = 0.02
@@ -55,11 +55,8 @@ class LengthEstimator:
     """Estimates lengths for one model, and learns from served requests."""
 
     __slots__ = (
+        "_figures",
         "_fit_template",
-        "_media",
-        "_outputs",
-        "_ratios",
-        "_templates",
         "ignored",
         "observations",
         "output_mode",
@@ -85,23 +82,7 @@ class LengthEstimator:
         self.ignored: dict[str, int] = {}
         """Parts of observations that taught nothing, by reason."""
         self._fit_template: Final = profile.fit_template
-        self._ratios: Final = {
-            category: Ratio(
-                profile.priors[category],
-                beta=profile.beta,
-                gamma=profile.gamma,
-                corrected=profile.bias_corrected,
-            )
-            for category in CATEGORIES
-        }
-        self._templates: Final[dict[str, TwoTermFit]] = {
-            "chat": TwoTermFit((3.0, 4.0), (32.0, 4.0), MAX_TEMPLATE),
-            "tools": TwoTermFit((3.0, 4.0), (96.0, 4.0), MAX_TEMPLATE),
-            "plain": TwoTermFit((1.0, 0.0), (4.0, 0.0), MAX_TEMPLATE),
-            "pair": TwoTermFit((3.0, 0.0), (8.0, 0.0), MAX_TEMPLATE),
-        }
-        self._media: Final = TwoTermFit((0.0, media_tokens / MEDIA_TOKENS), (128.0, 0.5), MAX_MEDIA)
-        self._outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
+        self._figures: Final = TenantFigures(profile, media_tokens, output_prior_tokens)
 
     def estimate(
         self, endpoint: Endpoint, facts: BodyFacts, tenant: str, category: Category | None = None
@@ -109,16 +90,18 @@ class LengthEstimator:
         """The budget of one request; `category` overrides what the text looked like."""
         measure = facts.measure
         category = category or measure.category
-        ratio = self._ratios[category]
+        ratio = self._figures.ratios[category].of(tenant)
         longest_bytes = measure.longest_text_bytes
         exact = measure.longest_exact_tokens
         template = 0
         if self._fit_template and not exact:
-            fit = self._templates[template_kind(endpoint.name, measure)]
+            fit = self._figures.templates[template_kind(endpoint.name, measure)].of(tenant)
             template = ceil(fit.a + fit.b * measure.messages)
         longest = ceil(longest_bytes / ratio.conservative) + template + exact
         if measure.media_parts:
-            media = ceil(self._media.value(measure.media_parts, measure.media_tokens))
+            media = ceil(
+                self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens)
+            )
         else:
             media = 0
         prompts = measure.prompts
@@ -137,7 +120,7 @@ class LengthEstimator:
         cap = facts.cap_tokens
         expected = output = 0
         if endpoint.generates:
-            expected = self._outputs.expected(endpoint.name, category, tenant)
+            expected = self._figures.outputs.expected(endpoint.name, category, tenant)
             if cap is None:
                 output = expected
             else:
@@ -166,31 +149,37 @@ class LengthEstimator:
         self._learn_output(observation)
 
     def _learn_input(self, observation: Observation) -> None:
-        measure = observation.measure
+        measure, tenant = observation.measure, observation.tenant
         if not observation.learn_ratio:
             self._ignore("prompt_changed")
             return
         tokens = self._reported(observation, "prompt_tokens")
         if tokens is None or measure.exact_tokens:
             return
+        ratio = self._figures.ratios[measure.category].begun(tenant)
+        kind = template_kind(observation.endpoint, measure)
+        fixed = self._fixed_tokens(kind, measure, tenant)
         if measure.media_parts:
-            self._learn_media(observation.endpoint, measure, tokens)
+            self._learn_media(tenant, ratio, measure, tokens - fixed)
             return
         size = measure.text_bytes
         if not size:
             return
-        kind = template_kind(observation.endpoint, measure)
-        fixed = self._fixed_tokens(kind, measure)
         if not self._possible(size, tokens, fixed, measure):
             self._ignore("prompt_tokens_out_of_range")
             return
         # Apart, or an error of the one would pass for the other: from prompts of like lengths
         # template and ratio would drift away together.
         if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
-            self._learn_template(kind, measure, tokens)
+            if self._fit_template:
+                text = size / ratio.mean
+                fit = self._figures.templates[kind].taught(tenant)
+                noise = _noise(ratio, text)
+                fit.add(measure.prompts, measure.messages, tokens - text, noise)
         else:
             text = tokens - fixed
-            self._ratios[measure.category].add(size / text, text / measure.prompts)
+            own = self._figures.ratios[measure.category].taught(tenant)
+            own.add(size / text, text / measure.prompts)
 
     def _possible(self, size: int, tokens: int, fixed: float, measure: Measure) -> bool:
         """Whether a count can be true: bytes per token within [0.5, 16].
@@ -205,37 +194,21 @@ class LengthEstimator:
         text = tokens - fixed
         return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
 
-    def _learn_template(self, kind: TemplateKind, measure: Measure, tokens: int) -> None:
-        if not self._fit_template:
-            return
-        text = measure.text_bytes / self._ratios[measure.category].mean
-        self._templates[kind].add(
-            measure.prompts, measure.messages, tokens - text, self._noise(measure, text)
-        )
-
-    def _learn_media(self, endpoint: str, measure: Measure, tokens: int) -> None:
-        text = measure.text_bytes / self._ratios[measure.category].mean
-        fixed = self._fixed_tokens(template_kind(endpoint, measure), measure)
-        media = tokens - text - fixed
+    def _learn_media(self, tenant: str, ratio: Ratio, measure: Measure, tokens: float) -> None:
+        """`tokens` without the template's."""
+        text = measure.text_bytes / ratio.mean
+        media = tokens - text
         if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
             self._ignore("prompt_tokens_out_of_range")
             return
-        noise = self._noise(measure, text) + (0.1 * measure.media_tokens) ** 2
-        self._media.add(measure.media_parts, measure.media_tokens, media, noise)
+        noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
+        fit = self._figures.media.taught(tenant)
+        fit.add(measure.media_parts, measure.media_tokens, media, noise)
 
-    def _fixed_tokens(self, kind: TemplateKind, measure: Measure) -> float:
+    def _fixed_tokens(self, kind: TemplateKind, measure: Measure, tenant: str) -> float:
         if not self._fit_template:
             return 0.0
-        return self._templates[kind].value(measure.prompts, measure.messages)
-
-    def _noise(self, measure: Measure, text_tokens: float) -> float:
-        """Variance of a count around bytes / c, in tokens squared."""
-        ratio = self._ratios[measure.category]
-        if ratio.observations:
-            relative = max(ratio.spread / ratio.mean, _LEAST_NOISE)
-        else:
-            relative = _UNSEEN_NOISE
-        return 1.0 + (relative * text_tokens) ** 2
+        return self._figures.templates[kind].begun(tenant).value(measure.prompts, measure.messages)
 
     def _learn_output(self, observation: Observation) -> None:
         endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
@@ -248,7 +221,7 @@ class LengthEstimator:
         if each > MAX_TOKENS:
             self._ignore("completion_tokens_out_of_range")
             return
-        self._outputs.add(
+        self._figures.outputs.add(
             observation.endpoint,
             observation.measure.category,
             observation.tenant,
@@ -282,41 +255,20 @@ class LengthEstimator:
             "output_mode": self.output_mode,
             "observations": self.observations,
             "ignored": dict(self.ignored),
-            "categories": {name: ratio.state() for name, ratio in self._ratios.items()},
-            "templates": {
-                kind: {"request_tokens": fit.a, "message_tokens": fit.b, "n": fit.observations}
-                for kind, fit in self._templates.items()
-            },
-            "media": {
-                "part_tokens": self._media.a,
-                "guess_scale": self._media.b,
-                "n": self._media.observations,
-            },
-            "expected_output_tokens": self._outputs.snapshot(),
+            **self._figures.snapshot(),
         }
 
     def parts(self) -> dict[str, Part]:
-        """See Learner: ratios, template and media fits, output histograms by name."""
-        found: dict[str, Part] = {f"ratio.{name}": part for name, part in self._ratios.items()}
-        found.update((f"template.{kind}", part) for kind, part in self._templates.items())
-        found["media"] = self._media
-        found.update((f"output.{key}", part) for key, part in self._outputs.histograms().items())
-        return found
+        """See Learner."""
+        return self._figures.parts()
 
     def part(self, name: str) -> Part | None:
         """See Learner."""
-        group, _, key = name.partition(".")
-        if group == "ratio":
-            return self._ratios.get(key)
-        if group == "template":
-            return self._templates.get(key)
-        if group == "output":
-            found, slash, category = key.partition("/")
-            endpoint = ENDPOINTS_BY_NAME.get(found)
-            known = category in CATEGORIES if slash else not category
-            if endpoint is not None and endpoint.generates and known:
-                return self._outputs.histogram(found, category)
-        return self._media if name == "media" else None
+        return self._figures.part(name)
 
 
-ENDPOINTS_BY_NAME: Final = {endpoint.name: endpoint for endpoint in ENDPOINTS.values()}
+def _noise(ratio: Ratio, text_tokens: float) -> float:
+    """Variance of a count around bytes / c, in tokens squared."""
+    seen = ratio.observations
+    relative = max(ratio.spread / ratio.mean, _LEAST_NOISE) if seen else _UNSEEN_NOISE
+    return 1.0 + (relative * text_tokens) ** 2

@@ -1,7 +1,7 @@
 """What estimators learned, as values that can be kept, published and merged.
 
-A replica's estimator is made of parts (a category's ratio, a template fit, an output
-histogram), each a handful of decayed sums. Replicas publish their sums and read the others'.
+A replica's estimator is made of parts (one tenant's ratio in a category, its template fit, an
+output histogram), each a handful of decayed sums. Replicas publish their sums and read the others'.
 Theory, and what holds:
 
 - `merged` is a mean of sums, each record weighed by how much its replica was taught lately
@@ -15,8 +15,10 @@ Theory, and what holds:
 - A record is merged at most once by each reader. A replica that stops, whether it is idle or
   dead, is outvoted: its rate fades by e every RATE_MEMORY_S of the record's age, and what was
   taken over from it fades with every further observation, as all that was learned does.
-- When a replica finds that the world has changed it starts a new epoch of that part. Of
-  several epochs the latest alone counts, so old records cannot pull the others back.
+- When a replica finds that the world has changed it starts a new epoch of that part, whose rate
+  begins at 0. Of several epochs the one with the most observations lately counts alone, so a
+  changed world wins once most of what is observed comes from it, and one replica that was fed
+  nonsense does not override what the others observe. Of two alike the later one wins.
 - A record counts for one observation at least: after all replicas were restarted, what the
   dead knew is taken up.
 
@@ -34,8 +36,10 @@ RATE_MEMORY_S: Final = 30.0
 """Time constant of a replica's rate, in seconds."""
 MAX_SUMS: Final = 1024
 """Sums in one part; a record with more is not believed."""
-MAX_PARTS: Final = 256
+MAX_PARTS: Final = 512
 """Parts in one record."""
+_MARKS: Final = 4096
+"""Parts that a ledger remembers the observations of."""
 
 
 class Sums(Record, frozen=True, kw_only=True):
@@ -102,9 +106,12 @@ def plausible(part: Sums) -> bool:
 
 
 def merged(parts: Iterable[Sums]) -> Sums:
-    """The weighted mean of the latest epoch's sums; at least one part must be given."""
+    """The weighted mean of the most observed epoch's sums; at least one part must be given."""
     found = sorted(parts, key=_order)
-    epoch = found[-1].epoch
+    observed: dict[int, float] = {}
+    for part in found:
+        observed[part.epoch] = observed.get(part.epoch, 0.0) + max(part.rate, 1.0)
+    epoch = max(observed, key=lambda epoch: (observed[epoch], epoch))
     found = [part for part in found if part.epoch == epoch]
     weights = [max(part.rate, 1.0) for part in found]
     whole = math.fsum(weights)
@@ -131,20 +138,18 @@ class Ledger:
     Works on the running learner between two steps of the event loop; requests never wait.
     """
 
-    __slots__ = ("_at_s", "_learner", "_marks", "_rates")
+    __slots__ = ("_at_s", "_learner", "_marks")
 
     def __init__(self, learner: Learner, now_s: float) -> None:
         """`now_s` on the clock of `learned`."""
         self._learner = learner
         self._at_s = now_s
-        self._rates: dict[str, float] = {}
-        self._marks: dict[str, tuple[int, int]] = {}
+        self._marks: dict[str, tuple[int, int, float, float]] = {}
+        """Part -> its epoch, observations and rate as last seen, and when; the last seen last."""
 
     def learned(self, now_s: float) -> dict[str, Sums]:
         """All parts that were taught, each with its rate; to be published as one record."""
-        passed_s, self._at_s = now_s - self._at_s, now_s
-        fading = aged(1.0, passed_s)
-        self._rates = {name: rate * fading for name, rate in self._rates.items()}
+        self._at_s = now_s
         found = {}
         for name, part in self._learner.parts().items():
             sums = self._own(name, part)
@@ -177,14 +182,14 @@ class Ledger:
             return False
         mine = self._own(name, part)
         if mine is not None:
-            if mine.epoch > max(sums.epoch for sums in others):
-                return False
             others.append(mine)
         result = merged(others)
-        if not part.accepts(result):
+        told = any(sums.epoch == result.epoch for sums in others if sums is not mine)
+        if not told or not part.accepts(result):
             return False
         part.adopt(result)
-        self._marks[name] = (result.epoch, result.n)
+        rate = mine.rate if mine is not None and mine.epoch == result.epoch else 0.0
+        self._mark(name, result.epoch, result.n, rate)
         return True
 
     def _own(self, name: str, part: Part) -> Sums | None:
@@ -192,9 +197,16 @@ class Ledger:
         sums = part.learned()
         if sums.n < 1:
             return None
-        epoch, n = self._marks.get(name, (sums.epoch, 0))
-        fresh = sums.n - n if epoch == sums.epoch else sums.n
-        rate = self._rates.get(name, 0.0) + max(fresh, 0)
-        self._rates[name] = rate
-        self._marks[name] = (sums.epoch, sums.n)
+        epoch, n, rate, at_s = self._marks.get(name, (sums.epoch, 0, 0.0, self._at_s))
+        if epoch == sums.epoch:
+            rate = aged(rate, self._at_s - at_s) + max(sums.n - n, 0)
+        else:
+            rate = float(sums.n)
+        self._mark(name, sums.epoch, sums.n, rate)
         return Sums(epoch=sums.epoch, n=sums.n, rate=rate, sums=sums.sums)
+
+    def _mark(self, name: str, epoch: int, n: int, rate: float) -> None:
+        self._marks.pop(name, None)
+        if len(self._marks) >= _MARKS:
+            del self._marks[next(iter(self._marks))]
+        self._marks[name] = (epoch, n, rate, self._at_s)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.domain import Category, Measure
+from gateway.domain import Measure
 from gateway.policy import schema
 from gateway.policy.category import classify, has_retrieval_headers, sample
 from gateway.policy.counting import Tally, utf8_length
@@ -15,7 +15,7 @@ MAX_BATCH = 2048
 """Prompts, documents or pairs in one request."""
 
 
-def _single(tally: Tally, category: Category | None) -> Measure:
+def _single(tally: Tally) -> Measure:
     """The measure of a request that is one prompt."""
     texts = tally.texts
     whole, size = tally.whole()
@@ -25,69 +25,67 @@ def _single(tally: Tally, category: Category | None) -> Measure:
         messages=tally.messages,
         media_parts=tally.media_parts,
         media_tokens=tally.media_tokens,
-        category=category or classify(sample(whole)),
+        category=classify(sample(whole)),
         rag=has_retrieval_headers(texts),
         tools=tally.tools,
     )
 
 
-def _chat(body: schema.ChatBody, tally: Tally, category: Category | None) -> Measure:
+def _chat(body: schema.ChatBody, tally: Tally) -> Measure:
     tally.add_messages(body.messages)
     if body.tools is not schema.ABSENT:
         tally.add_tools(body.tools, "tools")
     if body.functions is not schema.ABSENT:
         tally.add_tools(body.functions, "functions")
-    return _single(tally, category)
+    return _single(tally)
 
 
-def _anthropic(body: schema.MessagesBody, tally: Tally, category: Category | None) -> Measure:
+def _anthropic(body: schema.MessagesBody, tally: Tally) -> Measure:
     tally.add_system(body.system)
     tally.add_messages(body.messages)
     tally.add_tools(body.tools, "tools")
-    return _single(tally, category)
+    return _single(tally)
 
 
-def _responses(body: schema.ResponsesBody, tally: Tally, category: Category | None) -> Measure:
+def _responses(body: schema.ResponsesBody, tally: Tally) -> Measure:
     if body.instructions:
         tally.add_items(body.instructions, "instructions")
     tally.add_items(body.input, "input")
     tally.add_tools(body.tools, "tools")
-    return _single(tally, category)
+    return _single(tally)
 
 
-def _completions(body: schema.CompletionsBody, tally: Tally, category: Category | None) -> Measure:
+def _completions(body: schema.CompletionsBody, tally: Tally) -> Measure:
     suffix = body.suffix or ""
-    return _prompts(body.prompt, "prompt", tally, category, suffix)
+    return _prompts(body.prompt, "prompt", tally, suffix)
 
 
-def _embeddings(body: schema.EmbeddingsBody, tally: Tally, category: Category | None) -> Measure:
+def _embeddings(body: schema.EmbeddingsBody, tally: Tally) -> Measure:
     if body.messages is not None:
         tally.add_messages(body.messages)
-        return _single(tally, category)
+        return _single(tally)
     if body.input is None:
         raise missing("input")
-    return _prompts(body.input, "input", tally, category)
+    return _prompts(body.input, "input", tally)
 
 
-def _tokenize(body: schema.TokenizeBody, tally: Tally, category: Category | None) -> Measure:
+def _tokenize(body: schema.TokenizeBody, tally: Tally) -> Measure:
     if body.messages is not None:
         tally.add_messages(body.messages)
         tally.add_tools(body.tools, "tools")
-        return _single(tally, category)
+        return _single(tally)
     if body.prompt is None:
         raise missing("prompt")
-    return _prompts(body.prompt, "prompt", tally, category)
+    return _prompts(body.prompt, "prompt", tally)
 
 
-def _prompts(
-    prompt: schema.Prompt, param: str, tally: Tally, category: Category | None, suffix: str = ""
-) -> Measure:
+def _prompts(prompt: schema.Prompt, param: str, tally: Tally, suffix: str = "") -> Measure:
     """A text, texts, token ids, or lists of token ids; never mixed."""
     if isinstance(prompt, str):
         tally.texts.append(prompt)
         if suffix:
             tally.texts.append(suffix)
-        return _single(tally, category)
+        return _single(tally)
     if not prompt:
         raise missing(param)
     kinds = set(map(type, prompt))
@@ -99,7 +97,7 @@ def _prompts(
             longest_text_bytes=0,
             exact_tokens=len(prompt),
             longest_exact_tokens=len(prompt),
-            category=category or "mixed",
+            category="mixed",
         )
     _check_batch(param, len(prompt))
     if kinds == {list}:
@@ -112,23 +110,23 @@ def _prompts(
             exact_tokens=sum(lengths),
             longest_exact_tokens=max(lengths),
             prompts=len(prompt),
-            category=category or "mixed",
+            category="mixed",
         )
     tally.texts = [text for text in prompt if isinstance(text, str)]
     extra = utf8_length(suffix)
     sizes = [utf8_length(text) + extra for text in tally.texts]
-    return _batch(sum(sizes), max(sizes), len(sizes), tally, category)
+    return _batch(sum(sizes), max(sizes), len(sizes), tally)
 
 
-def _rerank(body: schema.RerankBody, tally: Tally, category: Category | None) -> Measure:
+def _rerank(body: schema.RerankBody, tally: Tally) -> Measure:
     query = tally.add_document(body.query, "query")
     sizes = tally.add_side(body.documents, "documents")
     _check_batch("documents", len(sizes))
     total = query * len(sizes) + sum(sizes)
-    return _batch(total, query + max(sizes), len(sizes), tally, category)
+    return _batch(total, query + max(sizes), len(sizes), tally)
 
 
-def _score(body: schema.ScoreBody, tally: Tally, category: Category | None) -> Measure:
+def _score(body: schema.ScoreBody, tally: Tally) -> Measure:
     first, left = _side(body, tally, ("text_1", "queries", "data_1"))
     second, right = _side(body, tally, ("text_2", "documents", "items", "data_2"))
     if len(left) == 1:
@@ -137,7 +135,7 @@ def _score(body: schema.ScoreBody, tally: Tally, category: Category | None) -> M
         raise invalid(second, f"expected as many texts as in '{first}', or one of those.")
     _check_batch(second, len(right))
     pairs = [a + b for a, b in zip(left, right, strict=True)]
-    return _batch(sum(pairs), max(pairs), len(pairs), tally, category)
+    return _batch(sum(pairs), max(pairs), len(pairs), tally)
 
 
 def _side(body: schema.ScoreBody, tally: Tally, names: tuple[str, ...]) -> tuple[str, list[int]]:
@@ -153,22 +151,20 @@ def _check_batch(param: str, size: int) -> None:
         raise invalid(param, f"at most {MAX_BATCH} entries in one request, but got {size}.")
 
 
-def _batch(
-    total: int, longest: int, prompts: int, tally: Tally, category: Category | None
-) -> Measure:
+def _batch(total: int, longest: int, prompts: int, tally: Tally) -> Measure:
     return Measure(
         text_bytes=total,
         longest_text_bytes=longest,
         prompts=prompts,
         media_parts=tally.media_parts,
         media_tokens=tally.media_tokens,
-        category=category or classify(sample(tally.whole()[0])),
+        category=classify(sample(tally.whole()[0])),
     )
 
 
 # The body's type ties the two together; Any because a table cannot say so.
 _Decode = Callable[[bytes], Any]
-_Count = Callable[[Any, Tally, Category | None], Measure]
+_Count = Callable[[Any, Tally], Measure]
 
 
 def _reader(body_type: type[schema.Body], count: _Count) -> tuple[_Decode, _Count]:

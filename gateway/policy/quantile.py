@@ -4,22 +4,22 @@ Rules:
 - Logarithmic buckets (ratio 1.07) up to 2^20 tokens; a bucket answers with its upper edge.
 - Old answers fade: weights decay with a memory of 2,000 observations.
 - A cut answer (client left, limit reached) is a lower bound: censored, Kaplan-Meier.
-- A level is believed from 20 whole answers on; before, the next wider level is asked:
-  (endpoint, category, tenant), (endpoint, category), (endpoint), then PRIOR_TOKENS.
-- The number of tenants' histograms is bounded: the least recently taught goes first.
+- The tenant's own answers count, those of the category first, then all of the endpoint; a
+  tenant that had fewer than 20 whole ones gets what most tenants agree on, by category, then by
+  endpoint, then PRIOR_TOKENS (`gateway.policy.by_tenant`).
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gateway.policy.by_tenant import TAUGHT, ByTenant, median
 from gateway.policy.learned import Sums
 
 QUANTILE: Final = 0.95
 PRIOR_TOKENS: Final = 1024
 MAX_TOKENS: Final = 2**20
 MEMORY: Final = 2000
-TRUSTED_OBSERVATIONS: Final = 20
-MAX_TENANT_KEYS: Final = 4096
 
 _RATIO = 1.07
 _PER_LOG = 1 / math.log(_RATIO)
@@ -48,7 +48,7 @@ class Histogram:
     Instead of all old weights shrinking, the weight of a new observation grows.
     """
 
-    __slots__ = ("_cut", "_pending", "_quantile", "_unit", "_whole", "whole_observations")
+    __slots__ = ("_cut", "_pending", "_quantile", "_unit", "_whole", "observations")
 
     def __init__(self) -> None:
         self._whole: dict[int, float] = {}
@@ -56,7 +56,8 @@ class Histogram:
         self._unit = 1.0
         self._pending = 0
         self._quantile = 0
-        self.whole_observations = 0
+        self.observations = 0
+        """Whole answers."""
 
     def add(self, tokens: int, *, cut: bool) -> None:
         """Take one answer's length; `cut` when it could have been longer."""
@@ -66,7 +67,7 @@ class Histogram:
         """The same by the bucket."""
         counts = self._cut if cut else self._whole
         counts[bucket] = counts.get(bucket, 0.0) + self._unit
-        self.whole_observations += not cut
+        self.observations += not cut
         self._unit *= _GROWTH
         if self._unit > _RESCALE:
             self._rescale()
@@ -75,18 +76,23 @@ class Histogram:
     def quantile(self) -> int:
         """The QUANTILE of lengths, recomputed after every few observations."""
         if self._pending and (
-            not self._quantile or self._pending * 16 >= min(self.whole_observations, 800)
+            not self._quantile or self._pending * 16 >= min(self.observations, 800)
         ):
             self._quantile = self._kaplan_meier()
             self._pending = 0
         return self._quantile
+
+    def agree(self, others: Sequence["Histogram"]) -> None:
+        """Show the median of others' quantiles."""
+        self.observations = TAUGHT
+        self._quantile = round(median([other.quantile() for other in others]))
 
     def learned(self) -> Sums:
         """See Part: weights by bucket, of whole (w) and of cut (c) answers."""
         unit = self._unit
         sums = {f"w{bucket}": weight / unit for bucket, weight in self._whole.items()}
         sums.update((f"c{bucket}", weight / unit) for bucket, weight in self._cut.items())
-        return Sums(epoch=0, n=self.whole_observations, sums=sums)
+        return Sums(epoch=0, n=self.observations, sums=sums)
 
     def accepts(self, sums: Sums) -> bool:
         """See Part: weights of buckets that there are."""
@@ -99,7 +105,7 @@ class Histogram:
         self._whole = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "w"}
         self._cut = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "c"}
         self._unit = 1.0
-        self.whole_observations = sums.n if self._whole else 0
+        self.observations = sums.n if self._whole else 0
         self._quantile = 0
         self._pending = 1 if kept else 0
 
@@ -132,75 +138,59 @@ class Histogram:
 class OutputLengths:
     """q_out with its fallbacks, for one model."""
 
-    __slots__ = ("_by_category", "_by_endpoint", "_by_tenant", "_max_tenant_keys", "_prior_tokens")
+    __slots__ = ("_levels", "_prior_tokens")
 
-    def __init__(
-        self, max_tenant_keys: int = MAX_TENANT_KEYS, *, prior_tokens: int = PRIOR_TOKENS
-    ) -> None:
+    def __init__(self, *, prior_tokens: int = PRIOR_TOKENS) -> None:
         self._prior_tokens = prior_tokens
-        self._by_tenant: dict[tuple[str, str, str], Histogram] = {}
-        self._by_category: dict[tuple[str, str], Histogram] = {}
-        self._by_endpoint: dict[str, Histogram] = {}
-        self._max_tenant_keys = max_tenant_keys
+        self._levels: dict[tuple[str, str], ByTenant[Histogram]] = {}
+        """By endpoint and category; of all categories under ""."""
 
     def expected(self, endpoint: str, category: str, tenant: str) -> int:
         """The .95 quantile of the narrowest level that is believed, in tokens."""
-        found = self._by_tenant.get((endpoint, category, tenant))
-        if found and found.whole_observations >= TRUSTED_OBSERVATIONS:
-            return found.quantile()
-        found = self._by_category.get((endpoint, category))
-        if found and found.whole_observations >= TRUSTED_OBSERVATIONS:
-            return found.quantile()
-        found = self._by_endpoint.get(endpoint)
-        if found and found.whole_observations >= TRUSTED_OBSERVATIONS:
-            return found.quantile()
-        return self._prior_tokens
+        narrow, wide = self._levels.get((endpoint, category)), self._levels.get((endpoint, ""))
+        if wide is None:  # what teaches the one teaches the other
+            return self._prior_tokens
+        found = None if narrow is None else narrow.own(tenant)
+        if found is None:
+            found = wide.own(tenant)
+        if found is None and narrow is not None:
+            found = narrow.agreed()
+        if found is None:
+            found = wide.agreed()
+        return self._prior_tokens if found is None else found.quantile()
 
     def add(self, endpoint: str, category: str, tenant: str, tokens: int, *, cut: bool) -> None:
-        """Teach all three levels one answer's length, in [1, MAX_TOKENS]."""
-        key = (endpoint, category, tenant)
-        # Popped and put back: a dict's order is then that of the last lesson.
-        histogram = self._by_tenant.pop(key, None)
-        if histogram is None:
-            histogram = Histogram()
-            if len(self._by_tenant) >= self._max_tenant_keys:
-                del self._by_tenant[next(iter(self._by_tenant))]
-        self._by_tenant[key] = histogram
+        """Teach the tenant's histograms, of the category and of all."""
         bucket = bucket_of(tokens)
-        histogram.count(bucket, cut=cut)
-        self.histogram(endpoint, category).count(bucket, cut=cut)
-        self.histogram(endpoint, "").count(bucket, cut=cut)
+        self._level(endpoint, category).taught(tenant).count(bucket, cut=cut)
+        self._level(endpoint, "").taught(tenant).count(bucket, cut=cut)
 
-    def histograms(self) -> dict[str, Histogram]:
-        """`endpoint` and `endpoint/category` -> histogram; tenants' own stay here."""
-        found = dict(self._by_endpoint)
-        for (endpoint, category), histogram in self._by_category.items():
-            found[f"{endpoint}/{category}"] = histogram
-        return found
+    def histograms(self, most: int) -> Iterator[tuple[str, Histogram]]:
+        """`endpoint@tenant` and `endpoint/category@tenant` of the tenants last taught."""
+        for (endpoint, category), level in self._levels.items():
+            name = f"{endpoint}/{category}" if category else endpoint
+            for tenant, histogram in level.latest(most):
+                yield f"{name}@{tenant}", histogram
 
-    def histogram(self, endpoint: str, category: str) -> Histogram:
-        """The histogram of an endpoint and category ("": of all), made when it is new."""
-        if category:
-            found = self._by_category.get((endpoint, category))
-            if found is None:
-                found = self._by_category[endpoint, category] = Histogram()
-            return found
-        found = self._by_endpoint.get(endpoint)
-        if found is None:
-            found = self._by_endpoint[endpoint] = Histogram()
-        return found
+    def part(self, endpoint: str, category: str, tenant: str) -> Histogram:
+        """A tenant's histogram ("": of all categories), made when it is new."""
+        return self._level(endpoint, category).part(tenant)
 
     def __len__(self) -> int:
-        return len(self._by_tenant) + len(self._by_category) + len(self._by_endpoint)
+        return sum(map(len, self._levels.values()))
 
     def snapshot(self) -> dict[str, int]:
-        """`endpoint` and `endpoint/category` -> expected output tokens, where believed."""
-        found = {
-            endpoint: histogram.quantile()
-            for endpoint, histogram in self._by_endpoint.items()
-            if histogram.whole_observations >= TRUSTED_OBSERVATIONS
-        }
-        for (endpoint, category), histogram in self._by_category.items():
-            if histogram.whole_observations >= TRUSTED_OBSERVATIONS:
-                found[f"{endpoint}/{category}"] = histogram.quantile()
+        """`endpoint` and `endpoint/category` -> the median over tenants, where believed."""
+        found = {}
+        for (endpoint, category), level in sorted(self._levels.items()):
+            taught = [own.quantile() for _, own in level.latest() if own.observations >= TAUGHT]
+            if taught:
+                found[f"{endpoint}/{category}" if category else endpoint] = round(median(taught))
+        return found
+
+    def _level(self, endpoint: str, category: str) -> ByTenant[Histogram]:
+        found = self._levels.get((endpoint, category))
+        if found is None:
+            found = ByTenant(Histogram, Histogram.agree)
+            self._levels[endpoint, category] = found
         return found

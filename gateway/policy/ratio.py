@@ -1,4 +1,4 @@
-"""Bytes per token of one category: a bias-corrected moving average and its spread.
+"""Bytes per token of one tenant's texts of one category: a bias-corrected average, its spread.
 
 Rules:
 - mean: EMA of c_obs with decay beta, divided by the weights' own EMA, so that the first
@@ -17,13 +17,15 @@ Rules:
   restarts from them (about 20 observations after a full change).
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from gateway.policy.by_tenant import TAUGHT as WARM_OBSERVATIONS
+from gateway.policy.by_tenant import median
 from gateway.policy.learned import Sums
 
 COLD_SPREAD: Final = 0.10
 COLD_OBSERVATIONS: Final = 10
-WARM_OBSERVATIONS: Final = 20
 LOWEST_RATIO: Final = 0.5
 HIGHEST_RATIO: Final = 16.0
 HALF_WEIGHT_TOKENS: Final = 1000
@@ -35,6 +37,7 @@ _OUTLIER_SHARE = 0.25
 _DAMPED_SHARE = 0.03
 _MOST_WEIGHT = 1 + 1e-6
 _STANDARD = 1.2533  # of a mean deviation, sqrt(pi / 2) for normal ones
+_STANDARD_OF_MEDIAN = 1.4826
 
 
 class SidedOutliers:
@@ -90,6 +93,7 @@ class Ratio:
         self._prior = prior
         self.observations = 0
         self.epoch = 0
+        self.plausible = COLD_HIGHEST_RATIO
         self._restart()
         if not corrected:
             # The paper's EMA: starts at its prior with full weight, and with no spread.
@@ -159,6 +163,20 @@ class Ratio:
         if self._corrected:
             cold = max(0.0, 1 - self.observations / COLD_OBSERVATIONS)
             spread = max(_STANDARD * spread, COLD_SPREAD * cold * self.mean)
+        self._derive(spread)
+
+    def agree(self, others: Sequence["Ratio"]) -> None:
+        """Show the median of others' figures. Refusing stays as careful as when cold.
+
+        The spread is that of the others' means, and at least that of each one's prompts.
+        """
+        self.mean = median([other.mean for other in others])
+        apart = _STANDARD_OF_MEDIAN * median([abs(other.mean - self.mean) for other in others])
+        self.observations = WARM_OBSERVATIONS
+        self._derive(max(apart, median([other.spread for other in others])))
+        self.plausible = max(self.plausible, COLD_HIGHEST_RATIO)
+
+    def _derive(self, spread: float) -> None:
         self.spread = spread
         self.conservative = max(self.mean - self._gamma * spread, LOWEST_RATIO)
         self.plausible = (

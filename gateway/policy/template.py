@@ -7,8 +7,10 @@ deviations is weighed down (Huber); when such residuals on one side become the m
 filter forgets what it was sure of, and follows.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
+from gateway.policy.by_tenant import median
 from gateway.policy.learned import Sums
 from gateway.policy.ratio import SidedOutliers
 
@@ -60,6 +62,11 @@ class TwoTermFit:
         self.a = min(max(self.a + ka * residual, 0.0), self._limits[0])
         self.b = min(max(self.b + kb * residual, 0.0), self._limits[1])
         self._p = (paa - ka * gu, pab - ka * gv, pbb - kb * gv)
+
+    def agree(self, others: Sequence["TwoTermFit"]) -> None:
+        """Show the median of others' coefficients."""
+        self.a = median([other.a for other in others])
+        self.b = median([other.b for other in others])
 
     def learned(self) -> Sums:
         """See Part: the coefficients and their covariance, which average like sums."""

@@ -11,15 +11,11 @@ from gateway.policy.served import ServedModel
 
 
 def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
-    """What the gateway reads of the body; a header may have named its category.
-
-    Raises BadRequest with what to change.
-    """
-    category = None if head.category is None else category_from_header(head.category)
+    """What the gateway reads of the body. Raises BadRequest with what to change."""
     if not endpoint.multipart:
-        return read_body(endpoint, body, category=category)
+        return read_body(endpoint, body)
     content_types = [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
-    return read_body(endpoint, body, category=category, content_types=content_types)
+    return read_body(endpoint, body, content_types=content_types)
 
 
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
@@ -40,6 +36,11 @@ def estimate(
     endpoint: Endpoint,
     facts: BodyFacts,
     principal: Principal,
+    category_name: str | None = None,
 ) -> LengthEstimate:
-    """L_in, cap, q_out and what follows from them."""
-    return served.estimator.estimate(endpoint, facts, principal.tenant)
+    """L_in, cap, q_out and what follows from them.
+
+    A header may name the category to estimate by; it is learned by what the text looks like.
+    """
+    category = None if category_name is None else category_from_header(category_name)
+    return served.estimator.estimate(endpoint, facts, principal.tenant, category)

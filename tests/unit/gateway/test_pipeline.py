@@ -264,6 +264,15 @@ async def test_what_the_engine_reported_teaches_the_estimator() -> None:
     assert bench.served.estimator.ignored == {}
 
 
+async def test_a_category_named_by_a_header_is_estimated_by_and_not_taught() -> None:
+    bench = Bench(whole(200, answer_body(prompt=300, completion=7)))
+    named = [(b"x-sluice-category", b"cjk")]
+    await bench.serve(incoming(chat_body("word " * 250), headers=named))
+    assert bench.record.category == "cjk"
+    taught = bench.served.estimator.snapshot()["categories"]
+    assert {name: taught[name]["n"] for name in ("prose", "cjk")} == {"prose": 1, "cjk": 0}
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [

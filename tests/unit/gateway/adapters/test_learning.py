@@ -100,7 +100,7 @@ async def test_a_store_that_lost_the_record_gets_it_again(shared: FakeShared) ->
     shared.records.clear()
     await node.learning.exchange()
     await node.learning.exchange()
-    assert shared.records[M]["one"][2]["ratio.prose"].n == 1
+    assert shared.records[M]["one"][2]["ratio.prose@t"].n == 1
 
 
 async def test_two_share_what_one_learned(shared: FakeShared) -> None:
@@ -203,7 +203,7 @@ async def test_closing_publishes_what_is_new(shared: FakeShared) -> None:
     await node.learning.start()
     teach(node.estimator, 4.5)
     await node.learning.close()
-    assert shared.records[M]["one"][2]["ratio.prose"].n == 1
+    assert shared.records[M]["one"][2]["ratio.prose@t"].n == 1
     assert node.state.closed
 
 

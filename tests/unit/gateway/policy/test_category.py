@@ -230,8 +230,6 @@ def test_a_header_names_the_category() -> None:
     assert category_from_header("rag") is None
     assert category_from_header("") is None
     assert category_from_header(None) is None
-    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": ENGLISH}]}).encode()
-    assert read_body(CHAT, raw, category="code").measure.category == "code"
 
 
 @pytest.mark.parametrize(

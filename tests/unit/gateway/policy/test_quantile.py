@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from gateway.policy.by_tenant import MAX_TENANTS
 from gateway.policy.quantile import (
     MAX_TOKENS,
     PRIOR_TOKENS,
@@ -77,7 +78,7 @@ def test_the_quantile_is_cached_between_lessons() -> None:
     assert histogram.quantile() is first
 
 
-def test_narrow_levels_need_twenty_whole_answers() -> None:
+def test_own_answers_count_from_twenty_whole_ones_on() -> None:
     outputs = OutputLengths()
     assert outputs.expected("chat", "prose", "a") == PRIOR_TOKENS
     for i in range(19):
@@ -86,28 +87,32 @@ def test_narrow_levels_need_twenty_whole_answers() -> None:
         assert outputs.expected("chat", "prose", "a") == PRIOR_TOKENS, i
     outputs.add("chat", "prose", "a", 50, cut=False)
     assert 50 <= outputs.expected("chat", "prose", "a") <= 54
-    assert 50 <= outputs.expected("chat", "prose", "b") <= 54
-    assert 50 <= outputs.expected("chat", "code", "b") <= 54
+    assert 50 <= outputs.expected("chat", "code", "a") <= 54, "of all its categories"
+    assert outputs.expected("chat", "prose", "b") == PRIOR_TOKENS, "one tenant speaks for itself"
     assert outputs.expected("completions", "prose", "a") == PRIOR_TOKENS
 
 
-def test_the_narrowest_believed_level_answers() -> None:
+def test_a_new_tenant_gets_the_median_of_three_or_more() -> None:
     outputs = OutputLengths()
     for _ in range(100):
         outputs.add("chat", "prose", "short", 20, cut=False)
         outputs.add("chat", "prose", "long", 5000, cut=False)
+    assert outputs.expected("chat", "prose", "new") == PRIOR_TOKENS
+    for _ in range(100):
+        outputs.add("chat", "prose", "middle", 300, cut=False)
     assert outputs.expected("chat", "prose", "short") < 25
     assert outputs.expected("chat", "prose", "long") >= 5000
-    assert outputs.expected("chat", "prose", "new") >= 5000
+    assert 300 <= outputs.expected("chat", "prose", "new") <= 321
+    assert 300 <= outputs.expected("chat", "code", "new") <= 321
     assert set(outputs.snapshot()) == {"chat", "chat/prose"}
 
 
 def test_tenants_are_bounded_and_the_least_recent_goes() -> None:
-    outputs = OutputLengths(max_tenant_keys=10)
+    outputs = OutputLengths()
     for _ in range(30):
         outputs.add("chat", "prose", "kept", 10, cut=False)
-    for i in range(100):
+    for i in range(2 * MAX_TENANTS):
         outputs.add("chat", "prose", f"t{i}", 2000, cut=False)
         outputs.add("chat", "prose", "kept", 10, cut=False)
-    assert len(outputs) == 10 + 2
+    assert len(outputs) == 2 * MAX_TENANTS
     assert outputs.expected("chat", "prose", "kept") <= 11
