@@ -28,7 +28,8 @@ from gateway.errors import StateFailure
 from gateway.models import served_model
 from gateway.rehearsal import Rehearsal
 from gateway.settings import Config
-from gateway.web.protocol import SWEEP_EVERY_S, GatewayProtocol
+from gateway.web.client_connection import SWEEP_EVERY_S
+from gateway.web.protocol import GatewayProtocol
 
 _log = logging.getLogger("sluice")
 

@@ -22,6 +22,7 @@ from gateway.errors import (
 )
 from gateway.policy.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
+from gateway.stages.authenticate import OPEN
 from gateway.web.asgi_reply import AsgiReply
 
 _log = logging.getLogger("sluice.data_plane")
@@ -97,7 +98,7 @@ class DataPlane:
             try:
                 length = announced_bytes(scope["headers"])
                 self.check(scope["method"], endpoint, head, length)
-                body = await _read_body(receive, self.max_body_bytes)
+                body = await self._read_body(receive, head)
             except Refusal as refusal:
                 await self.turn_away(refusal, head, reply)
                 return
@@ -186,24 +187,32 @@ class DataPlane:
             )
         if length > self.max_body_bytes:
             raise too_large(self.max_body_bytes)
-        if length > LARGE_BODY_BYTES:
+        self.check_size(head, length)
+
+    def check_size(self, head: RequestHead, size: int) -> None:
+        """Refuse much of a body, as announced or as it has come, without a key."""
+        if size > LARGE_BODY_BYTES:
             self._pipeline.know(head.key_digest)
 
+    def proves(self, head: RequestHead) -> bool:
+        """Whether a request has shown a key that is known here; never where none is asked for."""
+        try:
+            return self._pipeline.know(head.key_digest) is not OPEN
+        except Refusal:
+            return False
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise too_large(limit)
-        parts.append(part)
-        if not message.get("more_body"):
-            return part if len(parts) == 1 else b"".join(parts)
+    async def _read_body(self, receive: Receive, head: RequestHead) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
+            self.check_size(head, len(body))
+            if not message.get("more_body"):
+                return bytes(body)
 
 
 def _id_header(head: RequestHead, made_id: str) -> Lines:

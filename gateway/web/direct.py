@@ -103,6 +103,20 @@ class DirectReply:
         """See ClientReply."""
         await self._flow.drain()
 
+    def probe(self) -> None:
+        """Send what a client must ignore, and the system of one that has gone answers.
+
+        Before the head that is an interim answer, in a stream a leading zero of the next chunk's
+        size. It sends no more requests: this is its connection's last answer.
+        """
+        self.close_connection = True
+        if self.finished or self._transport.is_closing():
+            return
+        if not self.started:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif not self._head:
+            self._transport.write(b"0")
+
     async def finish(self) -> None:
         """See ClientReply."""
         self._end(self._head + b"0\r\n\r\n")

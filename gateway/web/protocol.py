@@ -1,49 +1,49 @@
-"""uvicorn's httptools protocol with what a public gateway needs on top.
+"""What clients say: uvicorn's httptools protocol with what a public gateway needs on top.
 
 - The data plane's requests are answered without ASGI: the body is collected here, one task
   runs the pipeline, the answer is written straight to the transport. All other requests
-  (control plane, HTTP/1.0, upgrades) go through uvicorn's ASGI as ever. A request pipelined
-  behind a direct answer is not processed; the connection closes after that answer.
+  (control plane, HTTP/1.0) go through uvicorn's ASGI as ever.
+- While an answer runs, or waits to be read, whatever else the client sends is neither read nor
+  answered: the connection closes after that answer. So nothing that a client sends can spoil one.
 - A lost connection runs the hooks its requests left in the scope, so a client that goes away
   cancels its own request at once (no watcher task per request).
-- Heads are bounded in bytes, and a whole request, head and body, in time: one sweep looks at
-  all connections now and then, so that no request needs a timer. What is not HTTP gets an
-  OpenAI-shaped 400.
+- Heads are bounded in bytes and lines, trailers and the framing of chunks in bytes; trailers are
+  not read. What is not HTTP gets an OpenAI-shaped 400. An upgrade is never made: the request is
+  served as if it had not asked for one.
 - A head that comes again on a connection is recognised (`known_head`), not parsed.
-- A client that stops reading is cut off after `WRITE_STALL_S`.
-- Who is refused while still sending is read on for `LINGER_S` and not listened to: closed at once,
-  the kernel would reset the connection, and the refusal would be lost on its way.
+- What is held of requests that are still coming in is bounded over all clients without a key.
 """
 
-import asyncio
-import os
-import socket
 from collections.abc import Coroutine
 from hmac import compare_digest
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.domain import ENDPOINTS, Endpoint, RequestHead
-from gateway.errors import BadRequest, Refusal, Unavailable
+from gateway.errors import Refusal, Unavailable
 from gateway.policy.head import read_head
+from gateway.web.client_connection import ClientConnection
 from gateway.web.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large
 from gateway.web.direct import DirectReply
 from gateway.web.known_head import KnownHead, learn
-from gateway.web.problems import error_body
-from gateway.web.status import status_line
+from gateway.web.unproven import Unproven
 
-INBOUND_TIMEOUT_S = 60.0
-"""From a request's first byte (or a connection's start) to the end of its body."""
-SWEEP_EVERY_S = 2.0
-WRITE_STALL_S = 120.0
-KEEP_ALIVE_S = 75.0
-LINGER_S = 5.0
-_LENGTH_NAME = len(b"content-length")
-_NOT_READ = b"\n"
+MAX_HEADERS: Final = 256
+"""Lines of a head: each costs more memory than its bytes."""
+_HEADER_COST_BYTES: Final = 160
+"""What a line of a head takes besides its bytes."""
+_CHUNK_FRAME_BYTES: Final = 16
+"""Of one chunk, its size in digits and its line breaks; what is longer counts as extensions."""
+_MOST_SURPLUS_BYTES: Final = 32 * 1024 * 1024
+"""Behind a request that is being answered; who sends more is cut off."""
+_LENGTH_NAME: Final = len(b"content-length")
+_NOT_READ: Final = b"\n"
 """What no headers are: a name is never empty."""
-_PATHS = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
+_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
+_UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
 class HeadTooLarge(Refusal):
@@ -52,11 +52,15 @@ class HeadTooLarge(Refusal):
     status = 431
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class _EnoughError(Exception):
+    """Ends the parser's work on a read: the rest of it is not to be parsed."""
+
+
+class GatewayProtocol(ClientConnection):
     """One client connection."""
 
     max_head_bytes = 64 * 1024
-    max_connections = 10_000
+    unproven = Unproven()
     data_plane: DataPlane | None = None
     """Answers its endpoints without ASGI; None sends everything through ASGI."""
 
@@ -66,11 +70,10 @@ class GatewayProtocol(HttpToolsProtocol):
         """Of the head that is coming in; -1 while a body is."""
         self._head_end = b""
         """Its last bytes, for an end that comes in two pieces."""
-        self._inbound_since_s: float | None = self.loop.time()
-        self._idle_since_s: float | None = None
-        self._lingers_since_s: float | None = None
-        """It was answered for the last time, before all that it was sending had come."""
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._framing_bytes = 0
+        """Of the body that is coming in: what is neither body nor the usual frame of a chunk."""
+        self._surplus_bytes = 0
+        """What came behind a request that is being answered."""
         self._hooks: list[list[Any]] = []
         self._endpoint: Endpoint | None = None
         """Of the request that is coming in, when it is answered without ASGI."""
@@ -86,37 +89,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self._known_endpoint: Endpoint | None = None
         self._half = b""
         """A request with a known head whose body is still coming."""
-        self._pieces: list[bytes] = []
+        self._body: bytes | bytearray = b""
+        """As far as it has come."""
         self._size = 0
-        self._reply: DirectReply | None = None
-        self._answering: asyncio.Task[None] | None = None
+        self._holds = False
+        """`unproven` counts what is held for this connection."""
+        self._proven = False
+        """The request that is coming in has shown a key."""
 
     # Connection
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse a connection too many."""
-        super().connection_made(cast("asyncio.Transport", transport))
-        # uvloop keeps what fits its buffer until the end of the loop's turn; an answer must
-        # not wait for its own settlement and for other requests' work.
-        self.transport.set_write_buffer_limits(high=0)
-        if len(self.connections) > self.max_connections:
-            self._refuse(
-                Unavailable(
-                    "This gateway has all the connections it may hold. Try again shortly.",
-                    reason="too_many_connections",
-                    code="too_many_connections",
-                )
-            )
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the requests of this connection that their client is gone."""
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
         super().connection_lost(exc)
-        if self._answering is not None:
-            # After its first step, or a request whose client left at once would leave no trace:
-            # a task that is cancelled before it began does not begin.
-            self.loop.call_soon(self._answering.cancel)
+        self._let_go()
         for hooks in self._hooks:
             for hook in list(hooks):
                 hook()
@@ -126,7 +112,10 @@ class GatewayProtocol(HttpToolsProtocol):
         """Bound the head, then parse."""
         if self._lingers_since_s is not None:
             return
-        begins = self._answering is None and not self._head_bytes
+        if self._answering is not None or self._asgi_answers or self.flow.write_paused:
+            self._pass_over(data)
+            return
+        begins = not self._head_bytes
         if begins and self._known is not None:
             if self._half:
                 data, self._half = self._half + data, b""
@@ -134,17 +123,17 @@ class GatewayProtocol(HttpToolsProtocol):
                     return
             elif self._take_known(self._known, data, half=True):
                 return
-        if self._head_bytes >= 0 and not self._head_fits(data):
-            self._refuse(
-                HeadTooLarge(
-                    f"The request's headers are larger than {self.max_head_bytes} bytes. "
-                    "Send fewer or shorter headers.",
-                    reason="headers_too_large",
-                    code="headers_too_large",
-                )
-            )
+        in_body = self._head_bytes < 0
+        if in_body:
+            self._framing_bytes += len(data)
+        elif not self._head_fits(data):
+            self._refuse_head()
             return
-        super().data_received(data)
+        self._parse(data)
+        if self._head_bytes:  # some of a request is here, not all
+            self._wait_for_rest(in_body=in_body)
+        elif self._holds:
+            self._let_go()
         if begins and self._again and self._known is None:
             taken = self._endpoint is not None or self._answering is not None
             self._known = learn(data, self.headers) if taken else None
@@ -156,125 +145,212 @@ class GatewayProtocol(HttpToolsProtocol):
         elif self._reply is not None:
             self._reply.close_connection = True
 
-    def pause_writing(self) -> None:
-        """Start the clock on a client that does not read."""
-        super().pause_writing()
-        if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(WRITE_STALL_S, self.transport.abort)
+    def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
+        """See ClientConnection. Whoever gets the data plane's answer over ASGI counts as gone."""
+        return False if any(self._hooks) else super().eof_received()
 
-    def resume_writing(self) -> None:
-        """The client reads again."""
-        super().resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+    def drop(self) -> None:
+        """See unproven.Holder."""
+        self._refuse(
+            Unavailable(
+                "This gateway holds too much of requests that are still being sent. Try again.",
+                reason="too_much_unsent",
+                code="too_much_unsent",
+            ),
+            unread=True,
+        )
+        self._let_go()
 
-    def sweep(self, now_s: float) -> None:
-        """Close the connection when its request takes too long to arrive, or none comes."""
-        for since_s, limit_s in (
-            (self._inbound_since_s, INBOUND_TIMEOUT_S),
-            (self._idle_since_s, KEEP_ALIVE_S),
-            (self._lingers_since_s, LINGER_S),
-        ):
-            if since_s is not None and now_s - since_s > limit_s:
-                self.transport.close()
+    # Parsing
 
-    @property
-    def idle_since_s(self) -> float | None:
-        """When its last answer ended, while nothing else has come; None otherwise."""
-        return self._idle_since_s if self._inbound_since_s is None else None
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if self.answering:  # the request before: what is behind it is not looked at
+                self._pass_over(data)
+            elif len(self.headers or ()) > MAX_HEADERS:
+                self._refuse_head()
+            else:
+                self._refuse_malformed()
 
-    def give_away(self) -> socket.socket | None:
-        """Let go of an idle connection without ending it: its socket, for another process.
-
-        None when anything has come in, or is still to be written.
-        """
-        mine = self.transport.get_extra_info("socket")
-        if self.idle_since_s is None or self.transport.get_write_buffer_size() or mine is None:
-            return None
-        self.transport.pause_reading()
-        taken = socket.socket(fileno=os.dup(mine.fileno()))
-        self.transport.close()
-        return taken
-
-    # Parser callbacks
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse a head anew that asked for another protocol, without that wish."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse_malformed()
+            return
+        lowered = _lowered(self.headers)
+        told = [pair for pair in lowered if pair[0] not in _UPGRADE]
+        if self._announced:
+            told.append((b"content-length", self._announced))
+        if any(name == b"connection" and b"close" in value.lower() for name, value in lowered):
+            told.append((b"connection", b"close"))
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in told)
+        version = self.parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(head + rest)
 
     def on_message_begin(self) -> None:
         """Start a request's clock. What ASGI needs is made later, if it is needed."""
+        if self.answering:
+            raise _EnoughError
         self.url = b""
         self.headers = []
         self._announced = b""
-        if self._answering is None:  # what is pipelined behind an answer is not waited for
-            self._inbound_since_s = self.loop.time()
+        self._size = self._framing_bytes = 0
+        self._proven = False
+        self._inbound_since_s = self.loop.time()
         self._idle_since_s = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header as it was sent: most connections send the same ones again and again."""
         if len(name) == _LENGTH_NAME and name.lower() == b"content-length":
             self._announced = value
-        else:
+        elif self._head_bytes >= 0:  # not a trailer
             self.headers.append((name, value))
+            if len(self.headers) > MAX_HEADERS:
+                raise _EnoughError
 
     def on_headers_complete(self) -> None:
         """Choose: the data plane's own way, or ASGI for everything else."""
+        if self.parser.should_upgrade():
+            return  # it is parsed anew
         self._head_bytes = -1
         self._head_end = b""
         endpoint = self._direct_endpoint()
         if endpoint is not None and self.data_plane is not None:
             self._endpoint = endpoint
-            self._pieces = []
-            self._size = 0
+            self._body = b""
             self._open(endpoint, self.data_plane)
         else:
             self._to_asgi()
 
+    def on_chunk_header(self) -> None:
+        """Count the usual frame of a chunk as no more than that."""
+        self._framing_bytes -= _CHUNK_FRAME_BYTES
+
     def on_body(self, body: bytes) -> None:
         """Collect a direct request's body, up to the limit."""
-        endpoint = self._endpoint
-        if endpoint is None:
+        self._size += len(body)
+        self._framing_bytes -= len(body)
+        if self._endpoint is None:
             if self._answering is None:
                 super().on_body(body)
             return
-        self._size += len(body)
-        self._pieces.append(body)
+        if not self._body:
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
         if self.data_plane is not None and self._size > self.data_plane.max_body_bytes:
             self._turn_away(too_large(self.data_plane.max_body_bytes), self.data_plane)
 
     def on_message_complete(self) -> None:
         """The request is in: stop its clock, answer it, count the next head from zero."""
+        if self.parser.should_upgrade():
+            return
         self._head_bytes = 0
         self._inbound_since_s = None
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is None:
             if self._answering is None:
+                self._asgi_answers = not self.cycle.response_complete
                 super().on_message_complete()
                 # A client that leaves is seen only while its connection is read.
                 self.flow.resume_reading()
             return
-        pieces, self._pieces = self._pieces, []
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body, self._body = bytes(self._body), b""
         reply = self._reply
         if self.data_plane is not None and reply is not None:
             self._run(reply, self.data_plane.answer(endpoint, self._head, body, reply))
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in the shape clients can read."""
-        self._refuse(BadRequest(msg, reason="invalid_http_request"))
+    # Bounds
+
+    def _head_fits(self, data: bytes) -> bool:
+        if self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
+            self._head_bytes += len(data)  # even if it were all head
+            self._head_end = data[-3:]
+            return True
+        known = len(self._head_end)
+        seen = self._head_end + data
+        end = seen.find(b"\r\n\r\n")
+        self._head_bytes += len(data) if end < 0 else max(0, end - known)
+        self._head_end = seen[-3:]
+        return self._head_bytes <= self.max_head_bytes
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            HeadTooLarge(
+                f"The request's headers or trailers are larger than {self.max_head_bytes} bytes "
+                f"or more than {MAX_HEADERS}. Send fewer or shorter headers.",
+                reason="headers_too_large",
+                code="headers_too_large",
+            ),
+            unread=True,
+        )
+        self._let_go()
+
+    def _wait_for_rest(self, *, in_body: bool) -> None:
+        """Bound what is held of a request until the rest of it has come."""
+        if self.answering or self._lingers_since_s is not None or self.transport.is_closing():
+            return
+        if not in_body:
+            self._framing_bytes = 0  # until now it was the head's, which is bounded
+        elif self._framing_bytes > self.max_head_bytes:
+            self._refuse_head()
+            return
+        plane = self.data_plane
+        if self._endpoint is not None and plane is not None:
+            self._proven = self._proven or plane.proves(self._head)
+            if self._proven:
+                self._hold(0)
+                return
+            try:
+                plane.check_size(self._head, self._size)
+            except Refusal as refusal:
+                self._turn_away(refusal, plane)
+                return
+        lines = _HEADER_COST_BYTES * len(self.headers or ())
+        self._hold(self._size + max(0, self._head_bytes) + lines)
+
+    def _hold(self, size: int) -> None:
+        self._holds = size > 0
+        self.unproven.hold(self, size)
+
+    def _let_go(self) -> None:
+        """Hold nothing of a request that is coming in."""
+        self._body = self._half = b""
+        self._endpoint = None
+        if self._holds:
+            self._hold(0)
+
+    def _pass_over(self, data: bytes) -> None:
+        """Leave unread what came behind a request that is being answered. Much of it ends that."""
+        if not self._surplus_bytes and not data.strip(b"\r\n"):
+            return  # some clients end a body with a line break
+        self._surplus_bytes += len(data)
+        if self._reply is not None:
+            self._reply.close_connection = True
+        if self._surplus_bytes > _MOST_SURPLUS_BYTES:
+            self.transport.abort()
+        elif not self.answering:  # it is all written, for the client to read
+            self._close_answered(unread=True)
 
     # The data plane without ASGI
 
     def _direct_endpoint(self) -> Endpoint | None:
-        if self._answering is not None:
-            # Pipelining: the answer that runs will be this connection's last.
-            if self._reply is not None:
-                self._reply.close_connection = True
-            return None
         endpoint = _PATHS.get(self.url.partition(b"?")[0])
         cycle = cast("RequestResponseCycle | None", self.cycle)
         asgi_busy = cycle is not None and not cycle.response_complete
         if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
             return None
-        return None if self.parser.should_upgrade() else endpoint
+        return endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
         # Neither holds a line break. A key is among them: compared in constant time.
@@ -316,17 +392,20 @@ class GatewayProtocol(HttpToolsProtocol):
             self._half = data
             self._idle_since_s = None
             self._inbound_since_s = self.loop.time()
+            if not plane.proves(self._head):
+                self._hold(len(data))
             return True
         if missing:
             return False
         self._inbound_since_s = self._idle_since_s = None
         self._reply = reply = DirectReply(endpoint, self)
         self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
+        if self._holds:
+            self._let_go()
         return True
 
     def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
-        self._endpoint = None
-        self._pieces = []
+        self._let_go()
         if self._reply is not None:
             self._run(self._reply, data_plane.turn_away(refusal, self._head, self._reply))
 
@@ -341,7 +420,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since_s = self.loop.time()
         self.server_state.total_requests += 1
         if reply is None or reply.close_connection:
-            self._close_answered()
+            self._close_answered(unread=bool(self._head_bytes or self._surplus_bytes))
 
     def ended(self, reply: DirectReply) -> None:
         """See direct.Connection. Its task tells so itself: a callback would be a turn more."""
@@ -353,11 +432,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._reply = None  # which knows this connection: a circle that would stay for long
             self.transport.close()
 
-    # The rest
+    # ASGI
 
     def _to_asgi(self) -> None:
-        if self._answering is not None:
-            return  # pipelined behind a direct answer: not processed, the connection closes
         url, headers = self.url, _lowered(self.headers)
         if self._announced:
             headers.append((b"content-length", self._announced))
@@ -374,36 +451,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._hooks.append(hooks)
         super().on_headers_complete()
 
-    def _head_fits(self, data: bytes) -> bool:
-        if self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
-            self._head_bytes += len(data)  # even if it were all head
-            self._head_end = data[-3:]
-            return True
-        known = len(self._head_end)
-        seen = self._head_end + data
-        end = seen.find(b"\r\n\r\n")
-        self._head_bytes += len(data) if end < 0 else max(0, end - known)
-        self._head_end = seen[-3:]
-        return self._head_bytes <= self.max_head_bytes
-
-    def _refuse(self, refusal: Refusal) -> None:
-        body = error_body(refusal)
-        retry = b"retry-after: 1\r\n" if refusal.status == 503 else b""
-        self.transport.write(
-            b"%bcontent-type: application/json\r\nx-sluice-reason: %b\r\n"
-            b"content-length: %d\r\n%bconnection: close\r\n\r\n%b"
-            % (status_line(refusal.status), refusal.reason.encode(), len(body), retry, body)
-        )
-        self._close_answered()
-
-    def _close_answered(self) -> None:
-        """Close the connection after an answer, and not before the client can have read it."""
-        transport = self.transport
-        if self._head_bytes and transport.can_write_eof() and not transport.is_closing():
-            self._lingers_since_s = self.loop.time()
-            transport.write_eof()
-        else:
-            transport.close()
+    def on_response_complete(self) -> None:
+        """Close after an answer that something came behind, or whose client says no more."""
+        self._asgi_answers = False
+        super().on_response_complete()
+        if self._surplus_bytes or self._look_timer is not None:
+            self._close_answered(unread=self._surplus_bytes > 0)
 
 
 def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -1,0 +1,304 @@
+"""What clients may send and do, with a key and without: it costs little, and spoils no answer."""
+
+import asyncio
+import gc
+import logging
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+
+import httptools
+import orjson
+import pytest
+
+from gateway.domain import CHAT
+from gateway.web import protocol
+from gateway.web.data_plane import LARGE_BODY_BYTES
+from gateway.web.unproven import Unproven
+from tests.plane import MAX_HEAD, Connection, Gateway, request, until
+
+Start = Callable[..., Awaitable[Gateway]]
+CHUNKED = (
+    b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n" % CHAT.path.encode()
+)
+
+
+# -- trailers and framing
+
+
+async def test_trailers_are_not_read(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(CHUNKED, b"3\r\nabc\r\n0\r\n", b"authorization: Bearer one\r\nx: y\r\n\r\n")
+    assert (await client.answer())[2] == b"3"
+    assert gateway.pipeline.heads[0].key_digest is None
+    await client.send(request(b"ab"))
+    assert (await client.answer())[2] == b"2"
+
+
+@pytest.mark.parametrize(
+    "line", [b"x: yyyyyyyy\r\n", b"x: " + b"y" * 90_000, b"y"], ids=["many", "long", "endless"]
+)
+async def test_trailers_are_bounded(gateway: Gateway, line: bytes) -> None:
+    client = await gateway.connect()
+    await client.send(CHUNKED, b"3\r\nabc\r\n0\r\n")
+    await flood(client, line * (2_000_000 // len(line)))
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"]) == (431, "close")
+    assert orjson.loads(body)["error"]["code"] == "headers_too_large"
+    assert gateway.pipeline.started == 0
+
+
+async def test_what_stands_beside_the_size_of_a_chunk_is_bounded(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(CHUNKED, b"3;")
+    await flood(client, b"x" * 2_000_000)
+    assert (await client.answer())[0] == 431
+
+
+async def flood(client: Connection, data: bytes) -> None:
+    """Send until nobody listens."""
+    for at in range(0, len(data), 65_536):
+        client.writer.write(data[at : at + 65_536])
+        await asyncio.sleep(0.001)
+
+
+async def test_a_head_has_only_so_many_lines(gateway: Gateway) -> None:
+    """Each takes thirty times its bytes."""
+    client = await gateway.connect()
+    most = protocol.MAX_HEADERS - 3  # host, content-type and content-length are three
+    await client.send(request(b"x", extra=b"a:b\r\n" * most))
+    assert (await client.answer())[0] == 200
+    await client.send(request(b"x", extra=b"a:b\r\n" * (most + 2)))
+    assert (await client.answer())[0] == 431
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes(gateway: Gateway) -> None:
+    gateway.pipeline.known = False  # or it would not be counted
+    client = await gateway.connect()
+    chunks = b"2\r\nab\r\n" * 50_000
+    await client.send(CHUNKED + b"1\r\nx\r\n")
+    await until(gateway.connections)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        await client.send(chunks)
+        held = gateway.unproven_held
+        await until(lambda: held() >= 100_000)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 10 * 100_000
+    finally:
+        tracemalloc.stop()
+    await client.send(b"0\r\n\r\n")
+    assert (await client.answer())[2] == b"100001"
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_a_chunked_body_needs_a_key_once_it_is_large(gateway: Gateway) -> None:
+    gateway.pipeline.known = False
+    client = await gateway.connect()
+    await client.send(CHUNKED + b"80000\r\n")
+    await flood(client, b"x" * (LARGE_BODY_BYTES + 65_536))
+    status, headers, _ = await client.answer()
+    assert (status, headers["connection"]) == (401, "close")
+    assert gateway.pipeline.started == 0
+
+
+async def test_a_small_body_in_pieces_with_a_wrong_key_is_refused_as_ever(gateway: Gateway) -> None:
+    gateway.pipeline.known = False
+    client = await gateway.connect()
+    await client.send(CHUNKED, b"1\r\nx\r\n", b"0\r\n\r\n")
+    assert (await client.answer())[0] == 200  # the scripted pipeline asks for no key
+    assert gateway.pipeline.started == 1
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_what_is_held_without_a_key_is_bounded_over_all_connections(start: Start) -> None:
+    gateway = await start(unproven=Unproven(300_000), max_head_bytes=65_536)
+    gateway.pipeline.known = False
+    small = await gateway.connect()
+    await small.send(request(b"small")[:-1])
+    greedy = [await gateway.connect() for _ in range(8)]
+    for n, client in enumerate(greedy):
+        if n % 2:
+            await client.send(b"POST / HTTP/1.1\r\nx: " + b"y" * 60_000)
+        else:
+            await client.send(request(b"x" * 90_000)[:60_000])
+        assert gateway.unproven_held() <= 300_000
+    refused = [client for client in greedy if client.reader._buffer]  # type: ignore[attr-defined]
+    assert len(refused) >= 3
+    for client in refused:
+        status, _, body = await client.answer()
+        assert (status, orjson.loads(body)["error"]["code"]) == (503, "too_much_unsent")
+    await small.send(b"l")
+    assert (await small.answer())[0] == 200
+    for client in greedy:
+        client.writer.transport.abort()
+    await until(lambda: gateway.unproven_held() == 0)
+
+
+async def test_a_request_that_has_come_is_not_held_any_more(gateway: Gateway) -> None:
+    gateway.pipeline.known = False
+    client = await gateway.connect()
+    for _ in range(4):
+        whole = request(b"abcdef")
+        await client.send(whole[:20], whole[20:-3])
+        await until(lambda: gateway.unproven_held() or not gateway.direct)
+        await client.send(whole[-3:])
+        assert (await client.answer())[2] == b"6"
+        assert gateway.unproven_held() == 0
+
+
+# -- behind a request that is answered
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"\x00garbage\r\n\r\n", b"POST / HTTP/1.1\r\nx: " + b"y" * 2 * MAX_HEAD, request(b"wait")],
+)
+async def test_what_comes_behind_a_running_request_is_not_answered(
+    gateway: Gateway, behind: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"wait"), behind)
+    await until(lambda: gateway.pipeline.started)
+    gateway.pipeline.go.set()
+    assert (await client.answer())[::2] == (200, b"4")
+    assert await client.closed() == b""
+    assert gateway.pipeline.started == 1
+    assert gateway.pipeline.cancelled == []
+
+
+async def test_a_line_break_behind_a_body_means_nothing(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"wait"), b"\r\n")
+    gateway.pipeline.go.set()
+    assert (await client.answer())[0] == 200
+    await client.send(request(b"four"))
+    assert (await client.answer())[0] == 200
+
+
+async def test_who_sends_without_end_behind_a_request_is_cut_off(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_MOST_SURPLUS_BYTES", 500_000)
+    client = await gateway.connect()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started)
+    await flood(client, b"x" * 1_000_000)
+    await until(lambda: gateway.pipeline.cancelled)
+
+
+# -- half closed
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_a_client_that_says_no_more_is_answered(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"wait"))
+    client.writer.write_eof()
+    await until(lambda: gateway.pipeline.started)
+    await asyncio.sleep(0.05)
+    gateway.pipeline.go.set()
+    interim = await client.reader.readuntil(b"\r\n\r\n")
+    assert interim.startswith(b"HTTP/1.1 100 ")
+    assert (await client.answer())[::2] == (200, b"4")
+    assert await client.closed() == b""
+    assert gateway.pipeline.cancelled == []
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_a_stream_goes_on_for_a_client_that_says_no_more(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"steps"))
+    got = await client.reader.readuntil(b"one ")
+    client.writer.write_eof()
+    await asyncio.sleep(0.05)
+    gateway.pipeline.go.set()
+    seen = bytearray()
+
+    class Told:
+        def on_body(self, body: bytes) -> None:
+            seen.extend(body)
+
+    httptools.HttpResponseParser(Told()).feed_data(got + await client.closed())
+    assert seen == b"one two "
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("body", [b"hang", b"steps"])
+async def test_a_client_that_says_no_more_and_goes_cancels_its_request(
+    gateway: Gateway, body: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(request(body))
+    await until(lambda: gateway.pipeline.started)
+    began_s = time.monotonic()
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled == [body])
+    assert time.monotonic() - began_s < 2.0
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1", request(b"x" * 99)[:-1]])
+async def test_half_a_request_is_not_waited_for_when_no_more_can_come(
+    gateway: Gateway, begun: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(begun)
+    client.writer.write_eof()
+    assert await client.closed() == b""
+
+
+# -- other protocols
+
+
+@pytest.mark.parametrize("wish", [b"h2c", b"websocket", b"TLS/1.3"])
+async def test_a_request_that_wishes_for_another_protocol_is_served_in_this_one(
+    gateway: Gateway, wish: bytes
+) -> None:
+    client = await gateway.connect()
+    extra = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAMAAABk\r\n" % wish
+    )
+    for _ in range(3):
+        await client.send(request(b"a body", extra=extra + b"Authorization: Bearer one\r\n"))
+        assert (await client.answer())[::2] == (200, b"6")
+    head = CHUNKED.replace(b"host", extra + b"host")
+    await client.send(head, b"3\r\nabc\r\n", b"0\r\n\r\n")
+    assert (await client.answer())[::2] == (200, b"3")
+    whole = request(b"abcdefgh", extra=extra)
+    await client.send(whole[:-4], whole[-4:])
+    assert (await client.answer())[::2] == (200, b"8")
+    assert gateway.pipeline.heads[0].key_digest is not None
+
+
+async def test_an_upgrade_may_ask_to_close(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"x", extra=b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n"))
+    status, headers, _ = await client.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await client.closed() == b""
+
+
+async def test_a_tunnel_is_refused(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n")
+    assert (await client.answer())[0] == 400
+
+
+# -- the log
+
+
+async def test_what_is_not_http_does_not_fill_the_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for n in range(20):
+            client = await gateway.connect()
+            await client.send(b"hello\r\n\r\n" if n % 2 else request(b"x").replace(b"host", b"h t"))
+            assert (await client.answer())[0] == 400
+    assert len(caplog.records) <= 1
