@@ -47,6 +47,7 @@ def shared_ranks(config: Config) -> str | None:
 def check_models(document: Document, models: Models) -> None:
     """Names, windows, boundaries and workers of the valid models."""
     _check_names(document, models)
+    _check_shared_workers(document, models)
     for index, model in models:
         path: KeyPath = ("models", index)
         _check_windows(document, path, model)
@@ -192,6 +193,28 @@ def _check_moving(document: Document, path: KeyPath, model: ModelConfig) -> None
         document.add(
             (*where, "planned"), "not ascending", "order the points by tokens; shares never fall"
         )
+
+
+def _check_shared_workers(document: Document, models: Models) -> None:
+    """Each engine in one pool of one model: its slots would count in both."""
+    seen: dict[str, KeyPath] = {}
+    for number, model in models:
+        for name, pool in model.pools.items():
+            path: KeyPath = ("models", number, "pools", name, "workers")
+            for index, worker in enumerate(pool.workers):
+                first = seen.setdefault(worker.id, (*path, index))
+                if first[:-1] != path:  # twice in one pool is told there
+                    document.add(
+                        (*path, index),
+                        f"worker {worker.id} is in pool `{first[3]}` of `{_name(models, first)}` "
+                        f"too, on line {document.place(first).line}: its slots would count twice",
+                        "give every pool engines of its own; data-parallel ranks behind one URL "
+                        "are one worker with `ranks`",
+                    )
+
+
+def _name(models: Models, path: KeyPath) -> str:
+    return next(model.name for number, model in models if number == path[1])
 
 
 def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:

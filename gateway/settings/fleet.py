@@ -49,7 +49,8 @@ def _worker_url(url: str) -> str:
         reject("a worker's URL has no query and no fragment", _WORKER_FIX)
     if not parts.hostname or port == 0 or not _visible(url):
         reject("not a URL with a host", _WORKER_FIX)
-    return url.rstrip("/")
+    # Clients' base URLs end so; requests' paths bring it along.
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _visible(url: str) -> bool:
@@ -65,7 +66,7 @@ class WorkerConfig(Section):
     """One engine."""
 
     url: Annotated[str, AfterValidator(_worker_url)]
-    """Base URL, http or https; a path is prepended to every request's."""
+    """Base URL, http or https; a path is prepended to every request's, but for a last `/v1`."""
     api_key: Secret | None = None
     """The engine's own key, sent as a bearer token. Client keys are never forwarded."""
     model: ModelName | None = None

@@ -178,6 +178,9 @@ models:
         ("http://h", "h:80"),
         ("https://h/", "h:443"),
         ("http://h:1/engine-1/", "h:1/engine-1"),
+        ("http://h:1/v1", "h:1"),
+        ("http://h:1/engine-1/v1/", "h:1/engine-1"),
+        ("http://h:1/engine-v1", "h:1/engine-v1"),
         ("http://[::1]:8000", "[::1]:8000"),
         ("HTTP://Host:9", "host:9"),
     ],
@@ -192,16 +195,17 @@ def test_anchors_and_merge_keys() -> None:
 version: 1
 models:
   - name: a
-    pools: &pools
+    pools:
       all: &pool {max_model_len: 10, max_num_seqs: 1, workers: ["http://h:1"]}
+    timeouts: &times {idle_s: 7}
   - name: b
-    pools: {all: {<<: *pool, max_num_seqs: 7}}
-  - {name: c, pools: *pools}
+    pools: {all: {<<: *pool, max_num_seqs: 7, workers: ["http://h:2"]}}
+    timeouts: *times
 """
     models = read(text).models
     assert models[1].pools["all"].max_num_seqs == 7
     assert models[1].pools["all"].max_model_len == 10
-    assert models[2].pools == models[0].pools
+    assert models[1].timeouts == models[0].timeouts
 
 
 # --- references to the environment
@@ -324,6 +328,7 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("worker's query", edited(LONG_URL, "url: https://h/?a=1"), 21, ["no query"]),
     ("worker without host", edited(LONG_URL, "url: 'https://:80'"), 21, ["host"]),
     ("worker's blanks", edited(LONG_URL, "url: 'https://h /'"), 21, ["host"]),
+    ("worker in two pools", edited(SHORT_WORKERS, 'workers: ["https://10.0.0.9:8000/v1"]'), 21, ["worker 10.0.0.9:8000 is in pool `short` of", "on line 16", "count twice", "engines of its own"]),  # noqa: E501
     ("worker twice", edited(SHORT_WORKERS, 'workers: ["http://h:1", "https://h:1"]'), 16, ["worker h:1 is listed twice", "remove one"]),  # noqa: E501
     ("no CA file", edited("api_key: ${LONG_KEY}", "ca_file: /nowhere/ca.pem"), 22, ["ca_file", "no such file", "PEM"]),  # noqa: E501
     ("CA without TLS", edited(LONG_URL, "url: http://h").replace("api_key: ${LONG_KEY}", "ca_file: c"), 22, ["without TLS"]),  # noqa: E501
