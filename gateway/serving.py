@@ -152,6 +152,7 @@ async def serve(
         gateway,
         on_ready,
     )
+    ignore_hangup(asyncio.get_running_loop())
     async with gateway.running(), _rehearsing(config, gateway, protocol, server):
         _calm_gc()
         await server.serve(None if seat is None else [])
@@ -223,6 +224,16 @@ def _allow_open_files(config: Config, place: Place | None) -> None:
 def _connections(config: Config, processes: int) -> int:
     """Client connections that one of several processes serves at once."""
     return -(-config.server.max_connections // processes)
+
+
+def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
+    """SIGHUP asks daemons to read their configuration anew: say that this one does not.
+
+    By itself the signal would end the process, and cut every stream.
+    """
+    if sys.platform != "win32":
+        told = "SIGHUP: the configuration is not read anew; restart to change it"
+        loop.add_signal_handler(signal.SIGHUP, _log.warning, told)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

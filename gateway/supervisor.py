@@ -5,7 +5,7 @@
   begins when every worker serves.
 - A worker that dies is started again, after a pause that grows. One that does not get ready at
   the start, or dies MOST_DEATHS times within DEATHS_WITHIN_S, ends the gateway.
-- SIGTERM and SIGINT go to every worker, which drains; a second one too.
+- SIGTERM and SIGINT go to every worker, which drains; a second one too. SIGHUP does nothing.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from gateway.adapters.shared.seat import GIVE
 from gateway.adapters.shared.wire import Message, Op
 from gateway.errors import StateFailure
 from gateway.kept import Kept
-from gateway.serving import loop_factory
+from gateway.serving import ignore_hangup, loop_factory
 from gateway.serving import run as run_alone
 from gateway.settings import Config
 
@@ -82,6 +82,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._signalled)
+        ignore_hangup(loop)
         kept = Kept(self._config)
         try:
             async with kept.running() as self.hub:

@@ -55,6 +55,33 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
     assert done[0]["schema"] == 1
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sighup_is_told_and_ends_nothing(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+    f = Fleet(short=1, long=0, mock=("--speed", "2"))
+    f.replicas[0].config["server"]["workers"] = workers
+    with f:
+        assert f.gateway is not None
+        hit = [f.gateway.pid, *(_children(f.gateway.pid) if workers > 1 else ())]
+        with (
+            httpx.Client(timeout=30) as client,
+            client.stream(
+                "POST",
+                f.url + CHAT,
+                json=body(max_tokens=100, mock_output_tokens=100, stream=True),
+            ) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            for pid in hit:
+                os.kill(pid, signal.SIGHUP)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert f.gateway.poll() is None
+        assert httpx.post(f.url + CHAT, json=body(max_tokens=4)).status_code == 200
+    logged = capfd.readouterr().err
+    assert logged.count("SIGHUP: the configuration is not read anew") == len(hit)
+
+
 def test_a_gateway_in_use_and_idle_logs_no_defect(capfd: pytest.CaptureFixture[str]) -> None:
     """Its own work between requests (rehearsal, ticks, chores) is done without an error."""
     with Fleet(short=1, long=1) as f:

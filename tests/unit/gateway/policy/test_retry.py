@@ -36,6 +36,10 @@ def test_refused_connections_are_free() -> None:
     assert step("connect", sent=3) == "retry"
 
 
+def test_who_waited_at_a_frozen_engine_is_sent_on_whatever_was_tried() -> None:
+    assert step("frozen", sent=3) == "retry"
+
+
 def test_without_an_open_file_no_other_worker_is_asked() -> None:
     assert step("local") == "give_up"
 
