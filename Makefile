@@ -10,13 +10,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-compiled bench bench-peers compiled lint check format schema redis promtool clean
+.PHONY: help demo test test-compiled test-image image bench bench-peers compiled lint check format schema redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
 	@echo "make test    the tests"
 	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json; COMPILED=1"
 	@echo "make compiled  a copy of the tree in .compiled with the decisions compiled; needs a C compiler"
+	@echo "make image   the image of the Dockerfile in .image, without Docker; needs a C compiler"
 	@echo "make bench-peers  install the peers that bench overhead measures beside the gateway"
 	@echo "make lint    style, types, import rules, the shipped schema"
 	@echo "make check   lint and test: all that CI runs"
@@ -43,11 +44,12 @@ demo: $(VENV)/.runtime
 
 # Most tests wait for processes of their own, so four run at a time; a file's stay together and
 # share its servers. Those that measure real time to a few per cent follow, one by one (5: none).
-# Then all that runs compiled, compiled, where there is a C compiler.
+# Then all that runs compiled, compiled, and the image, where there is a C compiler.
 test: $(VENV)/.dev redis promtool
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone" $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+		-m "not alone and not image" $(ARGS)
 	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? = 5 ]
-	@if $(can_compile); then $(MAKE) --no-print-directory test-compiled; \
+	@if $(can_compile); then $(MAKE) --no-print-directory test-compiled test-image; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
 		[ "$$CI" != true ]; fi
 
@@ -57,20 +59,33 @@ TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway tests/contract 
 test-compiled: compiled redis
 	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
 		-W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning" \
-		-m "not alone" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+		-m "not alone and not image" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+
+# What the image holds and serves, and what pip installs.
+test-image: image redis promtool
+	IMAGE=.image $(BIN)/python -m pytest -n 2 --dist loadfile -m image $(ARGS) || [ $$? = 5 ]
+
+# The image without Docker, in .image: the Dockerfile run in an empty environment.
+image: .image/.built
+.image/.built: Dockerfile .dockerignore pyproject.toml README.md $(shell find compressor predictor \
+		gateway planner simulator sluice -type f -not -name '*.pyc') | $(VENV)/.dev
+	@$(can_compile) || { echo "a C compiler (cc) and Python.h (python3-dev) are needed" >&2; exit 1; }
+	$(BIN)/python -m tests.image .image
+	@touch $@
 
 # COMPILED=1: of the copy below, in this folder.
 bench: $(VENV)/.dev $(if $(COMPILED),compiled)
 	$(if $(COMPILED),PYTHONSAFEPATH=1 PYTHONPATH=.compiled )$(BIN)/python -m bench $(NAME) $(ARGS)
 
 # A copy of the tree in which what decides is compiled (docs/adr/0007): a copy, for beside its
-# source a compiled module would run whatever is edited.
+# source a compiled module would run whatever is edited. It is the image's wheel.
 compiled: .compiled/.built
 	@$(copy)
 .compiled/.built: pyproject.toml $(shell find gateway -name '*.py') | $(VENV)/.dev
-	@$(can_compile) || { echo "a C compiler (cc) and Python.h (python3-dev) are needed" >&2; exit 1; }
-	rm -rf .compiled && mkdir .compiled && $(copy)
-	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(PIP) wheel --no-deps --wheel-dir .compiled/dist ./.compiled
+	@$(MAKE) --no-print-directory image
+	rm -rf .compiled && mkdir -p .compiled/dist && $(copy)
+	cp .image/stages/build/wheels/*.whl .compiled/dist
+	cd .compiled && $(CURDIR)/$(BIN)/python -m zipfile -e dist/*.whl .
 	ln -s ../.peers .compiled/.peers
 	@touch $@
 can_compile = command -v cc >/dev/null && $(BIN)/python -c \
@@ -127,5 +142,5 @@ echo "$(1) is not on PATH and cannot be installed from here: tests that need it 
 endef
 
 clean:
-	rm -rf $(VENV) .compiled .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .compiled .image .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

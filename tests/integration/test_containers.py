@@ -1,7 +1,10 @@
-"""What docker-compose.yml starts, started by hand: no Docker engine is needed.
+"""The image and what docker-compose.yml starts, made and started by hand: no Docker is needed.
 
-Each service runs the command of its container, on this machine: hosts become 127.0.0.1, ports
-free ones, and mounted paths those of the repository or of a temporary folder.
+The image is built from the Dockerfile in an empty environment (`tests.image`). Each service
+runs the command of its container from it, on this machine: hosts become 127.0.0.1, ports free
+ones, and mounted paths those of the repository or of a temporary folder.
+
+`make test-image` builds the image once, in .image; without $IMAGE it is built here.
 """
 
 import json
@@ -9,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -17,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import yaml
 
 from sluice.children import Children, free_ports
+from tests.image import Image
 from tests.unit.deploy.files import (
     DASHBOARDS,
     ROOT,
-    dockerfile,
+    alerts,
     health_check,
     instruction,
     ours,
@@ -32,6 +36,8 @@ from tests.unit.deploy.files import (
     queries,
     services,
 )
+
+pytestmark = [pytest.mark.image, pytest.mark.redis]
 
 KEY = {"authorization": "Bearer sk-demo-elastic"}
 CHAT = "/v1/chat/completions"
@@ -45,7 +51,8 @@ def interpolated(text: str) -> str:
 class Composed:
     """The services of ours, running; where each listens; and a folder for what they write."""
 
-    def __init__(self, children: Children, folder: Path) -> None:
+    def __init__(self, image: Image, children: Children, folder: Path) -> None:
+        self.image = image
         self.children = children
         self.folder = folder
         names = [*ours(), "prometheus", "redis"]
@@ -84,7 +91,7 @@ class Composed:
         return local
 
     def start(self, service: str) -> None:
-        """Run `sluice` as the container would."""
+        """Run the image as the container would."""
         command = ours()[service].get("command") or json.loads(instruction("CMD"))
         port = self.ports[service]
         arguments = [
@@ -97,12 +104,10 @@ class Composed:
         ]
         if service == "gateway":
             arguments[-1] = str(self._gateway_file(arguments[-1]))
-        environment = ours()[service].get("environment", {})
-        self.children.start(
-            [sys.executable, "-m", "sluice", *arguments],
-            env={name: self.here(interpolated(text)) for name, text in environment.items()},
-            quiet=True,
-        )
+        set_by_it = ours()[service].get("environment", {})
+        environment = {name: self.here(interpolated(text)) for name, text in set_by_it.items()}
+        words = [*json.loads(instruction("ENTRYPOINT")), *arguments]
+        self.children.start(self.image.command(words, environment), quiet=True)
 
     def _gateway_file(self, path: str) -> Path:
         file = self.mounted("gateway", path)
@@ -115,9 +120,33 @@ class Composed:
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    if "IMAGE" in os.environ:
+        return Image(ROOT / os.environ["IMAGE"])
+    built = Image(tmp_path_factory.mktemp("image"))
+    built.build()
+    return built
+
+
+def written(image: Image) -> set[Path]:
+    """Every file of the image."""
+    return {path for path in image.root.rglob("*") if path.is_file()}
+
+
+def output_of(image: Image, *words: str) -> str:
+    """What a command in the image prints; it has to succeed."""
+    done = subprocess.run(
+        image.command(["sluice", *words], {}), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def composed(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    before = written(image)
     with Children() as children:
-        found = Composed(children, tmp_path_factory.mktemp("compose"))
+        found = Composed(image, children, tmp_path_factory.mktemp("compose"))
         mocks = [name for name in ours() if name != "gateway"]
         if shutil.which("redis-server"):
             command = services()["redis"]["command"]
@@ -131,6 +160,36 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         found.start("gateway")
         children.wait_for(f"{found.url('gateway')}/ready")
         yield found
+    assert written(image) == before, "the root of every container is read-only"
+
+
+def test_the_image_is_compiled_and_of_the_package_s_version(image: Image) -> None:
+    version = pyproject()["project"]["version"]
+    assert output_of(image, "--version") == f"sluice {version} (compiled)\n"
+
+
+def test_the_gateway_s_configuration_is_good_and_nothing_is_to_be_noted(image: Image) -> None:
+    file = str(ROOT / "deploy/compose/sluice.yaml")
+    found = json.loads(output_of(image, "check", "--json", "-c", file))
+    assert (found["ok"], found["remarks"]) == (True, [])
+    assert output_of(image, "check", "-c", file).splitlines()[-1] == f"{file}: ok"
+
+
+def test_the_official_client_chats_and_streams(composed: Composed) -> None:
+    url = f"{composed.url('gateway')}/v1"
+    with openai.OpenAI(base_url=url, api_key="sk-demo-elastic", max_retries=0) as client:
+        assert "demo-model" in [model.id for model in client.models.list()]
+        asked: Any = {
+            "model": "demo-model",
+            "messages": [{"role": "user", "content": "What is a token budget?"}],
+            "max_tokens": 16,
+        }
+        whole = client.chat.completions.create(**asked)
+        assert whole.choices[0].message.content
+        assert whole.usage.completion_tokens > 0
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] in {"length", "stop"}
 
 
 def ask(composed: Composed, text: str, **more: object) -> httpx.Response:
@@ -172,31 +231,30 @@ def until(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
         time.sleep(0.1)
 
 
-def check_health(port: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def check_health(image: Image, port: int, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the image's HEALTHCHECK."""
-    command = [sys.executable, *health_check()[1:]]
-    env = {**os.environ, "SLUICE_HEALTH_PORT": str(port), **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    command = image.command(health_check(), {"SLUICE_HEALTH_PORT": str(port), **more})
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_health_check_passes_on_every_service_of_ours(composed: Composed) -> None:
     for name in ours():
-        done = check_health(composed.ports[name])
+        done = check_health(composed.image, composed.ports[name])
         assert done.returncode == 0, done.stderr
 
 
 def test_the_health_check_needs_no_proxy(composed: Composed) -> None:
     nowhere = "http://127.0.0.1:9"
-    done = check_health(composed.ports["gateway"], http_proxy=nowhere, HTTP_PROXY=nowhere)
+    port = composed.ports["gateway"]
+    done = check_health(composed.image, port, http_proxy=nowhere, HTTP_PROXY=nowhere)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_health_check_fails_where_nothing_listens() -> None:
+def test_the_health_check_fails_where_nothing_listens(image: Image) -> None:
     (port,) = free_ports(1)
-    assert check_health(port).returncode == 1
+    assert check_health(image, port).returncode == 1
 
 
-@pytest.mark.redis
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH")
 def test_redis_runs_as_its_service_says_and_the_gateway_uses_it(composed: Composed) -> None:
     port = composed.ports["redis"]
@@ -231,7 +289,8 @@ def test_prometheus_finds_every_target_and_evaluates_rules_and_panels(composed: 
             assert subprocess.run(check, shell=True, check=False).returncode == 0
         until(lambda: set(states(composed)) == {"up"})
         assert len(states(composed)) == 5
-        until(lambda: set(health_of_rules(composed)) == {"ok"}, 30)
+        until(lambda: set(health_of_rules(composed).values()) == {"ok"}, 30)
+        assert {alert["alert"] for alert in alerts()} <= health_of_rules(composed).keys()
         check_panels(composed)
 
 
@@ -266,9 +325,9 @@ def states(composed: Composed) -> list[str]:
     return [target["health"] for target in api(composed, "targets")["activeTargets"]]
 
 
-def health_of_rules(composed: Composed) -> list[str]:
+def health_of_rules(composed: Composed) -> dict[str, str]:
     groups = api(composed, "rules")["groups"]
-    return [rule["health"] for group in groups for rule in group["rules"]]
+    return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
 
 MAY_BE_EMPTY = {
@@ -314,35 +373,16 @@ def check_panels(composed: Composed) -> None:
                 until(lambda query=query: bool(api(composed, "query", query=query)["result"]))  # type: ignore[misc]
 
 
-def test_the_wheel_is_built_from_the_image_s_context_and_holds_the_runtime_only(
-    tmp_path: Path,
-) -> None:
-    """Takes some seconds: pip makes an environment for the build."""
-    context = tmp_path / "src"
-    context.mkdir()
-    copies = [a.split() for name, a in dockerfile() if name == "COPY" and "--from" not in a]
-    for source in (source for parts in copies for source in parts[:-1]):
-        if (ROOT / source).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-            shutil.copytree(ROOT / source, context / source, ignore=ignored)
-        else:
-            shutil.copy(ROOT / source, context)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    done = subprocess.run(
-        [*build, str(tmp_path), str(context)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("sluice_gateway-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        (points,) = (archive.read(n).decode() for n in names if n.endswith("entry_points.txt"))
-    folders = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert folders == set(pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+def test_the_wheel_holds_the_runtime_only_and_what_was_compiled(image: Image) -> None:
+    with zipfile.ZipFile(image.wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info" not in name}
+    packages = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     sources = {
         str(path.relative_to(ROOT))
-        for folder in folders
+        for folder in packages
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in names if ".dist-info" not in name} == sources
-    assert "sluice = sluice.cli:main" in points
+    made = {name for name in names if name.endswith(".so")}
+    assert names - made == sources
+    assert len(made) > 60

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[3]
+PROMETHEUS = ROOT / "deploy/prometheus"
 DASHBOARDS = sorted(ROOT.glob("deploy/grafana/dashboards/*.json"))
 
 
@@ -58,3 +59,13 @@ def queries(dashboard: Mapping[str, Any]) -> list[tuple[str, str]]:
     found += [(a["name"], a["expr"]) for a in dashboard["annotations"]["list"] if "expr" in a]
     values = {"$__rate_interval": "1m", "$model": ".*", "$instance": ".*"}
     return [(w, re.sub(r"\$\w+", lambda match: values[match[0]], text)) for w, text in found]
+
+
+def rules() -> list[dict[str, Any]]:
+    files = load_yaml(PROMETHEUS / "prometheus.yml")["rule_files"]
+    groups = [group for name in files for group in load_yaml(PROMETHEUS / name)["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]

@@ -24,7 +24,9 @@ from simulator.mock_server import MockApp, MockConfig
 from sluice.cli import app, register
 from tests.unit.deploy.files import (
     DASHBOARDS,
+    PROMETHEUS,
     ROOT,
+    alerts,
     dockerfile,
     health_check,
     instruction,
@@ -32,11 +34,11 @@ from tests.unit.deploy.files import (
     ours,
     pyproject,
     queries,
+    rules,
     services,
 )
 from tests.unit.test_docs import metric_families
 
-PROMETHEUS = ROOT / "deploy/prometheus"
 RULE_TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))
 SCRAPED = {"job", "instance"}
 """Labels that Prometheus gives to every series."""
@@ -212,16 +214,6 @@ SCRAPES = "scrape_configs"
 def test_every_file_of_rules_is_loaded() -> None:
     loaded = load_yaml(PROMETHEUS / "prometheus.yml")["rule_files"]
     assert {p.name for p in PROMETHEUS.glob("*.yml")} == {*loaded, "prometheus.yml"}
-
-
-def rules() -> list[dict[str, Any]]:
-    files = load_yaml(PROMETHEUS / "prometheus.yml")["rule_files"]
-    groups = [group for name in files for group in load_yaml(PROMETHEUS / name)["groups"]]
-    return [rule for group in groups for rule in group["rules"]]
-
-
-def alerts() -> list[dict[str, Any]]:
-    return [rule for rule in rules() if "alert" in rule]
 
 
 def recorded() -> set[str]:

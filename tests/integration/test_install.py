@@ -1,0 +1,180 @@
+"""`pip install .`, and what the source distribution makes with each extra, in empty environments.
+
+The extras `test` and `dev` are what the suite itself runs in: `make test` installs them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sluice.children import Children, free_ports
+from tests.unit.deploy.files import ROOT, pyproject
+
+pytestmark = pytest.mark.image
+
+FILE = """
+version: 1
+state: {{url: "{state}"}}
+models:
+  - name: m
+    boundary: {{b_short: 4096}}
+    compression: {{enabled: true{more}}}
+    pools:
+      short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
+      long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
+"""
+EXTRAS = ("", "redis", "exact", "plan", "train", "bench")
+
+
+class Environment:
+    """A virtual environment, and an empty folder in which commands run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "venv/bin"
+        base = getattr(sys, "_base_executable", sys.executable)
+        self._run(base, "-m", "venv", "--without-pip", str(folder / "venv"))
+
+    def pip(self, verb: str, *words: str) -> None:
+        """By the suite's own pip, in the repository."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), verb, "--quiet"]
+        self._run(*pip, *words, cwd=ROOT)
+
+    def sluice(self, *words: str, code: int = 0) -> str:
+        """What the command prints."""
+        return self._run(str(self.bin / "sluice"), *words, code=code)
+
+    def python(self, program: str) -> str:
+        return self._run(str(self.bin / "python"), "-c", program)
+
+    def _run(self, *command: str, cwd: Path | None = None, code: int = 0) -> str:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        done = subprocess.run(
+            command, cwd=cwd or self.folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of the tree, and of the source distribution that the tree makes."""
+    folder = tmp_path_factory.mktemp("wheels")
+    environment = Environment(folder)
+    environment.pip("install", "hatchling")
+    (folder / "tree").mkdir()
+    environment.python(
+        f"import os; os.chdir({str(ROOT)!r})\n"
+        "from hatchling.build import build_sdist, build_wheel\n"
+        f"build_sdist({str(folder)!r}); build_wheel({str(folder / 'tree')!r})"
+    )
+    (source,) = folder.glob("*.tar.gz")
+    environment.pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    (of_tree,) = folder.glob("tree/*.whl")
+    (of_source,) = folder.glob("*.whl")
+    return of_tree, of_source
+
+
+def test_the_source_distribution_makes_the_wheel_of_the_tree(wheels: tuple[Path, Path]) -> None:
+    contents = []
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            contents.append({entry.filename: entry.CRC for entry in archive.infolist()})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) > 300
+
+
+@pytest.fixture(scope="module", params=EXTRAS)
+def installed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Environment]:
+    extra: str = request.param
+    environment = Environment(tmp_path_factory.mktemp(extra or "core"))
+    wheel: Path = request.getfixturevalue("wheels")[1] if extra else Path()
+    environment.pip("install", "--no-compile", f"{wheel}[{extra}]" if extra else ".")
+    return extra, environment
+
+
+def test_every_extra_for_users_is_tried() -> None:
+    extras = pyproject()["project"]["optional-dependencies"].keys()
+    assert {*EXTRAS[1:], "test", "dev"} == extras
+
+
+def test_what_is_installed_checks_serves_and_does_what_its_extra_is_for(
+    installed: tuple[str, Environment],
+) -> None:
+    extra, environment = installed
+    version = pyproject()["project"]["version"]
+    assert environment.sluice("--version") == f"sluice {version}\n"
+    USES[extra](environment)
+
+
+def configuration(environment: Environment, state: str = "memory://", more: str = "") -> str:
+    file = environment.folder / "sluice.yaml"
+    file.write_text(FILE.format(state=state, more=more), encoding="utf-8")
+    return str(file)
+
+
+def serves_and_compresses(environment: Environment) -> None:
+    """Without an extra: a fleet that answers, and the compressor."""
+    (port,) = free_ports(1)
+    command = [str(environment.bin / "sluice"), "demo", "--port", str(port), "--no-traffic"]
+    with Children() as children:
+        children.start(command, quiet=True, silent=True)
+        children.wait_for(f"http://127.0.0.1:{port}/ready")
+    environment.sluice("check", "-c", configuration(environment))
+    (environment.folder / "prompt.txt").write_text("One sentence. Another one. " * 99)
+    told = environment.sluice("compress", "prompt.txt", "--budget", "500", "--json")
+    assert json.loads(told)["compressed"] is True
+    for state, more, hint in (
+        ("redis://h:6379/0", "", "sluice-gateway[redis]"),
+        ("memory://", f", tokenizer: {__file__}", "sluice-gateway[exact]"),
+    ):
+        told = environment.sluice("check", "-c", configuration(environment, state, more), code=2)
+        assert f"pip install '{hint}'" in told
+
+
+def speaks_to_redis(environment: Environment) -> None:
+    environment.sluice("check", "-c", configuration(environment, "redis://h:6379/0"))
+
+
+def counts_tokens(environment: Environment) -> None:
+    environment.python(
+        "from tokenizers import Tokenizer, models;"
+        "Tokenizer(models.WordLevel({'a': 0, '?': 1}, unk_token='?')).save('tokenizer.json')"
+    )
+    environment.sluice(
+        "check", "-c", configuration(environment, more=", tokenizer: tokenizer.json")
+    )
+
+
+def plans(environment: Environment) -> None:
+    environment.sluice("plan", "--workload", "azure", "--rate", "10", "--json")
+
+
+def trains(environment: Environment) -> None:
+    (environment.folder / "empty.jsonl").write_text("")
+    told = environment.sluice("train", "--log", "empty.jsonl", code=2)
+    assert "pip install" not in told
+
+
+def plots(environment: Environment) -> None:
+    """It has what planning, training and the client for Redis need, too."""
+    environment.python("import redis, sklearn.ensemble")
+    environment.sluice("plan", "--workload", "azure", "--rate", "10", "--plot", "plots")
+    assert list((environment.folder / "plots").glob("*.png"))
+
+
+USES = {
+    "": serves_and_compresses,
+    "redis": speaks_to_redis,
+    "exact": counts_tokens,
+    "plan": plans,
+    "train": trains,
+    "bench": plots,
+}
