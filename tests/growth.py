@@ -7,8 +7,8 @@ from typing import TypeVar
 
 MOST_GROWTH = 2.2
 """Of the time, when the input doubles."""
-_ROUNDS = 20
-_LEAST_S = 0.002
+_ROUNDS = 200
+_LEAST_S = 0.0005
 
 Input = TypeVar("Input")
 

@@ -133,13 +133,12 @@ def test_usage_is_asked_for_where_there_are_no_options() -> None:
 def test_twice_the_members_take_twice_the_time(name: str) -> None:
     def run(raw: bytes) -> None:
         names = [m.name for m in locate(raw) if m.name != "a000001"]
-        for _ in range(10):  # few members, often: more than MAX_MEMBERS there cannot be
-            splice(raw, replace={"a000001": b"2"}, remove=names)
+        splice(raw, replace={"a000001": b"2"}, remove=names)
 
     def body(count: int) -> bytes:
         return ("{" + ",".join(f'"{name % n}":1' for n in range(count)) + "}").encode()
 
-    assert_linear(body, run, 1000, 1000)
+    assert_linear(body, run, 1000, 5000)
 
 
 @pytest.mark.parametrize("unit", [b"\\n", b"\\\\", b"u", b'\\"', b"\xc3\xa9"])
