@@ -18,6 +18,8 @@ Path = tuple[str | int, ...]
 SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 TOOL_ROLES: Final = frozenset({"tool", "function"})
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
+_KEPT: Final = ("refusal", "reasoning_content", "reasoning", "name", "annotations", "audio")
+"""Of a message, besides its content and calls."""
 _MEDIA_PARTS: Final = frozenset(
     {
         *("image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video"),
@@ -76,7 +78,7 @@ def read_chat(messages: Sequence[Mapping[str, Any]]) -> Prompt:
         role = str(message.get("role", "user"))
         prompt.begin(role)
         _content(prompt, (index, "content"), role, message.get("content"))
-        prompt.keep(message.get("refusal"), message.get("reasoning_content"), message.get("name"))
+        prompt.keep(*(message.get(name) for name in _KEPT))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or call.get("custom") or {}
             prompt.keep(function.get("name"), function.get("arguments"), function.get("input"))

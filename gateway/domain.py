@@ -175,6 +175,8 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     members: Mapping[str, Raw] = {}
     """The body's top-level members as sent, views into it; none of a form."""
+    unknown_bytes: int = 0
+    """Of the measure's text, what stands where the gateway knows of no text."""
     parts: tuple[FormPart, ...] = ()
     """Of a form, those that travel; nothing of any other body."""
 

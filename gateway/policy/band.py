@@ -48,8 +48,9 @@ def band_of(
 
 
 def fixed_tokens(facts: BodyFacts, estimate: LengthEstimate) -> int:
-    """Tokens of the prompt that are not its text."""
-    return estimate.template_tokens + facts.measure.media_tokens
+    """Tokens of the prompt that are not its text, or of text that a compressor does not know."""
+    unknown = int(facts.unknown_bytes / estimate.ratio_conservative)
+    return estimate.template_tokens + facts.measure.media_tokens + unknown
 
 
 def band_plan(planned: Plan, band: Band) -> Plan:

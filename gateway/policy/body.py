@@ -21,6 +21,7 @@ from gateway.policy.measures import READERS
 from gateway.policy.multipart import read_form
 from gateway.policy.refusals import invalid, missing, undecodable
 from gateway.policy.steering import steering as steering_of
+from gateway.policy.unknown import known_only, unknown_bytes
 
 MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31
@@ -41,7 +42,7 @@ def read_body(
     """
     if endpoint.multipart:
         return read_form(raw, content_types)
-    decode, count = READERS[endpoint.name]
+    decode, count, known = READERS[endpoint.name]
     if not raw:
         raise BadRequest("The request body is empty.", reason="empty_body")
     try:
@@ -51,7 +52,13 @@ def read_body(
         named = {key.name: value for key, value in pairs.items()}
         if len(named) < len(pairs):
             raise _duplicate([key.name for key in pairs])
-        body = decode(raw)
+        unknown = unknown_bytes(named, known)
+        try:
+            body = decode(raw)
+        except msgspec.ValidationError:
+            plain, nested = known_only(endpoint.name, named)
+            body = decode(plain)
+            unknown += nested
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise undecodable(error) from None
     model = body.model
@@ -59,15 +66,31 @@ def read_body(
         raise _bad_model(model)
     tally = Tally(media_tokens)
     measure = count(body, tally)
+    if unknown:
+        measure = msgspec.structs.replace(
+            measure,
+            text_bytes=measure.text_bytes + unknown,
+            longest_text_bytes=measure.longest_text_bytes + unknown,
+        )
     steering = steering_of(named)
     if isinstance(body, schema.Generating):
-        return _generating_facts(body, measure, steering, named)
+        return _generating_facts(body, measure, steering, named, unknown)
     return BodyFacts(model=model, measure=measure, steering_fields=steering, members=named)
 
 
 def _generating_facts(
-    body: schema.Generating, measure: Measure, steering: tuple[str, ...], named: members.Members
+    body: schema.Generating,
+    measure: Measure,
+    steering: tuple[str, ...],
+    named: members.Members,
+    unknown: int,
 ) -> BodyFacts:
+    if isinstance(body, schema.ResponsesBody) and body.background:
+        raise invalid(
+            "background",
+            "responses are not run in the background here. Leave it out, and send "
+            "'stream': true to get the answer as it is made.",
+        )
     cap, field = None, None
     for name, value in _limits(body):
         if value is not None:
@@ -90,6 +113,7 @@ def _generating_facts(
         steering_fields=steering,
         previous_response_id=body.previous_response_id,
         members=named,
+        unknown_bytes=unknown,
     )
 
 

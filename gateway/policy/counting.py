@@ -1,9 +1,10 @@
 r"""What an engine tokenizes of a body: gathered as texts, token ids and media parts.
 
 Rules:
-- Only text the engine sees counts: message contents, names, calls' names and arguments,
-  tool definitions as compact JSON, prompts. Never white space of the body, unknown fields,
-  or data URLs.
+- Text the engine sees counts: message contents, names, reasoning, calls' names and arguments,
+  whichever role has them, tool definitions as compact JSON, prompts. Never white space of the
+  body or data URLs. What is not known counts, too (`gateway.policy.unknown`).
+- Roles and ids are text only where they are no longer what such names are.
 - Bytes are UTF-8 lengths of decoded text, so `\u` escapes count what they spell.
 - An unknown content part is refused: it could carry any number of tokens.
 """
@@ -13,9 +14,20 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Raw
 
+from gateway.policy.compact import compact, utf8_length
 from gateway.policy.media import image_tokens
-from gateway.policy.refusals import invalid, missing, undecodable
-from gateway.policy.schema import ABSENT, Content, Document, Function, Item, Message, Part, Side
+from gateway.policy.refusals import invalid, missing
+from gateway.policy.schema import (
+    ABSENT,
+    Content,
+    Document,
+    Function,
+    Item,
+    Message,
+    Part,
+    Side,
+    Source,
+)
 
 MEDIA_TOKENS = 768
 """Configured cost of a media part whose size is not to be had cheaply."""
@@ -30,25 +42,12 @@ _MEDIA = frozenset(
     }
 )
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
-# Their messages carry no calls, refusals or reasoning: those of `assistant` are looked into.
-_PLAIN_ROLES = frozenset({"user", "system", "developer", "tool"})
+_ROLES = frozenset({"user", "system", "developer", "tool", "assistant", "function"})
+_ID_CHARS = 64
+"""Of an id that counts as no text."""
+_REFERRED = frozenset({"base64", "url", "file"})
+_decode_source = msgspec.json.Decoder(Source).decode
 _UNCOUNTED = frozenset({"redacted_thinking", "tool_reference"})
-
-
-def utf8_length(text: str) -> int:
-    """Bytes of `text` in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
-
-
-def compact(raw: Raw, param: str) -> str:
-    r"""JSON without white space and with its strings' `\u` escapes decoded."""
-    try:
-        data = bytes(raw)
-        if b"\\u" in data:
-            return msgspec.json.encode(msgspec.json.decode(data)).decode()
-        return msgspec.json.format(data, indent=-1).decode()
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise undecodable(error, param) from None
 
 
 class Tally:
@@ -84,8 +83,7 @@ class Tally:
                 texts.append(content)
             elif content:
                 self._add_parts(content, f"messages[{index}].content")
-            if message.role not in _PLAIN_ROLES or message.name:
-                self._add_extras(message)
+            self._add_extras(message, index)
 
     def add_items(self, items: str | Sequence[Item], param: str) -> None:
         """Input of the responses endpoint: one text, or items, each a message."""
@@ -155,6 +153,8 @@ class Tally:
         if item.summary:
             self._add_parts(item.summary, f"{where}.summary")
         self.texts.extend(text for text in (item.name, item.arguments, item.input) if text)
+        for name in (item.type, item.role, item.status, item.id, item.call_id):
+            self._add_id(name)
 
     def _add_function(self, function: Function) -> None:
         if function.name:
@@ -165,14 +165,35 @@ class Tally:
         elif arguments:
             self.texts.append(arguments)
 
-    def _add_extras(self, message: Message) -> None:
-        self.texts += [
-            text for text in (message.name, message.refusal, message.reasoning_content) if text
-        ]
+    def _add_extras(self, message: Message, index: int) -> None:
+        """What a message may have besides role and content; a template may render all of it."""
+        texts = self.texts
+        if message.role not in _ROLES:
+            texts.append(message.role)
+        if message.name:
+            texts.append(message.name)
+        if message.refusal:
+            texts.append(message.refusal)
+        if message.reasoning_content:
+            texts.append(message.reasoning_content)
+        if message.reasoning:
+            texts.append(message.reasoning)
+        if message.tool_call_id:
+            self._add_id(message.tool_call_id)
         if message.function_call:
             self._add_function(message.function_call)
-        for call in message.tool_calls or ():
-            self._add_call(call.function, call.custom)
+        if message.tool_calls:
+            for call in message.tool_calls:
+                self._add_call(call.function, call.custom)
+                self._add_id(call.id)
+                self._add_id(call.type)
+        for raw in (message.annotations, message.audio):
+            if raw is not ABSENT and len(raw) > _ID_CHARS:
+                texts.append(compact(raw, f"messages[{index}]"))
+
+    def _add_id(self, name: str | None) -> None:
+        if name is not None and len(name) > _ID_CHARS:
+            self.texts.append(name)
 
     def _add_call(self, function: Function | None, custom: Raw) -> None:
         if function:
@@ -204,12 +225,18 @@ class Tally:
             self._add_media(image_tokens(source, self._media_cost))
         elif kind in _MEDIA:
             self._add_media(self._media_cost)
+            self.texts.extend(text for text in (part.title, part.context) if text)
+            # A document may be given as the text that it is.
+            if part.source is not ABSENT and not _is_referred(part.source):
+                self.texts.append(compact(part.source, f"{where}.source"))
         elif kind in _CALLS:
             self.texts.append(part.name or "")
             if part.input is not ABSENT:
                 self.texts.append(compact(part.input, f"{where}.input"))
         elif kind.endswith("tool_result") or kind == "search_result":
             self._add_content(part.content, f"{where}.content")
+            if part.title:
+                self.texts.append(part.title)
         elif kind == "refusal":
             self.texts.append(part.refusal or "")
         elif kind == "thinking":
@@ -220,3 +247,11 @@ class Tally:
     def _add_media(self, tokens: int) -> None:
         self.media_parts += 1
         self.media_tokens += tokens
+
+
+def _is_referred(source: Raw) -> bool:
+    """Whether a document's source is no text: encoded bytes, or where they are."""
+    try:
+        return _decode_source(source).type in _REFERRED
+    except msgspec.ValidationError:
+        return False

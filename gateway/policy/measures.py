@@ -8,8 +8,10 @@ import msgspec
 from gateway.domain import Measure
 from gateway.policy import schema
 from gateway.policy.category import classify, has_retrieval_headers, sample
-from gateway.policy.counting import Tally, utf8_length
+from gateway.policy.compact import utf8_length
+from gateway.policy.counting import Tally
 from gateway.policy.refusals import invalid, missing
+from gateway.policy.unknown import NOT_TEXT
 
 MAX_BATCH = 2048
 """Prompts, documents or pairs in one request."""
@@ -62,6 +64,8 @@ def _completions(body: schema.CompletionsBody, tally: Tally) -> Measure:
 
 def _embeddings(body: schema.EmbeddingsBody, tally: Tally) -> Measure:
     if body.messages is not None:
+        if body.input is not None:
+            raise invalid("input", "send one of 'input' and 'messages'.")
         tally.add_messages(body.messages)
         return _single(tally)
     if body.input is None:
@@ -71,6 +75,8 @@ def _embeddings(body: schema.EmbeddingsBody, tally: Tally) -> Measure:
 
 def _tokenize(body: schema.TokenizeBody, tally: Tally) -> Measure:
     if body.messages is not None:
+        if body.prompt is not None:
+            raise invalid("prompt", "send one of 'prompt' and 'messages'.")
         tally.add_messages(body.messages)
         tally.add_tools(body.tools, "tools")
         return _single(tally)
@@ -139,11 +145,13 @@ def _score(body: schema.ScoreBody, tally: Tally) -> Measure:
 
 
 def _side(body: schema.ScoreBody, tally: Tally, names: tuple[str, ...]) -> tuple[str, list[int]]:
-    for name in names:
-        side: schema.Side = getattr(body, name)
-        if side is not None:
-            return name, tally.add_side(side, name)
-    raise missing(names[0])
+    given = [name for name in names if getattr(body, name) is not None]
+    if not given:
+        raise missing(names[0])
+    if len(given) > 1:
+        raise invalid(given[1], f"send one of '{given[0]}' and '{given[1]}'.")
+    side: schema.Side = getattr(body, given[0])
+    return given[0], tally.add_side(side, given[0])
 
 
 def _check_batch(param: str, size: int) -> None:
@@ -167,11 +175,12 @@ _Decode = Callable[[bytes], Any]
 _Count = Callable[[Any, Tally], Measure]
 
 
-def _reader(body_type: type[schema.Body], count: _Count) -> tuple[_Decode, _Count]:
-    return msgspec.json.Decoder(body_type).decode, count
+def _reader(body_type: type[schema.Body], count: _Count) -> tuple[_Decode, _Count, frozenset[str]]:
+    known = NOT_TEXT.union(body_type.__struct_fields__)
+    return msgspec.json.Decoder(body_type).decode, count, known
 
 
-READERS: dict[str, tuple[_Decode, _Count]] = {
+READERS: dict[str, tuple[_Decode, _Count, frozenset[str]]] = {
     "chat": _reader(schema.ChatBody, _chat),
     "completions": _reader(schema.CompletionsBody, _completions),
     "embeddings": _reader(schema.EmbeddingsBody, _embeddings),
@@ -182,4 +191,4 @@ READERS: dict[str, tuple[_Decode, _Count]] = {
     "score": _reader(schema.ScoreBody, _score),
     "speech": _reader(schema.EmbeddingsBody, _embeddings),
 }
-"""Endpoint name -> (decode, count)."""
+"""Endpoint name -> (decode, count, top-level members that are known)."""

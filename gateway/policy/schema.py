@@ -1,7 +1,9 @@
 """What the gateway reads of each endpoint's body, as lenient typed structs.
 
 Rules:
-- Only fields that are counted, routed on or refused are named; all others are skipped in C.
+- Only fields that are counted, routed on or refused are named. What messages, items and calls
+  hold besides is an error to msgspec and counted by `gateway.policy.unknown`; what parts and
+  bodies hold besides is skipped in C.
 - Wrong types of named fields are errors, and msgspec says at which path.
 - `Raw` where a value is measured or relayed without being looked into (tools, images).
 """
@@ -28,26 +30,37 @@ class Part(Struct, gc=False):
     content: "Content | dict[str, Raw]" = None
     source: Raw = ABSENT
     image_url: Raw = ABSENT
+    title: str | None = None
+    context: str | None = None
 
 
 Content = str | list[str | Part] | None
 
 
-class Function(Struct, gc=False):
+class Source(Struct, gc=False):
+    """Where an Anthropic document or image is: encoded, elsewhere, or as text right there."""
+
+    type: str | None = None
+
+
+class Function(Struct, gc=False, forbid_unknown_fields=True):
     """Name and arguments of a call; arguments are a JSON text, tolerated as an object."""
 
     name: str | None = None
     arguments: str | dict[str, Raw] | None = None
 
 
-class ToolCall(Struct, gc=False):
+class ToolCall(Struct, gc=False, forbid_unknown_fields=True):
     """One call that an assistant's message carries."""
 
+    id: str | None = None
+    type: str | None = None
+    index: int | None = None
     function: Function | None = None
     custom: Raw = ABSENT
 
 
-class Message(Struct, gc=False):
+class Message(Struct, gc=False, forbid_unknown_fields=True):
     """A message of chat or of the Anthropic dialect."""
 
     role: str
@@ -57,13 +70,21 @@ class Message(Struct, gc=False):
     function_call: Function | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    annotations: Raw = ABSENT
+    audio: Raw = ABSENT
 
 
-class Item(Struct, gc=False):
+class Item(Struct, gc=False, forbid_unknown_fields=True):
     """An input item of the responses endpoint."""
 
     type: str | None = None
     role: str | None = None
+    id: str | None = None
+    call_id: str | None = None
+    status: str | None = None
+    encrypted_content: Raw = ABSENT
     content: Content = None
     name: str | None = None
     arguments: str | None = None
@@ -127,6 +148,7 @@ class ResponsesBody(Generating, kw_only=True, gc=False):
 
     input: str | list[Item]
     max_output_tokens: int | None = None
+    background: bool | None = None
     instructions: str | list[Item] | None = None
     tools: Raw = ABSENT
 

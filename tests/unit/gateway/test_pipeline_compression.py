@@ -133,6 +133,15 @@ async def test_the_budget_leaves_room_for_the_output_and_the_clients_own_limit()
     assert (task.endpoint, task.category) == ("chat", "prose")
 
 
+async def test_text_that_the_compressor_does_not_know_stays_in_the_lease() -> None:
+    bench = Bench()
+    body = asked().body
+    hidden = body[:-1] + b',"documents":["' + b"some words " * 300 + b'"]}'
+    await bench.serve(msgspec.structs.replace(asked(), body=hidden))
+    (task,) = bench.runner.tasks
+    assert task.fixed_tokens > 3300 / 5
+
+
 async def test_what_cannot_be_compressed_goes_long_as_it_came_and_says_why() -> None:
     bench = Bench(FAILED)
     record = await bench.serve()

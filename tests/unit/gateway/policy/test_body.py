@@ -306,6 +306,23 @@ def test_previous_response_is_noted() -> None:
     assert read_body(RESPONSES, raw).previous_response_id == "r1"
 
 
+def test_responses_in_the_background_are_refused() -> None:
+    raw = json.dumps({"model": "m", "input": "a", "background": True}).encode()
+    error = refused(raw, RESPONSES)
+    assert error.param == "background"
+    assert "stream" in error.message
+    for value in (False, None):
+        raw = json.dumps({"model": "m", "input": "a", "background": value}).encode()
+        assert read_body(RESPONSES, raw).model == "m"
+
+
+@pytest.mark.parametrize(
+    "field", ["request_id", "rid", "session_params", "custom_logit_processor", "vllm_xargs"]
+)
+def test_what_names_a_request_a_session_or_code_steers(field: str) -> None:
+    assert read_body(CHAT, chat(**{field: "x"})).steering_fields == (field,)
+
+
 def test_endpoints_without_output_have_no_cap() -> None:
     raw = json.dumps({"model": "m", "text_1": "a", "text_2": "b", "max_tokens": "x"}).encode()
     assert read_body(SCORE, raw).cap_tokens is None

@@ -1,4 +1,4 @@
-"""What is counted: decoded UTF-8 bytes of what the engine tokenizes, and nothing else."""
+"""What is counted: decoded UTF-8 bytes of all that an engine may tokenize, known or not."""
 
 import base64
 import json
@@ -56,7 +56,7 @@ def test_escaped_cjk_counts_like_plain_cjk() -> None:
     assert plain.text_bytes == 50 * (5 * 3 + 1 + 4)
 
 
-def test_white_space_and_unknown_fields_do_not_count() -> None:
+def test_white_space_and_fields_without_text_do_not_count() -> None:
     body = {"model": "m", "messages": messages("abc"), "metadata": {"x": "y" * 1000}}
     found = read_body(CHAT, json.dumps(body, indent=8).encode()).measure
     assert found.text_bytes == 3
@@ -78,6 +78,115 @@ def test_names_calls_and_tools_count() -> None:
     found = measure(CHAT, messages=[called], tools=TOOLS)
     assert found.text_bytes == 3 + 3 + 7 + TOOLS_BYTES
     assert found.tools
+
+
+TEXT = "word " * 12_000
+"""60 KB: as much as is hidden somewhere."""
+CALL = {"function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"reasoning": TEXT},
+        {"reasoning_content": TEXT},
+        {"refusal": TEXT},
+        {"name": TEXT},
+        {"role": TEXT},
+        {"tool_call_id": TEXT},
+        {"annotations": [{"text": TEXT}]},
+        {"audio": {"transcript": TEXT}},
+        {"nobody_knows": {"a": [TEXT]}},
+        {"tool_calls": [{"function": {"name": "f", "arguments": TEXT}}]},
+        {"tool_calls": [CALL | {"id": TEXT}]},
+        {"tool_calls": [CALL | {"nobody_knows": TEXT}]},
+        {"tool_calls": [{"function": {"name": "f", "nobody_knows": TEXT}}]},
+        {"function_call": {"name": "f", "arguments": TEXT}},
+        {"function_call": {"name": "f", "nobody_knows": TEXT}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
+def test_text_counts_wherever_a_message_has_it(hidden: dict[str, Any], role: str) -> None:
+    found = measure(CHAT, messages=[{"role": role, "content": "x", **hidden}])
+    assert len(TEXT) < found.text_bytes < len(TEXT) + 50
+    assert found.longest_text_bytes == found.text_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["documents", "chat_template", "chat_template_kwargs", "nobody_knows"]
+)
+@pytest.mark.parametrize("value", [TEXT, {"a": TEXT}, [{"text": TEXT}]], ids=["", "{}", "[]"])
+def test_members_that_nobody_knows_count_as_text(name: str, value: Any) -> None:
+    found = measure(CHAT, messages=messages("x"), **{name: value})
+    assert len(TEXT) < found.text_bytes < len(TEXT) + 50
+    found = measure(COMPLETIONS, prompt=[1, 2], **{name: value})
+    assert (found.exact_tokens, found.text_bytes > len(TEXT)) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": TEXT}]},
+        {"type": "code_interpreter_call", "code": TEXT},
+        {"type": "file_search_call", "results": [{"text": TEXT}]},
+        {"type": "mcp_list_tools", "tools": [{"description": TEXT}]},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": TEXT},
+        {"type": "function_call", "name": "f", "arguments": "{}", "call_id": TEXT},
+        {"role": "user", "content": "x", "nobody_knows": TEXT},
+        {"role": TEXT, "content": "x"},
+    ],
+    ids=str,
+)
+def test_text_counts_wherever_an_item_has_it(item: dict[str, Any]) -> None:
+    found = measure(RESPONSES, input=[item, {"role": "user", "content": "x"}])
+    assert len(TEXT) <= found.text_bytes < len(TEXT) + 50
+    assert found.messages == 2
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "document", "source": {"type": "text", "data": TEXT}},
+        {"type": "document", "source": {"type": "content", "content": [{"text": TEXT}]}},
+        {"type": "document", "source": {"type": "url", "url": "x"}, "context": TEXT},
+        {"type": "search_result", "title": TEXT, "content": [{"type": "text", "text": "x"}]},
+    ],
+    ids=str,
+)
+def test_text_counts_wherever_a_document_has_it(part: dict[str, Any]) -> None:
+    found = measure(MESSAGES, messages=messages([part]))
+    assert len(TEXT) <= found.text_bytes < len(TEXT) + 100
+
+
+def test_an_encoded_document_is_no_text() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "QUJD" * 10_000}
+    found = measure(MESSAGES, messages=messages([{"type": "document", "source": source}]))
+    assert (found.text_bytes, found.media_parts) == (0, 1)
+
+
+def test_an_image_beside_unknown_members_is_no_text() -> None:
+    url = f"data:image/png;base64,{png(1000, 750, size=100_000)}"
+    said = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "abc"}]
+    message = {"role": "user", "content": said, "sent_at": "2026-01-01"}
+    found = measure(CHAT, messages=[message])
+    assert (found.text_bytes, found.media_tokens) == (3 + len('"2026-01-01"'), 1000)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        (EMBEDDINGS, {"input": "a", "messages": messages(TEXT)}, "input"),
+        (TOKENIZE, {"prompt": "a", "messages": messages(TEXT)}, "prompt"),
+        (SCORE, {"text_1": "a", "queries": TEXT, "text_2": "b"}, "queries"),
+    ],
+)
+def test_of_two_prompts_it_is_not_guessed_which_counts(
+    endpoint: Endpoint, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        measure(endpoint, **fields)
+    assert caught.value.param == param
 
 
 def test_tool_definitions_count_as_compact_utf8() -> None:
