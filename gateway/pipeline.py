@@ -116,7 +116,8 @@ class Pipeline:
             lease, served, relay = walk.lease, walk.served, walk.relay
             if lease is None or served is None or relay is None or walk.estimate is None:
                 continue
-            used = walk.estimate.input_tokens_total + relay.emitted()
+            prompts = min(walk.estimate.input_tokens_total, lease.cost_tokens)
+            used = prompts + relay.emitted()
             if used > walk.reserved_tokens:
                 walk.reserved_tokens = used + _EXTENSION_TOKENS
                 walk.lease_changes.append((self._wall_clock(), "resize", walk.reserved_tokens))

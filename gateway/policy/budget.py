@@ -9,7 +9,7 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
   SMALL_PROMPT_TOKENS teach the template, longer ones the ratio (a template that no prompt is
   shorter than is learned as part of it); media and token ids stay out of the ratio.
 - Three output figures: the client's cap, the expected q_out, and L_out = min(cap, q_out)
-  (or the cap itself under `output_estimate: cap`).
+  (or the cap itself under `output_estimate: cap`), `default_max_tokens` for a cap not set.
 - Reported usage is not believed blindly: impossible values are counted and ignored.
 """
 
@@ -85,9 +85,17 @@ class LengthEstimator:
         self._figures: Final = TenantFigures(profile, media_tokens, output_prior_tokens)
 
     def estimate(
-        self, endpoint: Endpoint, facts: BodyFacts, tenant: str, category: Category | None = None
+        self,
+        endpoint: Endpoint,
+        facts: BodyFacts,
+        tenant: str,
+        category: Category | None = None,
+        default_max_tokens: int | None = None,
     ) -> LengthEstimate:
-        """The budget of one request; `category` overrides what the text looked like."""
+        """The budget of one request; `category` overrides what the text looked like.
+
+        `default_max_tokens` is the limit that is sent for a client that set none.
+        """
         measure = facts.measure
         category = category or measure.category
         ratio = self._figures.ratios[category].of(tenant)
@@ -121,10 +129,11 @@ class LengthEstimator:
         expected = output = 0
         if endpoint.generates:
             expected = self._figures.outputs.expected(endpoint.name, category, tenant)
-            if cap is None:
+            limit = default_max_tokens if cap is None else cap
+            if limit is None:
                 output = expected
             else:
-                output = cap if self.output_mode == "cap" or cap < expected else expected
+                output = limit if self.output_mode == "cap" or limit < expected else expected
         return LengthEstimate(
             category=category,
             text_bytes=longest_bytes,

@@ -4,7 +4,12 @@ A model none of whose entitlements states a limit or a class is not managed: the
 counts and spills over, and refuses nobody.
 """
 
+from math import ceil
+
+import msgspec
+
 from gateway.domain import Ask, Lease, LengthEstimate, Plan, Principal
+from gateway.errors import BadRequest
 from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore
 
@@ -17,16 +22,37 @@ async def admit(
     estimate: LengthEstimate,
     plan: Plan,
 ) -> Lease:
-    """Take the request's one lease. Raises Refusal."""
-    return await store.admit(
-        Ask(
-            lease_id=lease_id,
-            model=served.name,
-            entitlement=principal.entitlement,
-            pool=plan.pool,
-            alternates=plan.alternates,
-            cost_tokens=estimate.cost_tokens,
-            sequences=estimate.sequences,
-            kv_bytes=estimate.cost_tokens * served.kv_bytes_per_token,
-        )
+    """Take the request's one lease. Raises Refusal.
+
+    Reserved is the careful estimate. What would be refused for ever by that alone is asked for
+    once more by the lowest count that is plausible: its bucket pays what it turns out to use.
+    """
+    cost_tokens = estimate.cost_tokens
+    window_tokens = served.routing.pools[-1].window_tokens
+    if estimate.sequences == 1 and cost_tokens > window_tokens:
+        cost_tokens = window_tokens  # no engine can use more for one sequence
+    ask = Ask(
+        lease_id=lease_id,
+        model=served.name,
+        entitlement=principal.entitlement,
+        pool=plan.pool,
+        alternates=plan.alternates,
+        cost_tokens=cost_tokens,
+        sequences=estimate.sequences,
+        kv_bytes=cost_tokens * served.kv_bytes_per_token,
     )
+    try:
+        return await store.admit(ask)
+    except BadRequest as refusal:
+        lowest = lowest_cost_tokens(estimate)
+        if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:
+            raise
+    kv_bytes = lowest * served.kv_bytes_per_token
+    return await store.admit(msgspec.structs.replace(ask, cost_tokens=lowest, kv_bytes=kv_bytes))
+
+
+def lowest_cost_tokens(estimate: LengthEstimate) -> int:
+    """What the request may take at least: its prompts at their lowest plausible count."""
+    longest = max(estimate.input_tokens, 1)
+    doubt = 1 - min(estimate.input_tokens_lowest / longest, 1.0)
+    return ceil(estimate.cost_tokens - estimate.input_tokens_total * doubt)

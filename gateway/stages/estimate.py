@@ -43,4 +43,5 @@ def estimate(
     A header may name the category to estimate by; it is learned by what the text looks like.
     """
     category = None if category_name is None else category_from_header(category_name)
-    return served.estimator.estimate(endpoint, facts, principal.tenant, category)
+    default = served.routing.default_max_tokens
+    return served.estimator.estimate(endpoint, facts, principal.tenant, category, default)

@@ -99,7 +99,7 @@ class AdmissionDesk:
         try:
             served = stage_estimate.find_model(self._models, wanted.model)
             stage_authenticate.permit_model(principal, served.name)
-            estimate = served.estimator.estimate(CHAT, facts_of(wanted), principal.tenant)
+            estimate = stage_estimate.estimate(served, CHAT, facts_of(wanted), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
             lease = await stage_admit.admit(
                 self._store, served, principal, lease_id, estimate, plan

@@ -264,6 +264,15 @@ async def test_what_the_engine_reported_teaches_the_estimator() -> None:
     assert bench.served.estimator.ignored == {}
 
 
+async def test_a_default_limit_is_estimated_as_it_is_sent() -> None:
+    bench = Bench(OK, served=served_model(table=short_and_long(default_max_tokens=50)))
+    await bench.serve(incoming(chat_body("word " * 100)))
+    record = bench.record
+    assert json.loads(bench.upstream.calls[0][1].body)["max_tokens"] == 50
+    assert record.estimated_output_tokens == 50
+    assert record.estimated_total_tokens == (record.estimated_input_tokens or 0) + 50
+
+
 async def test_a_category_named_by_a_header_is_estimated_by_and_not_taught() -> None:
     bench = Bench(whole(200, answer_body(prompt=300, completion=7)))
     named = [(b"x-sluice-category", b"cjk")]

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import DecisionRecord, Incoming, Principal
+from gateway.domain import COMPLETIONS, DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
 from gateway.policy.entitlements import Entitlement
@@ -115,6 +115,42 @@ def entitled(name: str, service_class: Any = "elastic", **more: Any) -> Entitlem
 async def turns(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful_estimate() -> None:
+    # 250,000 bytes are 69,445 tokens by the careful ratio, 31,250 at least; the bucket holds the
+    # largest window, 65,536.
+    bench = Bench(entitled("e", tokens_per_s=100))
+    reply = FakeReply()
+    await bench.serve("e", reply, text="word " * 50_000)
+    assert reply.status == 200
+    record = bench.record("lease-e")
+    assert record.reserved_tokens == 65_536
+    assert (record.estimated_input_tokens or 0) > 65_536
+
+
+async def test_too_long_for_everybody_is_told_as_clients_know_it() -> None:
+    bench = Bench(entitled("e", tokens_per_s=100))
+    reply = FakeReply()
+    await bench.serve("e", reply, text="word " * 120_000)
+    assert reply.refusal is not None
+    assert (reply.refusal.status, reply.refusal.code) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("size", "status"), [(150_000, 200), (300_000, 400)])
+async def test_a_batch_is_refused_for_ever_only_by_its_lowest_plausible_count(
+    size: int, status: int
+) -> None:
+    # Two prompts of 150,000 bytes are 83,334 tokens by the careful ratio, 37,500 at least.
+    bench = Bench(entitled("e", "guaranteed", baseline=(2, 2), tokens_per_s=100))
+    reply = FakeReply()
+    body = {"model": "m", "prompt": ["word " * (size // 5)] * 2, "max_tokens": 8}
+    key = [(b"authorization", b"Bearer key-e")]
+    batch = incoming(orjson.dumps(body), endpoint=COMPLETIONS, headers=key)
+    await bench.pipeline.serve(batch, reply)
+    refused = reply.refusal.reason if reply.refusal else None
+    found = reply.refusal.status if reply.refusal else reply.status
+    assert (found, refused) == (status, None if status == 200 else "exceeds_entitlement")
 
 
 async def test_an_answer_tells_the_limits_in_force() -> None:
