@@ -27,7 +27,8 @@ class Dialect(StrEnum):
 class Endpoint(Record, frozen=True, kw_only=True):
     """One data-plane route.
 
-    `generates` is false where no output tokens are counted; `multipart` where the body is a
+    `generates` is false where no output tokens are counted, `computes` where not even the prompt
+    is read by the model: such a request is charged no tokens. `multipart` where the body is a
     form with a file.
     """
 
@@ -35,6 +36,7 @@ class Endpoint(Record, frozen=True, kw_only=True):
     path: str
     dialect: Dialect = Dialect.OPENAI
     generates: bool = True
+    computes: bool = True
     multipart: bool = False
 
 
@@ -43,7 +45,14 @@ COMPLETIONS = Endpoint(name="completions", path="/v1/completions")
 EMBEDDINGS = Endpoint(name="embeddings", path="/v1/embeddings", generates=False)
 RESPONSES = Endpoint(name="responses", path="/v1/responses")
 MESSAGES = Endpoint(name="messages", path="/v1/messages", dialect=Dialect.ANTHROPIC)
-TOKENIZE = Endpoint(name="tokenize", path="/tokenize", generates=False)
+COUNT_TOKENS = Endpoint(
+    name="count_tokens",
+    path="/v1/messages/count_tokens",
+    dialect=Dialect.ANTHROPIC,
+    generates=False,
+    computes=False,
+)
+TOKENIZE = Endpoint(name="tokenize", path="/tokenize", generates=False, computes=False)
 RERANK = Endpoint(name="rerank", path="/v1/rerank", generates=False)
 SCORE = Endpoint(name="score", path="/v1/score", generates=False)
 SPEECH = Endpoint(name="speech", path="/v1/audio/speech", generates=False)
@@ -56,10 +65,14 @@ TRANSLATIONS = Endpoint(
 ENDPOINTS: dict[str, Endpoint] = {
     e.path: e
     for e in (
-        *(CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, TOKENIZE, RERANK, SCORE),
-        *(SPEECH, TRANSCRIPTIONS, TRANSLATIONS),
+        *(CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE),
+        *(RERANK, SCORE, SPEECH, TRANSCRIPTIONS, TRANSLATIONS),
     )
 }
+ROUTES: dict[str, Endpoint] = {
+    path: e for e in ENDPOINTS.values() for path in (e.path.removeprefix("/v1"), e.path)
+}
+"""Paths as clients may write them: some have a base URL without /v1."""
 
 
 class WorkerAddress(Record, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from functools import partial
 import msgspec
 
 from gateway.domain import (
-    TOKENIZE,
     Attempt,
     Binding,
     BodyFacts,
@@ -275,7 +274,7 @@ class Exchange:
             if waiting is not None:
                 waiting.cancel()
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
-            computed = result == "ok" and incoming.endpoint is not TOKENIZE
+            computed = result == "ok" and incoming.endpoint.computes
             pool.progress.end(binding.worker, pending, answered=computed)
             if walk.scheduler is not None:
                 self._release(walk, answered=result == "ok")

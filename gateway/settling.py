@@ -66,7 +66,8 @@ class Settling:
                 lease,
                 outcome,
                 estimate,
-                dispatched=walk.dispatched,
+                # What no model computed is charged nothing.
+                dispatched=walk.dispatched and incoming.endpoint.computes,
                 unix_s=now_unix_s,
             )
         if self._ended:

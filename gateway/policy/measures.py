@@ -186,6 +186,7 @@ READERS: dict[str, tuple[_Decode, _Count, frozenset[str]]] = {
     "embeddings": _reader(schema.EmbeddingsBody, _embeddings),
     "responses": _reader(schema.ResponsesBody, _responses),
     "messages": _reader(schema.MessagesBody, _anthropic),
+    "count_tokens": _reader(schema.MessagesBody, _anthropic),
     "tokenize": _reader(schema.TokenizeBody, _tokenize),
     "rerank": _reader(schema.RerankBody, _rerank),
     "score": _reader(schema.ScoreBody, _score),

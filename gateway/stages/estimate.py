@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Principal, RequestHead
 from gateway.errors import NotFound
 from gateway.policy.body import read_body
@@ -41,7 +43,11 @@ def estimate(
     """L_in, cap, q_out and what follows from them.
 
     A header may name the category to estimate by; it is learned by what the text looks like.
+    What is only counted costs nothing, and is never too long.
     """
     category = None if category_name is None else category_from_header(category_name)
     default = served.routing.default_max_tokens
-    return served.estimator.estimate(endpoint, facts, principal.tenant, category, default)
+    found = served.estimator.estimate(endpoint, facts, principal.tenant, category, default)
+    if endpoint.computes:
+        return found
+    return msgspec.structs.replace(found, input_tokens_lowest=0, cost_tokens=0)

@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.domain import MESSAGES, Dialect
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal
 from gateway.policy import fleet
 from gateway.policy.head import read_head
@@ -68,6 +69,24 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         """Prometheus."""
         return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
 
+    @app.get("/")
+    async def root() -> dict[str, Any]:
+        """What this is, and where to go on."""
+        return {
+            "name": "sluice",
+            "version": control.version,
+            "base_url_of_clients": "/v1",
+            "paths": {
+                "API description": "/docs",
+                "OpenAPI": "/openapi.json",
+                "models": "/v1/models",
+                "alive": "/health",
+                "ready": "/ready",
+                "Prometheus": "/metrics",
+            },
+        }
+
+    @app.get("/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """Models and aliases that this key may use."""
@@ -120,15 +139,19 @@ def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
-    async def refused(_request: Request, refusal: Refusal) -> Response:
+    async def refused(request: Request, refusal: Refusal) -> Response:
         headers = {n.decode(): v.decode() for n, v in error_headers(refusal)}
-        return Response(error_body(refusal), status_code=refusal.status, headers=headers)
+        anthropic = request.url.path.startswith(MESSAGES.path)
+        body = error_body(refusal, Dialect.ANTHROPIC if anthropic else Dialect.OPENAI)
+        return Response(body, status_code=refusal.status, headers=headers)
 
     @app.exception_handler(HTTPException)
     async def routed(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
             refusal: Refusal = NotFound(
-                f"Unknown path {request.url.path}.", reason="unknown_path", code="unknown_path"
+                f"Unknown path {request.url.path}. The API is under /v1; GET /docs lists it.",
+                reason="unknown_path",
+                code="unknown_path",
             )
         elif error.status_code == 405:
             refusal = MethodNotAllowed(

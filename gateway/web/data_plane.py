@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from gateway.domain import ENDPOINTS, Endpoint, Incoming, RequestHead
+from gateway.domain import ROUTES, Endpoint, Incoming, RequestHead
 from gateway.errors import (
     InternalError,
     MethodNotAllowed,
@@ -64,7 +64,7 @@ class ClientGone(Exception):
 
 
 class DataPlane:
-    """ASGI application: endpoints of `gateway.domain.ENDPOINTS`, all else to `control`."""
+    """ASGI application: endpoints of `gateway.domain.ROUTES`, all else to `control`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request over ASGI (or hand it on)."""
-        endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
+        endpoint = ROUTES.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None:
             await self._control(scope, receive, send)
             return

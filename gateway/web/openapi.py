@@ -79,6 +79,11 @@ _BODIES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
         ["model", "messages", "max_tokens"],
         {"messages": _MESSAGES, "max_tokens": _LIMIT, "stream": {"type": "boolean"}},
     ),
+    "/v1/messages/count_tokens": (
+        "Token count of an Anthropic message",
+        ["model", "messages"],
+        {"messages": _MESSAGES},
+    ),
     "/tokenize": ("Token count of a prompt", ["model", "prompt"], {"prompt": {"type": "string"}}),
     "/v1/rerank": (
         "Rerank documents",

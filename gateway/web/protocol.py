@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.domain import ENDPOINTS, Endpoint, RequestHead
+from gateway.domain import ROUTES, Endpoint, RequestHead
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.head import read_head
 from gateway.web.client_connection import ClientConnection
@@ -42,7 +42,7 @@ _MOST_SURPLUS_BYTES: Final = 32 * 1024 * 1024
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
 """What no headers are: a name is never empty."""
-_PATHS: Final = {endpoint.path.encode(): endpoint for endpoint in ENDPOINTS.values()}
+_PATHS: Final = {path.encode(): endpoint for path, endpoint in ROUTES.items()}
 _UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 

@@ -80,7 +80,11 @@ class MockApp:
             "/metrics": self._metrics,
             "/mock/last": self._last,
         }
-        self._posts = {"/tokenize": self._tokenize, "/mock/fail": self._fail}
+        self._posts = {
+            "/tokenize": self._tokenize,
+            "/v1/messages/count_tokens": self._count_tokens,
+            "/mock/fail": self._fail,
+        }
 
     @property
     def driver(self) -> Driver:
@@ -130,7 +134,7 @@ class MockApp:
         if error.status == 401:
             await transport.answer(send, 401, b'{"error":"Unauthorized"}')
             return
-        body = error.body(anthropic=path == "/v1/messages")
+        body = error.body(anthropic=path.startswith("/v1/messages"))
         await transport.answer(send, error.status, dumps(body))
 
     async def _generate(
@@ -240,6 +244,9 @@ class MockApp:
 
     def _tokenize(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
         return 200, dumps(self._endpoints.tokenize(body)), transport.JSON_TYPE
+
+    def _count_tokens(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, dumps(self._endpoints.count_tokens(body)), transport.JSON_TYPE
 
     def _fail(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
         spec = body.get("spec")

@@ -139,16 +139,13 @@ class Endpoints:
     def messages(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/messages."""
         self._reader.check_model(body)
-        messages = _messages(body)
-        system = body.get("system")
-        if system:
-            messages = [{"role": "system", "content": system}, *messages]
+        prompt = _anthropic_prompt(body)
         if body.get("max_tokens") is None:
             raise missing("max_tokens")
         limit, field = self._reader.limit(body, "max_tokens")
         job = self._reader.job(
             body,
-            [tokenizer.encode_chat(messages, _list(body, "tools"))],
+            [prompt],
             limit=limit,
             limit_field=field,
             natural_header=headers.get(_NATURAL),
@@ -193,6 +190,11 @@ class Endpoints:
             self._request_id("rerank", headers), model_name, query, documents, top_n
         )
 
+    def count_tokens(self, body: Body) -> dict[str, Any]:
+        """/v1/messages/count_tokens."""
+        self._reader.check_model(body)
+        return {"input_tokens": len(_anthropic_prompt(body))}
+
     def tokenize(self, body: Body) -> dict[str, Any]:
         """/tokenize: of a prompt, or of messages under the chat template."""
         self._reader.check_model(body)
@@ -210,6 +212,13 @@ class Endpoints:
             "tokens": ids,
             "token_strs": None,
         }
+
+
+def _anthropic_prompt(body: Body) -> list[int]:
+    messages, system = _messages(body), body.get("system")
+    if system:
+        messages = [{"role": "system", "content": system}, *messages]
+    return tokenizer.encode_chat(messages, _list(body, "tools"))
 
 
 def _messages(body: Body) -> list[Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import anthropic
+import httpx
 import pytest
 
 from bench.fleet import MODEL, Fleet
@@ -38,6 +39,23 @@ def test_a_streamed_message_is_metered(client: anthropic.Anthropic, fleet: Fleet
     assert record["usage_source"] == "engine"
     assert record["completion_tokens"] == 8
     assert record["prompt_tokens"] > 0
+
+
+def test_tokens_are_counted_as_they_are_read(client: anthropic.Anthropic) -> None:
+    messages: list[anthropic.types.MessageParam] = [{"role": "user", "content": "Hello there"}]
+    counted = client.messages.count_tokens(model=MODEL, messages=messages, system="Be brief.")
+    message = client.messages.create(
+        model=MODEL, max_tokens=1, messages=messages, system="Be brief."
+    )
+    assert counted.input_tokens == message.usage.input_tokens
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/messages/nothing"])
+def test_what_there_is_not_is_told_in_anthropics_shape(fleet: Fleet, path: str) -> None:
+    answer = httpx.post(fleet.url + path, json={}, headers={"x-api-key": KEY})
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"
 
 
 def test_errors_have_anthropics_shape(fleet: Fleet) -> None:

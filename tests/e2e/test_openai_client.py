@@ -9,6 +9,7 @@ import pytest
 
 from bench.fleet import MODEL, Fleet
 from simulator.tokenizer import count
+from tests.e2e.conftest import KEY
 
 
 def words(tokens: int) -> str:
@@ -234,3 +235,14 @@ def test_escaped_cjk_is_estimated_like_unescaped(fleet: Fleet) -> None:
         )
         estimates.append(int(answer.headers["x-sluice-estimated-tokens"]))
     assert abs(estimates[-2] / estimates[-1] - 1) <= 0.05
+
+
+def test_a_base_url_without_v1_serves_as_well(fleet: Fleet) -> None:
+    """Some clients append only `/chat/completions`."""
+    with openai.OpenAI(base_url=fleet.url, api_key=KEY) as client:
+        answer = client.chat.completions.create(
+            model=MODEL, max_tokens=4, messages=[{"role": "user", "content": "Hello"}]
+        )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+        assert MODEL in {model.id for model in client.models.list()}

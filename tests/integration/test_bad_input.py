@@ -118,6 +118,16 @@ def test_the_wrong_method_is_405(fleet: Fleet) -> None:
     assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
+def test_the_root_says_what_this_is_and_where_to_go_on(fleet: Fleet) -> None:
+    answer = httpx.get(fleet.url + "/")
+    assert answer.status_code == 200
+    told = answer.json()
+    assert told["name"] == "sluice"
+    assert told["version"]
+    for path in told["paths"].values():
+        assert httpx.get(fleet.url + path).status_code in {200, 401}
+
+
 def test_an_unknown_path_is_404_in_the_same_shape(fleet: Fleet) -> None:
     answer = httpx.post(fleet.url + "/v1/nothing", json={})
     assert answer.status_code == 404

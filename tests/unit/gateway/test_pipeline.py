@@ -13,10 +13,12 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import (
     CHAT,
     COMPLETIONS,
+    COUNT_TOKENS,
     EMBEDDINGS,
     MESSAGES,
     RESPONSES,
     SPEECH,
+    TOKENIZE,
     TRANSCRIPTIONS,
     DecisionRecord,
     Endpoint,
@@ -24,7 +26,7 @@ from gateway.domain import (
     Principal,
     Usage,
 )
-from gateway.errors import RateLimited
+from gateway.errors import EngineRefusal, RateLimited
 from gateway.pipeline import Pipeline
 from gateway.policy import fleet
 from gateway.policy.head import read_head
@@ -830,6 +832,32 @@ async def test_a_client_that_leaves_does_not_count_against_the_worker() -> None:
     await bench.cancel_when_hanging()
     assert bench.served.pools[SHORT].failures == [0, 0]
     assert bench.metrics.ejections.values == {}
+
+
+# -- what is only counted
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "answer"),
+    [(COUNT_TOKENS, b'{"input_tokens":7}'), (TOKENIZE, b'{"count":7,"tokens":[]}')],
+)
+async def test_counting_tokens_is_relayed_and_charged_none(
+    endpoint: Endpoint, answer: bytes
+) -> None:
+    bench = Bench(whole(200, answer))
+    await bench.serve(incoming(chat_body("x " * 200_000), endpoint=endpoint))
+    assert (bench.reply.status, bench.reply.body) == (200, answer)
+    assert bench.upstream.calls[0][1].path == endpoint.path
+    ((lease, settlement),) = bench.ledger.settlements
+    assert (lease.cost_tokens, settlement.usage) == (0, None)
+    assert bench.record.prompt_tokens is None
+
+
+async def test_an_engine_that_cannot_count_is_told_in_anthropic_s_shape() -> None:
+    bench = Bench(whole(404, b'{"detail":"Not Found"}'))
+    await bench.serve(incoming(endpoint=COUNT_TOKENS))
+    assert bench.reply.status == 404
+    assert isinstance(bench.reply.refusal, EngineRefusal)
 
 
 # -- frozen engines
