@@ -27,6 +27,7 @@ from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
 from gateway.first_tokens import AssumedTokens, Lateness
 from gateway.gate_timers import GateTimers
 from gateway.policy import fleet
+from gateway.policy.homes import Home
 from gateway.policy.overflow import engine_message
 from gateway.policy.pools import larger_pools
 from gateway.policy.progress import Pending, allowed_s
@@ -79,7 +80,8 @@ class Exchange:
         tried: list[tuple[int, int]] = []
         sent = 0
         last: Fault | None = None
-        home = served.homes.find(facts.previous_response_id)
+        known = served.homes.find(facts.previous_response_id)
+        home = None if known is None else (known.pool, known.worker)
         try:
             while True:
                 placed = self._bind(walk, served, facts, tried, last, home)
@@ -94,7 +96,7 @@ class Exchange:
                 result = await self._attempt(incoming, reply, walk, served, facts, binding)
                 if isinstance(result, Outcome):
                     if result.response_id is not None:
-                        served.homes.remember(result.response_id, binding.pool, binding.worker)
+                        _remember(served, walk, binding, result, result.response_id)
                     return result
                 last = result
                 tried.append((binding.pool, binding.worker))
@@ -428,6 +430,20 @@ def answer_lines(incoming: Incoming, walk: Walk) -> Lines:
         walk.prompt,
         walk.queue_s,
     )
+
+
+def _remember(
+    served: ServedModel, walk: Walk, binding: Binding, outcome: Outcome, response_id: str
+) -> None:
+    """Note a stored response, its owner, and the tokens that its next turn begins with."""
+    usage = outcome.usage
+    tokens = 0 if usage is None else usage.completion_tokens
+    if usage is not None and usage.source == "engine":
+        tokens += usage.prompt_tokens
+    else:
+        tokens += found(walk.estimate).input_tokens_total
+    tenant = found(walk.principal).tenant
+    served.homes.remember(response_id, Home(binding.pool, binding.worker, tenant, tokens))
 
 
 def _withdraw(walk: Walk, served: ServedModel, binding: Binding) -> None:

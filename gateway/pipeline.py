@@ -150,6 +150,8 @@ class Pipeline:
         walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
+        if facts.previous_response_id is not None:
+            walk.facts = facts = stage_estimate.continued(served, facts, principal)
         walk.estimate = estimate = stage_estimate.estimate(
             served, endpoint, facts, principal, incoming.head.category
         )

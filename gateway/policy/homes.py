@@ -1,39 +1,67 @@
-"""Where stored responses live: a `previous_response_id` goes back to the worker that has it.
+"""Stored responses: where each lives, whose it is, and how long a conversation it holds.
 
-Bounded: the oldest are forgotten first, and a forgotten one is bound like any request.
+A `previous_response_id` goes back to the worker that has it, is its own tenant's only, and counts
+what it continues. Bounded: who holds most loses the oldest first; a forgotten one is bound like
+any request.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 MAX_HOMES = 10_000
 
 
-class ResponseHomes:
-    """response id -> (pool, worker), at most `MAX_HOMES`."""
+class Home(NamedTuple):
+    """Of one response."""
 
-    __slots__ = ("_homes", "tell")
+    pool: int
+    worker: int
+    tenant: str = ""
+    tokens: int = 0
+    """Of its prompt and its answer: what the next turn begins with."""
+
+
+class ResponseHomes:
+    """response id -> Home, at most `MAX_HOMES`."""
+
+    __slots__ = ("_homes", "_of", "tell")
 
     def __init__(self) -> None:
-        self._homes: dict[str, tuple[int, int]] = {}
-        self.tell: Callable[[str, int, int], None] | None = None
+        self._homes: dict[str, Home] = {}
+        self._of: dict[str, dict[str, None]] = {}
+        """Each tenant's ids, the oldest first."""
+        self.tell: Callable[[str, Home], None] | None = None
         """Hears what was remembered, for processes that serve the same clients."""
 
     def __len__(self) -> int:
         return len(self._homes)
 
-    def remember(self, response_id: str, pool: int, worker: int) -> None:
-        """Note which worker made a response."""
-        self.learn(response_id, pool, worker)
+    def remember(self, response_id: str, home: Home) -> None:
+        """Note a response that an engine made. An id stays whose it was first."""
+        self.learn(response_id, home)
         if self.tell is not None:
-            self.tell(response_id, pool, worker)
+            self.tell(response_id, home)
 
-    def learn(self, response_id: str, pool: int, worker: int) -> None:
+    def learn(self, response_id: str, home: Home) -> None:
         """The same, from another process."""
-        self._homes.pop(response_id, None)
-        if len(self._homes) >= MAX_HOMES:
-            self._homes.pop(next(iter(self._homes)))
-        self._homes[response_id] = (pool, worker)
+        known = self._homes.get(response_id)
+        if known is not None and known.tenant != home.tenant:
+            return
+        if known is not None:
+            self._forget(response_id)
+        elif len(self._homes) >= MAX_HOMES:
+            most = max(self._of.values(), key=len)
+            self._forget(next(iter(most)))
+        self._homes[response_id] = home
+        self._of.setdefault(home.tenant, {})[response_id] = None
 
-    def find(self, response_id: str | None) -> tuple[int, int] | None:
-        """The (pool, worker) that made the response, if it is still known."""
+    def find(self, response_id: str | None) -> Home | None:
+        """The response's home, if it is still known."""
         return None if response_id is None else self._homes.get(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        tenant = self._homes.pop(response_id).tenant
+        held = self._of[tenant]
+        del held[response_id]
+        if not held:
+            del self._of[tenant]

@@ -33,6 +33,31 @@ def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     return served
 
 
+def continued(served: ServedModel, facts: BodyFacts, principal: Principal) -> BodyFacts:
+    """The facts with what a stored response brings into the prompt. Raises NotFound.
+
+    Another tenant's response is answered as an engine answers an id that it does not know.
+    """
+    home = served.homes.find(facts.previous_response_id)
+    if home is None:
+        return facts
+    if home.tenant != principal.tenant:
+        raise NotFound(
+            f"Response with id '{facts.previous_response_id}' not found.",
+            reason="response_not_found",
+            param="response_id",
+        )
+    measure = facts.measure
+    return msgspec.structs.replace(
+        facts,
+        measure=msgspec.structs.replace(
+            measure,
+            exact_tokens=measure.exact_tokens + home.tokens,
+            longest_exact_tokens=measure.longest_exact_tokens + home.tokens,
+        ),
+    )
+
+
 def estimate(
     served: ServedModel,
     endpoint: Endpoint,

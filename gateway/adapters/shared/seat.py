@@ -17,7 +17,7 @@ from gateway.adapters.shared.way import Way
 from gateway.adapters.shared.wire import LAZIER_S, Op, packed, unpacked
 from gateway.domain import Record
 from gateway.errors import StateFailure
-from gateway.policy.homes import ResponseHomes
+from gateway.policy.homes import Home, ResponseHomes
 
 HOMES: Final = "homes"
 GIVE: Final = "give"
@@ -124,12 +124,12 @@ class Seat:
         """Have the other workers know, too, where stored responses live; `homes` by model."""
 
         def heard(payload: bytes) -> None:
-            model, response_id, pool, worker = unpacked(payload)
-            homes[model].learn(response_id, pool, worker)
+            model, response_id, *home = unpacked(payload)
+            homes[model].learn(response_id, Home(*home))
 
         self.link.on(HOMES, heard)
         for model, known in homes.items():
             known.tell = partial(self._tell_home, model)
 
-    def _tell_home(self, model: str, response_id: str, pool: int, worker: int) -> None:
-        self.link.tell(HOMES, packed((model, response_id, pool, worker)))
+    def _tell_home(self, model: str, response_id: str, home: Home) -> None:
+        self.link.tell(HOMES, packed((model, response_id, *home)))

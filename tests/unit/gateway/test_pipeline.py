@@ -31,6 +31,7 @@ from gateway.pipeline import Pipeline
 from gateway.policy import fleet
 from gateway.policy.head import read_head
 from gateway.policy.header_lines import pairs_of
+from gateway.policy.homes import Home
 from gateway.policy.progress import Pending
 from gateway.policy.served import ServedModel
 from gateway.policy.sse import DONE
@@ -745,7 +746,40 @@ async def test_a_streamed_response_is_remembered_too() -> None:
     done = event({"type": "response.completed", "response": {"id": "resp_7"}})
     bench = Bench(stream(created, done))
     await bench.serve(incoming(b'{"model":"m","input":"x","stream":true}', endpoint=RESPONSES))
-    assert bench.served.homes.find("resp_7") == (SHORT, 0)
+    home = bench.served.homes.find("resp_7")
+    assert home is not None
+    assert (home.pool, home.worker) == (SHORT, 0)
+
+
+STORED = whole(
+    200,
+    b'{"id":"resp_1","status":"completed","output":[],'
+    b'"usage":{"input_tokens":18000,"output_tokens":500}}',
+)
+
+
+async def test_a_response_counts_what_it_continues() -> None:
+    bench = Bench(STORED, served=served_model(table=routing(("all", 65536, None)), workers=(1,)))
+    await bench.serve(incoming(b'{"model":"m","input":"x"}', endpoint=RESPONSES))
+    then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
+    await bench.serve(incoming(then, endpoint=RESPONSES, request_id="r2"), FakeReply())
+    assert (bench.sink.records[-1].estimated_input_tokens or 0) >= 18_500
+
+
+async def test_another_tenant_s_response_is_not_found() -> None:
+    bench = Bench(STORED)
+    bench.served.homes.remember("resp_1", Home(SHORT, 0, "somebody else", 18_500))
+    then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
+    await bench.serve(incoming(then, endpoint=RESPONSES))
+    refusal = bench.reply.refusal
+    assert refusal is not None
+    assert (refusal.status, refusal.type, refusal.param) == (
+        404,
+        "invalid_request_error",
+        "response_id",
+    )
+    assert refusal.message == "Response with id 'resp_1' not found."
+    assert not bench.upstream.calls
 
 
 # -- health

@@ -1,35 +1,51 @@
-"""Stored responses go back to the worker that has them; the table is bounded."""
+"""Stored responses go back to the worker that has them, are their tenant's, and are bounded."""
 
 import pytest
 
 from gateway.policy import homes
-from gateway.policy.homes import ResponseHomes
+from gateway.policy.homes import Home, ResponseHomes
+
+
+def known(*owned: tuple[str, str]) -> ResponseHomes:
+    """Responses remembered in order, each (id, tenant)."""
+    found = ResponseHomes()
+    for response_id, tenant in owned:
+        found.remember(response_id, Home(0, 0, tenant, 1))
+    return found
 
 
 def test_a_remembered_response_is_found() -> None:
-    known = ResponseHomes()
-    known.remember("resp_1", 1, 2)
-    assert known.find("resp_1") == (1, 2)
+    found = ResponseHomes()
+    found.remember("resp_1", Home(1, 2, "t", 3))
+    assert found.find("resp_1") == (1, 2, "t", 3)
 
 
 def test_an_unknown_response_and_no_response_have_no_home() -> None:
-    known = ResponseHomes()
-    assert known.find("resp_1") is None
-    assert known.find(None) is None
+    assert known().find("resp_1") is None
+    assert known().find(None) is None
 
 
 def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes, "MAX_HOMES", 2)
-    known = ResponseHomes()
-    for name in ("a", "b", "c"):
-        known.remember(name, 0, 0)
-    assert (known.find("a"), known.find("b"), known.find("c")) == (None, (0, 0), (0, 0))
-    assert len(known) == 2
+    found = known(("a", "t"), ("b", "t"), ("c", "t"))
+    assert [bool(found.find(name)) for name in "abc"] == [False, True, True]
+    assert len(found) == 2
 
 
 def test_remembering_again_forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes, "MAX_HOMES", 2)
-    known = ResponseHomes()
-    for name in ("a", "b", "b"):
-        known.remember(name, 0, 0)
-    assert known.find("a") == (0, 0)
+    assert known(("a", "t"), ("b", "t"), ("b", "t")).find("a")
+
+
+def test_no_tenant_makes_another_s_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "MAX_HOMES", 10)
+    found = known(("mine", "quiet"), *[(f"r{n}", "busy") for n in range(100)])
+    assert found.find("mine")
+    assert len(found) == 10
+
+
+def test_an_id_stays_whose_it_was() -> None:
+    found = known(("a", "first"), ("a", "second"))
+    home = found.find("a")
+    assert home is not None
+    assert home.tenant == "first"
