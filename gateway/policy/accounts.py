@@ -49,6 +49,7 @@ class Account:
         "refunded",
         "served",
         "since_s",
+        "spilled",
         "terms",
         "total",
         "used",
@@ -69,6 +70,8 @@ class Account:
         """Least depth of its bucket; ask `admission.depth_tokens`."""
         self.inflight = [0] * pools
         """Sequences holding a lease, by pool."""
+        self.spilled = [0] * pools
+        """Of them, those that another pool was asked for."""
         self.total = 0
         self.kv_bytes = 0
         self.level = 0.0
@@ -101,6 +104,10 @@ class Account:
         self.used = 0
         """The uncut ledger: debited - refunded = used once nothing is in flight."""
 
+    def own(self, pool: int) -> int:
+        """Sequences in flight in a pool that were meant for it: they use its baseline."""
+        return self.inflight[pool] - self.spilled[pool]
+
 
 class PoolBook:
     """One pool of workers as admission counts it."""
@@ -113,6 +120,7 @@ class PoolBook:
         "inflight",
         "kv_bytes",
         "service_s",
+        "unreserved",
         "weights",
     )
 
@@ -121,6 +129,8 @@ class PoolBook:
         self.kv_bytes = 0
         self.idle_dedicated = 0
         """Unused baseline of dedicated entitlements: lent to nobody."""
+        self.unreserved = 0
+        """Sequences in flight of classes that reserve nothing."""
         self.service_s = FIRST_SERVICE_S
         """Moving mean of a lease's life."""
         self.weights = LeaseWeights()

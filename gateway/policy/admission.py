@@ -148,7 +148,7 @@ def _decide(
 ) -> Denial | tuple[Place, str]:
     """Checks 1-8: a denial, or the place and which bucket pays."""
     denial = (
-        limits.not_in_force(book, account.terms, now_s)
+        limits.not_in_force(account.terms, now_s)
         or limits.misfit(book, account, request)
         or limits.over_concurrency(book, account, request, now_s)
     )
@@ -161,9 +161,11 @@ def _decide(
     if denial is not None:
         return denial
     found = placement.place(book, account, request, w)
-    if found.denied:
-        return placement.pool_denial(book, account, request, w, found)
-    return found, funded
+    if not found.denied:
+        return found, funded
+    if placement.within_reserve(account, request):  # and yet denied: the pool does not hold it
+        return limits.unbound(book, account.terms)
+    return placement.pool_denial(book, account, request, w, found)
 
 
 def _inadmissible(
@@ -222,7 +224,7 @@ def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool)
     limit, used = most_sequences(book, account), account.total
     protected = False
     if terms.service_class in RESERVING:
-        here, baseline = account.inflight[pool], terms.baseline_of(pool)
+        here, baseline = account.own(pool), terms.baseline_of(pool)
         protected = not lease.spilled and here <= baseline
         if terms.service_class == "guaranteed":
             limit, used = baseline, here

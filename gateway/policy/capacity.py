@@ -10,6 +10,7 @@ from math import ceil, inf
 
 from gateway.domain import Record
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.pool_terms import UNLIMITED
 
 SURVEY_SLICE = 1_000
 """Entitlements looked at between two pauses."""
@@ -17,8 +18,6 @@ TARGET_USE = 0.85
 """Share of the slots that the desired replicas leave in use."""
 COOLDOWN_S = 300.0
 """How long demand has to be lower before fewer replicas are desired."""
-UNLIMITED = 1 << 53
-"""`bound_until` when all fit."""
 
 
 class WorkerShare(Record, frozen=True, kw_only=True):
@@ -40,6 +39,8 @@ class Capacity(Record, frozen=True, kw_only=True):
     slots: tuple[int, ...]
     kv_bytes: tuple[int, ...]
     tokens_per_s: float
+    pool_tokens_per_s: tuple[float, ...] = ()
+    """The same by pool."""
 
     @property
     def total_kv_bytes(self) -> int:
@@ -59,12 +60,12 @@ def capacity_of(
     for share, told in zip(shares, engine_kv_bytes, strict=True):
         each = [share.kv_bytes or said for said in told]
         kv.append(sum(each) if all(each) else 0)
+    rates = [s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
     return Capacity(
         slots=tuple(s.slots * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)),
         kv_bytes=tuple(kv),
-        tokens_per_s=sum(
-            s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)
-        ),
+        tokens_per_s=sum(rates),
+        pool_tokens_per_s=tuple(rates),
     )
 
 
@@ -74,20 +75,73 @@ def most_capacity(shares: Sequence[WorkerShare]) -> Capacity:
 
 
 class Standing(Record, frozen=True, kw_only=True):
-    """What a capacity means for a model's entitlements."""
+    """What a capacity means for a model's entitlements. Tuples are by pool."""
 
-    bound_until: int
-    """`created` of the newest reserving entitlement that fits with all older ones."""
-    newest: int
-    """`created` of the newest reserving entitlement in force; 0 for none."""
+    bound_until: tuple[int, ...]
+    """`created` of the newest reserving entitlement that fits a pool with all older ones."""
+    newest_bound: int
+    """`created` of the newest one that fits wherever it reserves; 0 for none."""
     unbound: int
-    """Reserving entitlements in force that do not fit."""
+    """Reserving entitlements in force that do not fit somewhere."""
     mean_slo_ms: float
-    """Over bound entitlements that state one; 0 when none does."""
+    """Over entitlements that state one, but for those that do not fit; 0 when none does."""
     reserved: tuple[int, ...]
-    """Sequences that bound entitlements reserve, by pool."""
+    """Sequences that bound entitlements reserve."""
     next_expiry_unix_s: float
     """When the next entitlement expires and this no longer holds; infinity for never."""
+
+
+class _Reserves:
+    """What is reserved, oldest first; a pool that does not hold one is closed to newer ones."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        pools = len(capacity.slots)
+        self.capacity = capacity
+        self.sequences = [0] * pools
+        self.bound_until = [UNLIMITED] * pools
+        self._kv_bytes = [0.0] * pools
+        self._tokens_per_s = [0.0] * pools
+
+    def add(self, e: Entitlement) -> bool:
+        """Reserve where it fits; whether that is wherever it has a baseline.
+
+        KV and token rate have to fit over all pools or, where some were lost, by each pool's part.
+        """
+        total = sum(e.baseline)
+        fits_over_all = self._fits_over_all(e)
+        everywhere = True
+        for pool, baseline in enumerate(e.baseline[: len(self.sequences)]):
+            if not baseline:
+                continue
+            kv, rate = e.kv_bytes * baseline / total, e.tokens_per_s * baseline / total
+            fits = (
+                self.bound_until[pool] == UNLIMITED
+                and self.sequences[pool] + baseline <= self.capacity.slots[pool]
+                and (fits_over_all or self._fits_pool(pool, kv, rate))
+            )
+            if fits:
+                self.sequences[pool] += baseline
+                self._kv_bytes[pool] += kv
+                self._tokens_per_s[pool] += rate
+            else:
+                self.bound_until[pool] = min(self.bound_until[pool], e.created - 1)
+                everywhere = False
+        return everywhere
+
+    def _fits_over_all(self, e: Entitlement) -> bool:
+        kv_bytes, rate = self.capacity.total_kv_bytes, self.capacity.tokens_per_s
+        return (not kv_bytes or sum(self._kv_bytes) + e.kv_bytes <= kv_bytes) and (
+            not rate or sum(self._tokens_per_s) + e.tokens_per_s <= rate
+        )
+
+    def _fits_pool(self, pool: int, kv_bytes: float, tokens_per_s: float) -> bool:
+        capacity = self.capacity
+        if capacity.total_kv_bytes and self._kv_bytes[pool] + kv_bytes > capacity.kv_bytes[pool]:
+            return False
+        if not capacity.tokens_per_s:
+            return True
+        rates = capacity.pool_tokens_per_s
+        return bool(rates) and self._tokens_per_s[pool] + tokens_per_s <= rates[pool]
 
 
 def survey(
@@ -97,13 +151,11 @@ def survey(
 ) -> Iterator[Standing | None]:
     """Who fits, oldest first; yields None between slices and the Standing at the end.
 
-    `entitlements` in order of creation. The first reserving one that does not fit, and all
-    newer ones, are not bound.
+    `entitlements` in order of creation. In each pool the first reserving one that does not fit,
+    and all newer ones, are not bound.
     """
-    slots, kv_bytes, tokens_per_s = capacity.slots, capacity.total_kv_bytes, capacity.tokens_per_s
-    reserved = [0] * len(slots)
-    kv, rate = 0, 0.0
-    bound_until, newest, unbound = UNLIMITED, 0, 0
+    reserves = _Reserves(capacity)
+    newest_bound = unbound = 0
     slo_ms, slo_count = 0, 0
     next_expiry_s = inf
     for number, e in enumerate(entitlements, start=1):
@@ -114,26 +166,19 @@ def survey(
         if 0 < e.expires_unix_s < next_expiry_s:
             next_expiry_s = e.expires_unix_s
         if e.reserves:
-            newest = e.created
-            fits = all(r + e.baseline_of(p) <= slots[p] for p, r in enumerate(reserved))
-            fits = fits and (not kv_bytes or kv + e.kv_bytes <= kv_bytes)
-            fits = fits and (not tokens_per_s or rate + e.tokens_per_s <= tokens_per_s)
-            if unbound or not fits:
-                bound_until = min(bound_until, e.created - 1)
+            if not reserves.add(e):
                 unbound += 1
                 continue
-            reserved = [r + e.baseline_of(p) for p, r in enumerate(reserved)]
-            kv += e.kv_bytes
-            rate += e.tokens_per_s
+            newest_bound = e.created
         if e.slo_ms:
             slo_ms += e.slo_ms
             slo_count += 1
     yield Standing(
-        bound_until=bound_until,
-        newest=newest,
+        bound_until=tuple(reserves.bound_until),
+        newest_bound=newest_bound,
         unbound=unbound,
         mean_slo_ms=slo_ms / slo_count if slo_count else 0.0,
-        reserved=tuple(reserved),
+        reserved=tuple(reserves.sequences),
         next_expiry_unix_s=next_expiry_s,
     )
 

@@ -99,6 +99,7 @@ class TokenPool:
         else:
             self._reserve(account, -1)
             self._forget_dedicated(account.terms)
+            self._reclass(account, entitlement)
             account.terms = entitlement
             account.epoch = -1
             self._reserve(account, 1)
@@ -125,23 +126,20 @@ class TokenPool:
     def change(self, terms: Terms) -> None:
         """Take over new capacity or rules; the number of pools stays.
 
-        Takes time for the dedicated entitlements that are bound now and were not, or the other
-        way round; no more than the slots hold.
+        Takes time for the dedicated entitlements that are bound in a pool now and were not, or
+        the other way round; no more than the slots hold.
         """
-        old, new = self.terms.bound_until, terms.bound_until
-        low = bisect_right(self.dedicated, min(old, new), key=_created)
-        high = bisect_right(self.dedicated, max(old, new), key=_created)
-        differing = [self.accounts[name] for _, name in self.dedicated[low:high]]
-        if new < old:
-            for account in differing:
-                self._reserve(account, -1)
+        for pool, book in enumerate(self.pools):
+            old, new = self.terms.bound_in(pool), terms.bound_in(pool)
+            low = bisect_right(self.dedicated, min(old, new), key=_created)
+            high = bisect_right(self.dedicated, max(old, new), key=_created)
+            for _, name in self.dedicated[low:high]:
+                idle = self._idle_of(self.accounts[name], pool)
+                book.idle_dedicated += idle if new > old else -idle
         more_per_s = terms.tokens_per_s - self.terms.tokens_per_s
         self.surplus_per_s = max(0.0, self.surplus_per_s + more_per_s)
         self.terms = terms
         self.epoch += 1
-        if new > old:
-            for account in differing:
-                self._reserve(account, 1)
 
     def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
         """Count sequences and KV in (positive) or out (negative) of a pool."""
@@ -156,6 +154,8 @@ class TokenPool:
         account.kv_bytes += kv_bytes
         book.inflight += sequences
         book.kv_bytes += kv_bytes
+        if not account.terms.reserves:
+            book.unreserved += sequences
         if self.journal is not None:
             self.journal.accounts.add(account.terms.name)
 
@@ -180,6 +180,8 @@ class TokenPool:
         if book.evictable:
             book.evictable.pop(lease.id, None)
         book.weights.discard(lease.weight)
+        if lease.spilled:
+            account.spilled[lease.pool] -= lease.sequences
         self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 
     def file(self, account: Account, lease: Held) -> None:
@@ -188,30 +190,49 @@ class TokenPool:
             self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
         book.weights.add(lease.weight)
+        if lease.spilled:
+            account.spilled[lease.pool] += lease.sequences
         service_class = account.terms.service_class
         if service_class == "preemptible" or (
             self.terms.reclaim_spot and (lease.spilled or service_class == "spot")
         ):
             book.evictable[lease.id] = lease
 
-    def bound(self, entitlement: Entitlement) -> bool:
-        """Whether today's capacity holds this entitlement's baseline (others have none)."""
-        return not entitlement.reserves or entitlement.created <= self.terms.bound_until
+    def bound(self, entitlement: Entitlement, pool: int) -> bool:
+        """Whether a pool holds an entitlement's reserve today (others have none)."""
+        return not entitlement.reserves or entitlement.created <= self.terms.bound_in(pool)
+
+    def bound_everywhere(self, entitlement: Entitlement) -> bool:
+        """Whether every pool holds what it reserves there."""
+        return all(
+            self.bound(entitlement, pool)
+            for pool, sequences in enumerate(entitlement.baseline)
+            if sequences
+        )
+
+    def _reclass(self, account: Account, entitlement: Entitlement) -> None:
+        """Count what is in flight in the class that it will have."""
+        if entitlement.reserves == account.terms.reserves:
+            return
+        for book, sequences in zip(self.pools, account.inflight, strict=True):
+            book.unreserved += -sequences if entitlement.reserves else sequences
 
     def _forget_dedicated(self, entitlement: Entitlement) -> None:
         if entitlement.service_class == "dedicated":
             del self.dedicated[bisect_left(self.dedicated, (entitlement.created, entitlement.name))]
 
     def _reserve(self, account: Account, sign: int) -> None:
-        entitlement = account.terms
-        if entitlement.service_class != "dedicated" or entitlement.suspended:
-            return
-        if not self.bound(entitlement):
+        if account.terms.service_class != "dedicated":
             return
         for pool, book in enumerate(self.pools):
-            idle = entitlement.baseline_of(pool) - account.inflight[pool]
-            if idle > 0:
-                book.idle_dedicated += sign * idle
+            if self.bound(account.terms, pool):
+                book.idle_dedicated += sign * self._idle_of(account, pool)
+
+    def _idle_of(self, account: Account, pool: int) -> int:
+        """What a dedicated entitlement keeps of a pool where it is bound."""
+        if account.terms.suspended:
+            return 0
+        return max(0, account.terms.baseline_of(pool) - account.inflight[pool])
 
 
 def _created(entry: tuple[int, str]) -> int:

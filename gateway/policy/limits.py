@@ -19,14 +19,17 @@ from gateway.policy.placement import overshoot
 from gateway.policy.waits import concurrency_wait_s, kv_wait_s, tokens_wait_s
 
 
-def not_in_force(book: TokenPool, terms: Entitlement, now_s: float) -> Denial | None:
+def not_in_force(terms: Entitlement, now_s: float) -> Denial | None:
     """Check 1."""
     if terms.suspended:
         return Denial(reason="entitlement_suspended")
     if 0 < terms.expires_unix_s <= now_s:
         return Denial(reason="entitlement_expired")
-    if book.bound(terms):
-        return None
+    return None
+
+
+def unbound(book: TokenPool, terms: Entitlement) -> Denial:
+    """The denial of a request within a reserve that its pool does not hold today."""
     once = terms.created <= book.terms.ever_bound_until
     reason: DenialReason = "entitlement_degraded" if once else "entitlement_pending"
     return Denial(reason=reason, wait_s=BUCKET_S)
@@ -84,8 +87,8 @@ def over_concurrency(
     limit, used = most_sequences(book, account), account.total
     if terms.service_class == "guaranteed":
         here = terms.baseline_of(request.pool)
-        if account.inflight[request.pool] + request.sequences > here:
-            limit, used = here, account.inflight[request.pool]
+        if account.own(request.pool) + request.sequences > here:
+            limit, used = here, account.own(request.pool)
     elif not limit:
         return None
     if used + request.sequences <= limit:

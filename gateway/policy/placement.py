@@ -3,6 +3,11 @@
 Contended (its pool is full): protected traffic passes, the rest needs more weight than the
 least in flight, and room under the overshoot. Uncontended: backfill leaves headroom. A pool
 that is more than full spills into an alternate's idle room (token-pools paper, section 4.3).
+
+Protected is what is within a reserve that its pool holds. Where workers were lost and it holds
+the reserve no more, such requests take what is free, and the place of classes that reserve
+nothing; likewise in an alternate while their own pool has no worker. So nobody with a reserve
+is refused while a pool that can serve the request serves a lower class.
 """
 
 from math import inf
@@ -29,23 +34,45 @@ def place(book: TokenPool, account: Account, request: Request, w: float) -> Plac
     pool, n = request.pool, request.sequences
     slots = book.terms.slots[pool]
     used = occupied(book, account, pool)
-    within = account.inflight[pool] + n <= terms.baseline_of(pool)
-    protected = within and terms.service_class in RESERVING
+    reserved = within_reserve(account, request)
+    protected = reserved and book.bound(terms, pool)
     kv_full = kv_over(book, pool, request.kv_bytes, 0)
     contended = kv_full or used + n > slots
     if not contended:
-        keeps_clear = not within or terms.service_class in BACKFILL
-        if keeps_clear and not protected and used + n > slots - book.terms.headroom:
-            return Place(pool, denied="priority")
-        return Place(pool)
-    if slots <= 0 or (not protected and (kv_full or used + n > slots + book.terms.spill_queue)):
+        within = account.own(pool) + n <= terms.baseline_of(pool)
+        fills_up = protected or (within and not reserved and terms.service_class not in BACKFILL)
+        if fills_up or used + n <= slots - book.terms.headroom:
+            return Place(pool)
+    elif slots <= 0 or (not protected and (kv_full or used + n > slots + book.terms.spill_queue)):
         for other in request.alternates:
             if _idle_room(book, account, other, request):
                 return Place(other, spilled=True)
+    if reserved and (slots <= 0 or not protected):
+        for other in (pool, *request.alternates):
+            if _makes_way(book, account, other, request):
+                full = contended or other != pool
+                return Place(other, contended=full, spilled=other != pool)
     # Without slots nobody is there to queue for: binding says so.
     if protected or slots <= 0:
         return Place(pool, contended=True)
+    if not contended or (reserved and not book.pools[pool].unreserved):
+        return Place(pool, contended, denied="priority")
     return _outranking(book, request, w, used)
+
+
+def within_reserve(account: Account, request: Request) -> bool:
+    """Whether a request is within what its entitlement reserves in the asked pool."""
+    if account.terms.service_class not in RESERVING:
+        return False
+    baseline = account.terms.baseline_of(request.pool)
+    return account.own(request.pool) + request.sequences <= baseline
+
+
+def _makes_way(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
+    """Whether a pool would hold the request but for classes that reserve nothing."""
+    lower = book.pools[pool].unreserved
+    reserved = occupied(book, account, pool) - lower
+    return lower > 0 and reserved + request.sequences <= book.terms.slots[pool]
 
 
 def _outranking(book: TokenPool, request: Request, w: float, used: int) -> Place:
@@ -69,7 +96,7 @@ def occupied(book: TokenPool, account: Account, pool: int) -> int:
     if not state.idle_dedicated:
         return state.inflight
     reserved, terms = state.idle_dedicated, account.terms
-    if terms.service_class == "dedicated" and book.bound(terms) and not terms.suspended:
+    if terms.service_class == "dedicated" and book.bound(terms, pool) and not terms.suspended:
         reserved -= max(0, terms.baseline_of(pool) - account.inflight[pool])
     return state.inflight + reserved
 

@@ -28,7 +28,8 @@ def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) 
     ):
         return False
     if terms.service_class in RESERVING:
-        if terms.created > book.terms.bound_until:
+        bound_until = book.terms.bound_until
+        if pool < len(bound_until) and terms.created > bound_until[pool]:
             return False
         if terms.service_class == "guaranteed":
             baseline = terms.baseline

@@ -3,6 +3,9 @@
 from gateway.domain import Record
 from gateway.policy.entitlements import PROFILES, AdmissionProfile
 
+UNLIMITED = 1 << 53
+"""Later than any entitlement was created: all are bound."""
+
 
 class Terms(Record, frozen=True, kw_only=True):
     """A model's capacity and rules. Lists are by pool, windows ascending."""
@@ -17,10 +20,11 @@ class Terms(Record, frozen=True, kw_only=True):
     """The largest single request that the widest window takes: no bucket is smaller."""
     mean_slo_ms: float = 0.0
     """l_bar."""
-    bound_until: int = 1 << 53
-    """Reserving entitlements created after this one do not fit today's capacity."""
-    ever_bound_until: int = 1 << 53
-    """The same, at its highest so far: those between were bound once and are degraded."""
+    bound_until: tuple[int, ...] = ()
+    """Reserving entitlements created after this one have no reserve in this pool: today's
+    capacity does not hold it. Missing pools hold all."""
+    ever_bound_until: int = UNLIMITED
+    """The newest that ever had all its reserves: older ones that lack some are degraded."""
     headroom: int = 1
     """Slots that backfill and above-baseline traffic leave free."""
     spill_queue: int = 0
@@ -31,3 +35,7 @@ class Terms(Record, frozen=True, kw_only=True):
     def kv_of(self, pool: int) -> int:
         """KVcap of a pool; 0 for not enforced."""
         return self.kv_bytes[pool] if pool < len(self.kv_bytes) else 0
+
+    def bound_in(self, pool: int) -> int:
+        """`created` of the newest entitlement whose reserve a pool holds."""
+        return self.bound_until[pool] if pool < len(self.bound_until) else UNLIMITED

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.redis
 T = TypeVar("T")
 Pick = Callable[[Sequence[Any]], Any]
 NAMES = ("a", "b", "c", "d", "e", "f")
-DERIVED = {"terms", "epoch", "weight", "most", "floor_tokens"}
+DERIVED = {"own", "terms", "epoch", "weight", "most", "floor_tokens"}
 DECODE = msgspec.msgpack.decode
 
 
@@ -170,7 +170,7 @@ class Pair:
     def _compare_pools(self, seen: TokenPool) -> None:
         for index, pool in enumerate(self.book.pools):
             other = seen.pools[index]
-            for field in ("inflight", "kv_bytes", "idle_dedicated", "service_s"):
+            for field in ("inflight", "kv_bytes", "idle_dedicated", "unreserved", "service_s"):
                 assert getattr(other, field) == getattr(pool, field), field
             for field in ("denials", "denials_last"):
                 assert [w for _, w in self._sorted(f"{field}:{index}")] == getattr(pool, field)
@@ -221,7 +221,7 @@ def some_terms(pick: Pick) -> Terms:
         tokens_per_s=pick((0.0, 0.0, 37.5, 400.0)),
         largest_tokens=pick((0, 900, 2_000)),
         mean_slo_ms=pick((0.0, 700.0, 15_250.0)),
-        bound_until=pick((0, 3, 1 << 53, 1 << 53)),
+        bound_until=pick(((), (), (0, 0), (3,), (0, 3), (1 << 53, 2))),
         ever_bound_until=pick((3, 1 << 53)),
         headroom=pick((0, 1, 2)),
         spill_queue=pick((0, 1, 3)),

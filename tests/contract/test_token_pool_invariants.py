@@ -2,14 +2,15 @@
 
 1 a pool's in-flight and KV are the sums over its entitlements and over its leases, never
 negative. 2 in-flight of an entitlement <= its limit, a guaranteed one's <= its baseline. 3 what
-is not protected never takes a pool beyond its overshoot. 4 an in-baseline guaranteed request is
-never denied for the pool's sake. 5 admit and settle are idempotent by id. 6 debited - refunded
-is what was used and what is reserved. 7 after a lease's time without traffic nothing is in
-flight. 8 an idle entitlement's debt never rises, only elastic ones have any, and classes keep
-their order. 9 under constant overload every elastic entitlement with a baseline gets in. 10
-nobody is denied for the pool's sake while there is room. 11 of equal classes the tighter SLO,
-the larger debt and the smaller burst weigh more. 12 Retry-After is in [1, 60] and what can
-never fit gets no 429. 13 any interleaving equals some serial order.
+is not protected takes a pool beyond its overshoot only in the place of lower classes. 4 an
+in-baseline guaranteed request is never denied for the pool's sake, whichever workers are lost,
+while a pool that can hold it serves a lower class. 5 admit and settle are idempotent by id. 6
+debited - refunded is what was used and what is reserved. 7 after a lease's time without traffic
+nothing is in flight. 8 an idle entitlement's debt never rises, only elastic ones have any, and
+classes keep their order. 9 under constant overload every elastic entitlement with a baseline
+gets in. 10 nobody is denied for the pool's sake while there is room. 11 of equal classes the
+tighter SLO, the larger debt and the smaller burst weigh more. 12 Retry-After is in [1, 60] and
+what can never fit gets no 429. 13 any interleaving equals some serial order.
 
 A store joins by an entry in `OPENERS`; Redis by the suite's own server.
 """
@@ -229,6 +230,7 @@ class Kept:
         self.lease = lease
         self.ask = ask
         self.pool = lease.pool
+        self.spilled = lease.spilled
         self.tokens = ask.cost_tokens
         self.kv_bytes = ask.kv_bytes
         self.expires_s = now_s + LEASE_TTL_S
@@ -402,7 +404,7 @@ class PoolMachine(RuleBasedStateMachine):
         for kept in self.kept.values():
             kept.expires_s = self.now_s + LEASE_TTL_S
 
-    @rule(short=st.integers(1, 8), long=st.integers(1, 6))
+    @rule(short=st.integers(0, 8), long=st.integers(0, 6))
     def change_capacity(self, short: int, long: int) -> None:
         self.views()
         self.apply_capacity((short, long))
@@ -450,12 +452,16 @@ class PoolMachine(RuleBasedStateMachine):
         if lease.spilled:
             assert not lease.protected
             assert lease.weight <= 1
-            assert pool.inflight <= slots - self.terms.headroom
-        elif not lease.protected:
+            lower = self.lower(lease.pool)
+            reserves = terms.service_class in RESERVING and lower > 0
+            assert pool.inflight - (lower if reserves else 0) <= slots - (
+                0 if reserves else self.terms.headroom
+            )
+        elif not lease.protected and slots:
             assert pool.inflight <= slots + overshoot(slots)
             assert pool.kv_bytes <= pool.kv_capacity_bytes * 9 / 8 or not ask.kv_bytes
         if lease.protected:
-            assert account.inflight[lease.pool] <= terms.baseline_of(lease.pool)
+            assert self.own(ask.entitlement, lease.pool) <= terms.baseline_of(lease.pool)
 
     def check_refused(
         self, ask: Ask, refusal: Refusal, account: AccountView, pools: list[PoolView]
@@ -475,18 +481,53 @@ class PoolMachine(RuleBasedStateMachine):
             assert refusal.status != 429
         if terms.suspended:
             assert refusal.status == 403
+        if refusal.reason in (*FOR_THE_POOL_S_SAKE, "entitlement_degraded", "entitlement_pending"):
+            self.check_nobody_lower_is_served_instead(ask, refusal.reason, account, pools)
         if refusal.status == 429 and refusal.reason in FOR_THE_POOL_S_SAKE:
             own_kv = refusal.reason == "kv" and 0 < kv_limit < account.kv_bytes + ask.kv_bytes
             self.check_refused_for_the_pool(ask, account, pool, own_kv)
+
+    def check_nobody_lower_is_served_instead(
+        self, ask: Ask, reason: str, account: AccountView, pools: list[PoolView]
+    ) -> None:
+        terms, n = self.entitlements[ask.entitlement], ask.sequences
+        kv_limit = terms.kv_bytes_limit or terms.kv_bytes
+        if reason == "kv" and 0 < kv_limit < account.kv_bytes + ask.kv_bytes:
+            return
+        within = self.own(terms.name, ask.pool) + n <= terms.baseline_of(ask.pool)
+        if terms.service_class not in RESERVING or not within:
+            return
+        assert reason not in FOR_THE_POOL_S_SAKE
+        assert ask.pool not in self.holding(terms)
+        for index in (ask.pool, *ask.alternates):
+            pool, lower = pools[index], self.lower(index)
+            kept_idle = pool.idle_dedicated
+            if terms.service_class == "dedicated" and index in self.holding(terms):
+                kept_idle -= max(0, terms.baseline_of(index) - account.inflight[index])
+            taken = pool.inflight + kept_idle - lower
+            assert not lower or taken + n > pool.slots
+
+    def holding(self, terms: Entitlement) -> list[int]:
+        """Pools that hold the entitlement's reserve today."""
+        return [p for p, until in enumerate(self.terms.bound_until) if terms.created <= until]
+
+    def own(self, name: str, pool: int) -> int:
+        """Sequences in flight in a pool that were meant for it."""
+        kept = [k for k in self.kept.values() if k.ask.entitlement == name and k.pool == pool]
+        return sum(k.ask.sequences for k in kept if not k.spilled)
+
+    def lower(self, pool: int) -> int:
+        """Sequences in flight of classes that reserve nothing."""
+        kept = [k for k in self.kept.values() if k.pool == pool]
+        return sum(
+            k.ask.sequences for k in kept if self.class_of(k.ask.entitlement) not in RESERVING
+        )
 
     def check_refused_for_the_pool(
         self, ask: Ask, account: AccountView, pool: PoolView, own_kv: bool
     ) -> None:
         if own_kv:
             return
-        terms = self.entitlements[ask.entitlement]
-        within = account.inflight[ask.pool] + ask.sequences <= terms.baseline_of(ask.pool)
-        assert not (within and terms.service_class in RESERVING)
         taken = pool.inflight + pool.idle_dedicated + ask.sequences
         kv_full = pool.kv_bytes + ask.kv_bytes > pool.kv_capacity_bytes
         assert taken > pool.slots - self.terms.headroom or kv_full

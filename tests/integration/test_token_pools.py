@@ -198,20 +198,54 @@ def test_another_proxy_can_use_admission_alone() -> None:
 
 
 def test_lost_workers_degrade_the_newest_reserve_and_their_return_restores_it() -> None:
-    with fleet_of(
-        entitlement("old", "guaranteed", concurrency=4),
-        entitlement("new", "guaranteed", concurrency=4),
-        short=2,
-        short_slots=4,
-    ) as fleet:
+    slots = f'sluice_pool_slots{{model="{MODEL}",pool="short"}}'
+    with (
+        fleet_of(
+            entitlement("old", "guaranteed", concurrency=4),
+            entitlement("new", "guaranteed", concurrency=4),
+            short=2,
+            short_slots=4,
+            mock=("--speed", "1"),
+        ) as fleet,
+        ThreadPoolExecutor(4) as threads,
+    ):
         assert post(fleet, "new").status_code == 200
         fleet.kill_engine(fleet.engines[1])
+        wait_until(lambda: fleet.metrics()[slots] == 4)
+        assert post(fleet, "new").status_code == 200, "nobody else is there"
+        held = [threads.submit(post, fleet, "old", 400, stream=True) for _ in range(3)]
         wait_until(lambda: post(fleet, "new").status_code == 503)
         refused = post(fleet, "new")
         assert refused.headers["x-sluice-reason"] == "entitlement_degraded"
         assert post(fleet, "old").status_code == 200
         fleet.start_engine(fleet.engines[1])
         wait_until(lambda: post(fleet, "new").status_code == 200, 20.0)
+        assert all(f.result(60).status_code == 200 for f in held)
+
+
+def test_a_lost_pool_leaves_the_reserve_in_another_and_spot_makes_way_for_the_rest() -> None:
+    inflight = f'sluice_pool_inflight{{model="{MODEL}",pool="long"}}'
+    with (
+        fleet_of(
+            entitlement("g", "guaranteed", concurrency={"short": 3, "long": 1}),
+            entitlement("s", "spot"),
+            model={"admission": {"headroom": 0}},
+            short=1,
+            long=1,
+            long_slots=4,
+            mock=("--speed", "1"),
+        ) as fleet,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        fleet.kill_engine(fleet.engines[0])
+        wait_until(lambda: post(fleet, "s", 8).headers.get("x-sluice-pool") == "long")
+        spot = [threads.submit(post, fleet, "s", 400, stream=True) for _ in range(4)]
+        wait_until(lambda: fleet.metrics()[inflight] == 4)
+        long_prompt = [{"role": "user", "content": "hello there " * 1500}]
+        for more in ({"messages": long_prompt}, {}, {}):
+            answer = post(fleet, "g", 8, **more)
+            assert (answer.status_code, answer.headers["x-sluice-pool"]) == (200, "long")
+        assert all(f.result(60).status_code == 200 for f in spot)
 
 
 def test_buckets_and_ledgers_survive_a_restart_in_sqlite(tmp_path: Path) -> None:

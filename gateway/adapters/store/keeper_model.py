@@ -3,8 +3,8 @@
 Rules:
 - New terms are published when the available workers, what their engines say of KV, or the
   entitlements changed, and when an entitlement expired; never otherwise.
-- Reserving entitlements are bound oldest first. When capacity falls the newest are degraded,
-  and recover when it returns; one that never fitted is pending.
+- Reserving entitlements are bound oldest first, pool by pool. When a pool's capacity falls the
+  newest are degraded there, and recover when it returns; one that never fitted is pending.
 - The idle baseline of an expired dedicated entitlement is given up.
 """
 
@@ -109,14 +109,14 @@ class KeptModel:
             if not e.reserves or e.suspended:
                 continue
             if not 0 < e.expires_unix_s <= now_unix_s:
-                if any(e.baseline) and e.created <= most.bound_until:
-                    reserving[e.name] = e
+                if any(held := _held(e, most)):
+                    reserving[e.name] = msgspec.structs.replace(e, baseline=held)
             elif e.service_class == "dedicated":
                 await self._store.define(msgspec.structs.replace(e, baseline=()))
         self._replicas.entitled(most.reserved, reserving)
 
     async def _publish(self, found: Capacity, standing: Standing) -> None:
-        ever = max(self._ever_bound_until, min(standing.bound_until, standing.newest))
+        ever = max(self._ever_bound_until, standing.newest_bound)
         base = self._spec.base
         terms = msgspec.structs.replace(
             base,
@@ -158,6 +158,14 @@ class KeptModel:
         else:
             _log.warning("model %s: capacity holds all baselines again", self._name)
         self._unbound = standing.unbound
+
+
+def _held(terms: Entitlement, standing: Standing) -> tuple[int, ...]:
+    """What of a baseline the pools hold."""
+    return tuple(
+        sequences if terms.created <= until else 0
+        for sequences, until in zip(terms.baseline, standing.bound_until, strict=False)
+    )
 
 
 async def _surveyed(

@@ -118,7 +118,7 @@ def account_view(book: TokenPool, account: Account, now_s: float) -> AccountView
         state = "suspended"
     elif 0 < terms.expires_unix_s <= now_s:
         state = "expired"
-    elif not book.bound(terms):
+    elif not book.bound_everywhere(terms):
         state = "degraded" if terms.created <= book.terms.ever_bound_until else "pending"
     return AccountView(
         name=terms.name,

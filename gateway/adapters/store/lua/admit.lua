@@ -1,4 +1,4 @@
--- admit, version 2: may this request enter? Decides, and takes the lease.
+-- admit, version 3: may this request enter? Decides, and takes the lease.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
@@ -18,7 +18,11 @@ local function not_in_force(entitlement)
   if entitlement.expires_unix_s > 0 and entitlement.expires_unix_s <= now_s then
     return {'entitlement_expired', 0, 0, 0, 0, 'sequences', false}
   end
-  if bound(entitlement) then return nil end
+  return nil
+end
+
+-- The denial of a request within a reserve that its pool does not hold today.
+local function unbound(entitlement)
   local once = entitlement.created <= terms.ever_bound_until
   local reason = once and 'entitlement_degraded' or 'entitlement_pending'
   return {reason, BUCKET_S, 0, 0, 0, 'sequences', false}
@@ -139,8 +143,9 @@ local function decide(account, request, w)
   denial = over_kv(account, request)
   if denial then return denial end
   local place = find_place(account, request, w)
-  if place.denied then return pool_denial(account, request, w, place) end
-  return nil, place, funded
+  if not place.denied then return nil, place, funded end
+  if within_reserve(account, request) then return unbound(account.terms) end
+  return pool_denial(account, request, w, place)
 end
 
 -- Remembers what this refusal was promised, so that the next one is told to wait longer.
@@ -173,7 +178,7 @@ local function granted(account, lease, contended, evictable)
   local limit, used = most_sequences(account), account.total
   local protected = false
   if RESERVING[entitlement.service_class] then
-    local here = account.inflight[p + 1]
+    local here = own(account, p)
     protected = not lease.spilled and here <= baseline_of(entitlement, p)
     if entitlement.service_class == 'guaranteed' then
       limit, used = baseline_of(entitlement, p), here

@@ -1,9 +1,9 @@
--- book, version 2: what every script of the lease store shares. It is put before each of them.
+-- book, version 3: what every script of the lease store shares. It is put before each of them.
 --
 -- A transcription of gateway/policy/ledger.py, buckets.py and leases.py, names and order of
 -- floating-point operations included, so that both give the same decisions.
 --
--- KEYS     all of one model and one hash tag, `sluice:2:{MODEL}:NAME`, the same for every script:
+-- KEYS     all of one model and one hash tag, `sluice:3:{MODEL}:NAME`, the same for every script:
 --   1 state         hash: "terms", "book" -> msgpack maps
 --   2 defs          hash: entitlement -> msgpack map of its terms
 --   3 accounts      hash: entitlement -> msgpack map of its counters; absent means all zero
@@ -33,6 +33,7 @@ local STATE, DEFS, ACCOUNTS, LEASES, EXPIRY, GRAVES, GRAVES_ORDER, ACTIVE, TICKI
 local LEASE_TTL_S, REAPED_AT_ONCE, TOMBSTONES, DENIALS_KEPT = 30, 64, 10000, 2000
 local FIRST_SERVICE_S, BUCKET_S, MEAN_GAIN = 5, 10, 0.1
 local SPILLED_WEIGHT, LEAST_DEBT_FACTOR, MOST_S = 1, 0.05, 60
+local UNLIMITED = 2 ^ 53
 
 local CLASS_WEIGHT =
   {dedicated = 1000, guaranteed = 1000, elastic = 100, spot = 1, preemptible = 0.1}
@@ -64,7 +65,9 @@ local function denials_of(p) return KEYS[16 + 4 * p] end
 local function denials_last_of(p) return KEYS[17 + 4 * p] end
 
 local function new_pool()
-  return {inflight = 0, kv_bytes = 0, idle_dedicated = 0, service_s = FIRST_SERVICE_S}
+  return {
+    inflight = 0, kv_bytes = 0, idle_dedicated = 0, unreserved = 0, service_s = FIRST_SERVICE_S,
+  }
 end
 
 -- Loads the model; the error to return when that is not possible.
@@ -89,13 +92,15 @@ local function account_of(name)
     account = unpacked(kept)
   else
     account = {
-      inflight = {}, total = 0, kv_bytes = 0, level = 0, level_s = 0, borrowed = 0,
+      inflight = {}, spilled = {}, total = 0, kv_bytes = 0, level = 0, level_s = 0, borrowed = 0,
       borrowed_s = 0, debt = 0, burst = 0, served = 0, denied = 0, promised = 0, promised_s = 0,
       waiters = 0, waiters_s = 0, mean_cost = 0, inflight_seconds = 0, kv_seconds = 0,
       since_s = 0, debited = 0, refunded = 0, used = 0,
     }
   end
-  for p = #account.inflight + 1, #book.pools do account.inflight[p] = 0 end
+  for p = #account.inflight + 1, #book.pools do
+    account.inflight[p], account.spilled[p] = 0, 0
+  end
   account.terms, account.name = unpacked(def), name
   accounts[name] = account
   return account
@@ -132,17 +137,27 @@ local function all_slots()
   return sum
 end
 
-local function bound(entitlement)
-  return not RESERVING[entitlement.service_class] or entitlement.created <= terms.bound_until
+local function bound_in(p) return terms.bound_until[p + 1] or UNLIMITED end
+
+local function bound(entitlement, p)
+  return not RESERVING[entitlement.service_class] or entitlement.created <= bound_in(p)
+end
+
+-- Sequences in flight in a pool that were meant for it: they use its baseline.
+local function own(account, p) return account.inflight[p + 1] - account.spilled[p + 1] end
+
+-- What a dedicated entitlement keeps of a pool where it is bound.
+local function idle_of(account, p)
+  if account.terms.suspended then return 0 end
+  return max(0, baseline_of(account.terms, p) - account.inflight[p + 1])
 end
 
 local function reserve(account, sign)
-  local entitlement = account.terms
-  if entitlement.service_class ~= 'dedicated' or entitlement.suspended then return end
-  if not bound(entitlement) then return end
+  if account.terms.service_class ~= 'dedicated' then return end
   for i, pool in ipairs(book.pools) do
-    local idle = baseline_of(entitlement, i - 1) - account.inflight[i]
-    if idle > 0 then pool.idle_dedicated = pool.idle_dedicated + sign * idle end
+    if bound(account.terms, i - 1) then
+      pool.idle_dedicated = pool.idle_dedicated + sign * idle_of(account, i - 1)
+    end
   end
 end
 
@@ -157,6 +172,7 @@ local function move(account, p, sequences, kv_bytes)
   account.kv_bytes = account.kv_bytes + kv_bytes
   pool.inflight = pool.inflight + sequences
   pool.kv_bytes = pool.kv_bytes + kv_bytes
+  if not RESERVING[account.terms.service_class] then pool.unreserved = pool.unreserved + sequences end
 end
 
 local function gives_way(account, lease)
@@ -167,6 +183,9 @@ end
 
 local function file(account, lease, id)
   call('ZADD', weights_of(lease.pool), lease.weight, id)
+  if lease.spilled then
+    account.spilled[lease.pool + 1] = account.spilled[lease.pool + 1] + lease.sequences
+  end
   if gives_way(account, lease) then call('ZADD', evictable_of(lease.pool), lease.weight, id) end
 end
 
@@ -185,6 +204,9 @@ end
 local function release(account, lease, id)
   call('ZREM', weights_of(lease.pool), id)
   call('ZREM', evictable_of(lease.pool), id)
+  if lease.spilled then
+    account.spilled[lease.pool + 1] = account.spilled[lease.pool + 1] - lease.sequences
+  end
   move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 end
 

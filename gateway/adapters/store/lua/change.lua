@@ -1,4 +1,4 @@
--- change, version 2: takes over a model's capacity and rules.
+-- change, version 3: takes over a model's capacity and rules.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leader_ms, terms (map), epoch}: only the leader's terms count, and those
@@ -6,12 +6,16 @@
 --
 -- Returns 1 when they were taken over.
 
--- Counts the idle baselines of the dedicated entitlements created after one and up to another.
-local function reserve_between(low, high, sign)
-  local after = '(' .. string.format('%.17g', low)
-  for _, name in ipairs(call('ZRANGEBYSCORE', DEDICATED, after, high)) do
+-- Counts in a pool the idle baselines of the dedicated entitlements that it holds from now on, or
+-- holds no more.
+local function rebind(p, old, new)
+  local pool = book.pools[p + 1]
+  local after = '(' .. string.format('%.17g', min(old, new))
+  local upto = string.format('%.17g', max(old, new))
+  for _, name in ipairs(call('ZRANGEBYSCORE', DEDICATED, after, upto)) do
     local account = account_of(name)
-    if account then reserve(account, sign) end
+    local idle = account and idle_of(account, p) or 0
+    pool.idle_dedicated = pool.idle_dedicated + (new > old and idle or -idle)
   end
 end
 
@@ -23,9 +27,7 @@ if existed and call('GET', LEADER) ~= arg.owner
   return 0
 end
 local given = arg.terms
-local old, new = -1, given.bound_until
 if existed then
-  old = terms.bound_until
   local more_per_s = given.tokens_per_s - terms.tokens_per_s
   book.surplus_per_s = max(0, book.surplus_per_s + more_per_s)
 else
@@ -36,9 +38,11 @@ else
   }
 end
 for i = 1, #given.slots do book.pools[i] = book.pools[i] or new_pool() end
-if new < old then reserve_between(new, old, -1) end
+local before = existed and terms
 terms = given
-if new > old then reserve_between(old, new, 1) end
+for p = 0, #given.slots - 1 do
+  rebind(p, before and (before.bound_until[p + 1] or UNLIMITED) or -1, bound_in(p))
+end
 call('HSET', STATE, 'terms', pack(terms))
 save()
 return 1

@@ -1,4 +1,4 @@
--- define, version 2: adds entitlements or changes their terms; counters stay.
+-- define, version 3: adds entitlements or changes their terms; counters stay.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {entitlements}, 500 at most: a list of {name, terms (map)}
@@ -19,6 +19,12 @@ for _, given in ipairs(arg.entitlements) do
     call('ZREM', DEDICATED, name)
   end
   if account then
+    local reserves = RESERVING[entitlement.service_class]
+    if reserves ~= RESERVING[account.terms.service_class] then
+      for i, pool in ipairs(book.pools) do
+        pool.unreserved = pool.unreserved + (reserves and -1 or 1) * account.inflight[i]
+      end
+    end
     account.terms = entitlement
     if entitlement.service_class ~= 'elastic' then account.debt = 0 end
     reserve(account, 1)

@@ -1,4 +1,4 @@
--- place, version 2: where a request may go, and what it is told when it may not. Shared by the
+-- place, version 3: where a request may go, and what it is told when it may not. Shared by the
 -- scripts that admit and transfer; a transcription of gateway/policy/placement.py, of check 4 in
 -- limits.py, and of waits.py.
 --
@@ -19,7 +19,7 @@ local function occupied(account, p)
   local reserved = pool.idle_dedicated
   if reserved == 0 then return pool.inflight end
   local dedicated = entitlement.service_class == 'dedicated' and not entitlement.suspended
-  if dedicated and bound(entitlement) then
+  if dedicated and bound(entitlement, p) then
     reserved = reserved - max(0, baseline_of(entitlement, p) - account.inflight[p + 1])
   end
   return pool.inflight + reserved
@@ -34,6 +34,18 @@ end
 local function idle_room(account, p, request)
   if occupied(account, p) + request.sequences > slots_of(p) - terms.headroom then return false end
   return not kv_over(p, request.kv_bytes, 0)
+end
+
+-- Whether a request is within what its entitlement reserves in the asked pool.
+local function within_reserve(account, request)
+  if not RESERVING[account.terms.service_class] then return false end
+  return own(account, request.pool) + request.sequences <= baseline_of(account.terms, request.pool)
+end
+
+-- Whether a pool would hold the request but for classes that reserve nothing.
+local function makes_way(account, p, request)
+  local lower = book.pools[p + 1].unreserved
+  return lower > 0 and occupied(account, p) - lower + request.sequences <= slots_of(p)
 end
 
 -- Check 7 for traffic that is not protected; preemptible never outranks anybody.
@@ -57,25 +69,38 @@ local function find_place(account, request, w)
   local entitlement, p, n = account.terms, request.pool, request.sequences
   local slots = slots_of(p)
   local used = occupied(account, p)
-  local within = account.inflight[p + 1] + n <= baseline_of(entitlement, p)
-  local protected = within and RESERVING[entitlement.service_class]
+  local reserved = within_reserve(account, request)
+  local protected = reserved and bound(entitlement, p)
   local kv_full = kv_over(p, request.kv_bytes, 0)
   local contended = kv_full or used + n > slots
   if not contended then
-    local keeps_clear = not within or BACKFILL[entitlement.service_class]
-    if keeps_clear and not protected and used + n > slots - terms.headroom then
-      return {pool = p, spilled = false, contended = false, denied = 'priority'}
+    local within = own(account, p) + n <= baseline_of(entitlement, p)
+    local fills_up = protected
+      or (within and not reserved and not BACKFILL[entitlement.service_class])
+    if fills_up or used + n <= slots - terms.headroom then
+      return {pool = p, spilled = false, contended = false}
     end
-    return {pool = p, spilled = false, contended = false}
-  end
-  if slots <= 0 or (not protected and (kv_full or used + n > slots + terms.spill_queue)) then
+  elseif slots <= 0 or (not protected and (kv_full or used + n > slots + terms.spill_queue)) then
     for _, other in ipairs(request.alternates) do
       if idle_room(account, other, request) then
         return {pool = other, spilled = true, contended = false}
       end
     end
   end
+  if reserved and (slots <= 0 or not protected) then
+    if makes_way(account, p, request) then
+      return {pool = p, spilled = false, contended = contended}
+    end
+    for _, other in ipairs(request.alternates) do
+      if makes_way(account, other, request) then
+        return {pool = other, spilled = other ~= p, contended = true}
+      end
+    end
+  end
   if protected or slots <= 0 then return {pool = p, spilled = false, contended = true} end
+  if not contended or (reserved and book.pools[p + 1].unreserved <= 0) then
+    return {pool = p, spilled = false, contended = contended, denied = 'priority'}
+  end
   return outranking(account, request, w, used)
 end
 
@@ -100,7 +125,7 @@ end
 
 -- Check 4: r_e over all pools; guaranteed is held to its baseline, pool by pool too.
 local function over_concurrency(account, request)
-  local entitlement, inflight = account.terms, account.inflight[request.pool + 1]
+  local entitlement, inflight = account.terms, own(account, request.pool)
   local limit, used = most_sequences(account), account.total
   if entitlement.service_class == 'guaranteed' then
     local here = baseline_of(entitlement, request.pool)

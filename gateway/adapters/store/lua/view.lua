@@ -1,4 +1,4 @@
--- view, version 2: counters, for people and metrics; changes nothing.
+-- view, version 3: counters, for people and metrics; changes nothing.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {names}

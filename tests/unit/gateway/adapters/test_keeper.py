@@ -141,6 +141,18 @@ async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_th
     ]
 
 
+async def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
+    kept = Kept(msgspec.structs.replace(OLD, tokens_per_s=20.0), SPOT)
+    await kept.step()
+    for worker in (0, 1):
+        fleet.drain(kept.served.pools[0], worker, on=True)
+    for _ in range(3):
+        await kept.step()
+    assert kept.terms.slots == (0, 2)
+    await kept.admit("s", "spot", pool=1)
+    await kept.admit("a", "old", pool=1)
+
+
 async def test_one_that_never_fitted_is_pending() -> None:
     kept = Kept(OLD)
     await kept.step()

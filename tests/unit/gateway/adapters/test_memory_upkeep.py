@@ -161,7 +161,7 @@ def many() -> tuple[TokenPool, list[Entitlement]]:
         )
         for n in range(1, COUNT + 1)
     ]
-    return pool(*entitlements, slots=(1000, 1000), bound_until=0), entitlements
+    return pool(*entitlements, slots=(1000, 1000), bound_until=(0, 0)), entitlements
 
 
 async def pauses_of(work: Awaitable[Any]) -> int:

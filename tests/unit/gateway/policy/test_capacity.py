@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gateway.policy.capacity import (
     SURVEY_SLICE,
-    UNLIMITED,
     Capacity,
     ReplicaGoal,
     Standing,
@@ -21,6 +20,7 @@ from gateway.policy.capacity import (
     survey,
 )
 from gateway.policy.entitlements import Entitlement
+from gateway.policy.pool_terms import UNLIMITED
 from tests.token_pools import NOW_S, entitled
 
 
@@ -48,7 +48,7 @@ def reserving(count: int, baseline: tuple[int, ...] = (2,), **terms: Any) -> lis
 
 def test_all_are_bound_while_all_fit() -> None:
     standing = surveyed(reserving(4), (8,))
-    assert (standing.bound_until, standing.unbound, standing.newest) == (UNLIMITED, 0, 4)
+    assert (standing.bound_until, standing.unbound, standing.newest_bound) == ((UNLIMITED,), 0, 4)
     assert standing.reserved == (8,)
 
 
@@ -56,7 +56,8 @@ def test_the_newest_give_way_and_come_back() -> None:
     entitlements = reserving(4)
     for slots, bound_until in ((7, 3), (4, 2), (1, 0), (7, 3), (8, UNLIMITED)):
         standing = surveyed(entitlements, (slots,))
-        assert standing.bound_until == bound_until
+        assert standing.bound_until == (bound_until,)
+        assert standing.newest_bound == min(bound_until, 4)
         assert standing.unbound == 4 - min(bound_until, 4)
         assert standing.reserved == (2 * min(bound_until, 4),)
 
@@ -64,7 +65,7 @@ def test_the_newest_give_way_and_come_back() -> None:
 def test_a_newer_small_one_does_not_pass_an_older_large_one() -> None:
     large = entitled("large", "guaranteed", baseline=9, created=2)
     small = entitled("small", "guaranteed", baseline=1, created=3)
-    assert surveyed([*reserving(1), large, small], (8,)).bound_until == 1
+    assert surveyed([*reserving(1), large, small], (8,)).bound_until == (1,)
 
 
 @pytest.mark.parametrize(
@@ -77,17 +78,36 @@ def test_a_newer_small_one_does_not_pass_an_older_large_one() -> None:
 def test_kv_and_token_rate_bind_as_slots_do(
     terms: dict[str, Any], capacity: dict[str, Any]
 ) -> None:
-    assert surveyed(reserving(4, **terms), (99,), **capacity).bound_until == 3
-    assert surveyed(reserving(4, **terms), (99,)).bound_until == UNLIMITED
+    assert surveyed(reserving(4, **terms), (99,), **capacity).bound_until == (3,)
+    assert surveyed(reserving(4, **terms), (99,)).bound_until == (UNLIMITED,)
 
 
 def test_each_pool_binds_by_itself() -> None:
-    assert surveyed(reserving(4, (1, 2)), (99, 5)).bound_until == 2
+    standing = surveyed(reserving(4, (1, 2)), (99, 5))
+    assert standing.bound_until == (UNLIMITED, 2)
+    assert (standing.reserved, standing.unbound, standing.newest_bound) == ((4, 4), 2, 2)
+
+
+def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
+    """The token rate and the KV that are left are those of the other pool's workers."""
+    shares = [
+        WorkerShare(slots=n, kv_bytes=100 * n, tokens_per_s=10.0 * n, replicas=(1, 1))
+        for n in (6, 4)
+    ]
+    entitlements = reserving(2, (3, 2), kv_bytes=500, tokens_per_s=50.0)
+    for workers, bound_until in (
+        ([[0], [0]], (UNLIMITED, UNLIMITED)),
+        ([[], [0]], (0, UNLIMITED)),
+        ([[0], []], (UNLIMITED, 0)),
+    ):
+        (*_, standing) = survey(entitlements, capacity_of(shares, workers), NOW_S)
+        assert standing is not None
+        assert standing.bound_until == bound_until
 
 
 def test_those_that_reserve_nothing_are_always_bound() -> None:
     many = [entitled(f"s{n}", "spot", baseline=50, created=n) for n in range(1, 9)]
-    assert surveyed(many, (1,)).bound_until == UNLIMITED
+    assert surveyed(many, (1,)).bound_until == (UNLIMITED,)
 
 
 def test_suspended_and_expired_ones_keep_nothing() -> None:
@@ -95,7 +115,7 @@ def test_suspended_and_expired_ones_keep_nothing() -> None:
     over = entitled("y", "guaranteed", baseline=8, created=2, expires_unix_s=NOW_S)
     last = entitled("z", "guaranteed", baseline=8, created=3, expires_unix_s=NOW_S + 5)
     standing = surveyed([gone, over, last], (8,))
-    assert (standing.bound_until, standing.reserved) == (UNLIMITED, (8,))
+    assert (standing.bound_until, standing.reserved) == ((UNLIMITED,), (8,))
     assert standing.next_expiry_unix_s == NOW_S + 5
     assert surveyed([gone, over], (8,)).next_expiry_unix_s == inf
 
@@ -121,7 +141,7 @@ def test_what_is_reserved_always_fits(baselines: list[int], slots: int) -> None:
         for n, baseline in enumerate(baselines, start=1)
     ]
     standing = surveyed(entitlements, (slots,))
-    bound = [e for e in entitlements if e.created <= standing.bound_until]
+    bound = [e for e in entitlements if e.created <= standing.bound_until[0]]
     assert standing.reserved == (sum(e.baseline_of(0) for e in bound),)
     assert standing.reserved[0] <= slots
     if len(bound) < len(entitlements):
@@ -140,7 +160,10 @@ SHARES = (
 
 def test_capacity_is_what_the_workers_add_up_to() -> None:
     found = capacity_of(SHARES, [[0, 0], [70]])
-    assert found == Capacity(slots=(16, 2), kv_bytes=(200, 70), tokens_per_s=25.0)
+    rates = (20.0, 5.0)
+    assert found == Capacity(
+        slots=(16, 2), kv_bytes=(200, 70), tokens_per_s=25.0, pool_tokens_per_s=rates
+    )
     assert found.total_kv_bytes == 270
 
 
@@ -151,7 +174,8 @@ def test_kv_that_nobody_states_is_not_enforced() -> None:
 
 
 def test_the_most_capacity_is_that_of_the_most_replicas() -> None:
-    assert most_capacity(SHARES) == Capacity(slots=(32, 4), kv_bytes=(400, 0), tokens_per_s=50.0)
+    found = most_capacity(SHARES)
+    assert (found.slots, found.kv_bytes, found.tokens_per_s) == ((32, 4), (400, 0), 50.0)
 
 
 def test_demand_is_reserved_admitted_and_denied() -> None:

@@ -34,7 +34,7 @@ def test_only_bound_dedicated_entitlements_reserve() -> None:
         slots=(8,),
     )
     for bound_until, reserved in ((1, 1), (2, 3), (0, 0), (1 << 53, 7), (2, 3)):
-        changed(book, bound_until=bound_until)
+        changed(book, bound_until=(bound_until,))
         assert book.pools[0].idle_dedicated == reserved
 
 

@@ -34,16 +34,21 @@ def test_an_unknown_entitlement_enters_nothing() -> None:
 @pytest.mark.parametrize(
     ("created", "reason"), [(3, "entitlement_degraded"), (4, "entitlement_pending")]
 )
-def test_one_that_is_not_bound_is_degraded_if_it_ever_was(created: int, reason: str) -> None:
+def test_whom_a_full_pool_does_not_hold_is_degraded_if_it_ever_was_bound(
+    created: int, reason: str
+) -> None:
     terms = entitled(service_class="guaranteed", baseline=1, created=created)
-    book = pool(terms, bound_until=2, ever_bound_until=3)
+    other = entitled("o", "guaranteed", baseline=4)
+    book = pool(other, terms, bound_until=(2,), ever_bound_until=3)
+    granted(book, "o", "o", sequences=4)
     denial = denied(book)
     assert denial.reason == reason
     assert denial.wait_s >= 1
+    assert (book.priority_denials, book.accounts["e"].denied) == (0, 0)
 
 
 def test_only_reserving_classes_need_to_be_bound() -> None:
-    granted(pool(entitled(baseline=1, created=9), bound_until=2))
+    granted(pool(entitled(baseline=1, created=9), bound_until=(2,)))
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,64 @@ def test_a_pool_without_workers_spills_all_and_refuses_nobody() -> None:
     assert granted(book, "x", "s", alternates=(1,)).pool == 0
 
 
+LOST = {"slots": (0, 4), "bound_until": (0, 1 << 53)}
+"""The first pool has no worker; the other holds all the reserves that there are in it."""
+
+
+def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
+    reserves = entitled("g", "guaranteed", baseline=(3, 1))
+    book = pool(reserves, SPOT, **LOST, headroom=0)
+    for number in range(4):
+        granted(book, f"s{number}", "s", pool=1)
+    assert granted(book, "a", "g", pool=1).protected
+
+
+def test_a_reserve_in_a_lost_pool_is_served_in_the_place_of_lower_classes() -> None:
+    reserves = entitled("g", "guaranteed", baseline=(3, 1))
+    book = pool(reserves, SPOT, **LOST, headroom=0)
+    for number in range(4):
+        granted(book, f"s{number}", "s", pool=1)
+    for number in range(3):
+        grant = granted(book, f"g{number}", "g", alternates=(1,))
+        assert (grant.pool, grant.spilled, grant.weight) == (1, True, SPILLED_WEIGHT)
+    # What spilled in does not use what is reserved there.
+    assert granted(book, "own", "g", pool=1).protected
+    assert denied(book, "x", "g", alternates=(1,)).reason == "concurrency"
+
+
+def test_who_has_no_reserve_today_takes_what_is_free_and_the_place_of_lower_classes() -> None:
+    newer = entitled("n", "guaranteed", baseline=4)
+    book = pool(GUARANTEED, newer, SPOT, slots=(4,), bound_until=(1,), headroom=1)
+    for number in range(2):
+        granted(book, f"n{number}", "n")
+    granted(book, "s0", "s")
+    assert granted(book, "n2", "n").contended is False  # spot is there: no headroom is kept
+    assert granted(book, "n3", "n").contended
+    for lease_id in ("g0", "g1"):  # who has one always enters
+        assert granted(book, lease_id, "g").protected
+
+
+def test_who_has_no_reserve_today_does_not_crowd_those_who_have() -> None:
+    newer = entitled("n", "guaranteed", baseline=4)
+    book = pool(GUARANTEED, newer, slots=(4,), bound_until=(1,), headroom=1)
+    for number in range(3):
+        granted(book, f"n{number}", "n")
+    denial = denied(book, "x", "n")
+    assert (denial.reason, denial.of_pool) == ("entitlement_degraded", False)
+
+
+def test_changing_the_class_counts_what_is_in_flight_in_the_new_one() -> None:
+    book = pool(ELASTIC, slots=(8,))
+    granted(book, "a", "e", sequences=2)
+    assert book.pools[0].unreserved == 2
+    book.define(msgspec.structs.replace(ELASTIC, service_class="dedicated", created=1))
+    assert book.pools[0].unreserved == 0
+    book.define(msgspec.structs.replace(ELASTIC, created=1))
+    assert book.pools[0].unreserved == 2
+    admission.settle(book, "a", 1, NOW_S)
+    assert book.pools[0].unreserved == 0
+
+
 def test_least_weight_forgets_those_that_left() -> None:
     book = filled(*"es")
     assert admission.least_weight(book, 0) == book.leases["f1"].weight

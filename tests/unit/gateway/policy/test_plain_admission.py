@@ -49,7 +49,7 @@ def books(draw: st.DrawFn) -> tuple[TokenPool, TokenPool, Request, float]:
     figures: dict[str, Any] = {
         "slots": tuple(draw(st.lists(st.integers(0, 9), min_size=2, max_size=2))),
         "kv_bytes": tuple(draw(st.lists(kv, max_size=2))),
-        "bound_until": draw(st.integers(0, 3)),
+        "bound_until": tuple(draw(st.lists(st.integers(0, 3), max_size=2))),
         "headroom": draw(st.integers(0, 2)),
         "tokens_per_s": draw(st.sampled_from([0.0, 100.0])),
     }
@@ -132,7 +132,7 @@ def test_an_entitlement_with_a_rate_in_a_pool_with_room_comes_in(
     ],
 )
 def test_whom_a_check_has_to_look_at_does_not(terms: dict[str, Any], asked: dict[str, Any]) -> None:
-    book = pool(entitled(**PLAIN | terms), slots=(8, 8), kv_bytes=(1000, 2000), bound_until=2)
+    book = pool(entitled(**PLAIN | terms), slots=(8, 8), kv_bytes=(1000, 2000), bound_until=(2,))
     assert not ready(book, asking(**asked), NOW_S)
 
 
