@@ -206,6 +206,8 @@ def run(
             runner.run(serve(config, on_ready=on_ready, place=place))
     except KeyboardInterrupt:
         return 0
+    except SystemExit:  # uvicorn's, once it has logged why it cannot listen
+        return 1
     except (OSError, StateFailure) as error:
         _log.error("%s", error)
         return 1

@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -43,14 +44,21 @@ _QUESTIONS = (
 
 
 def demo(
-    port: Annotated[int, typer.Option(help="Port of the gateway; 0 takes a free one.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")
+    ] = 8080,
     traffic: Annotated[bool, typer.Option(help="Send light sample traffic.")] = True,
-    duration: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
-    speed: Annotated[float, typer.Option(help="Speed of the mock engines, 1 = an A100.")] = 4.0,
+    duration: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after this many seconds.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="Speed of the mock engines, 1 = an A100.")
+    ] = 4.0,
 ) -> None:
     """Run a whole fleet on this machine: 2 short engines, 1 long one, and the gateway."""
     console = Console(stderr=True)
     signal.signal(signal.SIGTERM, _stop)
+    _need_free(port, console)
     ports = free_ports(4)
     gateway_port = port or ports[3]
     with contextlib.ExitStack() as stack:
@@ -75,6 +83,17 @@ def demo(
             threading.Thread(target=_traffic, args=(url,), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):
             children.watch(duration)
+
+
+def _need_free(port: int, console: Console) -> None:
+    """Exit 1 where somebody listens: it would be taken for the gateway that is started here."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            console.print(f"[red]port {port}: {error.strerror}[/]; give --port, or --port 0")
+            raise typer.Exit(1) from None
 
 
 @contextlib.contextmanager

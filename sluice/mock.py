@@ -161,7 +161,10 @@ def mock(
         overflow_wording=overflow_wording,
         faults=_faults(fail),
     )
-    make_server(config, host=host, port=port).run()
+    try:
+        make_server(config, host=host, port=port).run()
+    except SystemExit:  # uvicorn's, once it has logged why it cannot listen
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def _notes(pool: PoolVerdict, goals: Goals) -> list[str]:
         notes.append(
             f"{pool.name}: {pool.duration_s:,.0f} s are too short a run, its longest service "
             f"takes {pool.longest_service_s:,.0f} s: give --verify-requests "
-            f"{_rounded(needed_s * goals.rate_per_s):,}"
+            f"{_rounded(needed_s * goals.rate_per_s)}"
         )
     return notes
 

@@ -58,7 +58,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             if pool.short_run:
                 notes.append(
                     f"{pool.name}: its longest service takes {_time(pool.longest_service_s)}, and "
-                    f"ten fit no run of {s.duration_s:,.0f} s: give --requests {_enough(s, pool):,}"
+                    f"ten fit no run of {s.duration_s:,.0f} s: give --requests {_enough(s, pool)}"
                 )
             bounds = pool.ttft.p99
             if bounds is not None:

@@ -106,6 +106,37 @@ def test_the_demo_gets_ready_serves_and_takes_its_children_along() -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["demo", "--no-traffic"],
+        ["serve", "-c", "docs/sluice.yaml"],
+        ["mock", "--model", "m"],
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_a_busy_port_is_told_and_exits_1(verb: list[str]) -> None:
+    """Though what listens there answers as a gateway that is ready does."""
+    env = {**os.environ, "SLUICE_ADMIN_KEY": "sk-a", "LONG_KEY": "sk-l"}
+    with Fleet(short=1, long=0) as f:
+        command = [sys.executable, "-m", "sluice", *verb, "--port", f.url.rpartition(":")[2]]
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert "READY" not in done.stdout
+    assert done.returncode == 1, done.stderr
+    assert "in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("bad", [("--duration", "-5"), ("--speed", "0"), ("--port", "70000")])
+def test_the_demo_refuses_what_it_cannot_do(bad: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "sluice", "demo", "--no-traffic", *bad]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert bad[0] in done.stderr
+
+
 def _check_demo(demo: subprocess.Popen[str]) -> list[int]:
     try:
         assert demo.stdout is not None
