@@ -6,7 +6,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 import msgspec
@@ -59,6 +59,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class EngineClient:
     """One engine. Every request is a new prompt, so that no prefix is cached."""
 
+    who: ClassVar[str] = "the engine"
+    key_option: ClassVar[str] = "--api-key-file"
+
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
         """`key`: its bearer token."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -94,20 +97,23 @@ class EngineClient:
         try:
             page = await self._http.get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PlanError(f"the engine does not answer: {_words(error)}", "check --url") from None
+            raise PlanError(f"{self.who} does not answer: {_words(error)}", "check --url") from None
         if page.status_code in {401, 403}:
-            raise PlanError("the engine refuses the key", "give --api-key-file")
+            raise PlanError(f"{self.who} refuses the key", f"give {self.key_option}")
         models = _models(page)
-        if not self.model and len(models) != 1:
-            raise PlanError(f"the engine tells of {len(models)} models", "give --model")
-        self.model = self.model or next(iter(models))
+        own = {model.root for model in models.values()}
+        if not self.model and len(own) != 1:
+            raise PlanError(f"{self.who} tells of {len(own)} models", "give --model")
+        (first,) = own if not self.model else {""}
+        # By the name that others are aliases of, where it is one of those.
+        self.model = self.model or (first if first in models else next(iter(models)))
         if models and self.model not in models:
-            raise PlanError(f"the engine has no {self.model}", f"use one of {', '.join(models)}")
+            raise PlanError(f"{self.who} has no {self.model}", f"use one of {', '.join(models)}")
         info, busy = await self._metrics()
         blocks, size = _number(info.get("num_gpu_blocks")), _number(info.get("block_size"))
         return About(
             model=self.model,
-            window_tokens=models.get(self.model),
+            window_tokens=models[self.model].window_tokens if models else None,
             version=await self._version(),
             kv_tokens=blocks * size if blocks and size else None,
             block_tokens=size,
@@ -230,11 +236,20 @@ class EngineClient:
             return None
 
 
-def _models(page: httpx.Response) -> dict[str, int | None]:
-    """Name -> window; none where the engine does not tell."""
+class _Model(msgspec.Struct, frozen=True):
+    root: str
+    """What it is another name of; its own name where nothing is said."""
+    window_tokens: int | None
+
+
+def _models(page: httpx.Response) -> dict[str, _Model]:
+    """By name; none where the engine does not tell."""
     try:
         entries = page.raise_for_status().json()["data"]
-        return {str(e["id"]): e.get("max_model_len") for e in entries}
+        return {
+            str(e["id"]): _Model(str(e.get("root") or e["id"]), e.get("max_model_len"))
+            for e in entries
+        }
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

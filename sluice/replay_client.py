@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 import msgspec
@@ -41,6 +41,9 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReplayClient(EngineClient):
     """As `sluice calibrate` asks an engine, and with what the gateway says in its headers."""
+
+    who: ClassVar[str] = "the gateway"
+    key_option: ClassVar[str] = "--api-key-env"
 
     async def send(self, text: str, output_tokens: int, due_s: float) -> Answered:
         """Never raises but for cancellation."""

@@ -98,11 +98,12 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         "api_keys": [json.loads(digest)["hash"]],
     }
     config = {"entitlements": [entitlement]}
+    model = {"aliases": ["gpt-4o-mini"]}  # the same model: no --model is needed
     arguments = ("--workload", "azure", "--rate", 5, "--duration", 1, "--slo-ttft-ms", 60_000)
-    with Fleet(short=1, long=1, mock=("--speed", "20"), config=config) as fleet:
+    with Fleet(short=1, long=1, mock=("--speed", "20"), model=model, config=config) as fleet:
         code, refused = replay(fleet, *arguments)
-        assert code == 2
-        assert "key" in refused["problem"]
+        assert (code, refused["problem"]) == (2, "the gateway refuses the key")
+        assert refused["fix"] == "give --api-key-env"
         monkeypatch.setenv("REPLAY_KEY", KEY)
         assert os.environ["REPLAY_KEY"] == KEY
         code, found = replay(fleet, *arguments, "--api-key-env", "REPLAY_KEY")
