@@ -5,7 +5,6 @@ was asked for (400, 404) or the key. The admin key never stands in an argument: 
 seen by everybody on the machine.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +13,17 @@ from urllib.parse import quote
 
 import typer
 
+from sluice.terminal import stop
+
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 KEY_VARIABLE: Final = "SLUICE_ADMIN_KEY"
 LIMIT_S: Final = 30.0
 _BAD_INPUT: Final = frozenset({400, 401, 403, 404, 413})
+_INSTEAD: Final = {
+    "entitlement_not_found": "`sluice tenant list` shows those that there are.",
+    "entitlement_exists": "`sluice tenant change` gives it other terms.",
+}
+"""Error code -> what takes the place of the gateway's hint, which names a route."""
 
 UrlOption = Annotated[str, typer.Option("--url", help="The gateway.")]
 KeyFileOption = Annotated[
@@ -28,7 +34,6 @@ KeyFileOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
 class AdminClient:
@@ -37,6 +42,7 @@ class AdminClient:
     def __init__(self, url: str, key_file: Path | None) -> None:
         """Read the key; nothing is sent yet."""
         self._url = url.rstrip("/")
+        self._source = f"${KEY_VARIABLE}" if key_file is None else str(key_file)
         self._headers = {"authorization": f"Bearer {_admin_key(key_file)}"}
 
     def call(
@@ -69,22 +75,20 @@ class AdminClient:
         except ValueError:
             stop(f"{self._url}: {answer.status_code}, not JSON: is this a gateway?", 1)
         if not answer.is_success:
-            message = f"{self._url}: {answer.status_code}"
-            if isinstance(found, dict) and isinstance(found.get("error"), dict):
-                message = str(found["error"].get("message"))
-            stop(message, 2 if answer.status_code in _BAD_INPUT else 1)
+            self._refused(answer.status_code, found)
         return found
 
-
-def stop(message: str, code: int) -> NoReturn:
-    """End the command."""
-    typer.echo(message, err=True)
-    raise typer.Exit(code)
-
-
-def echo_json(content: object) -> None:
-    """Print for machines."""
-    typer.echo(json.dumps(content, indent=2))
+    def _refused(self, status: int, found: object) -> NoReturn:
+        """In the words of the command line: the gateway's speak to who sends requests."""
+        error = found.get("error") if isinstance(found, dict) else None
+        told = error if isinstance(error, dict) else {}
+        problem = str(told.get("message") or f"{self._url}: {status}")
+        reason = str(told.get("code"))
+        if status == 401:
+            problem = f"the gateway refuses the admin key of {self._source}"
+        elif reason in _INSTEAD:
+            problem = f"{problem.partition('. ')[0]}. {_INSTEAD[reason]}"
+        stop(problem, 2 if status in _BAD_INPUT else 1, reason=reason)
 
 
 def _admin_key(key_file: Path | None) -> str:

@@ -4,13 +4,15 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.token_pools import managed
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
+from sluice.terminal import console, table
+
+_RIGHT = frozenset({"window", "b_short", "slots", "keys"})
 
 
 def check(
@@ -22,10 +24,10 @@ def check(
     if as_json:
         typer.echo(json.dumps({"ok": True, "file": str(config), **summary(loaded)}, indent=2))
         return
-    console = Console(highlight=False)
-    console.print(_pools(loaded))
+    out = console()
+    out.print(_pools(loaded))
     if loaded.entitlements:
-        console.print(_entitlements(loaded))
+        out.print(_entitlements(loaded))
     for line in remarks(loaded):
         typer.echo(f"note: {line}")
     typer.echo(f"{config}: ok")
@@ -76,13 +78,13 @@ def _entitlement(entitlement: EntitlementConfig) -> dict[str, Any]:
 
 
 def _pools(config: Config) -> Table:
-    table = _table("model", "pool", "window", "b_short", "slots", "workers")
+    found = table("model", "pool", "window", "b_short", "slots", "workers", right=_RIGHT)
     for model in map(_model, config.models):
         names = ", ".join([model["name"], *model["aliases"]])
         for pool in model["pools"]:
             boundary = "" if pool["boundary"] is None else str(pool["boundary"])
             workers = "\n".join(pool["workers"])
-            table.add_row(
+            found.add_row(
                 escape(names),
                 escape(pool["name"]),
                 str(pool["max_model_len"]),
@@ -91,21 +93,13 @@ def _pools(config: Config) -> Table:
                 escape(workers),
             )
             names = ""
-    return table
+    return found
 
 
 def _entitlements(config: Config) -> Table:
-    table = _table("entitlement", "tenant", "model", "class", "keys", "expires")
+    found = table("entitlement", "tenant", "model", "class", "keys", "expires", right=_RIGHT)
     for row in map(_entitlement, config.entitlements):
         cells = (row["name"], row["tenant"], row["model"], row["service_class"])
         expires = row["expires_at"] or "never"
-        table.add_row(*map(escape, cells), str(row["api_keys"]), expires)
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        right = column in {"window", "b_short", "slots", "keys"}
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    return table
+        found.add_row(*map(escape, cells), str(row["api_keys"]), expires)
+    return found

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sluice.terminal import JsonOption, console, stop
+
 if TYPE_CHECKING:
     from compressor import Compressed, Refused
     from sluice.compress_input import Given
@@ -22,6 +24,7 @@ _STYLES = {"question": "bold cyan", "edge": "cyan", "scored": "", "furniture": "
 _BYTES_PER_TOKEN = 4.0
 _KEY = "SLUICE_JUDGE_KEY"
 _TIMEOUT_S = 120.0
+_STDOUT = Path("-")
 
 BudgetOption = Annotated[int, typer.Option(min=1, help="Tokens that the prompt may have.")]
 RatioOption = Annotated[float, typer.Option(min=0.1, help="Mean bytes per token of such text.")]
@@ -41,7 +44,8 @@ def compress(
     profile: Annotated[str, typer.Option(help="default or paper.")] = "default",
     max_cut: Annotated[float, typer.Option(min=0.0, max=0.99, help="Most that may go.")] = 0.5,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File for the compressed messages.")
+        Path | None,
+        typer.Option("--out", "-o", help="File for what is left of the prompt; - is stdout."),
     ] = None,
     judge_url: Annotated[
         str | None, typer.Option("--judge", help="Base URL of a model to ask both prompts.")
@@ -49,22 +53,23 @@ def compress(
     model: Annotated[str | None, typer.Option(help="Its name; else the first it lists.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How often each prompt is asked.")] = 10,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the judge's answers.")] = 0.7,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compress a prompt and show what goes and why. Exit code 1 when it is refused.
 
     The judge's key is taken from SLUICE_JUDGE_KEY. It is sent both prompts.
     """
+    if as_json and out == _STDOUT:
+        stop("--json and -o - both write to stdout: give -o a file", 2)
     given = _given(file, question)
     found = _compressed(given, budget, bytes_per_token, tokenizer, profile, max_cut)
     report: dict[str, Any] = _summary(found)
-    console = Console(highlight=False, stderr=as_json)
+    out_console = console(stderr=as_json or out == _STDOUT)
     if not as_json:
-        _show(console, found)
+        _show(out_console, found)
     if found:
         if out is not None:
-            text = json.dumps(found.body, ensure_ascii=False, indent=2)
-            out.write_bytes(text.encode("utf-8", "surrogatepass"))
+            _write(out, given, found)
         if judge_url is not None:
             from sluice.compress_input import as_chat
 
@@ -72,16 +77,27 @@ def compress(
             verdict = _judged(judge_url, model, full, part, samples, temperature)
             report["judge"] = _verdict(verdict)
             if not as_json:
-                _show_verdict(console, verdict)
+                _show_verdict(out_console, verdict)
     if as_json:
         typer.echo(json.dumps(report))
     if not found:
         raise typer.Exit(1)
 
 
-def _fail(message: str, code: int) -> typer.Exit:
-    typer.echo(message, err=True)
-    return typer.Exit(code)
+def _write(out: Path, given: "Given", found: "Compressed[Any]") -> None:
+    """What is left: a text where a text was given, else JSON."""
+    if given.plain:
+        text = found.body[-1]["content"]
+    else:
+        text = json.dumps(found.body, ensure_ascii=False, indent=2)
+    data = text.encode("utf-8", "surrogatepass")
+    try:
+        if out == _STDOUT:
+            sys.stdout.buffer.write(data + b"\n")
+        else:
+            out.write_bytes(data)
+    except OSError as error:
+        stop(f"{out}: {error.strerror}", 2)
 
 
 def _given(file: Path | None, question: str | None) -> "Given":
@@ -91,7 +107,7 @@ def _given(file: Path | None, question: str | None) -> "Given":
         text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
         return given_of(text, question)
     except (OSError, ValueError) as error:
-        raise _fail(f"{file or 'stdin'}: {error}", 2) from None
+        stop(f"{file or 'stdin'}: {error}", 2)
 
 
 def _compressed(
@@ -114,9 +130,9 @@ def _compressed(
             max_cut=max_cut,
         )
     except ImportError:
-        raise _fail("--tokenizer needs the extra: pip install 'sluice-gateway[exact]'", 2) from None
+        stop("--tokenizer needs the extra: pip install 'sluice-gateway[exact]'", 2)
     except ValueError as error:
-        raise _fail(str(error), 2) from None
+        stop(str(error), 2)
 
 
 def _summary(
@@ -162,8 +178,9 @@ def _show(console: Console, found: "Found") -> None:
         console.print("[green]it fits as it is[/]")
         return
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for name in ("", "tier", "score"):
-        table.add_column(name, justify="right" if name == "score" else "left")
+    # Those never give way to the text, however narrow the terminal is.
+    for name, width in (("", 1), ("tier", 9), ("score", 5)):
+        table.add_column(name, justify="right" if name == "score" else "left", min_width=width)
     table.add_column("text", overflow="ellipsis", no_wrap=True, ratio=1)
     for unit in found.units:
         text = escape(" ".join(_printable(unit.text).split()))
@@ -205,7 +222,7 @@ def _judged(
             ask = asker(client, url, model, os.environ.get(_KEY), temperature)
             return judge(ask, full, compressed, samples)
     except JudgeError as error:
-        raise _fail(str(error), 1) from None
+        stop(str(error), 1)
 
 
 def _verdict(verdict: "Verdict") -> dict[str, Any]:

@@ -20,6 +20,8 @@ class Given:
     body: Any
     """chat: messages; completions: the text; responses and messages: those members of the
     request that hold text."""
+    plain: bool = False
+    """It was a text, with or without a question; its message is the only one."""
 
     def compressor(self) -> Callable[..., "Compressed[Any] | Refused"]:
         """The compressor's function for such a body."""
@@ -42,13 +44,14 @@ def given_of(text: str, question: str | None) -> Given:
         found = None
     given = _request(found)
     if given is None:
-        messages = found if _is_chat(found) else [{"role": "user", "content": text}]
-        given = Given("chat", messages)
+        chat = _is_chat(found)
+        messages = found if chat else [{"role": "user", "content": text}]
+        given = Given("chat", messages, plain=not chat)
     if not question:
         return given
     if given.kind != "chat":
         raise ValueError("--question is for a text or chat messages; this request has its own")
-    return Given("chat", _asked(given.body, question))
+    return Given("chat", _asked(given.body, question), plain=given.plain)
 
 
 def as_chat(kind: Kind, body: Any) -> list[dict[str, Any]]:

@@ -3,17 +3,13 @@
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sluice import tenant_tables as tables
 from sluice.admin_client import (
     DEFAULT_URL,
     AdminClient,
-    JsonOption,
     KeyFileOption,
     UrlOption,
-    echo_json,
-    stop,
 )
 from sluice.tenant_options import (
     Class,
@@ -29,6 +25,7 @@ from sluice.tenant_options import (
     Tenant,
     fields_of,
 )
+from sluice.terminal import JsonOption, console, echo_json, stop
 
 PAGE = 1_000
 """Entitlements asked for at once."""
@@ -66,8 +63,12 @@ def list_(
         params["after"] = page["next"]
     if as_json:
         echo_json(found)
-    else:
-        Console(highlight=False).print(tables.listing(found))
+        return
+    out = console()
+    table, left_out = tables.listing(found, out.width)
+    out.print(table)
+    if left_out:
+        typer.echo(f"left out for want of room: {', '.join(left_out)}", err=True)
 
 
 @tenant.command()
@@ -78,7 +79,11 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """One entitlement: terms, counters, fingerprints of its keys."""
-    _show(AdminClient(url, admin_key_file).call("GET", "entitlements", name), as_json)
+    found = AdminClient(url, admin_key_file).call("GET", "entitlements", name)
+    if as_json:
+        echo_json(found)
+    else:
+        console().print(tables.card(found))
 
 
 @tenant.command()
@@ -114,7 +119,13 @@ def create(
         expires_at=expires_at,
     )
     body = {"name": name, "tenant": of, "model": model, **fields}
-    _show(AdminClient(url, admin_key_file).call("POST", "entitlements", body=body), as_json)
+    made = AdminClient(url, admin_key_file).call("POST", "entitlements", body=body)
+    if as_json:
+        echo_json(made)
+        return
+    shown = {field: made[field] for field in (*body, "service_class", "keys")}
+    console().print(tables.card(shown))
+    _tell_key(made)
 
 
 @tenant.command()
@@ -158,7 +169,8 @@ def change(
         body[field] = None
     if not body:
         stop("nothing to change: give an option, see --help", 2)
-    _show(AdminClient(url, admin_key_file).call("PATCH", "entitlements", name, body=body), as_json)
+    client = AdminClient(url, admin_key_file)
+    _change(client, as_json, "PATCH", name, body=body)
 
 
 @tenant.command()
@@ -170,7 +182,7 @@ def suspend(
 ) -> None:
     """Refuse its requests from now on; what runs goes on."""
     client = AdminClient(url, admin_key_file)
-    _show(client.call("POST", "entitlements", name, "suspend"), as_json)
+    _change(client, as_json, "POST", name, "suspend")
 
 
 @tenant.command()
@@ -182,7 +194,7 @@ def resume(
 ) -> None:
     """Admit its requests again."""
     client = AdminClient(url, admin_key_file)
-    _show(client.call("POST", "entitlements", name, "resume"), as_json)
+    _change(client, as_json, "POST", name, "resume")
 
 
 @tenant.command()
@@ -197,15 +209,23 @@ def expire(
 ) -> None:
     """End it, now or at a time. Its requests are refused from then on."""
     client = AdminClient(url, admin_key_file)
-    body = None if at is None else {"at": at}
-    _show(client.call("POST", "entitlements", name, "expire", body=body), as_json)
+    body: dict[str, object] | None = None if at is None else {"at": at}
+    _change(client, as_json, "POST", name, "expire", body=body)
 
 
 @tenant.command()
-def delete(name: Name, url: UrlOption = DEFAULT_URL, admin_key_file: KeyFileOption = None) -> None:
+def delete(
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Forget it. Refused while it has requests in flight."""
     AdminClient(url, admin_key_file).call("DELETE", "entitlements", name)
-    typer.echo(f"{name}: deleted")
+    if as_json:
+        echo_json({"name": name, "deleted": True})
+    else:
+        typer.echo(f"{name}: deleted")
 
 
 @keys.command("add")
@@ -217,7 +237,7 @@ def add(
 ) -> None:
     """A second live key. Prints it; nobody can read it again."""
     client = AdminClient(url, admin_key_file)
-    _show(client.call("POST", "entitlements", name, "keys"), as_json)
+    _change(client, as_json, "POST", name, "keys")
 
 
 @keys.command("revoke")
@@ -230,7 +250,7 @@ def revoke(
 ) -> None:
     """End a key at once."""
     client = AdminClient(url, admin_key_file)
-    _show(client.call("DELETE", "entitlements", name, "keys", fingerprint), as_json)
+    _change(client, as_json, "DELETE", name, "keys", fingerprint)
 
 
 @tenant.command()
@@ -245,15 +265,30 @@ def audit(
     if as_json:
         echo_json(found)
     else:
-        Console(highlight=False).print(tables.audit(found))
+        console().print(tables.audit(found))
 
 
-def _show(entitlement: dict[str, Any], as_json: bool) -> None:
-    """The entitlement; a new key stands alone on the last line."""
+def _change(
+    client: AdminClient,
+    as_json: bool,
+    method: str,
+    *path: str,
+    body: dict[str, object] | None = None,
+) -> None:
+    """Make a change, and say what it changed; `path` begins with the entitlement's name."""
+    name = path[0]
+    before = {} if as_json else client.call("GET", "entitlements", name)
+    after = client.call(method, "entitlements", *path, body=body)
     if as_json:
-        echo_json(entitlement)
+        echo_json(after)
         return
-    Console(highlight=False).print(tables.card(entitlement))
+    for line in tables.changes(before, after) or ["nothing changed"]:
+        typer.echo(f"{name}: {line}")
+    _tell_key(after)
+
+
+def _tell_key(entitlement: dict[str, Any]) -> None:
+    """A new key, alone on the last line."""
     if "key" in entitlement:
         typer.echo("Its key, shown this once:", err=True)
         typer.echo(entitlement["key"])

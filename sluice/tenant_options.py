@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.admin_client import stop
+from sluice.terminal import stop
 
 
 def _option(flag: str, words: str) -> Any:

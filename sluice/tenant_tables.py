@@ -4,63 +4,86 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
+from sluice.terminal import table
+
 _LIST = ("name", "tenant", "model", "class", "state", "in flight", "tokens/s", "debt", "keys")
 _RIGHT = frozenset({"in flight", "tokens/s", "debt", "keys"})
+_LEFT_OUT_FIRST = ("debt", "keys", "tokens/s", "model", "tenant", "in flight")
+_INTERNAL = frozenset({"key", "usage", "created", "revision"})
 
 
-def listing(entitlements: Iterable[Mapping[str, Any]]) -> Table:
-    """One row an entitlement."""
-    table = _table(*_LIST)
-    for e in entitlements:
-        usage = e["usage"] or {}
-        inflight = sum(usage["inflight"].values()) if usage else None
-        table.add_row(
-            escape(e["name"]),
-            escape(e["tenant"]),
-            escape(e["model"]),
-            e["service_class"],
-            _state(e),
-            _text(inflight),
-            _text(e["tokens_per_second"]),
-            _text(round(usage["debt"], 3) if usage else None),
-            str(len(e["keys"])),
-        )
-    return table
+def listing(entitlements: Iterable[Mapping[str, Any]], width: int) -> tuple[Table, tuple[str, ...]]:
+    """One row an entitlement, and the columns that had to be left out to fit into `width`."""
+    rows = [_row(entitlement) for entitlement in entitlements]
+    wide = {name: max(cell_len(row[name]) for row in ({name: name}, *rows)) for name in _LIST}
+    left_out: list[str] = []
+    for name in _LEFT_OUT_FIRST:
+        if sum(wide.values()) + 2 * len(wide) <= width:
+            break
+        left_out.append(name)
+        del wide[name]
+    found = table(*wide, right=_RIGHT)
+    for row in rows:
+        found.add_row(*(escape(row[name]) for name in wide))
+    return found, tuple(left_out)
+
+
+def _row(entitlement: Mapping[str, Any]) -> dict[str, str]:
+    usage = entitlement["usage"] or {}
+    return {
+        "name": entitlement["name"],
+        "tenant": entitlement["tenant"],
+        "model": entitlement["model"],
+        "class": entitlement["service_class"],
+        "state": _state(entitlement),
+        "in flight": _text(sum(usage["inflight"].values()) if usage else None),
+        "tokens/s": _text(entitlement["tokens_per_second"]),
+        "debt": _text(round(usage["debt"], 3) if usage else None),
+        "keys": str(len(entitlement["keys"])),
+    }
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What a change changed, a line a field."""
+    fields = [field for field in {**before, **after} if field not in _INTERNAL]
+    return [
+        f"{field}: {_text(before.get(field))} -> {_text(after.get(field))}"
+        for field in fields
+        if before.get(field) != after.get(field)
+    ]
 
 
 def card(entitlement: Mapping[str, Any]) -> Table:
     """One entitlement, a row a field."""
-    table = _table("field", "value")
+    found = table("field", "value")
     for field, value in entitlement.items():
         if field in {"key", "usage"} or value is None:
             continue
-        table.add_row(field, escape(_text(value)))
-    for field, value in (entitlement["usage"] or {}).items():
+        found.add_row(field, escape(_text(value)))
+    for field, value in (entitlement.get("usage") or {}).items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
-        table.add_row(field, escape(_text(shown)))
-    return table
+        found.add_row(field, escape(_text(shown)))
+    return found
 
 
 def audit(records: Iterable[Mapping[str, Any]]) -> Table:
     """One row a change, the newest first."""
-    table = _table("time", "who", "what", "entitlement", "change")
+    found = table("time", "who", "what", "entitlement", "change")
     for record in records:
         at = datetime.fromtimestamp(record["time_unix_s"], UTC)
-        before, after = record["before"], record["after"]
-        changed = [
-            f"{f}: {_text(before.get(f))} -> {_text(after.get(f))}" for f in {**before, **after}
-        ]
-        table.add_row(
+        changed = changes(record["before"], record["after"])
+        found.add_row(
             at.strftime("%Y-%m-%d %H:%M:%SZ"),
             record["who"],
             record["what"],
             escape(record["entitlement"]),
             escape("\n".join(changed) if record["what"] not in {"create", "delete"} else ""),
         )
-    return table
+    return found
 
 
 def _state(entitlement: Mapping[str, Any]) -> str:
@@ -72,15 +95,10 @@ def _state(entitlement: Mapping[str, Any]) -> str:
 def _text(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={amount}" for name, amount in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
-    return table

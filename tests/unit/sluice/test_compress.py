@@ -111,6 +111,44 @@ def test_what_fits_is_said_to_fit() -> None:
     assert "it fits as it is" in result.stdout
 
 
+def test_every_line_is_marked_in_a_pipe_and_whole() -> None:
+    result = run("--budget", "1200", "--question", QUESTION, stdin=TEXT, COLUMNS="80")
+    table = result.stdout.partition("\n\n")[0].splitlines()[1:]
+    assert {line[0] for line in table} == {"+", "-"}
+    assert any(GOLD in line for line in table)
+    assert "…" not in result.stdout
+
+
+def test_what_is_left_can_be_printed() -> None:
+    args = ("--budget", "1200", "-o", "-")
+    result = run(*args, "--question", QUESTION, stdin=TEXT)
+    assert result.exit_code == 0, result.output
+    kept = json.loads(run("--budget", "1200", "--question", QUESTION, "--json", stdin=TEXT).stdout)
+    assert result.stdout == kept["messages"][-1]["content"] + "\n"
+    assert "the budget is" in result.stderr
+    given = {"model": "m", **REQUESTS["messages"]}
+    printed = json.loads(run(*args, stdin=json.dumps(given)).stdout)
+    assert printed["system"] == "Be brief."
+    both = run(*args, "--json", stdin=TEXT)
+    assert both.exit_code == 2
+    assert "stdout" in json.loads(both.stdout)["problem"]
+
+
+def test_what_cannot_be_written_exits_2(tmp_path: Path) -> None:
+    result = run("--budget", "1200", "-o", str(tmp_path / "no/such"), stdin=TEXT + QUESTION)
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+@pytest.mark.parametrize("args", [["no-such-file"], ["--profile", "x"]])
+def test_errors_are_json_for_machines(args: list[str]) -> None:
+    result = run(*args, "--json", stdin=TEXT)
+    assert (result.exit_code, result.stderr) == (2, "")
+    found = json.loads(result.stdout)
+    assert found["ok"] is False
+    assert args[-1] in found["problem"]
+
+
 def test_a_refusal_says_why_and_exits_1() -> None:
     result = run("--budget", "100", stdin=TEXT)
     assert result.exit_code == 1

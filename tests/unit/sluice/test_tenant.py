@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import io
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,11 +14,13 @@ from typing import Any
 
 import pytest
 import uvicorn
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.errors import StateFailure
 from gateway.policy.head import digest_of
 from sluice.tenant import tenant
+from sluice.tenant_tables import listing
 from tests.entitlement_fakes import Desk
 from tests.unit.gateway.web.test_admin_entitlements import ADMIN_KEY, app_of
 
@@ -116,6 +120,92 @@ def test_tables_show_what_people_look_for(gateway: Gateway) -> None:
     assert "short=3, long=0" in shown
     gateway.run("change", "a", "--tokens-per-second", "60")
     assert "tokens_per_second: 50 -> 60" in gateway.run("audit").stdout
+
+
+def test_a_list_in_a_pipe_breaks_no_word_and_leaves_nothing_out(gateway: Gateway) -> None:
+    long = ("guaranteed-" * 5)[:50]
+    gateway.run("create", long, "--tenant", long, "--model", "m")
+    listed = gateway.run("list").stdout.splitlines()
+    assert len(listed) == 2
+    assert listed[1].split()[:2] == [long, long]
+
+
+def test_on_a_narrow_terminal_columns_are_left_out_and_words_stay_whole() -> None:
+    rows = [
+        {
+            "name": f"demo-{name}",
+            "tenant": f"demo-{name}",
+            "model": "demo-model",
+            "service_class": name,
+            "state": "bound",
+            "suspended": False,
+            "tokens_per_second": 5000,
+            "usage": {"inflight": {"short": 1}, "debt": 0.0},
+            "keys": ["0cdbed0f"],
+        }
+        for name in ("guaranteed", "elastic", "preemptible")
+    ]
+    for width in (300, 97, 80, 60):
+        table, left_out = listing(rows, width)
+        out = io.StringIO()
+        Console(file=out, width=width).print(table)
+        lines = out.getvalue().splitlines()
+        assert len(lines) == 4
+        assert [line.split()[0] for line in lines[1:]] == [row["name"] for row in rows]
+        assert (width > 100) == (left_out == ())
+    assert left_out[0] == "debt"
+
+
+def test_a_change_says_what_changed_and_nothing_else(gateway: Gateway) -> None:
+    made = gateway.run(*NEW, "--tokens-per-second", "50").stdout.splitlines()
+    assert [line.split()[0] for line in made[:-1]] == [
+        *("field", "name", "tenant", "model", "tokens_per_second", "service_class", "keys"),
+    ]
+    changed = gateway.run("change", "a", "--tokens-per-second", "60").stdout
+    assert changed == "a: tokens_per_second: 50 -> 60\n"
+    again = gateway.run("change", "a", "--tokens-per-second", "60")
+    assert again.stdout == "a: nothing changed\n"
+    assert gateway.run("suspend", "a").stdout.splitlines() == [
+        "a: suspended: no -> yes",
+        "a: state: bound -> suspended",
+    ]
+    *told, key = gateway.run("keys", "add", "a").stdout.splitlines()
+    assert [line.split(":")[1] for line in told] == [" keys"]
+    assert gateway.desk.keyring.find(digest_of(key.encode())) is not None
+
+
+@pytest.mark.parametrize(
+    ("args", "key", "code", "reason"),
+    [
+        (("show", "nobody"), ADMIN_KEY, 2, "entitlement_not_found"),
+        (("change", "a"), ADMIN_KEY, 2, None),
+        (("delete", "nobody"), ADMIN_KEY, 2, "entitlement_not_found"),
+        ((*NEW, "--concurrency", "many"), ADMIN_KEY, 2, None),
+        (("list",), "sk-wrong", 2, "invalid_api_key"),
+        (("list",), "", 2, None),
+    ],
+)
+def test_errors_are_json_for_machines(
+    gateway: Gateway, args: tuple[str, ...], key: str, code: int, reason: str | None
+) -> None:
+    result = gateway.run(*args, "--json", key=key)
+    assert (result.exit_code, result.stderr) == (code, "")
+    found = json.loads(result.stdout)
+    assert (found["ok"], found.get("reason")) == (False, reason)
+    assert found["problem"]
+
+
+def test_messages_name_commands_and_no_routes(gateway: Gateway) -> None:
+    gateway.run(*NEW)
+    told = [
+        gateway.run("show", "nobody").stderr,
+        gateway.run(*NEW).stderr,
+        gateway.run("list", key="sk-wrong").stderr,
+    ]
+    assert "sluice tenant list" in told[0]
+    assert "sluice tenant change" in told[1]
+    assert "SLUICE_ADMIN_KEY" in told[2]
+    assert not re.search("GET|PATCH|POST|/admin|Bearer", "".join(told))
 
 
 def test_a_list_goes_through_all_pages(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
