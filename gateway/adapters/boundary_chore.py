@@ -148,12 +148,14 @@ class _Watched:
         now = (watch.requests[pool], watch.rescues[pool], watch.overruns[pool])
         requests, rescues, overruns = (a - b for a, b in zip(now, self._counts[pool], strict=True))
         self._counts[pool] = now
+        wrong = watch.wrong(pool)
         totals = ask(self._served, pool)
         slots = max(1, len(state.alive) * state.slots_per_worker)
         return Sample(
             requests=requests,
             rescues=rescues,
             overruns=overruns,
+            wrong=wrong if watch.several[pool] else None,
             preemptions=self._preemptions[pool].by({k: t.preemptions for k, t in totals.items()}),
             finished=self._finished[pool].by({k: t.finished for k, t in totals.items()}),
             load=max(

@@ -6,6 +6,7 @@ window would have let it go on. Passing the boundary within the window is none: 
 memory, and the engines' preemptions tell when memory is short.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,12 +16,25 @@ from gateway.policy.routing import PoolShape, Routing
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt that ask for the next larger window."""
+_MOST_TENANTS: Final = 1024
+"""Told apart between two looks at what went wrong."""
 
 
 class BoundaryWatch:
     """Counts of one model since its start, by pool."""
 
-    __slots__ = ("_index", "_pools", "drift", "overruns", "requests", "rescues", "shares")
+    __slots__ = (
+        "_first",
+        "_index",
+        "_pools",
+        "_wrong",
+        "drift",
+        "overruns",
+        "requests",
+        "rescues",
+        "several",
+        "shares",
+    )
 
     def __init__(self, pools: int, planned: Sequence[tuple[int, float]] = ()) -> None:
         """`planned`: the lengths that the fleet was planned for, if that is known."""
@@ -29,6 +43,11 @@ class BoundaryWatch:
         self.rescues = [0] * pools
         """Refused by one as too long."""
         self.overruns = [0] * pools
+        self.several = [False] * pools
+        """Whether more than one tenant ever sent to the pool."""
+        self._first: list[str | None] = [None] * pools
+        self._wrong: list[Counter[str]] = [Counter() for _ in range(pools)]
+        """Rescues and overruns since the last look, by tenant."""
         self.drift = LengthDrift(planned) if planned else None
         self.shares: tuple[float, ...] = ()
         """What goes wrong by boundary, where one moves by itself; shares of requests."""
@@ -42,13 +61,20 @@ class BoundaryWatch:
         if routing.pools is not self._pools:  # a boundary moved
             self._pools = routing.pools
             index = self._index = {shape.name: i for i, shape in enumerate(routing.pools)}
-        attempts = record.attempts
+        attempts, tenant = record.attempts, record.tenant or ""
         if len(attempts) > 1:  # the last one of each pool counts
             attempts = tuple({a.pool: a for a in attempts}.values())
         for attempt in attempts:
             pool = index[attempt.pool]
             self.requests[pool] += 1
-            self.rescues[pool] += attempt.result in _TOO_LONG
+            first = self._first[pool]
+            if first is None:
+                self._first[pool] = tenant
+            elif first != tenant:
+                self.several[pool] = True
+            if attempt.result in _TOO_LONG:
+                self.rescues[pool] += 1
+                self._note(pool, tenant)
         if record.outcome != "ok" or record.usage_source != "engine" or record.sequences != 1:
             return
         prompt, answer = record.prompt_tokens or 0, record.completion_tokens or 0
@@ -56,9 +82,20 @@ class BoundaryWatch:
         pool = index[record.pool or routing.pools[-1].name]
         if not limited and prompt + answer >= routing.pools[pool].window_tokens:
             self.overruns[pool] += 1
+            self._note(pool, tenant)
         if self.drift is not None and prompt:
             # A compressed prompt counts as it came.
             self.drift.add(round(prompt / (record.kept_share or 1)) + answer)
+
+    def wrong(self, pool: int) -> dict[str, int]:
+        """Rescues and overruns by tenant since this was last asked."""
+        found, self._wrong[pool] = self._wrong[pool], Counter()
+        return dict(found)
+
+    def _note(self, pool: int, tenant: str) -> None:
+        wrong = self._wrong[pool]
+        if tenant in wrong or len(wrong) < _MOST_TENANTS:
+            wrong[tenant] += 1
 
 
 class Rising:

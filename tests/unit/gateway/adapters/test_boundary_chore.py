@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from gateway.adapters.boundary_chore import BoundaryChore, EngineTotals
+from gateway.domain import Attempt
 from gateway.policy.boundary_control import BoundaryControl, Bounds
 from gateway.policy.boundary_watch import BoundaryWatch
 from gateway.policy.served import ServedModel
 from gateway.telemetry import Metrics
-from tests.builders import served_model
+from tests.builders import decision, served_model
 
 
 class World:
@@ -65,6 +66,26 @@ def test_observed_moves_are_counted_and_not_made(caplog: pytest.LogCaptureFixtur
     assert boundary(world.served) == 8192
     assert world.metrics.would.values == {("boundary",): 2}
     assert "would move 8192 -> 7372" in caplog.text
+
+
+@pytest.mark.parametrize(("others", "lowered"), [("evil", True), ("a", False)])
+def test_overflows_of_one_tenant_move_the_boundary_only_where_it_is_alone(
+    others: str, lowered: bool
+) -> None:
+    world = World()
+    watch = world.served.watch
+    assert watch is not None
+    for _ in range(30):
+        for tenant, results in (("evil", ("overflow", "ok")), (others, ("ok",))):
+            attempts = tuple(
+                Attempt(pool=pool, worker="w", result=result)
+                for pool, result in zip(("short", "long"), results, strict=False)
+            )
+            record = decision(attempts=attempts, pool=attempts[-1].pool, tenant=tenant)
+            for _ in range(5):
+                watch.settled(record, world.served.routing)
+        world.minutes(1, preempted=0.0)
+    assert (boundary(world.served) or 0) < 8192 if lowered else boundary(world.served) == 8192
 
 
 def test_rescues_of_this_gateway_count_too() -> None:

@@ -70,14 +70,46 @@ def test_under_two_permille_it_rises_by_two_percent_every_five_minutes() -> None
     "what",
     [
         sample(0.005),
-        sample(0.0, requests=99),
+        sample(0.0, requests=0),
         sample(0.0, load=0.8),
         Sample(requests=50, finished=50, preemptions=0.4),
     ],
-    ids=["between", "too few", "full", "too few errors"],
+    ids=["between", "none", "full", "too few errors"],
 )
 def test_nothing_moves_between_the_thresholds_or_without_evidence(what: Sample) -> None:
     assert drive(BoundaryControl([SHORT]), 60, lambda _: what) == []
+
+
+@pytest.mark.parametrize(("requests", "minutes"), [(100, 5), (50, 10), (20, 25), (1, 60)])
+def test_a_pool_with_few_requests_relaxes_after_longer(requests: int, minutes: int) -> None:
+    control = BoundaryControl([SHORT])
+    drive(control, 5, lambda _: Sample(requests=requests, rescues=requests))
+    moves = drive(control, 1 + 2 * minutes, lambda _: sample(requests=requests), start=5 + 24 * 60)
+    low = moves[0][1].before
+    assert low == 7372
+    first = 6 + 24 * 60
+    assert [(minute - first, m.after) for minute, m in moves] == [
+        (minutes, 7520),
+        (2 * minutes, 7671),
+    ]
+
+
+def test_one_tenant_cannot_lower_a_boundary_that_others_use() -> None:
+    control = BoundaryControl([SHORT])
+    forged = Sample(requests=60, rescues=20, wrong={"evil": 20})
+    assert drive(control, 24 * 60, lambda _: forged) == []
+    joined = Sample(requests=60, rescues=1, overruns=1, wrong={"a": 1, "b": 1})
+    assert drive(control, 5, lambda _: joined, start=24 * 60)
+
+
+@given(st.lists(st.integers(0, 50), min_size=5, max_size=60), st.integers(0, 3))
+def test_one_tenant_at_most_doubles_what_the_others_say(forged: list[int], honest: int) -> None:
+    control = BoundaryControl([SHORT], observe=True)
+    for minute, count in enumerate(forged, 1):
+        wrong = {"a": honest, "evil": count}
+        control.step(60.0 * minute, [Sample(requests=100, rescues=honest + count, wrong=wrong)])
+        # In each window: the others' once more, or two in all, if it is but a minute long.
+        assert control.shares[0] <= (honest + max(honest, 2)) / 100 + 1e-9
 
 
 def test_engines_that_preempt_and_finish_nothing_count_as_wrong() -> None:

@@ -26,6 +26,16 @@ def test_a_rescue_counts_where_it_was_refused() -> None:
     assert (watch.requests, watch.rescues) == ([2, 1], [1, 0])
 
 
+def test_what_goes_wrong_is_told_by_tenant_once() -> None:
+    at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
+    watch = told(settled(("short", "overflow"), ("long", "ok"), tenant="a"))
+    assert not watch.several[0]
+    watch.settled(settled(("short", "ok"), tenant="b", **at_window), short_and_long())
+    assert watch.several == [True, False]
+    assert watch.wrong(0) == {"a": 1, "b": 1}
+    assert watch.wrong(0) == {}
+
+
 def test_an_answer_that_ended_at_its_window_is_an_overrun() -> None:
     at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
     watch = told(settled(("short", "ok"), **at_window))
