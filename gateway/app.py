@@ -44,6 +44,7 @@ from gateway.web.metrics import MetricsPage
 from gateway.web.openapi import openapi_document
 from gateway.web.surface import Control
 from gateway.web.tenant_api import TenantView, tenant_router
+from gateway.web.wrong_keys import WrongKeys
 
 if TYPE_CHECKING:
     from gateway.adapters.compress_workers import CompressWorkers
@@ -137,6 +138,7 @@ class Gateway:
         names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
         admin_key = config.server.admin_key
         known = Authenticator(keyring)
+        wrong_keys = WrongKeys(clock)
         self.desk = AdmissionDesk(
             models=by_name(config, self.models),
             store=self.store,
@@ -165,6 +167,7 @@ class Gateway:
                 version=version(),
                 created_unix_s=int(time.time()),
                 openapi=lambda: openapi_document(version()),
+                wrong_keys=wrong_keys,
             ),
             admission_router(self.desk, known, self.sharing.peers),
             tenant_router(
@@ -184,6 +187,7 @@ class Gateway:
             cast("Any", control),
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
+            wrong_keys=wrong_keys,
         )
         self._clock = clock
         self.notes = SchedulerNotes(

@@ -42,6 +42,10 @@ class FakePipeline:
         try:
             if incoming.body.startswith(b"hang"):
                 await asyncio.get_running_loop().create_future()
+            if incoming.body.startswith(b"who") and not self.known:
+                refusal = Unauthorized("no", reason="invalid_api_key", code="invalid_api_key")
+                await reply.refuse(refusal, b"")
+                return
             if incoming.body.startswith(b"wait"):
                 await self.go.wait()
             if incoming.body.startswith(b"steps"):

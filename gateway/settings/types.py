@@ -4,13 +4,16 @@ Strict: `"8"` in quotes is text and `true` is no number. The one exception is a 
 environment, which is text everywhere and becomes a number or a flag where one is expected.
 """
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, NoReturn
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
 from gateway.settings.scalars import EnvValue, plain
+
+_KEY = re.compile(r"[\x21-\x7e]+")
 
 
 class Section(BaseModel):
@@ -51,6 +54,15 @@ def _instant(value: object) -> object:
     reject("not a date and time", "write it as 2026-12-31T23:59:59Z")
 
 
+def _header_key(value: SecretStr) -> SecretStr:
+    if not _KEY.fullmatch(value.get_secret_value()):
+        reject(
+            "not a key that a header can carry: only ASCII letters, digits and signs, no blanks",
+            "make one with `openssl rand -hex 24`",
+        )
+    return value
+
+
 Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53), BeforeValidator(typed)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=1 << 53), BeforeValidator(typed)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535), BeforeValidator(typed)]
@@ -81,5 +93,6 @@ ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s\x
 """A model's name as clients send it; no blanks."""
 Label = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name that goes into headers, metrics and admin paths."""
-Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096)]
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096), AfterValidator(_header_key)]
+"""A key that is sent as `Authorization: Bearer KEY`."""
 Instant = Annotated[datetime, BeforeValidator(_instant, json_schema_input_type=str)]

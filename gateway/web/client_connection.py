@@ -86,7 +86,11 @@ class ClientConnection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        if self._answering is not None:
+        held = None if self._reply is None else self._reply.held
+        if held is not None:
+            held.cancel()
+            self._reply = self._answering = None
+        elif self._answering is not None:
             # After its first step, or a request whose client left at once would leave no trace:
             # a task that is cancelled before it began does not begin.
             self.loop.call_soon(self._answering.cancel)

@@ -4,6 +4,7 @@ Admin has its own key; without one configured it is closed. Errors have the data
 shape, so that clients read one format.
 """
 
+import asyncio
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
@@ -21,6 +22,7 @@ from gateway.web.admin import admin_router
 from gateway.web.metrics import CONTENT_TYPE
 from gateway.web.problems import error_body, error_headers, json_response
 from gateway.web.surface import Control
+from gateway.web.wrong_keys import WrongKeys
 
 SHOWN: Final = 100
 """Workers that /ready names."""
@@ -29,8 +31,9 @@ SHOWN: Final = 100
 def control_app(control: Control, *further: APIRouter) -> FastAPI:
     """The FastAPI application of everything that is not the data plane; `further` routes too."""
     app = FastAPI(title="Sluice", version=control.version, docs_url="/docs", redoc_url=None)
+    app.router.redirect_slashes = False  # it would redirect to whatever host the client names
     app.openapi = control.openapi  # type: ignore[method-assign]
-    _handle_errors(app)
+    _handle_errors(app, control.wrong_keys)
     _public_routes(app, control)
     app.include_router(admin_router(control))
     for router in further:
@@ -137,9 +140,11 @@ def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:
     }
 
 
-def _handle_errors(app: FastAPI) -> None:
+def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
+        if refusal.status == 401 and request.client is not None:
+            await asyncio.sleep(wrong_keys.delay_s(request.client.host))
         headers = {n.decode(): v.decode() for n, v in error_headers(refusal)}
         anthropic = request.url.path.startswith(MESSAGES.path)
         body = error_body(refusal, Dialect.ANTHROPIC if anthropic else Dialect.OPENAI)

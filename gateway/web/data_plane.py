@@ -24,6 +24,7 @@ from gateway.policy.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
 from gateway.stages.authenticate import OPEN
 from gateway.web.asgi_reply import AsgiReply
+from gateway.web.wrong_keys import WrongKeys
 
 _log = logging.getLogger("sluice.data_plane")
 
@@ -73,11 +74,13 @@ class DataPlane:
         *,
         new_id: Callable[[], str],
         max_body_bytes: int,
+        wrong_keys: WrongKeys | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._control = control
         self._new_id = new_id
         self.max_body_bytes = max_body_bytes
+        self.wrong_keys = wrong_keys or WrongKeys()
         self.draining = False
         """New requests are refused while the running ones finish."""
         self.running = 0
@@ -98,8 +101,11 @@ class DataPlane:
             try:
                 length = announced_bytes(scope["headers"])
                 self.check(scope["method"], endpoint, head, length)
-                body = await self._read_body(receive, head)
+                self._pipeline.know(head.key_digest)
+                body = await self._read_body(receive)
             except Refusal as refusal:
+                if refusal.status == 401 and scope.get("client"):
+                    await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
                 await self.turn_away(refusal, head, reply)
                 return
             except ClientGone:
@@ -201,7 +207,7 @@ class DataPlane:
         except Refusal:
             return False
 
-    async def _read_body(self, receive: Receive, head: RequestHead) -> bytes:
+    async def _read_body(self, receive: Receive) -> bytes:
         body = bytearray()
         while True:
             message = await receive()
@@ -210,7 +216,6 @@ class DataPlane:
             body += message.get("body", b"")
             if len(body) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
-            self.check_size(head, len(body))
             if not message.get("more_body"):
                 return bytes(body)
 

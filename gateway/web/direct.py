@@ -42,6 +42,9 @@ class Connection(Protocol):
         """Whether its buffer has room, and waiting until it has."""
         ...
 
+    def wrong_key_delay_s(self) -> float:
+        """How long this client waits to hear that its key is refused."""
+
     def finished(self) -> None:
         """The whole answer is written."""
 
@@ -60,6 +63,7 @@ class DirectReply:
         "_transport",
         "close_connection",
         "finished",
+        "held",
         "started",
         "task",
     )
@@ -76,6 +80,8 @@ class DirectReply:
         self.close_connection = False
         self.task: asyncio.Task[None] | None = None
         """Who answers."""
+        self.held: asyncio.TimerHandle | None = None
+        """Writes a refusal that waits; whoever answered may have ended."""
 
     async def start(self, status: int, lines: Lines) -> None:
         """See ClientReply. The head travels with the first piece."""
@@ -112,7 +118,7 @@ class DirectReply:
         self.close_connection = True
         if self.finished or self._transport.is_closing():
             return
-        if not self.started:
+        if not self.started or self.held is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif not self._head:
             self._transport.write(b"0")
@@ -124,13 +130,18 @@ class DirectReply:
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
         """See ClientReply."""
         self.started = True
-        head = self._render(status, lines)
-        self._end(b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body)))
+        self._end(self._whole(status, lines, body))
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
+        self.started = True
         body = error_body(refusal, self._endpoint.dialect)
-        await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
+        data = self._whole(refusal.status, lines_of(error_headers(refusal)) + lines, body)
+        delay_s = self._connection.wrong_key_delay_s() if refusal.status == 401 else 0.0
+        if delay_s:
+            self.held = asyncio.get_running_loop().call_later(delay_s, self._end, data)
+        else:
+            self._end(data)
 
     async def break_off(self, refusal: Refusal) -> None:
         """See ClientReply."""
@@ -140,6 +151,10 @@ class DirectReply:
     def ended(self) -> None:
         """See Reply."""
         self._connection.ended(self)
+
+    def _whole(self, status: int, lines: Lines, body: bytes) -> bytes:
+        head = self._render(status, lines)
+        return b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body))
 
     def _end(self, data: bytes) -> None:
         """Write the last of an answer, if its client is still there."""

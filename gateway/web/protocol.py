@@ -413,6 +413,12 @@ class GatewayProtocol(ClientConnection):
         self._answering = reply.task = task = self.loop.create_task(answer)
         self.tasks.add(task)
 
+    def wrong_key_delay_s(self) -> float:
+        """See direct.Connection."""
+        if self.data_plane is None or self.client is None:
+            return 0.0
+        return self.data_plane.wrong_keys.delay_s(self.client[0])
+
     def finished(self) -> None:
         """See direct.Connection. The next request may come before this one's task has ended."""
         reply, self._reply = self._reply, None
@@ -427,7 +433,7 @@ class GatewayProtocol(ClientConnection):
         if reply.task is not None:
             self.tasks.discard(reply.task)
             reply.task = None
-        if self._reply is reply:  # it ended without an answer
+        if self._reply is reply and reply.held is None:  # it ended without an answer
             self._answering = None
             self._reply = None  # which knows this connection: a circle that would stay for long
             self.transport.close()

@@ -11,6 +11,7 @@ from gateway.ports import PoolView
 from gateway.web.metrics import MetricsPage
 from gateway.web.metrics_shared import SharedMetricsPage
 from gateway.web.peers import NoPeers, Peers
+from gateway.web.wrong_keys import WrongKeys
 
 Authenticate = Callable[[bytes | None], Principal]
 """By the SHA-256 digest of the key as presented; None without one."""
@@ -93,3 +94,4 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     created_unix_s: int
     openapi: Callable[[], dict[str, Any]]
+    wrong_keys: WrongKeys = msgspec.field(default_factory=WrongKeys)

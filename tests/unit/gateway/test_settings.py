@@ -221,10 +221,10 @@ def test_a_reference_becomes_what_its_field_expects() -> None:
 
 
 def test_a_reference_adds_no_structure() -> None:
-    config = read(BASE, {**ENVIRON, "SLUICE_ADMIN_KEY": "x, port: 1}\nport: 2 ${LONG_KEY} #"})
+    config = read(BASE, {**ENVIRON, "SLUICE_ADMIN_KEY": "x,port:1}${LONG_KEY}#'"})
     assert config.server.port == 8080
     assert config.server.admin_key is not None
-    assert config.server.admin_key.get_secret_value() == "x, port: 1}\nport: 2 ${LONG_KEY} #"
+    assert config.server.admin_key.get_secret_value() == "x,port:1}${LONG_KEY}#'"
 
 
 def test_references_inside_flow_collections_and_urls() -> None:
@@ -313,6 +313,9 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("tag", edited("name: m", "name: !!python/name:os.system m"), 6, ["YAML tag", "remove"]),
     ("two documents", BASE + "---\n{}\n", 30, ["not valid YAML"]),
     ("missing variable", edited("${LONG_KEY}", "${NO_KEY}"), 22, ["environment variable NO_KEY is not set", "export NO_KEY"]),  # noqa: E501
+    ("admin key outside ASCII", edited("${SLUICE_ADMIN_KEY}", "schlüssel"), 4, ["server.admin_key", "header can carry", "openssl rand"]),  # noqa: E501
+    ("admin key with a blank", edited("${SLUICE_ADMIN_KEY}", "'two words'"), 4, ["server.admin_key", "no blanks"]),  # noqa: E501
+    ("worker's key with a line break", edited("${LONG_KEY}", '"a\\nb: c"'), 22, ["api_key", "header can carry"]),  # noqa: E501
     ("malformed reference", edited("${LONG_KEY}", '"${LONG KEY}"'), 22, ["malformed", "${NAME}"]),
     ("reference of a wrong type", edited("port: 8080", "port: ${LONG_KEY}"), 3, ["found text from the environment"]),  # noqa: E501
     ("alias of another model", edited("[a]", "[a, m]"), 7, ["`m` is taken on line 6"]),

@@ -1,5 +1,6 @@
 """The admin routes of entitlements over HTTP: who may, what they answer, how they refuse."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from gateway.web.admin_entitlements import MAX_BODY_BYTES
 from gateway.web.control import control_app
 from gateway.web.metrics import MetricsPage
 from gateway.web.surface import Control
+from gateway.web.wrong_keys import DELAY_S, FREE
 from tests.builders import served_model, short_and_long
 from tests.entitlement_fakes import Desk
 
@@ -87,6 +89,29 @@ async def test_every_route_needs_the_admin_key(
         answer = await other.request(method, path, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_closed")
     assert len(desk.registry.audit(10)) == 1
+
+
+async def test_who_tries_admin_keys_waits_and_the_right_key_does_not(
+    client: httpx.AsyncClient,
+) -> None:
+    async def refused() -> None:
+        answer = await client.get("/admin/pools", headers={"authorization": "Bearer no"})
+        assert answer.status_code == 401
+
+    for _ in range(FREE):
+        await refused()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await refused()
+    async with asyncio.timeout(DELAY_S / 2):
+        assert (await client.get("/admin/pools")).status_code == 200
+
+
+async def test_no_redirect_leads_to_a_host_that_the_client_named(client: httpx.AsyncClient) -> None:
+    for path in ("/admin/pools/", "/health/", "/v1/models/x/"):
+        answer = await client.get(path, headers={"host": "evil.example"})
+        assert "location" not in answer.headers
+        assert answer.status_code == 404
 
 
 async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> None:

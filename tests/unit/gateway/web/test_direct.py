@@ -39,6 +39,9 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(None)
 
+    def wrong_key_delay_s(self) -> float:
+        return 0.0
+
     def finished(self) -> None:
         self.answers += 1
 

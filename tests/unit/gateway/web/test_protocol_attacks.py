@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.domain import CHAT
-from gateway.web import protocol
+from gateway.web import protocol, wrong_keys
 from gateway.web.data_plane import LARGE_BODY_BYTES
 from gateway.web.unproven import Unproven
 from tests.plane import MAX_HEAD, Connection, Gateway, request, until
@@ -108,11 +108,12 @@ async def test_a_chunked_body_needs_a_key_once_it_is_large(gateway: Gateway) -> 
     assert gateway.pipeline.started == 0
 
 
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_small_body_in_pieces_with_a_wrong_key_is_refused_as_ever(gateway: Gateway) -> None:
     gateway.pipeline.known = False
     client = await gateway.connect()
     await client.send(CHUNKED, b"1\r\nx\r\n", b"0\r\n\r\n")
-    assert (await client.answer())[0] == 200  # the scripted pipeline asks for no key
+    assert (await client.answer())[0] == 200  # the scripted pipeline itself asks for no key
     assert gateway.pipeline.started == 1
 
 
@@ -141,13 +142,14 @@ async def test_what_is_held_without_a_key_is_bounded_over_all_connections(start:
     await until(lambda: gateway.unproven_held() == 0)
 
 
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_request_that_has_come_is_not_held_any_more(gateway: Gateway) -> None:
     gateway.pipeline.known = False
     client = await gateway.connect()
     for _ in range(4):
         whole = request(b"abcdef")
         await client.send(whole[:20], whole[20:-3])
-        await until(lambda: gateway.unproven_held() or not gateway.direct)
+        await until(gateway.unproven_held)
         await client.send(whole[-3:])
         assert (await client.answer())[2] == b"6"
         assert gateway.unproven_held() == 0
@@ -251,6 +253,87 @@ async def test_half_a_request_is_not_waited_for_when_no_more_can_come(
     await client.send(begun)
     client.writer.write_eof()
     assert await client.closed() == b""
+
+
+# -- wrong keys
+
+
+async def test_who_tries_keys_waits_and_nobody_else(gateway: Gateway) -> None:
+    """From one address; on one connection or on many."""
+    trying = await gateway.connect()
+    gateway.pipeline.known = False
+    for _ in range(wrong_keys.FREE):
+        await trying.send(request(b"who"))
+        status, headers, _ = await trying.answer()
+        assert status == 401
+        if headers.get("connection") == "close":
+            trying = await gateway.connect()
+    for _ in range(2):
+        await trying.send(request(b"who"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await trying.reader.readexactly(1)
+        trying = await gateway.connect()
+    gateway.pipeline.known = True
+    known = await gateway.connect()
+    async with asyncio.timeout(0.5):
+        await known.send(request(b"x"))
+        assert (await known.answer())[0] == 200
+
+
+async def test_a_refusal_that_waits_is_sent_in_the_end(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.plane, "wrong_keys", Waits(0.1))
+    gateway.pipeline.known = False
+    client = await gateway.connect()
+    for _ in range(3):
+        began_s = time.monotonic()
+        await client.send(request(b"who"))
+        status, headers, _ = await client.answer()
+        assert status == 401
+        assert time.monotonic() - began_s > 0.09
+        assert gateway.plane.running == 0
+        if headers.get("connection") == "close":
+            client = await gateway.connect()
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("end", ["leaves", "says no more", "sends on"])
+async def test_a_client_that_does_not_wait_for_its_refusal_leaves_nothing(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(gateway.plane, "wrong_keys", Waits(0.2 if end != "leaves" else 100.0))
+    gateway.pipeline.known = False
+    client = await gateway.connect()
+    await client.send(request(b"who"))
+    await until(lambda: gateway.pipeline.started and not gateway.plane.running)
+    if end == "leaves":
+        await client.leave()
+    elif end == "sends on":
+        await client.send(request(b"who"))
+        assert (await client.answer())[0] == 401
+        assert await client.closed() == b""
+        await client.leave()
+    else:
+        client.writer.write_eof()
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        assert (await client.answer())[0] == 401
+        assert await client.closed() == b""
+        await client.leave()
+    await until(lambda: not gateway.connections())
+    assert gateway.pipeline.started == 1
+
+
+class Waits(wrong_keys.WrongKeys):
+    """Has every refusal wait."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__()
+        self.wait_s = wait_s
+
+    def delay_s(self, address: str) -> float:
+        return self.wait_s
 
 
 # -- other protocols
