@@ -51,6 +51,7 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
     schedulers, prefixes = _scheduling(model, pools, views, predictors)
     return ServedModel(
         name=model.name,
+        aliases=frozenset(model.aliases),
         routing=Routing(
             pools=tuple(
                 PoolShape(name=name, window_tokens=pool.max_model_len, boundary_tokens=boundary)

@@ -19,7 +19,7 @@ from gateway.adapters.engine_pages import NOT_HAD, EnginePages, Page
 from gateway.adapters.loop_watch import LoopWatch
 from gateway.domain import WorkerAddress
 from gateway.policy import fleet
-from gateway.policy.engine_models import EngineModel, not_served, read_models
+from gateway.policy.engine_models import EngineModel, adapters, not_served, read_models
 from gateway.policy.engine_page import read_page
 from gateway.policy.served import ServedModel
 from gateway.policy.telemetry_view import EngineSample
@@ -231,6 +231,16 @@ class Prober:
         if not why:
             self._known.add(place)
             self._compare_window(served, pool, address, models)
+            for alias, base in adapters(models, served.aliases).items():
+                if alias not in served.adapters:
+                    served.adapters[alias] = base
+                    _log.warning(
+                        "alias %s of %s is a LoRA adapter at worker %s: requests for it are sent "
+                        "with its own name, not the model's, so every worker must have it",
+                        alias,
+                        served.name,
+                        address.id,
+                    )
         return why
 
     @staticmethod

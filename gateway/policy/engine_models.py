@@ -51,5 +51,8 @@ def not_served(models: Sequence[EngineModel], name: str) -> str:
 
 
 def adapters(models: Sequence[EngineModel], aliases: Collection[str]) -> dict[str, str]:
-    """Of these aliases, the engine's LoRA adapters -> their base model."""
-    return {m.name: m.parent for m in models if m.parent is not None and m.name in aliases}
+    """Of these aliases (`*` stands for any), the engine's LoRA adapters -> their base model."""
+    any_name = "*" in aliases
+    return {
+        m.name: m.parent for m in models if m.parent is not None and (any_name or m.name in aliases)
+    }

@@ -77,6 +77,10 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueRules = QueueRules()
     observe_admission: bool = False
     """Admission is computed and counted, not applied (so it is where all of the model is)."""
+    aliases: frozenset[str] = frozenset()
+    """Its other names."""
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    """Aliases that engines list as LoRA adapters -> the base: they are sent as they are."""
     watch: BoundaryWatch | None = None
     """What settled requests say of the boundaries."""
 

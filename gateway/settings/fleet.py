@@ -199,8 +199,9 @@ class ModelConfig(Section):
     admission: AdmissionConfig = AdmissionConfig()
     """Who may enter when its pools are full."""
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
-    """Send an entitlement's weight to the engines as `priority`, in this engine's sense; vllm
-    refuses it unless priority scheduling is on."""
+    """Send an entitlement's class to the engines as `priority`, in this engine's sense. Engines
+    heed it only with their priority scheduling on: vLLM's --scheduling-policy priority, SGLang's
+    --enable-priority-scheduling."""
     pools: Annotated[
         Mapping[Label, PoolConfig], Field(min_length=1, max_length=64), AfterValidator(_by_window)
     ]

@@ -7,6 +7,11 @@ from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.token_pools import managed, terms_of
 
+_PRIORITY_FLAGS = {
+    "vllm": "--scheduling-policy priority",
+    "sglang": "--enable-priority-scheduling",
+}
+
 
 def remarks(config: Config) -> list[str]:
     """What is in force and may surprise."""
@@ -27,6 +32,12 @@ def remarks(config: Config) -> list[str]:
 def _about_model(config: Config, model: ModelConfig) -> Iterator[str]:
     if len(model.pools) == 1 and model.boundary.b_short:
         yield f"model {model.name}: boundary.b_short has no effect with one pool"
+    if model.engine_priority != "none":
+        yield (
+            f"model {model.name}: engine_priority: {model.engine_priority} has no effect unless "
+            f"every engine is started with {_PRIORITY_FLAGS[model.engine_priority]}; some versions "
+            "refuse each request instead"
+        )
     if config.entitlements and not managed(config, model):
         yield (
             f"model {model.name}: no entitlement states a service_class or a limit, so keys are "

@@ -1,6 +1,7 @@
 """Stage 9, dispatch: the call that a worker receives, byte for byte the client's but for splices.
 
-What is edited: the model's name where the worker knows another, a defaulted output limit,
+What is edited: the model's name where the worker knows another (and the client did not name a
+LoRA adapter of the engine's), a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
 engine, which are removed; the class's own `priority` where the engines have such a field, and
 the data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
@@ -147,6 +148,8 @@ def _edited(
     salt: str | None,
 ) -> bytes:
     name = worker.served_model or served.name
+    if served.adapters and facts.model in served.adapters:
+        name = facts.model  # the base's name would have the base answer
     replace: dict[str, bytes] = {}
     insert: dict[str, bytes] = {}
     if name != facts.model:

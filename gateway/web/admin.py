@@ -140,6 +140,7 @@ def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dic
     return {
         "model": served.name,
         "mode": "observe" if served.routing.observe else "enforce",
+        "adapters": served.adapters,
         "pools": pools,
         "estimator": served.estimator.snapshot(),
     }

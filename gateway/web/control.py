@@ -51,7 +51,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     async def ready() -> Response:
         """It can serve: not draining, and each model has a worker in the rotation.
 
-        `workers` names those that are not, with the reason.
+        `workers` names those that are not, with the reason; `adapters` a model's aliases that
+        its engines list as LoRA adapters.
         """
         now_s = control.clock()
         missing = [
@@ -65,6 +66,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         body: dict[str, Any] = {"status": problem or "ready"}
         if out := _not_ready(control.models):
             body["workers"] = out
+        if adapters := {m.name: sorted(m.adapters) for m in control.models if m.adapters}:
+            body["adapters"] = adapters
         return json_response(body, 503 if problem else 200)
 
     @app.get("/metrics")

@@ -868,6 +868,19 @@ async def test_a_client_that_leaves_does_not_count_against_the_worker() -> None:
     assert bench.metrics.ejections.values == {}
 
 
+# -- adapters
+
+
+async def test_an_alias_that_is_an_adapter_is_sent_as_it_is() -> None:
+    bench = Bench(OK)
+    body = chat_body(model="alias")
+    await bench.serve(incoming(body))
+    assert json.loads(bench.upstream.calls[0][1].body)["model"] == "m"
+    bench.served.adapters["alias"] = "m"
+    await bench.serve(incoming(body, request_id="r2"), FakeReply())
+    assert bench.upstream.calls[1][1].body == body
+
+
 # -- what is only counted
 
 

@@ -424,6 +424,16 @@ models:
     assert found.startswith("sluice.yaml:4:25: models[0].boundary.b_short: 1 given for 1 pool ")
 
 
+@pytest.mark.parametrize(
+    ("engines", "flag"),
+    [("vllm", "--scheduling-policy priority"), ("sglang", "--enable-priority-scheduling")],
+)
+def test_what_engines_need_to_heed_a_priority_is_told(engines: str, flag: str) -> None:
+    found = remarks(read(edited("    aliases: [a]", f"    engine_priority: {engines}")))
+    assert any(f"engine_priority: {engines} has no effect unless" in line for line in found)
+    assert any(flag in line for line in found)
+
+
 def test_column_points_at_the_key_or_the_value() -> None:
     assert problems(edited("b_short: 4096", "b_shrot: 4096"))[0].startswith("sluice.yaml:10:7:")
     assert problems(edited("port: 8080", "port: x"))[0].startswith("sluice.yaml:3:9:")

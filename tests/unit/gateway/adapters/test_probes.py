@@ -152,6 +152,22 @@ async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there()
     assert await prober(named, engines).probe(named, 0, 0)
 
 
+async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    served, engines = fleet_of(2), FakeEngines()
+    served = msgspec.structs.replace(served, aliases=frozenset({"sql", "m-latest"}))
+    engines.answer("/health")
+    engines.answer(
+        "/v1/models", '{"data":[{"id":"m"},{"id":"sql","parent":"m"},{"id":"m-latest"}]}'
+    )
+    probing = prober(served, engines)
+    with caplog.at_level(logging.WARNING):
+        for worker in range(2):
+            assert await probing.probe(served, 0, worker)
+    assert served.adapters == {"sql": "m"}
+    (record,) = caplog.records
+    assert "alias sql of m is a LoRA adapter at worker w0" in record.getMessage()
+
+
 async def test_a_worker_that_streams_stays_in_the_rotation_whatever_probes_miss() -> None:
     served, engines = fleet_of(1), FakeEngines()
     engines.answer("/health")
