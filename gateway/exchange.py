@@ -243,11 +243,11 @@ class Exchange:
         )
         walk.relay = relay = stage_forward.Relay(
             incoming.endpoint,
+            facts,
             reply,
             self._clock,
             started_s=incoming.received_s,
             strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, facts),
-            choices=stage_dispatch.choices(facts) if facts.stream else 1,
         )
         if walk.sent_s is None:
             walk.sent_s = self._clock()

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from gateway.domain import Incoming, LengthEstimate, Outcome
+import msgspec
+
+from gateway.domain import Incoming, Lease, LengthEstimate, Outcome, Usage
+from gateway.policy import charging
 from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore, RecordSink
 from gateway.stages import explain as stage_explain
@@ -53,11 +56,15 @@ class Settling:
         """Settled, and not noted yet; in order."""
         self._newest_s = -inf
         """When the last one was settled."""
+        self._windows_told: set[tuple[str, str]] = set()
+        """Models and pools whose configured window was found to be too small."""
 
     def settle(self, incoming: Incoming, walk: Walk) -> None:
         """Settle the lease, if there is one. Raises nothing that a client could cause."""
         walk.outcome = outcome = walk.outcome or Outcome(label="internal_error", status=500)
         lease, served, estimate = walk.lease, walk.served, walk.estimate
+        if outcome.usage is not None and lease is not None and estimate and served is not None:
+            walk.outcome = outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
         walk.ended_s, walk.ended_unix_s = now_s, now_unix_s = self._clock(), self._wall_clock()
         if lease is not None and estimate is not None and served is not None:
             walk.charged = stage_settle.settle(
@@ -78,6 +85,33 @@ class Settling:
         else:
             self._note(incoming, walk, outcome, set())
         self._newest_s = now_s
+
+    def _believed(
+        self,
+        outcome: Outcome,
+        reported: Usage,
+        estimate: LengthEstimate,
+        served: ServedModel,
+        lease: Lease,
+    ) -> Outcome:
+        """The outcome with usage that can be true; a window that is configured wrong is told."""
+        pool = served.routing.pools[lease.pool]
+        usage = charging.believed(reported, estimate, pool.window_tokens)
+        if usage is not reported:
+            self._metrics.usage_rejected.add(pool.name)
+            return msgspec.structs.replace(outcome, usage=usage)
+        beyond = charging.beyond_window(usage, estimate.sequences, pool.window_tokens)
+        if beyond and (served.name, pool.name) not in self._windows_told:
+            self._windows_told.add((served.name, pool.name))
+            _log.warning(
+                "model %s, pool %s: an engine served %d tokens, more than max_model_len (%d) in "
+                "the configuration; set max_model_len to the engine's own",
+                served.name,
+                pool.name,
+                usage.prompt_tokens + usage.completion_tokens,
+                pool.window_tokens,
+            )
+        return outcome
 
     def _note_all(self) -> None:
         ended, self._ended = self._ended, []

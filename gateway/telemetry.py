@@ -62,6 +62,11 @@ class Metrics:
         )
         self.tokens = Counter("sluice_tokens", "Tokens metered.", ("model", "entitlement", "kind"))
         self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
+        self.usage_rejected = Counter(
+            "sluice_usage_rejected",
+            "Reports of usage by engines that could not be true.",
+            ("pool",),
+        )
         self.ejections = Counter("sluice_ejections", "Workers ejected.", ("pool", "worker"))
         self.compressions = Counter(
             "sluice_compressions",

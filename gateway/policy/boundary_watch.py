@@ -1,6 +1,8 @@
 """What settled requests say of a model's boundaries: counts by pool, and lengths.
 
-Told once a request, at settlement; read every minute by whoever moves boundaries. An overrun is
+Told once a request, at settlement; read every minute by whoever moves boundaries. A rescue counts
+if the usage of the engine that served it then says that it was too long: what an engine refuses
+with may be of the client's making. An overrun is
 an answer that its client did not limit and that ended at the window of its pool, where a larger
 window would have let it go on. Passing the boundary within the window is none: that costs
 memory, and the engines' preemptions tell when memory is short.
@@ -41,7 +43,7 @@ class BoundaryWatch:
         self.requests = [0] * pools
         """Sent to an engine of the pool."""
         self.rescues = [0] * pools
-        """Refused by one as too long."""
+        """Refused by one as too long, and truly so."""
         self.overruns = [0] * pools
         self.several = [False] * pools
         """Whether more than one tenant ever sent to the pool."""
@@ -72,9 +74,11 @@ class BoundaryWatch:
                 self._first[pool] = tenant
             elif first != tenant:
                 self.several[pool] = True
-            if attempt.result in _TOO_LONG:
-                self.rescues[pool] += 1
-                self._note(pool, tenant)
+            if attempt.result in _TOO_LONG and record.usage_source == "engine":
+                needed = (record.prompt_tokens or 0) + (record.cap_tokens or 1)
+                if needed > routing.pools[pool].window_tokens:
+                    self.rescues[pool] += 1
+                    self._note(pool, tenant)
         if record.outcome != "ok" or record.usage_source != "engine" or record.sequences != 1:
             return
         prompt, answer = record.prompt_tokens or 0, record.completion_tokens or 0

@@ -1,6 +1,54 @@
-"""What usage costs."""
+"""Which reported usage is believed, and what usage costs."""
 
+from typing import Final
+
+import msgspec
+
+from gateway.domain import LengthEstimate, Usage
 from gateway.policy.entitlements import AdmissionProfile
+
+_MAX_PROMPT_RATIO: Final = 2.0
+"""A prompt longer than its pool's window, as configured, is believed up to this many times its
+estimate: the engine served it, so the configured window may be wrong, but not everything is."""
+
+
+def believed(usage: Usage, estimate: LengthEstimate, window_tokens: int) -> Usage:
+    """The engine's report where it can be true of the request, else what the gateway counted.
+
+    A report cannot be true without prompt tokens, with more cached tokens than prompt tokens, with
+    more completion tokens than the client's own limit allows, or with more of either than the
+    window holds. An engine that served a prompt beyond `window_tokens` is believed, up to twice the
+    estimate: then the configured window is wrong (`beyond_window`).
+    """
+    if usage.source != "engine":
+        return usage
+    sequences = estimate.sequences
+    most_prompt = window_tokens * sequences
+    most_prompt = max(most_prompt, int(_MAX_PROMPT_RATIO * estimate.input_tokens_total))
+    most_completion = most_prompt
+    if estimate.cap_tokens is not None:
+        most_completion = estimate.cap_tokens * sequences
+    possible = (
+        0 < usage.prompt_tokens <= most_prompt
+        and usage.cached_tokens <= usage.prompt_tokens
+        and usage.completion_tokens <= most_completion
+    )
+    if possible:
+        return usage
+    return msgspec.structs.replace(
+        usage,
+        prompt_tokens=estimate.input_tokens_total,
+        completion_tokens=min(usage.completion_tokens, most_completion, window_tokens * sequences),
+        cached_tokens=0,
+        cached_told=False,
+        source="counted",
+    )
+
+
+def beyond_window(usage: Usage, sequences: int, window_tokens: int) -> bool:
+    """Whether an engine served one sequence with more tokens than its configured window."""
+    used = usage.prompt_tokens + usage.completion_tokens
+    return usage.source == "engine" and sequences == 1 and used > window_tokens
 
 
 def charge_tokens(

@@ -2,33 +2,95 @@
 
 Wordings of vLLM's versions and of SGLang, as listed in docs/pipeline.md. An overflow is a
 400 about the context length; busy is a 503 of a live engine whose queue is full.
+
+Engines echo what clients send, so a wording counts only where it begins the engine's own
+message, and only if its numbers can be true of the request.
 """
 
 import contextlib
 import re
+from typing import Final
 
 import orjson
 
-_OVERFLOW = re.compile(
-    rb"maximum context length (?:is|of) \d+ tokens"
-    rb"|context length is only \d+ tokens"
-    rb"|longer than the model's context length \(\d+ tokens\)"
-    rb"|max_(?:completion_)?tokens.{0,40}(?:too large|cannot be greater than max_model_len)"
+from gateway.domain import BodyFacts
+
+_OVERFLOWS: Final = (
+    # vLLM; SGLang's begins with "Requested"
+    re.compile(
+        r"(?:Requested token count exceeds the|This) model's maximum context length "
+        r"(?:is|of) (?P<window>\d{1,9}) tokens"
+    ),
+    re.compile(
+        r"You passed \d+ input tokens and requested \d+ output tokens\. However, the model's "
+        r"context length is only (?P<window>\d{1,9}) tokens"
+    ),
+    re.compile(r"The \w+ prompt \(length \d+\) is longer than the maximum model length of "
+        r"(?P<window>\d{1,9})"),
+    # SGLang
+    re.compile(
+        r"The input \(\d+ tokens\) is longer than the model's context length "
+        r"\((?P<window>\d{1,9}) tokens\)"
+    ),
+    # both
+    re.compile(
+        r"[`']?max_(?:completion_)?tokens.{0,40}(?:too large|cannot be greater than max_model_len)"
+        r".{0,60}?(?:maximum context length is |at most |max_model_len\D{0,3})"
+        r"(?P<window>\d{1,9})"
+    ),
+)  # fmt: skip
+_PROMPT: Final = re.compile(
+    r"(\d{1,9}) (?:in the messages|in the prompt|input tokens|tokens from the input)"
+    r"|input \((\d{1,9}) tokens\)|prompt \(length (\d{1,9})\)"
 )
-_BUSY = re.compile(rb"busy|backlog|try again|overloaded|queue is full", re.IGNORECASE)
-_LOOK_BYTES = 4096
-_MAX_MESSAGE = 500
+_BUSY: Final = re.compile(rb"busy|backlog|try again|overloaded|queue is full", re.IGNORECASE)
+_LOOK_BYTES: Final = 4096
+_MAX_ERROR_BYTES: Final = 64 * 1024
+"""A longer body is no engine's refusal: it is not looked into."""
+_MAX_MESSAGE: Final = 500
+_ROOM_TOKENS: Final = 4096
+"""Of a prompt, beyond the request's own bytes: the chat template's."""
+_MOST_TOKENS_A_BYTE: Final = 2
+_UNKNOWN: Final = 1 << 40
 
 
-def is_overflow(status: int, body: bytes) -> bool:
-    """Whether an engine refused because prompt + output exceed its window."""
-    return status in (400, 413, 422) and _OVERFLOW.search(body[:_LOOK_BYTES]) is not None
+def most_prompt_tokens(facts: BodyFacts, body_bytes: int) -> int:
+    """More tokens than a request of this size can have in its prompt, whatever the tokenizer."""
+    if facts.measure.media_parts or facts.previous_response_id is not None:
+        return _UNKNOWN  # what is not in the body may be long
+    return body_bytes * _MOST_TOKENS_A_BYTE + _ROOM_TOKENS
 
 
-def is_overflow_event(first_bytes: bytes) -> bool:
-    """Whether a 200 stream begins with an in-band overflow error."""
-    head = first_bytes[:_LOOK_BYTES]
-    return b'"error"' in head and _OVERFLOW.search(head) is not None
+def overflow_window(status: int, body: bytes, most_prompt: int, cap_tokens: int | None) -> int:
+    """The window of an engine that refused because prompt + output exceed it; 0 for no overflow.
+
+    `most_prompt` tokens may be in the prompt; `cap_tokens` is the client's limit of the output.
+    """
+    if status not in (400, 413, 422) or len(body) > _MAX_ERROR_BYTES:
+        return 0
+    return _window_in(engine_message(body), most_prompt, cap_tokens)
+
+
+def overflow_window_of_event(first_bytes: bytes, most_prompt: int, cap_tokens: int | None) -> int:
+    """The same of a 200 stream that begins with an in-band error."""
+    if len(first_bytes) > _MAX_ERROR_BYTES:
+        return 0
+    for line in first_bytes.splitlines():
+        if line.startswith(b"data:") and b'"error"' in line:
+            return _window_in(engine_message(line), most_prompt, cap_tokens)
+    return 0
+
+
+def _window_in(message: str, most_prompt: int, cap_tokens: int | None) -> int:
+    for wording in _OVERFLOWS:
+        if found := wording.match(message):
+            window = int(found["window"])
+            told = _PROMPT.search(message)
+            prompt = int(told[1] or told[2] or told[3]) if told else most_prompt
+            fits = cap_tokens is not None and prompt + cap_tokens < window
+            possible = prompt <= most_prompt and window <= most_prompt + (cap_tokens or 0)
+            return window if possible and not fits else 0
+    return 0
 
 
 def in_band_status(event: bytes) -> int:
@@ -49,7 +111,7 @@ def is_busy(status: int, body: bytes) -> bool:
 
 def engine_message(body: bytes) -> str:
     """The sentence in an engine's error body of any shape, bounded; "" when there is none."""
-    body = body.removeprefix(b"data: ").strip()
+    body = body.removeprefix(b"data:").strip()
     try:
         decoded = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:

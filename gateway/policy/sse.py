@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.domain import MESSAGES, RESPONSES, Endpoint, Usage
+from gateway.domain import MESSAGES, RESPONSES, BodyFacts, Endpoint, Usage
 
 DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
@@ -273,6 +273,15 @@ def _count(holder: dict[str, Any], *names: str) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     return None
+
+
+def choices_of(facts: BodyFacts) -> int:
+    """How many choices a stream will have: `n`, of each prompt. Not `best_of`: one is sent."""
+    n = 1
+    if facts.sequences_per_prompt > 1 and "n" in facts.members:
+        raw = bytes(facts.members["n"])
+        n = int(raw) if raw.isdigit() else 1
+    return n * facts.measure.prompts
 
 
 def streams_usage_chunk(endpoint: Endpoint) -> bool:

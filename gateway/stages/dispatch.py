@@ -80,15 +80,6 @@ def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> 
     )
 
 
-def choices(facts: BodyFacts) -> int:
-    """How many choices a stream will have: `n`, of each prompt. Not `best_of`: one is sent."""
-    n = 1
-    if facts.sequences_per_prompt > 1 and "n" in facts.members:
-        raw = bytes(facts.members["n"])
-        n = int(raw) if raw.isdigit() else 1
-    return n * facts.measure.prompts
-
-
 def engine_priority(served: ServedModel, principal: Principal, lease: Lease) -> int | None:
     """The engine's own priority of a request, from its class; None where engines have none.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.domain import RESPONSES, Dialect, Endpoint, Outcome, Usage, WorkerAddress
+from gateway.domain import RESPONSES, BodyFacts, Dialect, Endpoint, Outcome, Usage, WorkerAddress
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
 from gateway.policy.answers import decode_answer, decode_plain_answer
 from gateway.policy.overflow import (
@@ -22,11 +22,12 @@ from gateway.policy.overflow import (
     has_error_shape,
     in_band_status,
     is_busy,
-    is_overflow,
-    is_overflow_event,
+    most_prompt_tokens,
+    overflow_window,
+    overflow_window_of_event,
 )
 from gateway.policy.retry import Fault
-from gateway.policy.sse import StreamMeter, usage_from
+from gateway.policy.sse import StreamMeter, choices_of, usage_from
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
@@ -38,9 +39,9 @@ class Relay:
     """One attempt: `run` it, or ask `cut_short` what it came to when the client left."""
 
     __slots__ = (
-        "_choices",
         "_clock",
         "_endpoint",
+        "_facts",
         "_last_s",
         "_meter",
         "_reply",
@@ -55,16 +56,16 @@ class Relay:
     def __init__(
         self,
         endpoint: Endpoint,
+        facts: BodyFacts,
         reply: ClientReply,
         clock: Callable[[], float],
         *,
         started_s: float,
         strip_usage: bool,
-        choices: int = 1,
     ) -> None:
-        """`started_s`: when the client's request came in, for TTFT; `choices`: as it asked for."""
-        self._choices = choices
+        """`facts`: what the client asked for; `started_s`: when its request came in, for TTFT."""
         self._endpoint = endpoint
+        self._facts = facts
         self._reply = reply
         self._clock = clock
         self._started_s = started_s
@@ -91,9 +92,11 @@ class Relay:
             return Fault(kind=failure.kind, message=str(failure))
         try:
             kind = _header(response.headers, b"content-type")
+            if (fault := _unreadable(response)) is not None:
+                return fault
             if response.status == 200 and kind.startswith(b"text/event-stream"):
-                return await self._stream(response, kind, lines, call.timeouts.first_byte_s)
-            return await self._whole(response, kind, lines)
+                return await self._stream(response, kind, lines, call)
+            return await self._whole(response, kind, lines, call)
         finally:
             response.abort()
 
@@ -110,12 +113,12 @@ class Relay:
     # -- streams
 
     async def _stream(
-        self, response: UpstreamResponse, kind: bytes, lines: Lines, first_event_s: float
+        self, response: UpstreamResponse, kind: bytes, lines: Lines, call: UpstreamCall
     ) -> Outcome | Fault:
         self._meter = meter = StreamMeter(
-            self._endpoint, strip_usage=self._strip_usage, choices=self._choices
+            self._endpoint, strip_usage=self._strip_usage, choices=choices_of(self._facts)
         )
-        first = await self._first_events(response, meter, first_event_s)
+        first = await self._first_events(response, meter, call)
         if isinstance(first, Fault):
             return first
         self.first_s = self._clock()
@@ -154,15 +157,15 @@ class Relay:
         return outcome
 
     async def _first_events(
-        self, response: UpstreamResponse, meter: StreamMeter, first_event_s: float
+        self, response: UpstreamResponse, meter: StreamMeter, call: UpstreamCall
     ) -> bytes | Fault:
         """The first whole events, or the fault that came instead of them.
 
         Comments before them are dropped: they are no token, and as long as nothing was sent
         another worker can take over. They keep an engine from its idle deadline, not from
-        beginning within `first_event_s`.
+        beginning in the time for its first byte.
         """
-        until_s = self._clock() + first_event_s
+        until_s = self._clock() + call.timeouts.first_byte_s
         while True:
             try:
                 data = await response.read()
@@ -177,8 +180,11 @@ class Relay:
                 return Fault(kind="protocol", message="an event is too long")
             if self._clock() > until_s:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
-        if meter.failed_in_band and is_overflow_event(ready):
-            return Fault(kind="overflow", message="context overflow", status=400, body=ready)
+        if meter.failed_in_band:
+            most = most_prompt_tokens(self._facts, len(call.body))
+            window = overflow_window_of_event(ready, most, self._facts.cap_tokens)
+            if window:
+                return _overflow(400, b"application/json", ready, window)
         if meter.failed_in_band and (status := in_band_status(ready)) >= 500:
             message = f"its stream began with error {status}"
             return Fault(kind="server_error", message=message, status=status, body=ready)
@@ -204,7 +210,7 @@ class Relay:
     # -- whole answers
 
     async def _whole(
-        self, response: UpstreamResponse, kind: bytes, lines: Lines
+        self, response: UpstreamResponse, kind: bytes, lines: Lines, call: UpstreamCall
     ) -> Outcome | Fault:
         body = response.take_whole()
         if body is None:
@@ -213,8 +219,13 @@ class Relay:
             except UpstreamFailure as failure:
                 return Fault(kind=failure.kind, message=str(failure))
         status = response.status
-        if status >= 400 and (fault := _fault_of(status, kind, body)) is not None:
-            return fault
+        if status >= 400:
+            most = most_prompt_tokens(self._facts, len(call.body))
+            window = overflow_window(status, body, most, self._facts.cap_tokens)
+            if window:
+                return _overflow(status, kind, body, window)
+            if (fault := _fault_of(status, kind, body)) is not None:
+                return fault
         self.first_s = self._last_s = self._clock()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status >= 400 and not has_error_shape(body, anthropic=anthropic):
@@ -283,12 +294,33 @@ async def _read_all(response: UpstreamResponse) -> bytes:
     return first if len(chunks) == 1 else b"".join(chunks)
 
 
+def _unreadable(response: UpstreamResponse) -> Fault | None:
+    """The fault of an answer that no engine should give: a redirect, no content, compressed.
+
+    None is the client's to deal with, and none could be metered.
+    """
+    if response.status < 400 and response.status != 200:
+        return Fault(kind="protocol", message=f"it answered with status {response.status}")
+    encoding = _header(response.headers, b"content-encoding")
+    if encoding and encoding.lower() != b"identity":
+        name = encoding[:32].decode("latin-1")
+        return Fault(kind="protocol", message=f"its answer is compressed ({name}), unasked")
+    return None
+
+
+def _overflow(status: int, kind: bytes, body: bytes, window_tokens: int) -> Fault:
+    return Fault(
+        kind="overflow",
+        message="context overflow",
+        status=status,
+        content_type=kind,
+        body=body,
+        window_tokens=window_tokens,
+    )
+
+
 def _fault_of(status: int, kind: bytes, body: bytes) -> Fault | None:
     """The fault behind an engine's error status; None when it is the client's own."""
-    if is_overflow(status, body):
-        return Fault(
-            kind="overflow", message="context overflow", status=status, content_type=kind, body=body
-        )
     if is_busy(status, body):
         return Fault(kind="busy", message="busy", status=503, content_type=kind, body=body)
     if status >= 500 or status in (401, 403):  # a refused worker key is ours to answer for

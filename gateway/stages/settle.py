@@ -36,33 +36,27 @@ def settle(
     unix_s: float = 0.0,
 ) -> Usage | None:
     """Release the lease; the usage it was charged (None for a full refund)."""
-    window_tokens = served.routing.pools[lease.pool].window_tokens
-    usage = charged(outcome, estimate, window_tokens) if dispatched else None
+    usage = charged(outcome, estimate) if dispatched else None
     store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s))
     return usage
 
 
-def charged(outcome: Outcome, estimate: LengthEstimate, window_tokens: int) -> Usage | None:
+def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
     """What the request used: the engine's report, else prompt as estimated + tokens emitted.
 
-    A report that no engine of this window could truthfully make is not believed. None, a
-    full refund, when the client got an error instead of an answer.
+    `outcome.usage` is what is believed (`gateway.policy.charging`). None, a full refund, when the
+    client got an error instead of an answer.
     """
     usage = outcome.usage
-    most_tokens = window_tokens * estimate.sequences
-    if usage is not None and usage.source == "engine" and _possible(usage, most_tokens):
+    if usage is not None and usage.source == "engine":
         return usage
     if usage is None and outcome.label != "disconnected" and not outcome.completed:
         return None
     return Usage(
         prompt_tokens=estimate.input_tokens_total,
-        completion_tokens=0 if usage is None else min(usage.completion_tokens, most_tokens),
+        completion_tokens=0 if usage is None else usage.completion_tokens,
         source="counted",
     )
-
-
-def _possible(usage: Usage, most_tokens: int) -> bool:
-    return 0 < usage.prompt_tokens <= most_tokens and usage.completion_tokens <= most_tokens
 
 
 def remember(

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -74,6 +75,8 @@ STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3)
 E500 = whole(500, error_answer("CUDA error", code=500))
 BUSY = whole(503, error_answer("The server is busy, try again later", code=503))
 OVERFLOW = whole(400, error_answer(OVERFLOWS[0]))
+FITS_SHORT = "many words in a row " * 1200
+"""24,000 bytes: planned for the short pool, and may yet be more than 8,192 tokens."""
 LONG_TEXT = "many words in a row " * 5000  # 100,000 bytes: about 25,000 tokens
 
 
@@ -137,8 +140,8 @@ class Bench:
             assert set(pool.tokens) == {0}
 
 
-def streaming(**more: Any) -> Incoming:
-    return incoming(chat_body(stream=True, **more))
+def streaming(text: str = "hello", **more: Any) -> Incoming:
+    return incoming(chat_body(text, stream=True, **more))
 
 
 # -- success
@@ -476,7 +479,7 @@ async def test_however_it_ends_the_lease_is_settled_once_and_no_load_stays(
     script: list[Script], status: int
 ) -> None:
     bench = Bench(*script)
-    await bench.serve(streaming())
+    await bench.serve(streaming(FITS_SHORT))
     assert bench.reply.status == status
     assert bench.reply.finished
     bench.assert_nothing_leaks()
@@ -499,7 +502,7 @@ async def test_a_client_that_leaves_cancels_the_engine_and_settles_the_lease_onc
     script: list[Script],
 ) -> None:
     bench = Bench(*script)
-    await bench.cancel_when_hanging(streaming())
+    await bench.cancel_when_hanging(streaming(FITS_SHORT))
     bench.assert_nothing_leaks()
     assert bench.upstream.cancelled == 1
     assert all(response.aborted for response in bench.upstream.responses)
@@ -1008,7 +1011,7 @@ async def test_refusals_of_a_frozen_engine_do_not_bring_it_back() -> None:
 @pytest.mark.parametrize("wording", OVERFLOWS)
 async def test_each_wording_of_an_overflow_is_rescued_by_the_larger_pool(wording: str) -> None:
     bench = Bench(whole(400, error_answer(wording)), OK)
-    await bench.serve()
+    await bench.serve(incoming(chat_body(FITS_SHORT)))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
     assert (bench.reply.status, bench.record.rescued, bench.record.pool) == (200, True, "long")
     assert bench.upstream.calls[0][1].body == bench.upstream.calls[1][1].body
@@ -1020,7 +1023,7 @@ async def test_each_wording_of_an_overflow_is_rescued_by_the_larger_pool(wording
 
 async def test_an_empty_stream_is_rescued() -> None:
     bench = Bench(stream(), STREAM)
-    await bench.serve(streaming())
+    await bench.serve(streaming(FITS_SHORT))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
     assert bench.record.rescued
 
@@ -1029,24 +1032,51 @@ async def test_an_empty_stream_is_rescued() -> None:
 async def test_an_overflow_as_the_first_event_of_a_stream_is_rescued(wording: str) -> None:
     error = event({"error": {"message": wording, "type": "BadRequestError", "code": 400}})
     bench = Bench(stream(error, DONE), STREAM)
-    await bench.serve(streaming())
+    await bench.serve(streaming(FITS_SHORT))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
     assert bench.record.outcome == "ok"
     assert b"error" not in bench.reply.body
+
+
+ECHOES = (
+    "[{'type': 'int_parsing', 'loc': ('body', 'top_k'), 'input': \"%s\"}]",
+    "The model `%s` does not exist.",
+    "Unknown role: %s",
+)
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("wording", OVERFLOWS)
+async def test_what_an_engine_echoes_of_a_client_is_no_overflow(wording: str, echo: str) -> None:
+    bench = Bench(whole(400, error_answer(echo % wording)), OK)
+    await bench.serve(incoming(chat_body(FITS_SHORT, top_k=wording)))
+    assert (bench.reply.status, len(bench.upstream.calls)) == (400, 1)
+    assert not bench.record.rescued
+
+
+@pytest.mark.parametrize("wording", OVERFLOWS)
+async def test_a_request_that_cannot_be_as_long_as_an_engine_says_is_not_rescued(
+    wording: str,
+) -> None:
+    """A chat template of the client's own may raise whatever it likes."""
+    bench = Bench(whole(400, error_answer(wording.replace("8192", "7000"))), OK)
+    await bench.serve(incoming(chat_body("hi", max_tokens=20)))
+    expected = 2048 in map(int, re.findall(r"[0-9]+", wording))  # so much may be the template's
+    assert bench.record.rescued == expected
 
 
 async def test_an_answer_that_quotes_an_overflow_is_not_rescued() -> None:
     """Also not when it holds the word "error" as a string of its own."""
     said = chunk("error") + chunk(OVERFLOWS[0]) + chunk(finish="stop")
     bench = Bench(stream(said, DONE))
-    await bench.serve(streaming())
+    await bench.serve(streaming(FITS_SHORT))
     assert (bench.reply.body, len(bench.upstream.calls)) == (said + DONE, 1)
 
 
 async def test_an_answer_that_spells_an_error_event_passes() -> None:
     said = chunk("event: error\n") + chunk(finish="stop")
     bench = Bench(stream(said, DONE))
-    await bench.serve(streaming())
+    await bench.serve(streaming(FITS_SHORT))
     assert (bench.reply.body, len(bench.upstream.calls)) == (said + DONE, 1)
 
 
@@ -1064,13 +1094,13 @@ async def test_instructions_that_quote_an_overflow_are_not_one() -> None:
 async def test_a_rescue_passes_through_each_larger_window() -> None:
     table = routing(("s", 4096, 4096), ("m", 8192, 8192), ("l", 65536, None))
     bench = Bench(OVERFLOW, OVERFLOW, OK, served=served_model(table=table, workers=(1, 1, 1)))
-    await bench.serve()
+    await bench.serve(incoming(chat_body("many words in a row " * 400)))
     assert bench.upstream.called == ["s-0", "m-0", "l-0"]
 
 
 async def test_a_rescued_request_never_falls_back_to_a_smaller_window() -> None:
     bench = Bench(OVERFLOW, E500, E500, OK, served=served_model(max_attempts=4))
-    await bench.serve()
+    await bench.serve(incoming(chat_body(FITS_SHORT)))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long", "long", "long"]
 
 
@@ -1298,3 +1328,43 @@ async def test_an_engines_refusal_in_openais_shape_passes_byte_for_byte() -> Non
     bench = Bench(whole(400, said))
     await bench.serve()
     assert bench.reply.body == said
+
+
+# -- usage, and answers that no engine should give
+
+
+async def test_usage_beyond_the_clients_limit_is_not_charged() -> None:
+    bench = Bench(whole(200, answer_body(prompt=10, completion=700)))
+    await bench.serve(incoming(chat_body(max_tokens=5)))
+    assert bench.record.usage_source == "counted"
+    assert bench.record.completion_tokens == 5
+
+
+async def test_a_window_that_an_engine_exceeds_is_charged_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = answer_body(prompt=9_000, completion=3)
+    bench = Bench(whole(200, told), whole(200, told))
+    with caplog.at_level("WARNING", "sluice.settling"):
+        for _ in range(2):
+            await bench.serve(incoming(chat_body(FITS_SHORT, max_tokens=100)))
+    assert (bench.record.pool, bench.record.usage_source) == ("short", "engine")
+    assert bench.record.prompt_tokens == 9_000
+    assert caplog.text.count("set max_model_len to the engine's own") == 1
+
+
+@pytest.mark.parametrize("status", [204, 301, 304])
+async def test_an_answer_that_is_none_is_the_engines_fault(status: int) -> None:
+    bench = Bench(whole(status, b""), OK)
+    await bench.serve()
+    assert (bench.reply.status, len(bench.upstream.called)) == (200, 2)
+
+
+async def test_an_answer_that_is_compressed_unasked_is_the_engines_fault() -> None:
+    packed = whole(200, b"\x1f\x8b\x08")
+    packed = msgspec.structs.replace(
+        packed, headers=(*packed.headers, (b"content-encoding", b"gzip"))
+    )
+    bench = Bench(packed, OK)
+    await bench.serve()
+    assert (bench.reply.status, len(bench.upstream.called)) == (200, 2)

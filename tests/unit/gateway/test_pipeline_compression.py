@@ -20,7 +20,7 @@ from gateway.policy.pool_terms import Terms
 from gateway.ports import CompressResult
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
-from tests.builders import OVERFLOWS, SHORT, answer_body, chat_body, error_answer, incoming
+from tests.builders import SHORT, answer_body, chat_body, error_answer, incoming
 from tests.builders import served_model as model
 from tests.fakes import (
     FakeClock,
@@ -33,7 +33,13 @@ from tests.fakes import (
 )
 
 OK = whole(200, answer_body())
-OVERFLOW = whole(400, error_answer(OVERFLOWS[0]))
+OVERFLOW = whole(
+    400,
+    error_answer(
+        "The decoder prompt (length 4100) is longer than the maximum model length of 4096"
+    ),
+)
+"""As a short request can be answered: the compressed ones here are."""
 TEXT = "The river rose in the night and by morning the road was gone. " * 650
 CODE = "def f(x):\n    return [y for y in x if y]  # {}\n" * 700
 SHORTER = chat_body(TEXT[: len(TEXT) * 3 // 5], max_tokens=100)

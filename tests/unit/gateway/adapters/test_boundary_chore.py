@@ -81,7 +81,13 @@ def test_overflows_of_one_tenant_move_the_boundary_only_where_it_is_alone(
                 Attempt(pool=pool, worker="w", result=result)
                 for pool, result in zip(("short", "long"), results, strict=False)
             )
-            record = decision(attempts=attempts, pool=attempts[-1].pool, tenant=tenant)
+            record = decision(
+                attempts=attempts,
+                pool=attempts[-1].pool,
+                tenant=tenant,
+                prompt_tokens=8192,
+                usage_source="engine",
+            )
             for _ in range(5):
                 watch.settled(record, world.served.routing)
         world.minutes(1, preempted=0.0)

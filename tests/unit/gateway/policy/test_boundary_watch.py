@@ -22,18 +22,27 @@ def told(*records: DecisionRecord, **routing: Any) -> BoundaryWatch:
 
 
 def test_a_rescue_counts_where_it_was_refused() -> None:
-    watch = told(settled(("short", "overflow"), ("long", "ok")), settled(("short", "ok")))
+    rescued = settled(("short", "overflow"), ("long", "ok"), prompt_tokens=8192)
+    watch = told(rescued, settled(("short", "ok")))
     assert (watch.requests, watch.rescues) == ([2, 1], [1, 0])
 
 
 def test_what_goes_wrong_is_told_by_tenant_once() -> None:
     at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
-    watch = told(settled(("short", "overflow"), ("long", "ok"), tenant="a"))
+    watch = told(settled(("short", "overflow"), ("long", "ok"), tenant="a", prompt_tokens=8192))
     assert not watch.several[0]
     watch.settled(settled(("short", "ok"), tenant="b", **at_window), short_and_long())
     assert watch.several == [True, False]
     assert watch.wrong(0) == {"a": 1, "b": 1}
     assert watch.wrong(0) == {}
+
+
+def test_a_rescue_of_what_would_have_fitted_moves_no_boundary() -> None:
+    results = (("short", "overflow"), ("long", "ok"))
+    assert told(settled(*results, prompt_tokens=8191)).rescues == [0, 0]
+    assert told(settled(*results, prompt_tokens=8000, cap_tokens=193)).rescues == [1, 0]
+    unknown = settled(*results, prompt_tokens=9000, usage_source="counted")
+    assert told(unknown).rescues == [0, 0]
 
 
 def test_an_answer_that_ended_at_its_window_is_an_overrun() -> None:
