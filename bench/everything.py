@@ -27,12 +27,16 @@ def everything(
 ) -> Path:
     """Write the configuration to `folder`, give its path.
 
-    The engines serve both pools. `concurrency`: sequences that the entitlement may run at once,
+    The first half of the engines (at least two) serves the short pool, the rest the long one.
+    `concurrency`: sequences that the entitlement may run at once,
     half of what each pool has; its limits of tokens/s and KV bytes are as wide. `state`: URL of
     the store.
     """
-    urls = ", ".join(f'"{url}"' for url in engine_urls)
-    slots = 2 * concurrency // len(engine_urls)
+    half = max(1, len(engine_urls) // 2)
+    short, long = (
+        ", ".join(f'"{url}"' for url in urls) for urls in (engine_urls[:half], engine_urls[half:])
+    )
+    slots = 2 * concurrency // half
     each = f"max_num_seqs: {slots}, tokens_per_second: 100000000, kv_cache_gib: {slots}"
     file = folder / f"sluice-{port}.yaml"
     file.write_text(
@@ -48,8 +52,8 @@ models:
     scheduling: {{policy: quartz}}
     admission: {{mode: enforce}}
     pools:
-      short: {{max_model_len: 8192, {each}, workers: [{urls}]}}
-      long: {{max_model_len: 131072, {each}, workers: [{urls}]}}
+      short: {{max_model_len: 8192, {each}, workers: [{short}]}}
+      long: {{max_model_len: 131072, {each}, workers: [{long}]}}
 entitlements:
   - name: bench
     tenant: bench

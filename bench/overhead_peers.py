@@ -41,15 +41,19 @@ def sluice_on_redis(folder: Path, port: int, engine_ports: Sequence[int], state:
 def sluice_least_loaded(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer:
     """The gateway without scheduler, limits, compression and telemetry; embedded state."""
     file = folder / f"least-loaded-{port}.yaml"
-    engines = ", ".join(f'"{url}"' for url in urls(engine_ports))
+    half = len(engine_ports) // 2
+    short, long = (
+        ", ".join(f'"{url}"' for url in urls(ports))
+        for ports in (engine_ports[:half], engine_ports[half:])
+    )
     file.write_text(
         f"""version: 1
 server: {{host: 127.0.0.1, port: {port}, max_connections: 20000}}
 models:
   - name: {MODEL}
     pools:
-      short: {{max_model_len: 8192, max_num_seqs: 20000, workers: [{engines}]}}
-      long: {{max_model_len: 131072, max_num_seqs: 20000, workers: [{engines}]}}
+      short: {{max_model_len: 8192, max_num_seqs: 20000, workers: [{short}]}}
+      long: {{max_model_len: 131072, max_num_seqs: 20000, workers: [{long}]}}
 request_log: {{path: "{folder}/requests-{port}.jsonl"}}
 entitlements:
   - {{name: bench, tenant: bench, model: {MODEL}, api_keys: ["sha256:{KEY_SHA256}"]}}

@@ -164,8 +164,8 @@ def _extend(file: Path, mock_urls: list[str]) -> None:
     shared["scheduling"] = {**base["scheduling"], "prefix_entries": PREFIXES}
     config["models"] += [
         {**shared, "name": MOCKED, "pools": {
-            "short": {"max_model_len": 8192, "max_num_seqs": 64, "workers": whole},
-            "long": {"max_model_len": WINDOW_TOKENS, "max_num_seqs": 64, "workers": whole},
+            "short": {"max_model_len": 8192, "max_num_seqs": 64, "workers": whole[:2]},
+            "long": {"max_model_len": WINDOW_TOKENS, "max_num_seqs": 64, "workers": whole[2:]},
         }},
         {**shared, "name": TIGHT, "compression": {"enabled": False}, "pools": {
             "only": {"max_model_len": 8192, "max_num_seqs": SLOTS, "workers": tight},

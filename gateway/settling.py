@@ -69,7 +69,6 @@ class Settling:
         if lease is not None and estimate is not None and served is not None:
             walk.charged = stage_settle.settle(
                 self._store,
-                served,
                 lease,
                 outcome,
                 estimate,

@@ -301,7 +301,7 @@ def _unreadable(response: UpstreamResponse) -> Fault | None:
     """
     if response.status < 400 and response.status != 200:
         return Fault(kind="protocol", message=f"it answered with status {response.status}")
-    encoding = _header(response.headers, b"content-encoding")
+    encoding = next((v for name, v in response.headers if name == b"content-encoding"), b"")
     if encoding and encoding.lower() != b"identity":
         name = encoding[:32].decode("latin-1")
         return Fault(kind="protocol", message=f"its answer is compressed ({name}), unasked")

@@ -27,7 +27,6 @@ _CUT = frozenset({"length", "max_tokens", "incomplete"})
 
 def settle(
     store: LeaseStore,
-    served: ServedModel,
     lease: Lease,
     outcome: Outcome,
     estimate: LengthEstimate,

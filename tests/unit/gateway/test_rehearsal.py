@@ -20,7 +20,7 @@ models:
   - name: org/model
     pools:
       short: {max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:9"]}
-      long: {max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:9"]}
+      long: {max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:10"]}
 """
 
 
