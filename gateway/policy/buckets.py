@@ -140,7 +140,9 @@ def serve(book: TokenPool, account: Account, funded: str, tokens: int) -> None:
 def average(account: Account, now_s: float) -> None:
     """Extend the tick's integrals of sequences and KV up to now."""
     passed_s = now_s - account.since_s
-    if account.total and passed_s > 0:
+    if passed_s <= 0:
+        return
+    if account.total:
         account.inflight_seconds += account.total * passed_s
         account.kv_seconds += account.kv_bytes * passed_s
     account.since_s = now_s

@@ -145,7 +145,7 @@ class OpenedRedis:
             url,
             served,
             {"m": book},
-            time.monotonic,
+            self.clock,
             local=MemoryLeases(served, time.monotonic),
             fail_mode="closed",
             owner="o",

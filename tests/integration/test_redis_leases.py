@@ -97,7 +97,7 @@ async def opened(
         url,
         served,
         books,
-        time.monotonic,
+        clock or time.monotonic,
         local=MemoryLeases(served, time.monotonic),
         fail_mode=fail_mode,
         owner=owner,

@@ -16,7 +16,7 @@ import msgspec
 from gateway.policy.accounts import Account, Journal
 from gateway.policy.debt import SETTLED
 from gateway.policy.held import Held
-from gateway.policy.ledger import TokenPool
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
 
 SLICE: Final = 200
 """Accounts and leases copied between two pauses."""
@@ -146,13 +146,17 @@ def copy_pool(book: TokenPool) -> PoolCopy:
     )
 
 
-def restore_account(book: TokenPool, name: str, copy: AccountCopy) -> bool:
-    """Take over an account's past; False when there is no such entitlement now."""
+def restore_account(book: TokenPool, name: str, copy: AccountCopy, now_s: float) -> bool:
+    """Take over an account's past; False when there is no such entitlement now.
+
+    No time is later than now: the machine's clock may have been set back meanwhile.
+    """
     account = book.accounts.get(name)
     if account is None:
         return False
     for field in AccountCopy.__struct_fields__:
-        setattr(account, field, getattr(copy, field))
+        value = getattr(copy, field)
+        setattr(account, field, min(value, now_s) if field.endswith("_s") else value)
     if account.terms.service_class != "elastic":
         account.debt = 0.0
     account.epoch = -1
@@ -161,11 +165,11 @@ def restore_account(book: TokenPool, name: str, copy: AccountCopy) -> bool:
     return True
 
 
-def restore_pool(book: TokenPool, copy: PoolCopy) -> None:
+def restore_pool(book: TokenPool, copy: PoolCopy, now_s: float) -> None:
     """Take over what is known of a pool as a whole."""
-    book.surplus, book.surplus_s = copy.surplus, copy.surplus_s
+    book.surplus, book.surplus_s = copy.surplus, min(copy.surplus_s, now_s)
     book.surplus_per_s = min(copy.surplus_per_s, book.terms.tokens_per_s)
-    book.ticked_s = copy.ticked_s
+    book.ticked_s = min(copy.ticked_s, now_s)
     book.settled, book.refunds = copy.settled, copy.refunds
     for pool, service_s in zip(book.pools, copy.service_s, strict=False):
         pool.service_s = service_s
@@ -180,6 +184,7 @@ def restore_lease(book: TokenPool, held: Held, now_s: float) -> bool:
     if account is None or held.pool >= len(book.pools):
         return False
     account.since_s = now_s
+    held.expires_s = min(held.expires_s, now_s + LEASE_TTL_S)
     book.move(account, held.pool, held.sequences, held.kv_bytes)
     book.hold(account, held)
     book.pools[held.pool].evictable.pop(held.id, None)

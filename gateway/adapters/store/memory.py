@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from gateway.adapters.store.memory_pools import SLICE, MemoryPools, account_view
+from gateway.adapters.store.steady import SteadyClock
 from gateway.domain import Ask, Lease
 from gateway.policy import admission, eviction, fleet, passing
 from gateway.policy.admission import Denial, Grant, Request
@@ -43,11 +44,11 @@ class MemoryLeases(MemoryPools):
     ) -> None:
         """`models` by name (not by alias); `books` of those that are managed.
 
-        `clock` monotonic, `wall_clock` Unix time, in seconds; `jitter` gives [0, 1). `owner`
-        names this process: leases that a former one left are never renewed.
+        `clock` monotonic, `wall_clock` Unix time, in seconds, the latter read once; `jitter`
+        gives [0, 1). `owner` names this process: leases that a former one left are never renewed.
         """
         self.owner = owner or secrets.token_hex(4)
-        super().__init__(books or {}, wall_clock)
+        super().__init__(books or {}, SteadyClock(clock, wall_clock))
         self._models = models
         self._clock = clock
         self._jitter = jitter
@@ -125,7 +126,7 @@ class MemoryLeases(MemoryPools):
             return None
         book = self.books.get(held.model)
         if book is not None:
-            denial = admission.transfer(book, lease_id, pool, self._wall_clock(), force=force)
+            denial = admission.transfer(book, lease_id, pool, self._now(), force=force)
             if denial is not None:
                 return denial
         pools = self._models[held.model].pools
@@ -139,7 +140,7 @@ class MemoryLeases(MemoryPools):
         """Change what a lease reserves."""
         book = self.books.get(model)
         if book is not None:
-            admission.resize(book, lease_id, cost_tokens, kv_bytes, self._wall_clock())
+            admission.resize(book, lease_id, cost_tokens, kv_bytes, self._now())
 
     def end(self, lease_id: str, model: str, settlement: Settlement) -> None:
         """Settle a lease, once."""
@@ -162,7 +163,7 @@ class MemoryLeases(MemoryPools):
 
     def pass_by(self, model: str, name: str, pool: int, leases: Sequence[Passing]) -> None:
         """Enter leases of an entitlement that have ended, too."""
-        settled = passing.enter(self.books[model], name, pool, leases, self._wall_clock())
+        settled = passing.enter(self.books[model], name, pool, leases, self._now())
         if settled is not None:
             self.settled_total += settled
             self.refunded_total += len(leases) - settled
@@ -172,7 +173,7 @@ class MemoryLeases(MemoryPools):
         held = self._release(lease_id)
         book = None if held is None else self.books.get(held.model)
         if book is not None:
-            admission.lapse(book, lease_id, self._wall_clock())
+            admission.lapse(book, lease_id, self._now())
 
     def victims(self, lease_id: str) -> list[str]:
         """Who has to give way to this lease: ids of leases that are held."""
@@ -185,7 +186,7 @@ class MemoryLeases(MemoryPools):
 
     def prolong(self, lease_ids: Iterable[str]) -> None:
         """Renew leases that are held."""
-        now_s = self._wall_clock()
+        now_s = self._now()
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
             book = None if lease is None else self.books.get(lease.model)
@@ -212,7 +213,7 @@ class MemoryLeases(MemoryPools):
             owner=owner,
         )
         served = self._models[ask.model]
-        now_s = self._wall_clock()
+        now_s = self._now()
         found = admission.admit(
             book,
             request,
@@ -233,7 +234,7 @@ class MemoryLeases(MemoryPools):
                 usage.completion_tokens,
                 usage.cached_tokens,
             )
-        admission.settle(book, lease_id, charge, settlement.unix_s or self._wall_clock())
+        admission.settle(book, lease_id, charge, self._now.at(settlement.unix_s))
 
     def _counted(self, ask: Ask) -> Lease:
         served = self._models[ask.model]

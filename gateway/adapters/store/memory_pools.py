@@ -7,6 +7,7 @@ of entitlements; each slice is atomic because it does not await.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from gateway.adapters.store.steady import SteadyClock
 from gateway.policy import admission, debt
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.ledger import REAPED_AT_ONCE, Account, TokenPool
@@ -20,19 +21,19 @@ SLICE = 250
 class MemoryPools:
     """TokenPools and most of Upkeep over plain objects."""
 
-    def __init__(self, books: Mapping[str, TokenPool], wall_clock: Callable[[], float]) -> None:
-        """`books` by model; `wall_clock` Unix time in seconds."""
+    def __init__(self, books: Mapping[str, TokenPool], now: SteadyClock) -> None:
+        """`books` by model."""
         self.books = dict(books)
         self.witness: Callable[[str, str, float, object], None] = _unwitnessed
         """Hears (model, event, Unix s, detail) of all that changes a book but its leases."""
-        self._wall_clock = wall_clock
+        self._now = now
 
     # -- TokenPools
 
     async def define(self, terms: Entitlement) -> None:
         """See TokenPools."""
         self.books[terms.model].define(terms)
-        self.witness(terms.model, "entitlement", self._wall_clock(), terms)
+        self.witness(terms.model, "entitlement", self._now(), terms)
 
     async def remove(self, model: str, name: str) -> bool:
         """See TokenPools."""
@@ -41,13 +42,13 @@ class MemoryPools:
         if account is not None and account.total:
             return False
         book.remove(name)
-        self.witness(model, "removed", self._wall_clock(), name)
+        self.witness(model, "removed", self._now(), name)
         return True
 
     async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
         """See TokenPools."""
         book = self.books[model]
-        now_s = self._wall_clock()
+        now_s = self._now()
         return [
             account_view(book, account, now_s)
             for account in map(book.accounts.get, names)
@@ -76,24 +77,24 @@ class MemoryPools:
     async def change(self, model: str, terms: Terms) -> None:
         """See Upkeep."""
         self.books[model].change(terms)
-        self.witness(model, "terms", self._wall_clock(), terms)
+        self.witness(model, "terms", self._now(), terms)
 
     async def tick(self) -> None:
         """See Upkeep. What is evicted here was handed over when it was marked."""
         for model, book in self.books.items():
             reaped = REAPED_AT_ONCE
             while reaped == REAPED_AT_ONCE:
-                reaped = admission.reap(book, self._wall_clock())
+                reaped = admission.reap(book, self._now())
                 await asyncio.sleep(0)
             if book.ticked_s <= 0:
-                book.ticked_s = self._wall_clock()
-            elif self._wall_clock() - book.ticked_s >= book.terms.profile.tick_s:
+                book.ticked_s = self._now()
+            elif self._now() - book.ticked_s >= book.terms.profile.tick_s:
                 await self._tick(model, book)
 
     async def _tick(self, model: str, book: TokenPool) -> None:
         names = list(book.active)
         contended = debt.is_contended(book)
-        now_s = self._wall_clock()
+        now_s = self._now()
         elapsed_s = now_s - book.ticked_s
         for start in range(0, len(names), SLICE):
             if start:

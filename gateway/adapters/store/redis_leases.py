@@ -19,6 +19,7 @@ from gateway.adapters.store.redis_pools import FailMode, Process
 from gateway.adapters.store.redis_route import route_of
 from gateway.adapters.store.redis_scripts import Calls, Scripts
 from gateway.adapters.store.redis_wire import Wire
+from gateway.adapters.store.steady import SteadyClock
 from gateway.domain import Ask, Lease
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.ledger import TokenPool
@@ -52,14 +53,21 @@ class RedisLeases:
         """`books` by model: terms and entitlements of those that are managed.
 
         `owner` is unique among those that share the server. `clock` monotonic, `wall_clock` Unix
-        time, in seconds; `script_clock` is what tests tell scripts instead of the server's time.
+        time, in seconds, the latter read once; `script_clock` is what tests tell scripts instead
+        of the server's time.
         """
         self._local = local
         self._models: dict[str, RedisModel] = {}
         self._task: asyncio.Task[None] | None = None
         self.settled_total = 0
         self.refunded_total = 0
-        process = Process(owner=owner, fail_mode=fail_mode, wall_clock=wall_clock, jitter=jitter)
+        process = Process(
+            owner=owner,
+            fail_mode=fail_mode,
+            clock=clock,
+            wall_clock=SteadyClock(clock, wall_clock),
+            jitter=jitter,
+        )
         scripts, route = Scripts(script_clock), route_of(url)
         for name, book in books.items():
             model = self._models[name] = RedisModel(models[name], book, process)

@@ -41,6 +41,7 @@ class Process(Record, frozen=True, kw_only=True):
 
     owner: str
     fail_mode: FailMode
+    clock: Callable[[], float]
     wall_clock: Callable[[], float]
     jitter: Callable[[], float]
 
@@ -61,6 +62,8 @@ class RedisPools:
         self._epoch = ""
         self._introduced = False
         self._ticked = SLICE
+        self._told: tuple[float, float] | None = None
+        """What time it was in Redis at the last tick, and by this process's clock."""
 
     # -- TokenPools
 
@@ -187,9 +190,11 @@ class RedisPools:
                 leader_ms=int(LEADER_S * 1000),
                 silent_s=SILENT_S,
                 most=self._ticked,
+                least_s=self._least_s(),
             )
             answer = await self.link.call("tick", packed)
-            leads, left, self.replicas, epoch, took_us = answer
+            leads, left, self.replicas, epoch, took_us, now_s = answer
+            self._told = (float(now_s), self._process.clock())
             if left > 0:
                 self._ticked = next_slice(self._ticked, took_us)
             if leads and not self.leads:
@@ -198,6 +203,13 @@ class RedisPools:
             self.leads = bool(leads)
             if left <= 0:
                 return str(epoch.decode())
+
+    def _least_s(self) -> float:
+        """What time it is at least in Redis, by what it told; 0 before it told anything."""
+        if self._told is None:
+            return 0.0
+        then_s, heard_s = self._told
+        return then_s + self._process.clock() - heard_s
 
     async def _seen(self, names: Sequence[str]) -> TokenPool:
         try:

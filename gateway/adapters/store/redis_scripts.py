@@ -26,8 +26,8 @@ _KEYS: Final = (
     *("ticking", "evictions", "leader", "replicas", "dedicated"),
 )
 _POOL_KEYS: Final = ("weights", "evictable", "denials", "denials_last")
-_SERVER_CLOCK: Final = "local now_s = server_time()"
-_TEST_CLOCK: Final = "local now_s = tonumber(ARGV[2])"
+_SERVER_CLOCK: Final = "local now_s, read_s, ticked_by_s = book_time()"
+_TEST_CLOCK: Final = "local now_s, read_s, ticked_by_s = tonumber(ARGV[2]), nil, nil"
 
 encode: Final = msgspec.msgpack.Encoder().encode
 

@@ -154,10 +154,10 @@ class SqliteLeases:
         now_s = self._wall_clock()
         for model, pool in rows.pools.items():
             if model in self._books:
-                lease_snapshot.restore_pool(self._books[model], pool)
+                lease_snapshot.restore_pool(self._books[model], pool, now_s)
         for number, (model, name, saved_s, account) in enumerate(rows.accounts):
             book = self._books.get(model)
-            known = book is not None and lease_snapshot.restore_account(book, name, account)
+            known = book is not None and lease_snapshot.restore_account(book, name, account, now_s)
             if not known and book is not None and saved_s < now_s - FORGET_S:
                 book.journal = book.journal or Journal()
                 book.journal.accounts.add(name)

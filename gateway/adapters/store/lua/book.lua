@@ -4,7 +4,7 @@
 -- floating-point operations included, so that both give the same decisions.
 --
 -- KEYS     all of one model and one hash tag, `sluice:3:{MODEL}:NAME`, the same for every script:
---   1 state         hash: "terms", "book" -> msgpack maps
+--   1 state         hash: "terms", "book" -> msgpack maps; "clock" -> two times, see book_time
 --   2 defs          hash: entitlement -> msgpack map of its terms
 --   3 accounts      hash: entitlement -> msgpack map of its counters; absent means all zero
 --   4 leases        hash: lease id -> msgpack map
@@ -23,7 +23,7 @@
 --                   weight)
 -- ARGV[1]  msgpack, see each script
 --
--- Times are Unix seconds of the server's clock, tokens and bytes whole numbers. Pools count
+-- Times are Unix seconds by the server's clock as no step of it shows, tokens and bytes whole numbers. Pools count
 -- from 0 outside, so pool p is `book.pools[p + 1]`.
 -- Errors: NOSTATE (the model is not known here: define it), POOLS n (it has n pools).
 
@@ -51,7 +51,19 @@ local function server_time()
   local t = call('TIME')
   return tonumber(t[1]) + tonumber(t[2]) / 1e6
 end
-local now_s = server_time()
+
+-- The server's clock may be set, or be another server's after a failover. So time goes on from
+-- what the last tick saw (`clock` in the state: by its reading, and as it was here), by LEAP_S at
+-- most: replicas tick four times a second. Whoever ticks says what passed by its own clock.
+local LEAP_S = 2
+local function book_time()
+  local read_s = server_time()
+  local kept = call('HGET', STATE, 'clock')
+  if not kept then return read_s, read_s end
+  local then_s, was_s = string.match(kept, '^(%S+) (%S+)$')
+  return was_s + min(max(read_s - then_s, 0), LEAP_S), read_s, tonumber(then_s)
+end
+local now_s, read_s, ticked_by_s = book_time()
 local arg = unpacked(ARGV[1])
 
 -- -- state
@@ -309,7 +321,8 @@ end
 -- Extends the tick's integrals of sequences and KV up to now.
 local function average(account)
   local passed_s = now_s - account.since_s
-  if account.total > 0 and passed_s > 0 then
+  if passed_s <= 0 then return end
+  if account.total > 0 then
     account.inflight_seconds = account.inflight_seconds + account.total * passed_s
     account.kv_seconds = account.kv_seconds + account.kv_bytes * passed_s
   end

@@ -5,12 +5,13 @@
 -- vanished has left it. A model that nobody ticks for KEPT_S vanishes.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {owner, leader_ms, silent_s, most}: a leader that is not heard for leader_ms loses its
---          place, a replica that is not heard for silent_s is not counted
+-- ARGV[1]  {owner, leader_ms, silent_s, most, least_s}: a leader that is not heard for leader_ms
+--          loses its place, a replica that is not heard for silent_s is not counted; it is least_s
+--          at least (0: the replica heard of no time yet)
 --
 -- Returns {1 if this replica leads, entitlements left in the tick, or -1 when none was due,
--- replicas, epoch, microseconds that this call took; 0 where time stands still in a script}. The
--- epoch is another one when the server lost what it knew.
+-- replicas, epoch, microseconds that this call took; 0 where time stands still in a script, the
+-- time}. The epoch is another one when the server lost what it knew.
 
 local began_s = server_time()
 
@@ -102,8 +103,18 @@ local function slice(most)
   return left
 end
 
+-- Has time go on from here.
+local function keep_time()
+  now_s = max(now_s, arg.least_s)
+  -- Nobody ticked and nobody knows how long: all replicas were away, so the clock is believed.
+  local all_away = arg.least_s == 0 and ticked_by_s and read_s - ticked_by_s > arg.silent_s
+  if all_away then now_s = max(now_s, read_s) end
+  call('HSET', STATE, 'clock', string.format('%.6f %.6f', read_s, now_s))
+end
+
 local failed = load_book()
 if failed then return failed end
+if read_s then keep_time() end
 call('ZADD', REPLICAS, now_s, arg.owner)
 call('ZREMRANGEBYSCORE', REPLICAS, '-inf', now_s - arg.silent_s)
 local leads = call('GET', LEADER) == arg.owner
@@ -118,4 +129,5 @@ if leads then
   if left >= 0 then save() end
 end
 local took_us = math.floor((server_time() - began_s) * 1e6)
-return {leads and 1 or 0, left, call('ZCARD', REPLICAS), book.epoch, took_us}
+local time = string.format('%.6f', now_s)
+return {leads and 1 or 0, left, call('ZCARD', REPLICAS), book.epoch, took_us, time}

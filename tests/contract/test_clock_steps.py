@@ -1,0 +1,204 @@
+"""No step of any clock admits beyond a limit or refuses for longer than the true wait.
+
+The embedded store is told by a monotonic clock what has passed, Redis by its own clock, which
+may be set or be another server's after a failover, and by what its replicas say has passed.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bench.redis_server import RedisServer
+from gateway.adapters.store import redis_scripts
+from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.redis_leases import RedisLeases
+from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.domain import Ask, Lease, Usage
+from gateway.errors import RateLimited
+from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.pool_terms import Terms
+from gateway.ports import Settlement
+from tests.builders import served_model
+from tests.fakes import FakeClock
+from tests.token_pools import NOW_S, entitled
+
+SLOTS = 4
+RATE = 100.0
+TICK_EVERY_S = 0.25
+"""As the keeper does."""
+STEPS = [-3600.0, -31.0, -1.0, 1.0, 31.0, 3600.0]
+TERMS = Terms(slots=(SLOTS, SLOTS), largest_tokens=1000, headroom=0)
+TENANT = entitled("e", tokens_per_s=RATE, limit=SLOTS)
+
+
+class Embedded:
+    """In this process."""
+
+    def __init__(self) -> None:
+        self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
+        book = TokenPool(TERMS)
+        book.define(TENANT)
+        self.store = MemoryLeases(
+            {"m": served_model()}, self.true, {"m": book}, wall_clock=self.machine
+        )
+
+
+class OnRedis:
+    """In a server whose clock may be set."""
+
+    def __init__(self, url: str) -> None:
+        self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
+        book = TokenPool(TERMS)
+        book.define(TENANT)
+        served = {"m": served_model()}
+        self.store = RedisLeases(
+            url,
+            served,
+            {"m": book},
+            self.true,
+            local=MemoryLeases(served, self.true),
+            fail_mode="closed",
+            owner="o",
+            wall_clock=self.machine,
+            jitter=lambda: 0.0,
+            script_clock=self.machine,
+        )
+
+
+Store = Embedded | OnRedis
+"""`true` is what has really passed, `machine` what the machine's clock shows."""
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+async def opened(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Store]:
+    # Scripts read a clock that tests set where they would read the server's.
+    monkeypatch.setattr(redis_scripts, "_SERVER_CLOCK", "local t = call('TIME')")
+    monkeypatch.setattr(redis_scripts, "_TEST_CLOCK", "local t = {ARGV[2], 0}")
+    if request.param == "memory":
+        yield Embedded()
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    found = OnRedis(server.url)
+    await found.store.start()
+    await found.store.tick()
+    yield found
+    await found.store.close()
+
+
+async def passes(opened: Store, seconds: float, *, renewed: bool = False) -> None:
+    """Time goes by, and the keeper does what it does."""
+    steps = round(seconds / TICK_EVERY_S)
+    for step in range(steps):
+        opened.true.advance(TICK_EVERY_S)
+        opened.machine.advance(TICK_EVERY_S)
+        await opened.store.tick()
+        if renewed and step % 40 == 0:
+            await opened.store.renew()
+
+
+def ask(lease_id: str, tokens: int = 100) -> Ask:
+    return Ask(
+        lease_id=lease_id,
+        model="m",
+        entitlement="e",
+        pool=0,
+        alternates=(),
+        cost_tokens=tokens,
+        sequences=1,
+    )
+
+
+def end(opened: Store, lease: Lease, tokens: int) -> None:
+    usage = Usage(prompt_tokens=tokens, completion_tokens=0)
+    settled = Settlement(usage=usage, dispatched=True, unix_s=opened.machine())
+    opened.store.settle(lease, settled)
+
+
+async def level(opened: Store) -> float:
+    (view,) = await opened.store.view("m", ["e"])
+    return view.level_tokens
+
+
+async def in_flight(opened: Store) -> int:
+    return sum(pool.inflight for pool in await opened.store.pools("m"))
+
+
+@pytest.mark.parametrize("step_s", STEPS)
+async def test_a_bucket_fills_by_what_has_passed(opened: Store, step_s: float) -> None:
+    end(opened, await opened.store.admit(ask("a", 1000)), 1000)
+    with pytest.raises(RateLimited):
+        await opened.store.admit(ask("b", 200))
+    opened.machine.advance(step_s)
+    await passes(opened, 1.0)
+    # A server's clock says nothing of the time since the last look: that much may be amiss.
+    assert await level(opened) <= RATE * (1.0 + 2.0) + 1
+    with pytest.raises(RateLimited):
+        await opened.store.admit(ask("c", 500))
+    await passes(opened, 4.0)
+    end(opened, await opened.store.admit(ask("d", 400)), 400)
+
+
+@pytest.mark.parametrize("step_s", STEPS)
+async def test_what_is_settled_after_a_step_moves_no_time(opened: Store, step_s: float) -> None:
+    leases = [await opened.store.admit(ask(f"l{n}", 250)) for n in range(4)]
+    opened.machine.advance(step_s)
+    await passes(opened, 1.0)
+    for lease in leases:
+        end(opened, lease, 250)
+    assert await level(opened) <= RATE * (1.0 + 2.0) + 1
+    await passes(opened, 5.0)
+    end(opened, await opened.store.admit(ask("next", 400)), 400)
+
+
+@pytest.mark.parametrize("step_s", STEPS)
+async def test_a_lease_lives_while_it_is_renewed_and_no_longer_than_its_time(
+    opened: Store, step_s: float
+) -> None:
+    for n in range(SLOTS):
+        await opened.store.admit(ask(f"l{n}"))
+    opened.machine.advance(step_s)
+    await passes(opened, LEASE_TTL_S + 10.0, renewed=True)
+    assert await in_flight(opened) == SLOTS
+    with pytest.raises(RateLimited):
+        await opened.store.admit(ask("beyond"))
+    opened.machine.advance(step_s)
+    await passes(opened, LEASE_TTL_S + 1.0)
+    assert await in_flight(opened) == 0
+
+
+async def test_many_steps_add_up_to_nothing(opened: Store) -> None:
+    end(opened, await opened.store.admit(ask("a", 1000)), 1000)
+    for step_s in STEPS * 4:
+        opened.machine.advance(step_s)
+        await passes(opened, 0.25)
+    # 6 s have passed, and each step forward is worth 2 s at most.
+    assert await level(opened) <= RATE * (6.0 + 12 * 2.0) + 1
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, -31.0])
+async def test_a_clock_set_back_between_two_starts_refuses_nobody(
+    tmp_path: Path, step_s: float
+) -> None:
+    machine = FakeClock(NOW_S)
+    for turn in range(2):
+        book = TokenPool(TERMS)
+        book.define(TENANT)
+        store = MemoryLeases({"m": served_model()}, machine, {"m": book}, wall_clock=machine)
+        kept = SqliteLeases(tmp_path / "s.db", {"m": book}, wall_clock=machine)
+        await kept.start()
+        if turn == 0:
+            usage = Usage(prompt_tokens=900, completion_tokens=0)
+            lease = await store.admit(ask("a", 900))
+            await store.admit(ask("left", 100))
+            store.settle(lease, Settlement(usage=usage, dispatched=True))
+        else:
+            machine.advance(5.0)
+            await store.admit(ask("b", 400))
+            machine.advance(LEASE_TTL_S)
+            await store.tick()
+            assert book.pools[0].inflight == 0
+        await kept.close()
+        machine.advance(step_s)
