@@ -447,7 +447,8 @@ class PoolMachine(RuleBasedStateMachine):
         if terms.service_class == "guaranteed":
             assert total <= sum(terms.baseline)
         else:
-            assert total <= (terms.limit or sum(self.terms.slots))
+            # Without any worker C is no limit: binding says that nobody is there.
+            assert total <= (terms.limit or sum(self.terms.slots) or total)
         pool, slots = pools[lease.pool], self.terms.slots[lease.pool]
         if lease.spilled:
             assert not lease.protected
