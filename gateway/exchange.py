@@ -216,8 +216,8 @@ class Exchange:
     ) -> Binding | None:
         """Stage 8; None when its worker died meanwhile and no other is left in the pool."""
         job, scheduler = found(walk.job), found(walk.scheduler)
-        stage_queue.admit(served, scheduler)
-        await stage_queue.wait(served, job, incoming, self._clock)
+        stage_queue.admit(served, job, scheduler)
+        await stage_queue.wait(served, job, scheduler, incoming, self._clock)
         walk.queue_s += self._clock() - job.arrived_s
         return None if job.state == "nowhere" else stage_bind.binding_of(served, pool, job)
 

@@ -20,7 +20,7 @@ from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.prefix_points import Points, points_of
 from gateway.policy.rates import MeanRate
 from gateway.policy.routing import Routing
-from gateway.policy.scheduling import Scheduler
+from gateway.policy.scheduling import Job, Scheduler
 from gateway.policy.telemetry_view import TelemetryView
 from predictor.online import PrefillPredictor
 
@@ -60,6 +60,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     conversations: Conversations = msgspec.field(default_factory=Conversations)
     schedulers: tuple[Scheduler | None, ...] = ()
     """By pool; None, or nothing at all: the least loaded worker, at once."""
+    queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
+    """Jobs whose requests wait here, in order of arrival, and where."""
     predictors: tuple[PrefillPredictor, ...] = ()
     """By pool, where a scheduler predicts; else nothing."""
     prefixes: tuple[PrefixIndex, ...] = ()

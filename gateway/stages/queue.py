@@ -17,24 +17,60 @@ _RETRY_S = 2.0
 _LEAST_WAIT_S = 0.01
 
 
-def admit(served: ServedModel, scheduler: Scheduler) -> None:
-    """Raises RateLimited when more wait than may (the job that asks is counted)."""
-    waiting = sum(scheduler.waiting)
-    if waiting > served.queue.limit:
-        raise RateLimited(
-            f"{waiting - 1} requests wait for a worker of '{served.name}' already. "
-            "Please try again later.",
-            reason="queue_full",
-            code="rate_limit_exceeded",
-            retry_after_s=_RETRY_S,
-            should_retry=True,
-        )
+def admit(served: ServedModel, job: Job, scheduler: Scheduler) -> None:
+    """Keep the queue within its limit (the job that asks is counted).
+
+    A full queue displaces: of the lowest band, the newest of whoever holds most for its share.
+    Raises RateLimited when that is the job that asks; else the displaced one's `wait` does.
+    """
+    if sum(scheduler.waiting) <= served.queue.limit:
+        return
+    others = [
+        other
+        for other, where in served.queued.items()
+        if where is scheduler and other.owner is not None and not other.owner.done()
+    ]
+    if len(others) < served.queue.limit:
+        return  # those that were displaced are about to leave
+    displaced = _displaced([*others, job])
+    if displaced is job:
+        raise _full(served)
+    displaced.owner.set_exception(_full(served))
+
+
+def _displaced(jobs: list[Job]) -> Job:
+    """The one that makes room; `jobs` in order of arrival."""
+    band = max(job.band for job in jobs)
+    held: dict[str, float] = {}
+    for job in jobs:
+        if job.band == band:
+            held[job.client] = held.get(job.client, 0.0) + 1.0 / job.share
+    most = max(held.values())
+    newest = [job for job in jobs if job.band == band and held[job.client] >= most]
+    return newest[-1]
+
+
+def _full(served: ServedModel) -> RateLimited:
+    return RateLimited(
+        f"{served.queue.limit} requests wait for a worker of '{served.name}' already. "
+        "Please try again later.",
+        reason="queue_full",
+        code="rate_limit_exceeded",
+        retry_after_s=_RETRY_S,
+        should_retry=True,
+    )
 
 
 async def wait(
-    served: ServedModel, job: Job, incoming: Incoming, clock: Callable[[], float]
+    served: ServedModel,
+    job: Job,
+    scheduler: Scheduler,
+    incoming: Incoming,
+    clock: Callable[[], float],
 ) -> None:
-    """Wait until the job is sent or has no worker left. Raises RateLimited when that is too long.
+    """Wait until the job is sent or has no worker left.
+
+    Raises RateLimited when that is too long, or when it was displaced.
 
     The job stays the scheduler's: whoever called gives it back, however this ends.
     """
@@ -44,12 +80,14 @@ async def wait(
         limit_s = min(limit_s, incoming.received_s + client_s - clock())
     loop = asyncio.get_running_loop()
     job.owner = waiter = loop.create_future()
+    served.queued[job] = scheduler
     timer = loop.call_later(max(limit_s, _LEAST_WAIT_S), _expire, waiter)
     try:
         in_time = await waiter
     finally:
         timer.cancel()
         job.owner = None
+        del served.queued[job]
     if not in_time and job.state == "waiting":
         raise RateLimited(
             f"No worker of '{served.name}' had room within {limit_s:.0f} s. "

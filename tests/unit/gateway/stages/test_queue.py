@@ -1,0 +1,60 @@
+"""A full queue displaces the newest request of whoever holds most of it."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from gateway.errors import RateLimited
+from gateway.policy.fleet import PoolState
+from gateway.policy.immediate import LeastLoaded
+from gateway.policy.scheduling import Job
+from gateway.policy.served import QueueRules, ServedModel
+from gateway.stages import queue
+from tests.builders import served_model
+
+
+class Full(LeastLoaded):
+    """A scheduler in which as many wait as it is told."""
+
+    def __init__(self, pool: PoolState, waiting: int) -> None:
+        super().__init__(pool)
+        self.waiting = (0, waiting, 0)
+
+
+async def crowd(served: ServedModel, scheduler: Full, jobs: list[Job]) -> None:
+    for job in jobs:
+        job.owner = asyncio.get_running_loop().create_future()
+        served.queued[job] = scheduler
+
+
+def job(client: str, band: int = 1, share: float = 1.0) -> Job:
+    return Job(None, 1, 1, 0.0, client, band, share)
+
+
+@pytest.mark.parametrize(
+    ("held", "asking", "displaced"),
+    [
+        ([job("a"), job("a"), job("a")], job("b"), 2),
+        ([job("a"), job("a"), job("b")], job("a"), 3),
+        ([job("a", share=9.0), job("a", share=9.0), job("b")], job("c"), 3),
+        ([job("a"), job("s", 2), job("a")], job("a"), 1),
+        ([job("g", 0), job("g", 0), job("g", 0)], job("s", 2), 3),
+    ],
+)
+async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
+    held: list[Job], asking: Job, displaced: int
+) -> None:
+    served = msgspec.structs.replace(served_model(), queue=QueueRules(limit=3, timeout_s=9.0))
+    scheduler = Full(served.pools[0], 4)
+    await crowd(served, scheduler, held)
+    if displaced == len(held):
+        with pytest.raises(RateLimited):
+            queue.admit(served, asking, scheduler)
+        assert not any(other.owner.done() for other in held)
+        return
+    queue.admit(served, asking, scheduler)
+    assert [other.owner.done() for other in held] == [n == displaced for n in range(3)]
+    refusal = held[displaced].owner.exception()
+    assert isinstance(refusal, RateLimited)
+    assert refusal.reason == "queue_full"
