@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from gateway.adapters.body_reader import BodyReader
 from gateway.adapters.boundary_chore import BoundaryChore, told_totals
 from gateway.adapters.decision_ring import DecisionRing
 from gateway.adapters.engine_metrics import EngineMetrics
@@ -123,6 +124,7 @@ class Gateway:
         keyring = self.pools.keyring
         new_id = request_ids()
         self.compressor = _compress_workers(config, self.sharing.count)
+        self.reader = BodyReader()
         self.pipeline = Pipeline(
             models=by_name(config, self.models),
             keyring=keyring,
@@ -131,6 +133,7 @@ class Gateway:
             metrics=self.metrics,
             records=records,
             compressor=self.compressor,
+            reader=self.reader,
             clock=clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
@@ -236,6 +239,7 @@ class Gateway:
                 await self.upstream.close()
                 await self.desk.close()
                 await self.learning.close()
+                await self.reader.close()
                 if self.compressor is not None:
                     await self.compressor.close()
         for writer in (self.log, self.export):

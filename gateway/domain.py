@@ -188,6 +188,8 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     members: Mapping[str, Raw] = {}
     """The body's top-level members as sent, views into it; none of a form."""
+    places: tuple[tuple[str, int, int, int], ...] = ()
+    """Where the members lie, where that is known already: name, starts of key and value, end."""
     unknown_bytes: int = 0
     """Of the measure's text, what stands where the gateway knows of no text."""
     parts: tuple[FormPart, ...] = ()

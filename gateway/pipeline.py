@@ -22,7 +22,7 @@ from gateway.policy.band import band_plan
 from gateway.policy.band_rules import Band
 from gateway.policy.members import by_name
 from gateway.policy.served import ServedModel
-from gateway.ports import ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
+from gateway.ports import BodyReads, ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
 from gateway.settling import TOGETHER_S, Settling
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
@@ -47,6 +47,7 @@ class Pipeline:
         metrics: Metrics,
         records: RecordSink,
         compressor: CompressRunner | None = None,
+        reader: BodyReads | None = None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log_prompts: bool = False,
@@ -56,6 +57,7 @@ class Pipeline:
         self._keyring = keyring
         self._store = store
         self._compressor = compressor
+        self._reader = reader
         self._clock = clock
         self._wall_clock = wall_clock
         self._settling = Settling(
@@ -147,7 +149,11 @@ class Pipeline:
             self._keyring, incoming.head.key_digest, incoming.received_unix_s
         )
         # 2 classify, estimate
-        walk.facts = facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
+        if self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
+            facts = await self._reader.read(endpoint, incoming.body)
+        else:
+            facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
+        walk.facts = facts
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
         if facts.previous_response_id is not None:

@@ -9,7 +9,16 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from gateway.domain import Ask, Lease, PhaseTimeouts, Record, Usage, WorkerAddress
+from gateway.domain import (
+    Ask,
+    BodyFacts,
+    Endpoint,
+    Lease,
+    PhaseTimeouts,
+    Record,
+    Usage,
+    WorkerAddress,
+)
 from gateway.errors import Refusal
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Learned, Peer
@@ -288,6 +297,14 @@ class Directory(Protocol):
 
     async def close(self) -> None:
         """Let go of files and connections."""
+
+
+class BodyReads(Protocol):
+    """Reads large bodies off the event loop."""
+
+    async def read(self, endpoint: Endpoint, body: bytes) -> BodyFacts:
+        """The facts of a JSON body. Raises Refusal."""
+        ...
 
 
 class CompressTask(Record, frozen=True, kw_only=True):

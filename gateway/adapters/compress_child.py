@@ -39,9 +39,14 @@ class Setup(Record, frozen=True, kw_only=True):
     """Paths to load before the first task: that takes longer than a task may."""
 
 
+def length_of(data: bytes) -> bytes:
+    """What stands before `data` in its frame."""
+    return len(data).to_bytes(_LENGTH_BYTES, "big")
+
+
 def framed(data: bytes) -> bytes:
     """`data` as one frame."""
-    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+    return length_of(data) + data
 
 
 def unframed(buffer: bytes | bytearray) -> bytes | None:
@@ -68,7 +73,7 @@ def main() -> None:
 
 
 def _serve(pipe: socket.socket) -> None:
-    setup = msgspec.msgpack.decode(_receive(pipe), type=Setup)
+    setup = msgspec.msgpack.decode(received(pipe), type=Setup)
     signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
     # Here, since the gateway imports this module, and has no use for the tables.
     from compressor import warm  # noqa: PLC0415
@@ -83,14 +88,14 @@ def _serve(pipe: socket.socket) -> None:
     pipe.sendall(framed(b""))
     tasks = msgspec.msgpack.Decoder(CompressTask)
     while True:
-        task = tasks.decode(_receive(pipe))
+        task = tasks.decode(received(pipe))
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + _ALARM_SLACK_S)
         result = work(task, counters)
         signal.setitimer(signal.ITIMER_REAL, 0)
         pipe.sendall(framed(msgspec.msgpack.encode(result)))
 
 
-def _receive(pipe: socket.socket) -> bytes:
+def received(pipe: socket.socket) -> bytes:
     """The next frame's content; EOFError when the pipe has closed."""
     length = int.from_bytes(_exactly(pipe, _LENGTH_BYTES), "big")
     return _exactly(pipe, length)

@@ -17,7 +17,7 @@ from typing import Final, cast
 
 import msgspec
 
-from gateway.adapters.compress_child import START_LIMIT_S, Setup, framed, unframed
+from gateway.adapters.compress_child import START_LIMIT_S, Setup, length_of, unframed
 from gateway.errors import SluiceError
 from gateway.ports import CompressResult, CompressTask
 
@@ -61,15 +61,17 @@ class WorkerProcess(asyncio.Protocol):
         return self._process.pid
 
     @classmethod
-    async def start(cls, setup: Setup, lost: asyncio.Event) -> "WorkerProcess":
-        """A process that is warm. `lost` is set whenever it dies.
+    async def start(
+        cls, setup: Setup, lost: asyncio.Event, module: str = "gateway.adapters.compress_child"
+    ) -> "WorkerProcess":
+        """A process that runs `module` and is warm. `lost` is set whenever it dies.
 
         Raises WorkerGone or OSError; what was started has then ended.
         """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = _popen(theirs)
+                process = _popen(theirs, module)
         except BaseException:
             ours.close()
             raise
@@ -77,7 +79,7 @@ class WorkerProcess(asyncio.Protocol):
         try:
             ours.settimeout(0)
             await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
-            await worker._asked(msgspec.msgpack.encode(setup), START_LIMIT_S)
+            await worker.asked(msgspec.msgpack.encode(setup), limit_s=START_LIMIT_S)
         except TimeoutError:
             await worker.end()
             raise WorkerGone(f"it was not ready within {START_LIMIT_S:g} s") from None
@@ -90,7 +92,7 @@ class WorkerProcess(asyncio.Protocol):
 
     async def ask(self, task: CompressTask, limit_s: float) -> CompressResult:
         """What it makes of a task. After WorkerGone or TimeoutError it has to be ended."""
-        answer = await self._asked(msgspec.msgpack.encode(task), limit_s)
+        answer = await self.asked(msgspec.msgpack.encode(task), limit_s=limit_s)
         return msgspec.msgpack.decode(answer, type=CompressResult)
 
     async def end(self) -> None:
@@ -133,11 +135,15 @@ class WorkerProcess(asyncio.Protocol):
             self._answer.set_exception(WorkerGone(self._how_it_ended()))
         self._lost.set()
 
-    async def _asked(self, data: bytes, limit_s: float) -> bytes:
+    async def asked(self, *frames: bytes, limit_s: float) -> bytes:
+        """What it answers to frames. After WorkerGone or TimeoutError it has to be ended."""
         if self._transport is None or not self.alive:
             raise WorkerGone(self._how_it_ended())
         self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(framed(data))
+        # Apart: a body is large, and to join it with its length would copy it.
+        for data in frames:
+            self._transport.write(length_of(data))
+            self._transport.write(data)
         async with asyncio.timeout(limit_s):
             return await self._answer
 
@@ -153,14 +159,14 @@ class WorkerProcess(asyncio.Protocol):
         return "its pipe closed" if code is None else f"it ended with exit status {code}"
 
 
-def _popen(pipe: socket.socket) -> subprocess.Popen[bytes]:
+def _popen(pipe: socket.socket, module: str) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= _ONE_THREAD | _KEPT_MEMORY
     # As multiprocessing does it: what the gateway could import, the worker can.
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - a module of ours
         # -P: the directory the gateway was started in is no place to import from.
-        [sys.executable, "-P", "-m", "gateway.adapters.compress_child"],
+        [sys.executable, "-P", "-m", module],
         stdin=pipe.fileno(),
         stdout=subprocess.DEVNULL,
         env=environment,

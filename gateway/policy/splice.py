@@ -7,7 +7,7 @@ Rules:
 - Inserting needs no scan: new members go right after the opening brace.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -24,16 +24,18 @@ def splice(
     replace: Mapping[str, bytes] = _NONE,
     insert: Mapping[str, bytes] = _NONE,
     remove: Collection[str] = (),
+    places: Sequence[tuple[str, int, int, int]] = (),
 ) -> bytes:
     """Edit top-level members of the JSON object `raw`; values are JSON bytes.
 
     `replace` sets a member's value and adds the member when it is absent. `insert` adds
     one that the caller knows to be absent (or removes in the same call). `raw` must have
-    passed `read_body`: anything but a JSON object raises ValueError.
+    passed `read_body`: anything but a JSON object raises ValueError. `places` are its members',
+    if they are known.
     """
     if not (replace or remove):
         return _insert(raw, insert) if insert else raw
-    members = locate(raw)
+    members = [Member(*place) for place in places] if places else locate(raw)
     cuts = _cuts(members, replace, frozenset(remove))
     present = {member.name for member in members}
     added = {name: value for name, value in replace.items() if name not in present}

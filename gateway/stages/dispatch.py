@@ -60,9 +60,7 @@ def upstream_call(
         method="POST",
         path=incoming.endpoint.path,
         lines=lines,
-        body=_edited(
-            served, worker, incoming.endpoint, facts, default_cap, prompt.body, priority, salt
-        ),
+        body=_edited(served, worker, incoming, facts, default_cap, prompt.body, priority, salt),
         timeouts=served.timeouts,
     )
 
@@ -131,7 +129,7 @@ def _form_call(
 def _edited(
     served: ServedModel,
     worker: WorkerAddress,
-    endpoint: Endpoint,
+    incoming: Incoming,
     facts: BodyFacts,
     default_cap: int | None,
     body: bytes,
@@ -146,10 +144,10 @@ def _edited(
     if name != facts.model:
         replace["model"] = orjson.dumps(name)
     if default_cap is not None:
-        field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
+        field = _CAP_FIELDS.get(incoming.endpoint.name, "max_tokens")
         # The client's own may be there, and null: of two the engine would take the last.
         (replace if field in facts.members else insert)[field] = b"%d" % default_cap
-    if injects_usage(served, endpoint, facts):
+    if injects_usage(served, incoming.endpoint, facts):
         options = with_usage(facts.members.get("stream_options"))
         (replace if facts.has_stream_options else insert)["stream_options"] = options
     if worker.rank is not None and worker.rank_by == "body":
@@ -158,5 +156,7 @@ def _edited(
         insert["priority"] = b"%d" % priority
     if salt is not None:
         insert["cache_salt"] = b'"%b"' % salt.encode()
+    # A compressed body is another one.
+    places = facts.places if body is incoming.body else ()
     # What is inserted steers: a client's own is removed.
-    return splice(body, replace=replace, insert=insert, remove=facts.steering_fields)
+    return splice(body, replace=replace, insert=insert, remove=facts.steering_fields, places=places)

@@ -1,6 +1,7 @@
 """Stage 2, classify and estimate: body -> facts -> the three output figures."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,12 @@ from gateway.policy.category import category_from_header
 from gateway.policy.header_lines import pairs_of
 from gateway.policy.served import ServedModel
 
+LIGHT_BYTES: Final = 64 * 1024
+"""A smaller body is read at once, whatever is in it."""
+HEAVY_BYTES: Final = 4 * 1024 * 1024
+HEAVY_VALUES: Final = 20_000
+"""Commas and opening brackets: values, as far as one sees without reading."""
+
 
 def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
     """What the gateway reads of the body. Raises BadRequest with what to change."""
@@ -18,6 +25,18 @@ def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
         return read_body(endpoint, body)
     content_types = [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
     return read_body(endpoint, body, content_types=content_types)
+
+
+def is_heavy(endpoint: Endpoint, body: bytes) -> bool:
+    """Whether reading a body would hold the event loop for long: it is large, or much in it.
+
+    Forms are not: what is read of one is bounded.
+    """
+    if len(body) <= LIGHT_BYTES or endpoint.multipart:
+        return False
+    if len(body) > HEAVY_BYTES:
+        return True
+    return body.count(b",") + body.count(b"[") + body.count(b"{") > HEAVY_VALUES
 
 
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:

@@ -1,0 +1,121 @@
+"""Large bodies are read in another process: with the same facts, and while the loop goes on."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gateway.adapters.body_reader import BodyReader
+from gateway.domain import CHAT, COMPLETIONS, BodyFacts, Endpoint
+from gateway.errors import BadRequest
+from gateway.policy.body import read_body
+from gateway.policy.members import locate
+from gateway.policy.splice import splice
+from gateway.stages.estimate import LIGHT_BYTES, is_heavy
+
+MESSAGE = b'{"role":"user","content":"x"}'
+PLAIN = b'{"model":"m","messages":[%b],"n":2,"max_tokens":null,"priority":1}' % MESSAGE
+
+
+@pytest.fixture
+async def reader() -> AsyncIterator[BodyReader]:
+    made = BodyReader()
+    yield made
+    await made.close()
+
+
+def worst(size: int) -> dict[str, tuple[Endpoint, bytes]]:
+    """Bodies of about so many bytes that take longest to read."""
+
+    def chat(unit: bytes) -> bytes:
+        return b'{"model":"m","messages":[{"role":"user","content":%b}]}' % unit
+
+    def filled(unit: bytes, last: bytes) -> bytes:
+        return unit * (size // len(unit)) + last
+
+    small = MESSAGE + b","
+    return {
+        "escapes": (CHAT, chat(b'"%b"' % filled(b'\\"', b"x"))),
+        "parts": (CHAT, chat(b"[%b]" % filled(b'"",', b'"x"'))),
+        "messages": (CHAT, b'{"model":"m","messages":[%b]}' % filled(small, MESSAGE)),
+        "ids": (COMPLETIONS, b'{"model":"m","prompt":[%b]}' % filled(b"1,", b"1")),
+        "lists of ids": (COMPLETIONS, b'{"model":"m","prompt":[%b]}' % filled(b"[1],", b"[1]")),
+        "unknown": (CHAT, PLAIN[:-1] + b',"x":[%b]}' % filled(b"[[[]]],", b"1")),
+        "tools": (CHAT, PLAIN[:-1] + b',"tools":[%b]}' % filled(b"1,", b"1")),
+    }
+
+
+async def test_facts_are_those_of_reading_it_here(reader: BodyReader) -> None:
+    there, here = await reader.read(CHAT, PLAIN), read_body(CHAT, PLAIN)
+    assert {name: bytes(value) for name, value in there.members.items()} == {
+        name: bytes(value) for name, value in here.members.items()
+    }
+    assert there.places == tuple(locate(PLAIN))
+
+    def rest(facts: BodyFacts) -> BodyFacts:
+        return msgspec.structs.replace(facts, members={}, places=())
+
+    assert rest(there) == rest(here)
+    edit = {"replace": {"max_tokens": b"5"}, "remove": there.steering_fields}
+    assert splice(PLAIN, **edit, places=there.places) == splice(PLAIN, **edit)  # type: ignore[arg-type]
+
+
+async def test_a_refusal_is_that_of_reading_it_here(reader: BodyReader) -> None:
+    with pytest.raises(BadRequest) as here:
+        read_body(CHAT, b'{"model":"m","messages":[]}')
+    with pytest.raises(BadRequest) as there:
+        await reader.read(CHAT, b'{"model":"m","messages":[]}')
+    assert there.value.__dict__ == here.value.__dict__
+
+
+async def test_a_process_that_died_or_was_not_waited_for_is_replaced(reader: BodyReader) -> None:
+    await reader.read(CHAT, PLAIN)
+    assert reader.pid is not None
+    os.kill(reader.pid, signal.SIGKILL)
+    with contextlib.suppress(BadRequest):  # it may not be known yet that it died
+        await reader.read(CHAT, PLAIN)
+    await reader.read(CHAT, PLAIN)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await reader.read(*worst(8 * 2**20)["ids"])
+    other = PLAIN.replace(b'"n":2', b'"n":3')
+    assert (await reader.read(CHAT, other)).sequences_per_prompt == 3
+
+
+async def test_ordinary_bodies_are_read_at_once() -> None:
+    assert not is_heavy(CHAT, PLAIN)
+    text = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"words, " * 300_000)
+    assert is_heavy(CHAT, text), "as many commas as a megabyte of text has, and more"
+    assert not is_heavy(CHAT, text.replace(b",", b" ").replace(b'm" "', b'm","'))
+
+
+@pytest.mark.parametrize("shape", worst(10))
+def test_what_takes_long_is_heavy(shape: str) -> None:
+    assert is_heavy(*worst(8 * LIGHT_BYTES)[shape]) or shape == "escapes"
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("shape", worst(10))
+async def test_the_loop_goes_on_while_a_large_body_is_read(reader: BodyReader, shape: str) -> None:
+    endpoint, body = worst(32 * 2**20)[shape]
+    assert is_heavy(endpoint, body)
+    await reader.read(CHAT, PLAIN)
+    loop, longest_s, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while not ended.is_set():
+            began_s = loop.time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, loop.time() - began_s)
+
+    watching = asyncio.create_task(watch())
+    with contextlib.suppress(BadRequest):  # more lists of ids than a batch may have
+        await reader.read(endpoint, body)
+    ended.set()
+    await watching
+    assert longest_s < 0.05
