@@ -26,9 +26,9 @@ NEAR: Final = 6
 """Units from either end in which a question is looked for."""
 _HEAD_ASKED, _TAIL_ASKED = 2, 3
 _MARK: Final = re.compile(
-    r"(?:#+\s*|\*+|<)?(?:user\s+)?(?:question|query|q|task|instructions?|request"
+    r"(?:#++\s*+|\*++|<)?+(?:user\s++)?+(?:question|query|q|task|instructions?|request"
     r"|问题|問題|質問|вопрос|pregunta"
-    r"|frage|domanda|pergunta|سؤال|السؤال|प्रश्न|질문|câu hỏi)\s*\d*\s*\**(?:[:：>]|$)",
+    r"|frage|domanda|pergunta|سؤال|السؤال|प्रश्न|질문|câu hỏi)\s*+\d*+\s*+\**+(?:[:：>]|$)",
     re.IGNORECASE,
 )
 _MARKS: Final = ("?", "？", "؟")
