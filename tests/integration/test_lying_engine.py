@@ -20,6 +20,8 @@ from bench.fleet import ADMIN_KEY, Replica
 from sluice.children import Children, free_ports
 from tests.builders import OVERFLOWS, answer_body, chunk, error_answer, event, usage_chunk
 
+pytestmark = pytest.mark.alone
+
 CHAT = "/v1/chat/completions"
 CAP = 16
 MOST_CHARGE = 200
@@ -185,6 +187,7 @@ class Liar:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(10)
+        self._loop.close()
 
     async def _run(self) -> None:
         server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -194,8 +197,15 @@ class Liar:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.05)  # until transports are closed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -212,7 +222,6 @@ class Liar:
                     writer.write(piece)
                     await writer.drain()
                 break
-        writer.close()
 
 
 async def told(lie: list[bytes]) -> AsyncIterator[bytes]:
