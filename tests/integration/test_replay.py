@@ -50,7 +50,8 @@ def test_a_log_of_the_gateway_s_own_traffic_is_replayed(tmp_path: Path) -> None:
         kept = [one for one in logged if one["endpoint"] == "completions"]
         code, again = replay(fleet, "--log", log, "--speed", 1.5, "--slo-ttft-ms", 60_000)
         assert (code, again["failed"]) == (0, 0)
-        assert again["requests"] == sum(one["outcome"] == "ok" for one in logged)
+        # Counting tokens computes nothing, so there is nothing to replay.
+        assert again["requests"] == sum(one["outcome"] == "ok" for one in kept)
         # Nobody answers within a microsecond.
         code, violated = replay(fleet, "--log", log, "--duration", 2, "--slo-ttft-ms", 0.001)
         assert (code, violated["holds"]) == (1, False)

@@ -46,7 +46,7 @@ def test_generated_requests_never_cause_a_5xx(fleet: Fleet, operation: str) -> N
         case = data.draw(cases.as_strategy(generation_mode=mode))
         answer = case.call(base_url=fleet.url)
         assert answer.status_code < 500, answer.text
-        if answer.status_code >= 400 and case.path != "/v1/messages":
+        if answer.status_code >= 400 and not case.path.startswith("/v1/messages"):
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
     check()

@@ -1,8 +1,6 @@
 """Relaying event streams: bytes pass unchanged, usage and the end are found, errors are seen."""
 
-import time
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.domain import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint, Usage
 from gateway.policy.sse import DONE, StreamMeter, streams_usage_chunk, usage_from
 from tests.builders import chunk, event, usage_chunk, usage_object
+from tests.growth import assert_linear
 
 LF, CRLF = b"\n\n", b"\r\n\r\n"
 
@@ -421,16 +420,6 @@ def test_only_chat_and_completions_send_the_usage_chunk_on_request() -> None:
 # -- how long it takes
 
 
-def cpu_s(work: Callable[[], object]) -> float:
-    """The least of several runs: what the machine does beside only adds."""
-    times = []
-    for _ in range(5):
-        began = time.process_time()
-        work()
-        times.append(time.process_time() - began)
-    return min(times)
-
-
 WORST: dict[str, Callable[[int], list[bytes]]] = {
     "one event in small pieces": lambda n: [b"data: "] + [b"x" * 64] * n + [b"\n\n"],
     "one event of half ends": lambda n: [b"data: "] + [b"\n\r" * 32] * n + [b"\n\n"],
@@ -450,12 +439,4 @@ def test_twice_the_bytes_take_at_most_twice_the_time(worst: str) -> None:
     def feed(pieces: list[bytes]) -> None:
         relay(pieces, strip=True)[1].usage()
 
-    pieces = WORST[worst]
-    n = 1_000
-    while cpu_s(partial(feed, pieces(n))) < 0.01:  # enough to measure
-        n *= 2
-    for _ in range(3):  # a machine at work may spoil a measurement
-        ratio = cpu_s(partial(feed, pieces(2 * n))) / cpu_s(partial(feed, pieces(n)))
-        if ratio <= 2.2:
-            return
-    pytest.fail(f"twice the bytes took {ratio:.2f} times as long")
+    assert_linear(WORST[worst], feed)
