@@ -186,12 +186,18 @@ def paired(
     """Mean of the paired difference policy - other, and its 95 % interval (Student's t)."""
     a = np.array([getattr(f, field) for f in results[workload, policy]])
     b = np.array([getattr(f, field) for f in results[workload, other]])
-    difference = a - b
-    n = len(difference)
+    return float((a - b).mean()), *interval(a - b)
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of paired differences (Student's t); unbounded for one."""
+    n = len(differences)
+    if n < 2:
+        return -math.inf, math.inf
     # Two-sided .975 quantiles of t for n - 1 degrees of freedom, n = 2 ... 12.
     t = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)[
         min(n, 12) - 2
     ]
-    half = t * float(difference.std(ddof=1)) / math.sqrt(n)
-    middle = float(difference.mean())
-    return middle, middle - half, middle + half
+    half = t * float(differences.std(ddof=1)) / math.sqrt(n)
+    middle = float(differences.mean())
+    return middle - half, middle + half

@@ -1,10 +1,12 @@
 """Routers that bench quartz compares with and that the gateway does not have."""
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any, Final
 
 from gateway.policy.fleet import PoolState
 from gateway.policy.immediate import Immediate
+from gateway.policy.quartz_score import hit_tokens
 from gateway.policy.scheduling import Job
 from predictor.features import features
 from predictor.online import PrefillPredictor
@@ -59,3 +61,48 @@ class Uncalibrated(PrefillPredictor):
         """The same of a request."""
         x = features(*asked)
         return x, *self.predict(worker, x)
+
+
+class WeightedScores(Immediate):
+    """A weighted sum of prefix, queue and KV scores, as llm-d's default profile has it.
+
+    Prefix: matched share of the prompt, weight 3. Queue: requests that wait at the worker,
+    the fewest 1 and the most 0, weight 2. KV: the share of the cache that is free, weight 2.
+    Of equal scores one is drawn.
+    """
+
+    __slots__ = ("_kv_tokens", "_random", "_waiting")
+
+    def __init__(self, pool: PoolState, kv_tokens: int, seed: int) -> None:
+        super().__init__(pool)
+        self._kv_tokens = kv_tokens
+        self._random = Random(seed)
+        self._waiting = [0] * len(pool.workers)
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        waiting = [self._waiting[w] for w in choice]
+        most, least = max(waiting), min(waiting)
+        span = max(1, most - least)
+        scores = [
+            3.0 * hit_tokens(job.match, worker) / job.prompt_tokens
+            + 2.0 * (most - queued) / span
+            + 2.0 * (1.0 - self._pool.tokens[worker] / self._kv_tokens)
+            for worker, queued in zip(choice, waiting, strict=True)
+        ]
+        best = max(scores)
+        worker = self._random.choice([w for w, s in zip(choice, scores, strict=True) if s == best])
+        self._waiting[worker] += 1
+        return worker
+
+    def first_token(
+        self,
+        job: Job,
+        now_s: float,
+        cached_tokens: int | None = None,
+        *,
+        assumed: bool = False,
+    ) -> Sequence[Job]:
+        """A request waits at its worker until its first token."""
+        if job.state == "sent":
+            self._waiting[job.worker] = max(0, self._waiting[job.worker] - 1)
+        return super().first_token(job, now_s, cached_tokens, assumed=assumed)

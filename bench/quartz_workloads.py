@@ -46,6 +46,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     bursts: float = 0.0
     """Short bursts a minute, each of `burst` requests within a second."""
     burst: int = 24
+    clients: int = CLIENTS
     heavy: float = 0.0
     """Requests a second of one more client."""
     heavy_rag: float = 0.45
@@ -136,7 +137,9 @@ def mixed(seed: int, shape: Shape, requests: int = REQUESTS) -> list[Demand]:
     """Chat and RAG of 28 clients; with `rag` 0 or 1, one of them alone."""
     random = np.random.default_rng([seed, 7])
     stream = _Stream(shape, random)
-    arrivals = [(t, f"client-{random.integers(CLIENTS)}") for t in _times(shape, random, requests)]
+    arrivals = [
+        (t, f"client-{random.integers(shape.clients)}") for t in _times(shape, random, requests)
+    ]
     if shape.heavy:
         count = int(shape.heavy * arrivals[-1][0])
         more = np.sort(random.random(count)) * arrivals[-1][0]
@@ -160,7 +163,9 @@ def _times(shape: Shape, random: Random, requests: int) -> list[float]:
     return np.sort(np.concatenate([calm, sharp])).tolist()  # type: ignore[no-any-return]
 
 
-def structured(seed: int, rate: float, requests: int = REQUESTS) -> list[Demand]:
+def structured(
+    seed: int, rate: float, requests: int = REQUESTS, clients: int = CLIENTS
+) -> list[Demand]:
     """Shared prefixes under control: 40 templates of 3,000 tokens, a short rest each."""
     random = np.random.default_rng([seed, 11])
     shape = Shape(rate=rate)
@@ -169,14 +174,16 @@ def structured(seed: int, rate: float, requests: int = REQUESTS) -> list[Demand]
     for now_s in _times(shape, random, requests):
         template = int(random.zipf(1.4)) % 40
         segments = ((900 + template, 3000), stream.fresh(random.lognormal(5.5, 0.7)))
-        client = f"client-{random.integers(CLIENTS)}"
+        client = f"client-{random.integers(clients)}"
         out.append(
             demand(now_s, client, segments, stream.outputs(150), shape, CHAT_SLO_S, "structured")
         )
     return out
 
 
-def agents(seed: int, rate: float, requests: int = REQUESTS) -> list[Demand]:
+def agents(
+    seed: int, rate: float, requests: int = REQUESTS, clients: int = CLIENTS
+) -> list[Demand]:
     """Agents: 20 turns that grow to 30,000 tokens, four fifths of each prompt seen before."""
     random = np.random.default_rng([seed, 13])
     shape = Shape(rate=rate, cap_tokens=2048)
@@ -186,12 +193,12 @@ def agents(seed: int, rate: float, requests: int = REQUESTS) -> list[Demand]:
     started = 0
     for now_s in _times(shape, random, requests):
         ready = [i for i, (_, talk, at_s) in enumerate(live) if at_s <= now_s]
-        if ready and len(live) >= CLIENTS:
+        if ready and len(live) >= clients:
             i = ready[int(random.integers(len(ready)))]
             client, talk, _ = live.pop(i)
         else:
             started += 1
-            client, talk = f"agent-{started % CLIENTS}", ((started % 3, 4000), stream.fresh(2000))
+            client, talk = f"agent-{started % clients}", ((started % 3, 4000), stream.fresh(2000))
         # What is new is a fifth of the prompt at first, and never less than a tool's output.
         held = sum(tokens for _, tokens in talk)
         new = stream.fresh(min(held / 4, 1500) * random.uniform(0.5, 1.5))
