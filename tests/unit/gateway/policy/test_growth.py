@@ -14,6 +14,7 @@ from gateway.domain import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from gateway.errors import BadRequest
 from gateway.policy.body import read_body
 from gateway.policy.category import classify, has_retrieval_headers, sample
+from gateway.policy.head import read_head
 from gateway.policy.sse import StreamMeter
 from tests.growth import assert_linear
 
@@ -113,3 +114,18 @@ def test_of_questions(lead: str, unit: str, size: int) -> None:
         asking_units(text, spans, own, np.ones(len(own), np.bool_))
 
     assert_linear(lambda n: lead + unit * n + "x", run, 2**10, 2**20)
+
+
+HEADS: dict[str, tuple[bytes, bytes]] = {
+    "forwarded": (b"accept", b"*/*"),
+    "keys": (b"x-api-key", b"sk-x"),
+    "bearers": (b"authorization", b"Bearer sk-x"),
+    "categories": (b"x-sluice-category", b"prose"),
+    "content types": (b"content-type", b"application/json"),
+    "unknown": (b"x-unknown", b"y"),
+}
+
+
+@pytest.mark.parametrize("worst", HEADS)
+def test_twice_the_headers_take_twice_the_time(worst: str) -> None:
+    assert_linear(lambda n: [HEADS[worst]] * n, read_head)
