@@ -13,8 +13,8 @@ from bench.attacks.target import Target, Watch
 from bench.report import Report, Row, at_most, equals
 
 CASES = 200_000
-_WARM_UP_SHARE = 0.05
-"""Of the cases: allocator and caches fill before memory is first read."""
+_WARM_UP = 10_000
+"""Cases, a third of all at most: allocator and caches fill before memory is first read."""
 _MAX_GROWTH_MIB = 50.0
 _MAX_HEALTH_S = 0.1
 
@@ -31,7 +31,7 @@ def rows(*, cases: int, seed: int) -> list[Row]:
     with Target() as target:
         outcomes = Outcomes()
         attacks = stream_of_cases(seed)
-        warm_up = int(cases * _WARM_UP_SHARE)
+        warm_up = min(_WARM_UP, cases // 3)
         asyncio.run(attack(target.port, attacks, warm_up, outcomes))
         before_mib = target.settled_rss_mib()
         with Watch(target) as watch:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from gateway.domain import MESSAGES, Dialect
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal
@@ -152,6 +153,10 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
         anthropic = request.url.path.startswith(MESSAGES.path)
         body = error_body(refusal, Dialect.ANTHROPIC if anthropic else Dialect.OPENAI)
         return Response(body, status_code=refusal.status, headers=headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it: the client left amid its body
 
     @app.exception_handler(HTTPException)
     async def routed(request: Request, error: HTTPException) -> Response:

@@ -94,7 +94,7 @@ class Bench:
             created_unix_s=0,
             openapi=dict,
         )
-        app = control_app(control, admission_router(self.desk, control.authenticate))
+        self.app = app = control_app(control, admission_router(self.desk, control.authenticate))
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url="http://gateway"
         )
@@ -472,3 +472,29 @@ async def test_deadlines_of_ended_leases_are_cleared_away(bench: Bench) -> None:
         lease = (await bench.authorize()).json()["lease_id"]
         await bench.usage(lease, status="failed")
     assert len(bench.desk._deadlines) < 1_100
+
+
+async def test_a_client_that_leaves_amid_its_body_is_no_bug(bench: Bench) -> None:
+    pieces = [{"type": "http.request", "body": b"{", "more_body": True}]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return pieces.pop() if pieces else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/admission/authorize",
+        "raw_path": b"/admission/authorize",
+        "query_string": b"",
+        "headers": [(b"authorization", ACME["authorization"].encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("gateway", 80),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
+    await bench.app(scope, receive, send)
+    assert sent[0]["status"] == 499
