@@ -168,6 +168,7 @@ class ClientConnection(HttpToolsProtocol):
             if cycle.response_started and not cycle.response_complete:
                 self.transport.abort()
                 return
+            cycle.waiting_for_100_continue = False  # the body is not wanted any more
             cycle.disconnected = True  # ASGI is told that nobody waits for its answer
             cycle.message_event.set()
         body = error_body(refusal)

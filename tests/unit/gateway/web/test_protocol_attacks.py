@@ -56,6 +56,20 @@ async def test_what_stands_beside_the_size_of_a_chunk_is_bounded(gateway: Gatewa
     assert (await client.answer())[0] == 431
 
 
+async def test_a_refused_body_is_not_asked_for(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await gateway.connect()
+    head = CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0").replace(
+        b"host", b"expect: 100-continue\r\nhost"
+    )
+    with caplog.at_level(logging.ERROR):
+        await client.send(head + b"zz\r\n")
+        assert (await client.answer())[0] == 400
+        await asyncio.sleep(0.05)
+    assert "Traceback" not in caplog.text
+
+
 async def flood(client: Connection, data: bytes) -> None:
     """Send until nobody listens."""
     for at in range(0, len(data), 65_536):
