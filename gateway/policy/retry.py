@@ -40,8 +40,6 @@ class Fault(Record, frozen=True, kw_only=True):
     content_type: bytes = b"application/json"
     body: bytes = b""
     """The engine's own error body, relayed when nothing else is left to try."""
-    window_tokens: int = 0
-    """Of an overflow: the engine's own, as it says."""
 
 
 Step = Literal["retry", "rescue", "give_up"]

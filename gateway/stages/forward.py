@@ -182,9 +182,8 @@ class Relay:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band:
             most = most_prompt_tokens(self._facts, len(call.body))
-            window = overflow_window_of_event(ready, most, self._facts.cap_tokens)
-            if window:
-                return _overflow(400, b"application/json", ready, window)
+            if overflow_window_of_event(ready, most, self._facts.cap_tokens):
+                return _overflow(400, b"application/json", ready)
         if meter.failed_in_band and (status := in_band_status(ready)) >= 500:
             message = f"its stream began with error {status}"
             return Fault(kind="server_error", message=message, status=status, body=ready)
@@ -221,9 +220,8 @@ class Relay:
         status = response.status
         if status >= 400:
             most = most_prompt_tokens(self._facts, len(call.body))
-            window = overflow_window(status, body, most, self._facts.cap_tokens)
-            if window:
-                return _overflow(status, kind, body, window)
+            if overflow_window(status, body, most, self._facts.cap_tokens):
+                return _overflow(status, kind, body)
             if (fault := _fault_of(status, kind, body)) is not None:
                 return fault
         self.first_s = self._last_s = self._clock()
@@ -308,14 +306,13 @@ def _unreadable(response: UpstreamResponse) -> Fault | None:
     return None
 
 
-def _overflow(status: int, kind: bytes, body: bytes, window_tokens: int) -> Fault:
+def _overflow(status: int, kind: bytes, body: bytes) -> Fault:
     return Fault(
         kind="overflow",
         message="context overflow",
         status=status,
         content_type=kind,
         body=body,
-        window_tokens=window_tokens,
     )
 
 
