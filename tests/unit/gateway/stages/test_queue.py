@@ -1,28 +1,25 @@
 """A full queue displaces the newest request of whoever holds most of it."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.policy.fleet import PoolState
-from gateway.policy.immediate import LeastLoaded
-from gateway.policy.scheduling import Job
+from gateway.policy.scheduling import Job, Scheduler
 from gateway.policy.served import QueueRules, ServedModel
 from gateway.stages import queue
 from tests.builders import served_model
 
 
-class Full(LeastLoaded):
-    """A scheduler in which as many wait as it is told."""
-
-    def __init__(self, pool: PoolState, waiting: int) -> None:
-        super().__init__(pool)
-        self.waiting = (0, waiting, 0)
+def crowded(waiting: int) -> Scheduler:
+    """A scheduler in which that many wait."""
+    return cast("Scheduler", SimpleNamespace(waiting=(0, waiting, 0)))
 
 
-async def crowd(served: ServedModel, scheduler: Full, jobs: list[Job]) -> None:
+async def crowd(served: ServedModel, scheduler: Scheduler, jobs: list[Job]) -> None:
     for job in jobs:
         job.owner = asyncio.get_running_loop().create_future()
         served.queued[job] = scheduler
@@ -46,7 +43,7 @@ async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
     held: list[Job], asking: Job, displaced: int
 ) -> None:
     served = msgspec.structs.replace(served_model(), queue=QueueRules(limit=3, timeout_s=9.0))
-    scheduler = Full(served.pools[0], 4)
+    scheduler = crowded(4)
     await crowd(served, scheduler, held)
     if displaced == len(held):
         with pytest.raises(RateLimited):
