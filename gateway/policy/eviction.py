@@ -2,6 +2,7 @@
 
 Of equals the youngest: the work that loses least. Spot, and what was spilled in, only where the
 model says `reclaim: cancel`. Victims keep their lease until their owner has cancelled them.
+Whoever was of such a class and is of a better one now has nothing more to fear.
 """
 
 from heapq import nsmallest
@@ -12,7 +13,11 @@ from gateway.policy.ledger import TokenPool
 
 def victims(book: TokenPool, pool: int, sequences: int) -> list[Held]:
     """Leases of a pool that together free at least `sequences`, as far as there are any."""
-    candidates = [h for h in book.pools[pool].evictable.values() if not h.evicted]
+    candidates = [
+        h
+        for h in book.pools[pool].evictable.values()
+        if not h.evicted and book.gives_way(book.accounts[h.entitlement], h)
+    ]
     chosen: list[Held] = []
     freed = 0
     for held in nsmallest(sequences, candidates, key=lambda h: (h.weight, -h.issued_s, h.id)):

@@ -111,7 +111,10 @@ class TokenPool:
         return account
 
     def remove(self, name: str) -> None:
-        """Forget an entitlement that has nothing in flight; one that has is suspended first."""
+        """Forget an entitlement that has nothing in flight; one that has is suspended first.
+
+        Its expired leases too: their late usage is none of a later namesake's.
+        """
         account = self.accounts.get(name)
         if account is None:
             return
@@ -122,6 +125,10 @@ class TokenPool:
         self.note(account)
         del self.accounts[name]
         self.active.discard(name)
+        for lease_id in [i for i, grave in self.tombstones.items() if grave[0] == name]:
+            del self.tombstones[lease_id]
+            if self.journal is not None:
+                self.journal.leases.add(lease_id)
 
     def change(self, terms: Terms) -> None:
         """Take over new capacity or rules; the number of pools stays.
@@ -192,11 +199,15 @@ class TokenPool:
         book.weights.add(lease.weight)
         if lease.spilled:
             account.spilled[lease.pool] += lease.sequences
-        service_class = account.terms.service_class
-        if service_class == "preemptible" or (
-            self.terms.reclaim_spot and (lease.spilled or service_class == "spot")
-        ):
+        if self.gives_way(account, lease):
             book.evictable[lease.id] = lease
+
+    def gives_way(self, account: Account, lease: Held) -> bool:
+        """Whether a lease gives way to protected ones, by its entitlement's class of today."""
+        service_class = account.terms.service_class
+        return service_class == "preemptible" or (
+            self.terms.reclaim_spot and (lease.spilled or service_class == "spot")
+        )
 
     def bound(self, entitlement: Entitlement, pool: int) -> bool:
         """Whether a pool holds an entitlement's reserve today (others have none)."""

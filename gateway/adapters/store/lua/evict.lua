@@ -14,7 +14,7 @@ local function candidates(p)
     local lease = lease_of(id)
     if lease.evicted then
       leaving = leaving + lease.sequences
-    else
+    elseif gives_way(account_of(lease.entitlement), lease) then
       found[#found + 1] = {id = id, lease = lease}
     end
   end

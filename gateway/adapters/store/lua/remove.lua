@@ -5,6 +5,19 @@
 --
 -- Returns 1, or 0 while it has anything in flight.
 
+-- Forgets its expired leases: their late usage is none of a later namesake's. A grave begins with
+-- the name, so none has to be unpacked: there may be 10,000.
+local function forget_graves(name)
+  local named = pack(name)
+  local kept = call('HGETALL', GRAVES)
+  for i = 1, #kept, 2 do
+    if string.sub(kept[i + 1], 2, 1 + #named) == named then
+      call('HDEL', GRAVES, kept[i])
+      call('ZREM', GRAVES_ORDER, kept[i])
+    end
+  end
+end
+
 local failed = load_book()
 if failed then return failed end
 local account = account_of(arg.name)
@@ -14,6 +27,7 @@ if account then
   accounts[arg.name] = nil
   save()
 end
+forget_graves(arg.name)
 call('HDEL', DEFS, arg.name)
 call('HDEL', ACCOUNTS, arg.name)
 call('SREM', ACTIVE, arg.name)
