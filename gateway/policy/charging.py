@@ -7,38 +7,38 @@ import msgspec
 from gateway.domain import LengthEstimate, Usage
 from gateway.policy.entitlements import AdmissionProfile
 
-_MAX_PROMPT_RATIO: Final = 2.0
-"""A prompt longer than its pool's window, as configured, is believed up to this many times its
-estimate: the engine served it, so the configured window may be wrong, but not everything is."""
+_MAX_RATIO: Final = 2.0
+"""More tokens than the pool's window, as configured, are believed up to this many times the
+estimate: the engine served them, so the configured window may be wrong, but not everything is."""
 
 
 def believed(usage: Usage, estimate: LengthEstimate, window_tokens: int) -> Usage:
     """The engine's report where it can be true of the request, else what the gateway counted.
 
     A report cannot be true without prompt tokens, with more cached tokens than prompt tokens, with
-    more completion tokens than the client's own limit allows, or with more of either than the
-    window holds. An engine that served a prompt beyond `window_tokens` is believed, up to twice the
+    more completion tokens than the client's own limit allows, or with more tokens in all than the
+    window holds. An engine that served more than `window_tokens` is believed, up to twice the
     estimate: then the configured window is wrong (`beyond_window`).
     """
     if usage.source != "engine":
         return usage
     sequences = estimate.sequences
-    most_prompt = window_tokens * sequences
-    most_prompt = max(most_prompt, int(_MAX_PROMPT_RATIO * estimate.input_tokens_total))
-    most_completion = most_prompt
-    if estimate.cap_tokens is not None:
-        most_completion = estimate.cap_tokens * sequences
+    window = window_tokens * sequences
+    most = max(window, int(_MAX_RATIO * estimate.cost_tokens))
+    most_completion = most if estimate.cap_tokens is None else estimate.cap_tokens * sequences
     possible = (
-        0 < usage.prompt_tokens <= most_prompt
+        usage.prompt_tokens > 0
         and usage.cached_tokens <= usage.prompt_tokens
         and usage.completion_tokens <= most_completion
+        and usage.prompt_tokens + usage.completion_tokens <= most
     )
     if possible:
         return usage
+    room = max(0, window - estimate.input_tokens_total)
     return msgspec.structs.replace(
         usage,
         prompt_tokens=estimate.input_tokens_total,
-        completion_tokens=min(usage.completion_tokens, most_completion, window_tokens * sequences),
+        completion_tokens=min(usage.completion_tokens, most_completion, room),
         cached_tokens=0,
         cached_told=False,
         source="counted",

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from gateway.domain import BodyFacts, Lease, LengthEstimate, Measure, Principal, Record, Usage
-from gateway.policy.charging import charge_tokens
+from gateway.errors import BadRequest
+from gateway.policy.charging import believed, charge_tokens
 from gateway.policy.refusals import invalid, missing
 from gateway.policy.served import ServedModel
 
@@ -97,13 +98,9 @@ def usage_of(report: Report, held: HeldLease) -> Usage | None:
     """What to charge for a report; None refunds all.
 
     ok needs the prompt's tokens. failed without tokens is refunded. cancelled without them is
-    charged the prompt as estimated. Raises BadRequest, also for tokens that no engine of the
-    pool's window could have used.
+    charged the prompt as estimated. Raises BadRequest for what is not believed of an engine either
+    (`gateway.policy.charging`).
     """
-    most = held.served.routing.pools[held.lease.pool].window_tokens * held.estimate.sequences
-    for field in ("prompt_tokens", "completion_tokens"):
-        if (getattr(report, field) or 0) > most:
-            raise invalid(field, f"the pool's window allows {most} tokens in all.")
     prompt, completion = report.prompt_tokens, report.completion_tokens
     if prompt is None:
         if report.status == "ok":
@@ -113,11 +110,29 @@ def usage_of(report: Report, held: HeldLease) -> Usage | None:
         prompt = held.estimate.input_tokens_total
     if report.status == "failed" and not prompt + completion:
         return None
-    return Usage(
+    usage = Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         cached_tokens=min(report.cached_tokens, prompt),
-        source="counted",
+    )
+    window_tokens = held.served.routing.pools[held.lease.pool].window_tokens
+    if believed(usage, held.estimate, window_tokens) is not usage:
+        raise _impossible(usage, held, window_tokens)
+    return usage
+
+
+def _impossible(usage: Usage, held: HeldLease, window_tokens: int) -> BadRequest:
+    estimate = held.estimate
+    if not usage.prompt_tokens:
+        return invalid("prompt_tokens", "no engine serves a request without a prompt.")
+    cap = estimate.cap_tokens
+    if cap is not None and usage.completion_tokens > cap * estimate.sequences:
+        return invalid("completion_tokens", f"the request allows {cap * estimate.sequences}.")
+    field = "prompt_tokens" if usage.prompt_tokens > window_tokens else "completion_tokens"
+    return invalid(
+        field,
+        f"prompt and completion together are more than the pool's window and twice the estimate "
+        f"allow ({window_tokens} tokens a sequence).",
     )
 
 

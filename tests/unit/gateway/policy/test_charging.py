@@ -33,9 +33,13 @@ def usage(prompt: int, completion: int = 5, cached: int = 0) -> Usage:
         usage(10, cached=999_999),
         usage(10, completion=51),
         usage(8193),
+        usage(8150, completion=50),
         usage(10**9),
     ],
-    ids=["no prompt", "cached beyond prompt", "beyond the limit", "beyond the window", "absurd"],
+    ids=[
+        *("no prompt", "cached beyond prompt", "beyond the limit", "beyond the window"),
+        *("beyond the window together", "absurd"),
+    ],
 )
 def test_what_cannot_be_true_is_replaced_by_the_gateways_own_count(reported: Usage) -> None:
     found = believed(reported, length_estimate(100, cap=50), WINDOW)
@@ -44,7 +48,7 @@ def test_what_cannot_be_true_is_replaced_by_the_gateways_own_count(reported: Usa
     assert found.completion_tokens <= 50
 
 
-@pytest.mark.parametrize("reported", [usage(1), usage(8192, 50), usage(100, 0, cached=100)])
+@pytest.mark.parametrize("reported", [usage(1), usage(8142, 50), usage(100, 0, cached=100)])
 def test_what_can_be_true_is_believed(reported: Usage) -> None:
     assert believed(reported, length_estimate(100, cap=50), WINDOW) is reported
 
@@ -54,6 +58,11 @@ def test_an_engine_that_served_more_than_its_configured_window_is_believed() -> 
     assert believed(reported, length_estimate(7_900), WINDOW) is reported
     assert beyond_window(reported, 1, WINDOW)
     assert not beyond_window(usage(8_000, 11), 1, WINDOW)
+
+
+def test_what_is_counted_instead_fits_the_window_together() -> None:
+    found = believed(usage(10**9, completion=10**9), length_estimate(8_000), WINDOW)
+    assert (found.prompt_tokens, found.completion_tokens) == (8_000, 192)
 
 
 def test_the_limit_is_of_each_sequence() -> None:

@@ -364,6 +364,22 @@ async def test_usage_that_no_engine_of_the_window_could_have_is_refused(bench: B
     assert (await bench.usage(lease, prompt_tokens=8192)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "completion_tokens", "field"),
+    [(8_150, 50, "completion_tokens"), (100, 51, "completion_tokens"), (0, 5, "prompt_tokens")],
+    ids=["beyond the window together", "beyond the request's own limit", "no prompt"],
+)
+async def test_a_proxy_is_believed_no_more_than_an_engine(
+    bench: Bench, prompt_tokens: int, completion_tokens: int, field: str
+) -> None:
+    lease = (await bench.authorize()).json()["lease_id"]
+    answer = await bench.usage(
+        lease, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert bench.desk.held == 1, "it can still be reported"
+
+
 async def test_more_cached_than_prompt_tokens_are_not_believed(bench: Bench) -> None:
     lease = (await bench.authorize()).json()["lease_id"]
     answer = await bench.usage(lease, prompt_tokens=10, cached_tokens=5_000)
