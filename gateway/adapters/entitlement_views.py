@@ -139,9 +139,9 @@ def _usage(view: AccountView, model: ModelShape) -> dict[str, object]:
     }
 
 
-def reserved(terms: Entitlement) -> tuple[object, ...]:
-    """What decides whether it fits."""
-    if not terms.reserves:
+def reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
+    """What decides whether it fits; nothing once it has expired."""
+    if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
         return ()
     return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
 

@@ -151,7 +151,9 @@ class Registry:
             created = entry.terms.created
             terms = self._terms({**before, **fields}, created)
             terms = msgspec.structs.replace(terms, suspended=entry.terms.suspended)
-            if views.reserved(terms) != views.reserved(entry.terms):
+            now_s = self._wall_clock()
+            reserved = views.reserved(terms, now_s)
+            if reserved and reserved != views.reserved(entry.terms, now_s):
                 self._check_fit(terms)
             await self._keep(entry, changed(entry, terms=terms), who, what)
 

@@ -150,6 +150,28 @@ async def test_what_an_expired_entitlement_reserved_may_be_reserved_again(desk: 
     await created(desk, "b", service_class="guaranteed", concurrency={"short": 48})
 
 
+@pytest.mark.parametrize("until", ["2031-01-02T03:04:05Z", None])
+async def test_what_expired_is_extended_only_where_it_still_fits(
+    desk: Desk, until: str | None
+) -> None:
+    await created(desk, service_class="guaranteed", concurrency={"short": 48})
+    await desk.registry.expire("a", None, WHO)
+    await created(desk, "b", service_class="guaranteed", concurrency={"short": 48})
+    with pytest.raises(BadRequest, match="can never be reserved"):
+        await desk.registry.change("a", {"expires_at": until}, WHO)
+    await desk.registry.change("a", {"slo_target_ms": 5}, WHO)
+    await desk.registry.expire("b", None, WHO)
+    assert (await desk.registry.change("a", {"expires_at": until}, WHO))["state"] == "bound"
+
+
+async def test_ending_asks_for_no_room() -> None:
+    directory = FlakyDirectory()
+    desk = await Desk(directory).start(
+        from_file("a", service_class="guaranteed", concurrency={"short": 60})
+    )
+    assert await desk.registry.expire("a", None, WHO)
+
+
 async def test_a_name_is_taken_once(desk: Desk) -> None:
     key = await created(desk)
     with pytest.raises(Conflict) as caught:
