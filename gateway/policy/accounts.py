@@ -85,7 +85,7 @@ class Account:
         self.served = 0
         """Tokens settled in this tick."""
         self.denied = 0
-        """Denials for the pool's sake in this tick."""
+        """Denials for the pool's sake in this tick, of what weight could have let in."""
         self.promised = 0.0
         """Tokens that earlier refusals were told to wait for, drained at lambda_e."""
         self.promised_s = 0.0

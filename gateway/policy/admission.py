@@ -202,9 +202,10 @@ def _refused(
         state = book.pools[request.pool]
         if len(state.denials) < DENIALS_KEPT:
             insort(state.denials, w)
-        account.denied += 1
-        book.priority_denials += 1
-        book.active.add(request.entitlement)
+        if placement.could_outrank(book, request):  # else no debt would help, so none is owed
+            account.denied += 1
+            book.priority_denials += 1
+            book.active.add(request.entitlement)
     elif denial.reason == "tokens":
         # Nobody is told more than MOST_S, so nothing beyond that was promised either.
         rate = account.terms.tokens_per_s or book.surplus_per_s

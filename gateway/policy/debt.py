@@ -1,8 +1,9 @@
 """The tick: what the last seconds teach about who was underserved and who overran.
 
 Token-pools paper, eq. 2 and 3, with three rules it is silent on: debt grows only while the pool
-is contended and the entitlement was denied (else an idle tenant builds debt up to 1); only
-elastic entitlements have any; below `least_debt` credit is not remembered.
+is contended and the entitlement was denied what weight could have let in (else an idle tenant, or
+one whose request no full pool ever takes, builds debt up to 1); only elastic entitlements have
+any; below `least_debt` credit is not remembered.
 """
 
 from collections.abc import Iterable
@@ -53,7 +54,7 @@ def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
 
 
 def is_contended(book: TokenPool) -> bool:
-    """Whether any pool is full, or anyone was denied for a pool's sake in this tick."""
+    """Whether any pool is full, or weight could have let in who was denied in this tick."""
     full = any(
         pool.inflight >= slots for pool, slots in zip(book.pools, book.terms.slots, strict=False)
     )

@@ -85,7 +85,7 @@ class TokenPool:
         self.own_served = 0
         """Tokens settled in this tick that the surplus did not pay for."""
         self.priority_denials = 0
-        """Denials for a pool's sake in this tick, over all entitlements."""
+        """Denials for a pool's sake in this tick, of what weight could have let in."""
         self.ticked_s = 0.0
         self.settled = 0
         self.refunds = 0

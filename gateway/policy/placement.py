@@ -60,6 +60,16 @@ def place(book: TokenPool, account: Account, request: Request, w: float) -> Plac
     return _outranking(book, request, w, used)
 
 
+def could_outrank(book: TokenPool, request: Request) -> bool:
+    """Whether weight alone could let a request into a full pool.
+
+    What is broader than the overshoot waits for the pool to empty, whatever it weighs.
+    """
+    slots, kv_bytes = book.terms.slots[request.pool], book.terms.kv_of(request.pool)
+    fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
+    return fits and request.sequences <= overshoot(slots)
+
+
 def within_reserve(account: Account, request: Request) -> bool:
     """Whether a request is within what its entitlement reserves in the asked pool."""
     if account.terms.service_class not in RESERVING:

@@ -154,9 +154,11 @@ local function refused(account, request, w, denial)
   if of_pool then
     local denials = denials_of(request.pool)
     if call('ZCARD', denials) < DENIALS_KEPT then call('ZADD', denials, w, next_serial()) end
-    account.denied = account.denied + 1
-    book.priority_denials = book.priority_denials + 1
-    call('SADD', ACTIVE, account.name)
+    if could_outrank(request) then -- else no debt would help, so none is owed
+      account.denied = account.denied + 1
+      book.priority_denials = book.priority_denials + 1
+      call('SADD', ACTIVE, account.name)
+    end
   elseif reason == 'tokens' then
     -- Nobody is told more than MOST_S, so nothing beyond that was promised either.
     local rate = account.terms.tokens_per_s

@@ -42,6 +42,13 @@ local function within_reserve(account, request)
   return own(account, request.pool) + request.sequences <= baseline_of(account.terms, request.pool)
 end
 
+-- Whether weight alone could let a request into a full pool.
+local function could_outrank(request)
+  local kv_bytes = kv_of(request.pool)
+  local fits = kv_bytes == 0 or request.kv_bytes <= math.floor(kv_bytes / 8)
+  return fits and request.sequences <= overshoot(slots_of(request.pool))
+end
+
 -- Whether a pool would hold the request but for classes that reserve nothing.
 local function makes_way(account, p, request)
   local lower = book.pools[p + 1].unreserved

@@ -41,6 +41,23 @@ def test_who_is_denied_while_the_pool_is_full_comes_to_be_owed() -> None:
     assert account.debt == pytest.approx(0.7 * 0.3 + 0.3)
 
 
+@pytest.mark.parametrize("broad", [{"sequences": 8}, {"kv_bytes": 700}])
+def test_who_asks_for_what_no_full_pool_takes_is_owed_nothing(broad: dict[str, Any]) -> None:
+    book = pool(
+        entitled(tokens_per_s=100.0, baseline=2),
+        entitled("other", baseline=2),
+        slots=(8,),
+        kv_bytes=(800,),
+    )
+    granted(book, "o", "other", sequences=2, kv_bytes=200)
+    for number in range(12):
+        assert denied(book, f"{number}", at=NOW_S + 5 * number, **broad).of_pool
+        admission.renew(book, "o", NOW_S + 5 * number)
+        ticked(book, NOW_S + 5 * number + 5)
+    assert book.accounts["e"].debt == 0
+    assert not debt.is_contended(book)
+
+
 def test_an_idle_entitlement_is_owed_nothing() -> None:
     book = starved()
     book.define(entitled("idle", tokens_per_s=100.0))

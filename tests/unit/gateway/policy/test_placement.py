@@ -122,9 +122,10 @@ def test_a_pool_s_kv_contends_too() -> None:
 def test_a_refusal_for_the_pool_s_kv_counts_as_one_for_its_sake() -> None:
     book = pool(ELASTIC, TIGHT, slots=(8,), kv_bytes=(800,), mean_slo_ms=1000.0)
     granted(book, "a", "e", kv_bytes=800)
-    book.pools[0].service_s = 4.0
-    waits = [denied(book, f"{n}", "t", kv_bytes=200).wait_s for n in range(2)]
-    assert waits == pytest.approx([1, 2])
+    granted(book, "b", "t", kv_bytes=50)
+    book.pools[0].service_s = 4.25
+    waits = [denied(book, f"{n}", "t", kv_bytes=100).wait_s for n in range(2)]
+    assert waits == pytest.approx([0.75, 1.5])
     assert (book.priority_denials, book.accounts["t"].denied) == (2, 2)
     assert len(book.pools[0].denials) == 2
     assert book.accounts["t"].waiters == 0
