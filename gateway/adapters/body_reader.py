@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.adapters.body_child import ReadResult
 from gateway.adapters.compress_child import Setup
-from gateway.adapters.compress_process import WorkerGone, WorkerProcess
+from gateway.adapters.compress_process import GIVE_BACK_MEMORY, WorkerGone, WorkerProcess
 from gateway.domain import BodyFacts, Endpoint
 from gateway.errors import BadRequest, Unavailable
 
@@ -71,7 +71,9 @@ class BodyReader:
             await self.close()
             setup = Setup(time_limit_s=TIME_LIMIT_S)
             try:
-                self._worker = await WorkerProcess.start(setup, asyncio.Event(), _MODULE)
+                self._worker = await WorkerProcess.start(
+                    setup, asyncio.Event(), _MODULE, GIVE_BACK_MEMORY
+                )
             except (WorkerGone, OSError) as error:
                 _log.error("no process to read large bodies: %s", error)
                 raise _unavailable("Large requests cannot be read at the moment.") from None

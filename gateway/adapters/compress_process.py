@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Final, cast
 
 import msgspec
@@ -29,11 +30,16 @@ _ONE_THREAD: Final = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_KEPT_MEMORY: Final = {
+KEEP_MEMORY: Final[Mapping[str, str]] = {
     # glibc hands freed memory back at once, and a prompt's arrays are of the size for which it
     # does: 260 page faults, a sixth of the time each prompt takes. 64 MiB are kept at most.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+GIVE_BACK_MEMORY: Final[Mapping[str, str]] = {
+    # Named, or glibc raises both with the largest block that was freed.
+    "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 10),
 }
 _REAP_LIMIT_S: Final = 5.0
 _REAP_S: Final = 0.002
@@ -62,16 +68,21 @@ class WorkerProcess(asyncio.Protocol):
 
     @classmethod
     async def start(
-        cls, setup: Setup, lost: asyncio.Event, module: str = "gateway.adapters.compress_child"
+        cls,
+        setup: Setup,
+        lost: asyncio.Event,
+        module: str = "gateway.adapters.compress_child",
+        memory: Mapping[str, str] = KEEP_MEMORY,
     ) -> "WorkerProcess":
         """A process that runs `module` and is warm. `lost` is set whenever it dies.
 
+        `memory`: what it does with memory it freed.
         Raises WorkerGone or OSError; what was started has then ended.
         """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = _popen(theirs, module)
+                process = _popen(theirs, module, memory)
         except BaseException:
             ours.close()
             raise
@@ -159,9 +170,9 @@ class WorkerProcess(asyncio.Protocol):
         return "its pipe closed" if code is None else f"it ended with exit status {code}"
 
 
-def _popen(pipe: socket.socket, module: str) -> subprocess.Popen[bytes]:
+def _popen(pipe: socket.socket, module: str, memory: Mapping[str, str]) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment |= _ONE_THREAD | _KEPT_MEMORY
+    environment |= {**_ONE_THREAD, **memory}
     # As multiprocessing does it: what the gateway could import, the worker can.
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - a module of ours

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -84,6 +86,20 @@ async def test_a_process_that_died_or_was_not_waited_for_is_replaced(reader: Bod
             await reader.read(*worst(8 * 2**20)["ids"])
     other = PLAIN.replace(b'"n":2', b'"n":3')
     assert (await reader.read(CHAT, other)).sequences_per_prompt == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+async def test_what_was_read_leaves_no_memory_behind(reader: BodyReader) -> None:
+    await reader.read(CHAT, PLAIN)
+
+    def resident_mib() -> float:
+        pages = int(Path(f"/proc/{reader.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+
+    before_mib = resident_mib()
+    for shape in ("parts", "messages", "escapes"):
+        await reader.read(*worst(4 * 2**20)[shape])
+    assert resident_mib() - before_mib < 15  # glibc would keep 30 and more
 
 
 async def test_ordinary_bodies_are_read_at_once() -> None:
