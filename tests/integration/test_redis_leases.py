@@ -32,6 +32,7 @@ from gateway.policy.pool_terms import Terms
 from gateway.ports import AccountView, EntitlementEntry, Settlement
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
+from tests.token_pools import NOW_S
 
 pytestmark = pytest.mark.redis
 ANSWERED_WITHIN_S = 1.5
@@ -466,6 +467,60 @@ async def test_the_share_of_one_of_two_replicas_is_half(own_server: RedisServer)
             await one.admit(asked("too many"))
         one.settle(first, REFUND)
         await one.admit(asked("again"))
+
+
+async def takes(store: RedisLeases, lease_id: str, tokens: int) -> bool:
+    """Whether so many tokens are let in."""
+    try:
+        await store.admit(asked(lease_id, tokens=tokens))
+    except RateLimited:
+        return False
+    return True
+
+
+async def test_a_redis_that_flaps_fills_no_bucket(own_server: RedisServer) -> None:
+    """The clock stands still: a bucket of 100 tokens pays 100 tokens, and is in debt where more
+    was used."""
+    paying = tenant(tokens_per_s=10.0)
+    async with opened(own_server.url, paying, clock=FakeClock(NOW_S)) as store:
+        held = await store.admit(asked("a", tokens=30))
+        own_server.hang()
+        assert not await takes(store, "b", 71), "what Redis told is left"
+        assert await takes(store, "c", 70)
+        own_server.resume()
+        await eventually(lambda: store.up)
+        own_server.hang()
+        assert not await takes(store, "d", 1), "Redis told nothing since"
+        own_server.resume()
+        await eventually(lambda: store.up)
+        store.settle(held, used(10, 30))
+        assert not await takes(store, "e", 1), "Redis knows what was taken without it"
+        own_server.hang()
+        assert not await takes(store, "f", 1)
+        await eventually(lambda: not store.up)
+        assert (await account(store)).level_tokens == -10
+        own_server.resume()
+        await eventually(lambda: store.up)
+        assert (await account(store)).level_tokens == -10
+
+
+async def test_a_bucket_that_others_emptied_lends_no_replica_a_full_one(
+    own_server: RedisServer,
+) -> None:
+    paying, clock = tenant(tokens_per_s=10.0), FakeClock(NOW_S)
+    async with (
+        opened(own_server.url, paying, owner="a", clock=clock) as one,
+        opened(own_server.url, paying, owner="b", clock=clock) as two,
+    ):
+        for each in (one, two, one):
+            await each.tick()
+        await two.admit(asked("a", tokens=80))
+        assert (await account(one)).level_tokens == 20, "as the leader reads them"
+        own_server.kill()
+        assert not await takes(one, "b", 11)
+        assert await takes(one, "c", 10)
+        assert not await takes(two, "d", 11)
+        assert await takes(two, "e", 10)
 
 
 async def test_fail_mode_closed_refuses_at_once_and_recovers_by_itself(

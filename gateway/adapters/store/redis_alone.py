@@ -1,12 +1,14 @@
 """A model of this process while Redis is away: its share of the book decides.
 
-The share begins with what the process has in flight and follows everything it does until Redis
-is back; then it is dropped. What Redis has to know is posted by `redis_model`.
+The share begins with what the process has in flight, and with buckets as they were last known,
+and follows everything it does until Redis is back; of it, its buckets are kept then. What Redis
+has to know is posted by `redis_model`.
 """
 
 from collections.abc import Callable, Iterable
 
 from gateway.adapters.store.redis_kept import Kept
+from gateway.adapters.store.redis_levels import take_back
 from gateway.adapters.store.redis_share import entitlement_share, share_of, terms_share
 from gateway.domain import Ask, Lease
 from gateway.policy import admission, debt, eviction
@@ -19,22 +21,25 @@ from gateway.policy.pool_terms import Terms
 class Alone:
     """A share, while there is one. Everything but `admit` and `refused` needs none."""
 
-    def __init__(self, wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` Unix time in seconds."""
+    def __init__(self, book: TokenPool, wall_clock: Callable[[], float]) -> None:
+        """`book` knows the buckets (see `redis_levels`); `wall_clock` Unix time in seconds."""
+        self._book = book
         self._now_s = wall_clock
         self._replicas = 1
         self.share: TokenPool | None = None
 
-    def begin(self, book: TokenPool, kept: Iterable[Kept], replicas: int) -> TokenPool:
+    def begin(self, kept: Iterable[Kept], replicas: int) -> TokenPool:
         """The share of one of so many replicas; the one there is, where there is one."""
         if self.share is None:
             self._replicas = replicas
-            self.share = share_of(book, kept, replicas, self._now_s())
+            self.share = share_of(self._book, kept, replicas, self._now_s())
         return self.share
 
     def end(self) -> None:
         """Redis decides again."""
-        self.share = None
+        if self.share is not None:
+            take_back(self._book, self.share, self._replicas)
+            self.share = None
 
     def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
         """What the share decides, and whether the lease may be told to give way."""

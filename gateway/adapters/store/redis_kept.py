@@ -23,6 +23,7 @@ class Kept:
 
     __slots__ = (
         "estimate_tokens",
+        "funded",
         "gives_way",
         "key",
         "kv_bytes",
@@ -30,10 +31,12 @@ class Kept:
         "resizing",
     )
 
-    def __init__(self, lease: Lease, key: str, *, gives_way: bool) -> None:
+    def __init__(self, lease: Lease, key: str, *, funded: str, gives_way: bool) -> None:
         self.lease = lease
         self.key = key
         """What Redis knows it by."""
+        self.funded = funded
+        """Which bucket paid: own, surplus or none."""
         self.gives_way = gives_way
         self.estimate_tokens = lease.cost_tokens
         self.kv_bytes = lease.kv_bytes

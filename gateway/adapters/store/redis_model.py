@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.adapters.store import redis_levels
 from gateway.adapters.store.memory import lease_of
 from gateway.adapters.store.redis_kept import ALONE, Kept, admit_argument, decision, moved
 from gateway.adapters.store.redis_link import Away
@@ -30,7 +31,7 @@ class RedisModel(RedisPools):
     """A model whose book is in Redis."""
 
     def __init__(self, served: ServedModel, book: TokenPool, process: Process) -> None:
-        """`book` is the model's definition: its terms and entitlements, without counters."""
+        """`book`: the model's terms and entitlements, and what is known of their buckets."""
         super().__init__(book, process)
         self.served = served
         self.alone_total = 0
@@ -56,6 +57,7 @@ class RedisModel(RedisPools):
             except Away:
                 continue
             found, gives_way, issued_s = decision(answer)
+            redis_levels.told(self.book, ask.entitlement, ask.cost_tokens, found, self._now_s())
             return self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
         return self._admit_alone(ask)
 
@@ -84,6 +86,7 @@ class RedisModel(RedisPools):
         kept = self.kept.get(lease.id)
         if kept is None:
             return
+        redis_levels.paid(self.book, kept, cost_tokens, self._now_s())
         kept.estimate_tokens, kept.kv_bytes = cost_tokens, kv_bytes
         packed = argument(lease_id=kept.key, estimate_tokens=cost_tokens, kv_bytes=kv_bytes)
         if kept.resizing is not None and not kept.resizing.sent:
@@ -103,6 +106,7 @@ class RedisModel(RedisPools):
             return False
         self.served.pools[kept.lease.pool].inflight -= kept.lease.sequences
         self._giving_way -= kept.gives_way
+        redis_levels.paid(self.book, kept, charge or 0, self._now_s())
         self._release(kept.key, charge)
         self._alone.settled(lease.id, charge)
         return True
@@ -145,7 +149,7 @@ class RedisModel(RedisPools):
         if known is not None:  # asked twice at the same time
             return known.lease
         lease = lease_of(ask, found, issued_s)
-        self.kept[lease.id] = Kept(lease, key, gives_way=gives_way)
+        self.kept[lease.id] = Kept(lease, key, funded=found.funded, gives_way=gives_way)
         self._giving_way += gives_way
         self.served.pools[lease.pool].inflight += lease.sequences
         return lease
@@ -153,7 +157,7 @@ class RedisModel(RedisPools):
     def _admit_alone(self, ask: Ask) -> Lease:
         if self._process.fail_mode == "closed":
             raise _unavailable()
-        share = self._alone.begin(self.book, self.kept.values(), self.replicas)
+        share = self._alone.begin(self.kept.values(), self.replicas)
         found, gives_way = self._alone.admit(share, ask, observe=self._observes)
         key = ask.lease_id + ALONE
         lease = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
@@ -165,7 +169,7 @@ class RedisModel(RedisPools):
         """Why a lease may not move, with Redis away."""
         if self._process.fail_mode == "closed":
             return _unavailable()
-        share = self._alone.begin(self.book, self.kept.values(), self.replicas)
+        share = self._alone.begin(self.kept.values(), self.replicas)
         denied = self._alone.refused(share, kept.lease.id, pool)
         if denied is None:
             return None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.adapters.store import redis_levels
 from gateway.adapters.store.memory import account_view
 from gateway.adapters.store.redis_alone import Alone
 from gateway.adapters.store.redis_kept import ALONE, Kept, book_of
@@ -50,7 +51,7 @@ class RedisPools:
     """A model's TokenPools and Upkeep."""
 
     def __init__(self, book: TokenPool, process: Process) -> None:
-        """`book` is the model's definition: its terms and entitlements, without counters."""
+        """`book`: the model's terms and entitlements, and what is known of their buckets."""
         self.book = book
         self.kept: dict[str, Kept] = {}
         self.evict: Callable[[str], None] = lambda _: None
@@ -58,7 +59,7 @@ class RedisPools:
         self.replicas = 1
         self.leads = False
         self._process = process
-        self._alone = Alone(process.wall_clock)
+        self._alone = Alone(book, process.wall_clock)
         self._epoch = ""
         self._introduced = False
         self._ticked = SLICE
@@ -213,9 +214,11 @@ class RedisPools:
 
     async def _seen(self, names: Sequence[str]) -> TokenPool:
         try:
-            return book_of(await self.link.call("view", argument(names=names)))
+            found = book_of(await self.link.call("view", argument(names=names)))
         except Away:
             return self._alone.share or self.book
+        redis_levels.seen(self.book, found, self._least_s(), self._now_s())
+        return found
 
     def _adopt_again(self, keys: set[str]) -> None:
         """Leases that Redis no longer has: they run all the same."""

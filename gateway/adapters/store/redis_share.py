@@ -1,7 +1,8 @@
 """What a gateway admits on its own while Redis is away: its share of every limit.
 
 A copy of the model's book with capacity, limits and baselines divided by the number of replicas
-last known, at least 1 each where there was any. It begins with what this process has in flight.
+last known, at least 1 each where there was any. It begins with what this process has in flight,
+which its buckets have paid for, and its part of what they held when last heard of.
 """
 
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.adapters.store.redis_kept import Kept
+from gateway.adapters.store.redis_levels import lend
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.held import Held
 from gateway.policy.ledger import LEASE_TTL_S, TokenPool
@@ -21,6 +23,7 @@ def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float)
     share.ticked_s = now_s
     for account in book.accounts.values():
         share.define(entitlement_share(account.terms, replicas))
+    lend(book, share, replicas, now_s)
     for one in kept:
         holder = share.accounts.get(one.lease.entitlement)
         if holder is None or one.lease.pool >= len(share.pools):
@@ -35,7 +38,7 @@ def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float)
             one.lease.weight,
             one.lease.issued_unix_s,
             now_s + LEASE_TTL_S,
-            "own" if holder.terms.tokens_per_s > 0 else "none",
+            one.funded,
             "",
             one.lease.would_deny,
             spilled=one.lease.spilled,
