@@ -45,7 +45,7 @@ SCHEDULERS: Final[dict[str, MakeScheduler]] = {
     "least-KV, late": lambda pool: RankGroup(
         pool, bfio.assign, rules=RankRules(per_slot=0, spare=1)
     ),
-    "mix, at once": lambda pool: make_scheduler("mix", pool),
+    "least-loaded, at once": lambda pool: make_scheduler("least-loaded", pool),
     "round-robin": lambda pool: make_scheduler("round-robin", pool),
 }
 

@@ -8,6 +8,7 @@ is left.
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ FAULTS = (
     "no-finish",
     "usage-none",
 )
+_NUMBERS = itertools.count()
 _TIMEOUTS = {"connect_s": 1.0, "first_byte_s": 4.0, "idle_s": 1.5}
 _RETURN_LIMIT_S = 10.0
 _HEALTH = {
@@ -213,7 +215,8 @@ async def _client(
 def _body(stream: bool) -> dict[str, object]:
     return {
         "model": MODEL,
-        "messages": [{"role": "user", "content": "Say a few words about rivers."}],
+        # Each another prompt: else all would go where the first one is cached.
+        "messages": [{"role": "user", "content": f"{next(_NUMBERS)}: a few words about rivers."}],
         "max_tokens": 60,
         "mock_output_tokens": 60,
         "stream": stream,

@@ -93,7 +93,7 @@ def rows_of(
     profiles = profiles if isinstance(profiles, list) else [profiles] * WORKERS
     pool = PoolState("pool", tuple(map(str, range(len(profiles)))), 256)
     predictor = _Recording(len(profiles))
-    scheduler = make_scheduler("quartz", pool, predictor=predictor, seed=seed)
+    scheduler = make_scheduler("quartz", pool, predictor=predictor)
     kept = PrefixIndex(len(profiles), capacity_tokens=160_000)
     gateway = Gateway(pool, scheduler, kept, predictor)
     serve(mixed(seed, shape, requests), [gateway], profiles=profiles, seed=seed)

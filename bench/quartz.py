@@ -57,7 +57,6 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
         rows += quartz_scenes.gateway_rows(range(SEEDS), bar("gateways", 2 * SEEDS))
         rows += quartz_scenes.heavy_rows(range(FEW), bar("heavy client", 4))
         rows += quartz_scenes.trouble_rows(range(FEW), bar("trouble", 3))
-        rows += quartz_cost.fallback_rows(bar("fallback", quartz_cost.NOMINAL_RUNS))
     rows += table_rows(results) + other_rows(results)
     return Report(name="quartz", rows=rows, detail=_detail(results, plot, data))
 

@@ -1,8 +1,7 @@
-"""CPU time of bind and queue, and how the fallback tells a shift from chance."""
+"""CPU time of bind and queue."""
 
 import heapq
 import time
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -10,18 +9,11 @@ import numpy as np
 from bench.report import Row, at_most
 from gateway.policy import fleet
 from gateway.policy.fleet import PoolState
-from gateway.policy.quartz_fallback import Fallback
-from gateway.policy.quartz_profile import PROFILES
 from gateway.policy.schedulers import make_scheduler
 from gateway.policy.scheduling import Job
-from predictor.features import features
 from predictor.online import PrefillPredictor
 
 REQUESTS: Final = 4000
-NOMINAL_RUNS: Final = 20
-NOMINAL_REQUESTS: Final = 20_000
-SHIFT: Final = 3.0
-SHIFTED_WITHIN: Final = 1000
 _REPEATS: Final = 5
 _LIMITS_US: Final = {4: 15.0, 256: 50.0}
 
@@ -102,64 +94,3 @@ def _jobs(workers: int, seed: int) -> list[Job]:
         )
         for i, (prompt, at_s) in enumerate(zip(prompts, times, strict=True))
     ]
-
-
-def fallback_rows(step: Callable[[], None]) -> list[Row]:
-    """The miss monitor on residuals of known scatter: false alarms, and a threefold shift."""
-    alarms, late = 0, []
-    for seed in range(NOMINAL_RUNS):
-        entered, after = _monitor(seed)
-        alarms += entered
-        late.append(after)
-        step()
-    return [
-        at_most(
-            f"False alarms of the fallback in {NOMINAL_RUNS} runs of {NOMINAL_REQUESTS:,} requests",
-            alarms,
-            0,
-        ),
-        at_most(
-            "Requests until the fallback is entered when all prefills take three times as long",
-            max(late),
-            SHIFTED_WITHIN,
-            f"the latest of {len(late)} runs; {float(np.mean(late)):.0f} on average",
-        ),
-    ]
-
-
-def _monitor(seed: int) -> tuple[int, int]:
-    """Times it was entered while nothing changed; requests until it was after the shift."""
-    random = np.random.default_rng(seed)
-    predictor = PrefillPredictor(workers=4)
-    profile = PROFILES["default"]
-    fallback = Fallback(profile.fallback_enter, profile.fallback_leave)
-    count = NOMINAL_REQUESTS + SHIFTED_WITHIN
-    prompts = random.lognormal(7.0, 1.0, count).astype(int) + 20
-    hits = (prompts * random.choice((0.0, 0.3, 0.8), count)).astype(int)
-    scatter = random.lognormal(0.0, 0.35, count)
-    backlogs = random.integers(0, 4096, count)
-    alarms = 0
-    for i in range(count):
-        shifted = i >= NOMINAL_REQUESTS
-        uncached, backlog = int(prompts[i] - hits[i]), int(backlogs[i])
-        x = features(
-            prompt_tokens=int(prompts[i]),
-            hit_tokens=int(hits[i]),
-            cap_tokens=1024,
-            output_tokens=200,
-            stream=True,
-            active=8,
-            backlog_tokens=backlog,
-            kv_usage=0.3,
-        )
-        actual_s = (0.03 + (uncached + 0.5 * backlog) / 8000) * scatter[i]
-        worker = i % 4
-        mean_s, quantile_s, bucket = predictor.predict(worker, x)
-        actual_s *= SHIFT if shifted else 1.0
-        predictor.observe(worker, x, mean_s, quantile_s, bucket, actual_s)
-        fallback.update(predictor.miss_rate)
-        if not shifted:
-            alarms = fallback.entered_total
-        elif fallback.active:
-            return alarms, i - NOMINAL_REQUESTS + 1
-    return alarms, SHIFTED_WITHIN + 1

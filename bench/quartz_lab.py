@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from bench.quartz_peers import CacheAware, Uncalibrated
+from bench.quartz_peers import CacheAware, TokenFair, Uncalibrated
 from bench.quartz_workloads import workloads
 from gateway.policy.fleet import PoolState
 from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.quartz_profile import PROFILES, QuartzProfile
+from gateway.policy.quartz_profile import DEFAULT, QuartzProfile
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine import EngineProfile
@@ -26,29 +26,26 @@ from sluice.children import die_with_parent
 WORKERS: Final = 4
 SETTLED: Final = 1000
 """Requests after which coverage is counted."""
-_DEFAULT: Final = PROFILES["default"]
 
 
-def _but(**changes: object) -> QuartzProfile:
-    return msgspec.structs.replace(_DEFAULT, **changes)
+def _but(**changes: Any) -> QuartzProfile:
+    return msgspec.structs.replace(DEFAULT, **changes)
 
 
 # Name -> scheduler and its profile.
 POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
-    "FIFO-LL": ("least-loaded", _DEFAULT),
-    "FIFO-P2C": ("p2c", _DEFAULT),
-    "Locality-aware": ("sticky", _DEFAULT),
-    "cache-aware": ("cache-aware", _DEFAULT),
-    "TokenFair": ("token-fair", _DEFAULT),
-    "PointPred": ("point", _DEFAULT),
-    "QUARTZ": ("quartz", _DEFAULT),
-    "QUARTZ, profile paper": ("quartz", PROFILES["paper"]),
+    "FIFO-LL": ("least-loaded", DEFAULT),
+    "Locality-aware": ("sticky", DEFAULT),
+    "cache-aware": ("cache-aware", DEFAULT),
+    "TokenFair": ("token-fair", DEFAULT),
+    "PointPred": ("quartz", _but(quantile=False)),
+    "QUARTZ": ("quartz", DEFAULT),
     "Routing-only": ("quartz", _but(order="arrival")),
     "Queueing-only": ("quartz", _but(route="least-loaded")),
-    "No Calibration": ("quartz", _but(fallback=False)),
+    "No Calibration": ("quartz", DEFAULT),
     "No Fairness": ("quartz", _but(fairness_s_per_kilotoken=0.0)),
     "No Locality Feature": ("quartz", _but(locality=False)),
-    "QUARTZ, endless index": ("quartz", _DEFAULT),
+    "QUARTZ, endless index": ("quartz", DEFAULT),
 }
 
 
@@ -70,11 +67,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean TTFT of long requests over the same alone on a cold worker."""
     tokens_per_s: float
     lost: int
-    fallback: float
-    """Share of requests that came while it was in force."""
 
 
-def make(policy: str, seed: int, workers: int = WORKERS) -> Gateway:
+def make(policy: str, workers: int = WORKERS) -> Gateway:
     """A fresh gateway with this policy, which has learned nothing."""
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), WORKER.max_num_seqs)
     name, profile = POLICIES[policy]
@@ -82,7 +77,9 @@ def make(policy: str, seed: int, workers: int = WORKERS) -> Gateway:
     predictor = kind(workers=workers)
     if name == "cache-aware":
         return Gateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
-    scheduler = make_scheduler(name, pool, profile=profile, predictor=predictor, seed=seed)
+    if name == "token-fair":
+        return Gateway(pool, TokenFair(pool), PrefixIndex(workers))
+    scheduler = make_scheduler(name, pool, profile=profile, predictor=predictor)
     endless = policy == "QUARTZ, endless index"
     prefixes = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
     return Gateway(pool, scheduler, prefixes, predictor)
@@ -140,7 +137,6 @@ def figures(demands: Sequence[Demand], served: Served) -> Figures:
         long_slowdown=float((1 / speed[long]).mean()) if long.any() else math.nan,
         tokens_per_s=float((prompts.sum() + outputs) / span_s),
         lost=served.lost,
-        fallback=float(served.fallback.mean()),
     )
 
 
@@ -154,7 +150,7 @@ def run_task(task: Task) -> tuple[Task, list[Figures]]:
     """All policies of a task, on the same requests."""
     workload, seed, policies, data = task
     demands = workloads(data)[workload](seed)
-    found = [figures(demands, run(demands, [make(p, seed)], seed=seed)) for p in policies]
+    found = [figures(demands, run(demands, [make(p)], seed=seed)) for p in policies]
     return task, found
 
 

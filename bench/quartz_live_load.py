@@ -22,7 +22,6 @@ from sluice.children import free_ports
 SYSTEMS: Final = (
     "quartz",
     "least-loaded",
-    "round-robin",
     "sglang-router",
     "vllm-router",
 )

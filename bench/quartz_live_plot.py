@@ -16,12 +16,15 @@ def draw(found: Mapping[tuple[str, str], Sequence[Any]], folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     figures: tuple[tuple[str, Callable[[Any], float]], ...] = (
+        ("P50 TTFT, s", lambda run: run.p50_s),
         ("P99 TTFT, s", lambda run: run.p99_s),
         ("violations, %", lambda run: 100 * run.violations),
         ("prefix hit rate, %", lambda run: 100 * run.hit_rate),
     )
-    workloads = ("mixed", "agents")
-    figure, axes = plt.subplots(len(workloads), len(figures), figsize=(12, 6.5))
+    workloads = list(dict.fromkeys(workload for workload, _ in found))
+    figure, axes = plt.subplots(
+        len(workloads), len(figures), squeeze=False, figsize=(14, 3.2 * len(workloads))
+    )
     for row, workload in zip(axes, workloads, strict=True):
         names = [name for name in SYSTEMS if found.get((workload, name))]
         for axis, (label, of) in zip(row, figures, strict=True):

@@ -156,7 +156,7 @@ def _gateway(policy: str, workers: int, seed: int) -> Gateway:
         kv_tokens = WORKER.kv_blocks * BLOCK_TOKENS
         return Gateway(pool, WeightedScores(pool, kv_tokens, seed), UnboundedPrefixes(workers))
     predictor = PrefillPredictor(workers=workers)
-    scheduler = make_scheduler(policy, pool, predictor=predictor, seed=seed)
+    scheduler = make_scheduler(policy, pool, predictor=predictor)
     return Gateway(pool, scheduler, PrefixIndex(workers), predictor)
 
 

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
+from gateway.policy import fleet
 from gateway.policy.fleet import PoolState
-from gateway.policy.immediate import Immediate
+from gateway.policy.immediate import NOTHING, Immediate
+from gateway.policy.quartz_backlog import Backlogs
+from gateway.policy.quartz_queue import WorkerQueues
 from gateway.policy.quartz_score import hit_tokens
 from gateway.policy.scheduling import Job
+from gateway.policy.sticky import pick_least
 from predictor.features import features
 from predictor.online import PrefillPredictor
 
@@ -106,3 +110,93 @@ class WeightedScores(Immediate):
         if job.state == "sent":
             self._waiting[job.worker] = max(0, self._waiting[job.worker] - 1)
         return super().first_token(job, now_s, cached_tokens, assumed=assumed)
+
+
+class TokenFair:
+    """Token-based fairness in admission, size and locality unseen ("TokenFair", section 5.3).
+
+    Least-loaded routing. Each queue is served in the order of start tags (start-time fair
+    queueing): a client's next request starts where its last one ended, counted in prompt tokens
+    over its share, and never before what is being served. A worker is sent one request behind
+    the prefill in progress.
+    """
+
+    gates: bool = True
+    coverage: float | None = None
+
+    def __init__(self, pool: PoolState) -> None:
+        workers = len(pool.workers)
+        self.replicas = 1
+        self._pool = pool
+        self._backlogs = Backlogs(workers)
+        self._queues = WorkerQueues(workers)
+        self._turn = 0
+        self._served = 0.0  # the latest start tag sent: virtual time
+        self._ends: dict[str, float] = {}
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """See Scheduler."""
+        return self._queues.waiting
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        choice = fleet.available(self._pool, now_s)
+        if not choice:
+            job.state = "nowhere"
+            return NOTHING
+        load = [a + b for a, b in zip(self._pool.active, self._queues.lengths, strict=True)]
+        self._turn += 1
+        job.order = self._turn
+        job.worker = pick_least(choice, load, self._turn)
+        job.hit_tokens = hit_tokens(job.match, job.worker)
+        job.key = max(self._served, self._ends.pop(job.client, 0.0))
+        self._ends[job.client] = job.key + job.prompt_tokens / job.share
+        self._queues.push(job)
+        return self._pump(job.worker, now_s)
+
+    def first_token(
+        self,
+        job: Job,
+        now_s: float,
+        cached_tokens: int | None = None,
+        *,
+        assumed: bool = False,
+    ) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state != "sent":
+            return NOTHING
+        job.state = "answering"
+        self._backlogs.leave(job, now_s)
+        return self._pump(job.worker, now_s)
+
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        """See Scheduler."""
+        was, job.state = job.state, "gone"
+        if was != "sent":
+            return NOTHING
+        self._backlogs.leave(job, now_s)
+        return self._pump(job.worker, now_s)
+
+    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "waiting":
+            self._queues.forget(job)
+        return NOTHING
+
+    def tick(self, now_s: float) -> Sequence[Job]:
+        """See Scheduler: the bench's workers stay well."""
+        return NOTHING
+
+    def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
+        ready = []
+        while self._queues.lengths[worker] and len(self._backlogs.sent[worker]) < 2:
+            job = self._queues.pop(worker)
+            if job is None:
+                break
+            self._served = max(self._served, job.key)
+            job.state = "sent"
+            job.sent_s = now_s
+            self._backlogs.send(job, job.prompt_tokens, now_s)
+            ready.append(job)
+        return ready

@@ -12,7 +12,6 @@ from bench.quartz_lab import Results
 _COLOURS: Final = ("#0072B2", "#D55E00")
 _POLICIES: Final = (
     "FIFO-LL",
-    "FIFO-P2C",
     "TokenFair",
     "Locality-aware",
     "cache-aware",

@@ -31,13 +31,13 @@ def gateway_rows(seeds: range, step: Callable[[], None]) -> list[Row]:
         tail: dict[str, list[float]] = {name: [] for name in late}
         for seed in seeds:
             demands = mixed(seed, shape)
-            four = [make("QUARTZ", seed + i) for i in range(GATEWAYS)]
-            silent = [make("QUARTZ", seed + i) for i in range(GATEWAYS)]
+            four = [make("QUARTZ") for i in range(GATEWAYS)]
+            silent = [make("QUARTZ") for i in range(GATEWAYS)]
             for gateway in silent:
                 gateway.tells_prefixes = False
             ways = {
-                "none": [make("FIFO-LL", seed)],
-                "one": [make("QUARTZ", seed)],
+                "none": [make("FIFO-LL")],
+                "one": [make("QUARTZ")],
                 "four": four,
                 "silent": silent,
             }
@@ -76,7 +76,7 @@ def heavy_rows(seeds: range, step: Callable[[], None]) -> list[Row]:
         for seed in seeds:
             for shape, values in ((alone, before), (beside, after)):
                 demands = mixed(seed, shape)
-                values.append(_others_late(demands, run(demands, [make(policy, seed)])))
+                values.append(_others_late(demands, run(demands, [make(policy)])))
         step()
         more = 100 * float(np.mean(after) - np.mean(before))
         metric = f"Heavy client, {policy}: the others' violations, points more"
@@ -108,7 +108,7 @@ def trouble_rows(seeds: range, step: Callable[[], None]) -> list[Row]:
             demands = mixed(seed, CALM)
             at_s = demands[1000].arrival_s
             trouble = Trouble(at_s=at_s, worker=1, what=what, lasts_s=lasts_s)  # type: ignore[arg-type]
-            served = run(demands, [make("QUARTZ", seed)], seed=seed, troubles=(trouble,))
+            served = run(demands, [make("QUARTZ")], seed=seed, troubles=(trouble,))
             lost += served.lost + int(np.isnan(served.ttft_s).sum())
             after = np.array([d.arrival_s for d in demands]) > at_s + lasts_s + 60.0
             tails.append(float(np.quantile(served.ttft_s[after], 0.99)))
@@ -132,7 +132,7 @@ def _calm_rows(seeds: range) -> list[Row]:
     tails = []
     for seed in seeds:
         demands = mixed(seed, CALM)
-        tails.append(figures(demands, run(demands, [make("QUARTZ", seed)], seed=seed)).p99_s)
+        tails.append(figures(demands, run(demands, [make("QUARTZ")], seed=seed)).p99_s)
     note = f"the same load, {CALM.rate:g} requests/s, without trouble"
     return [Row(metric="No trouble: P99 TTFT, s", measured=float(np.mean(tails)), note=note)]
 
@@ -148,7 +148,7 @@ def _slow_row(seeds: range) -> Row:
     ratios, shares = [], []
     for seed in seeds:
         demands = mixed(seed, CALM)[:LEARNED]
-        gateway = make("QUARTZ", seed)
+        gateway = make("QUARTZ")
         served = run(demands, [gateway], seed=seed, profiles=[slow] + [WORKER] * (WORKERS - 1))
         predictor = gateway.predictor
         if predictor is None:

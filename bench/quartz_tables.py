@@ -185,11 +185,6 @@ def other_rows(results: Results) -> list[Row]:
             note=f"{100 * found:.1f} and {100 * endless:.1f} % of prompt tokens",
         )
     )
-    for policy in ("FIFO-P2C", "TokenFair", "QUARTZ, profile paper"):
-        late = 100 * mean_of(results, "Mixed", policy, "violations")
-        p99_s = mean_of(results, "Mixed", policy, "p99_s")
-        note = f"violations {late:.1f} %"
-        rows.append(Row(metric=f"Mixed, {policy}: P99 TTFT, s", measured=p99_s, note=note))
     return rows
 
 

@@ -22,7 +22,7 @@ from bench.report import Report, Row
 from bench.scale_rows import Point, rows_of
 from bench.scale_traffic import Size
 
-POLICIES: Final = ("quartz", "least-loaded", "p2c", "sticky")
+POLICIES: Final = ("quartz", "least-loaded", "sticky")
 WORKERS: Final = (4, 16, 64, 256, 1_024, 2_000)
 ENTITLEMENTS: Final = (1, 100, 10_000, 100_000)
 LEASES: Final = (100, 1_000, 10_000, 100_000)

@@ -13,6 +13,8 @@ from functools import partial
 
 import msgspec
 
+from gateway import prefix_entry
+from gateway.assumed_tokens import AssumedTokens
 from gateway.domain import (
     Attempt,
     Binding,
@@ -24,8 +26,6 @@ from gateway.domain import (
     Prompt,
 )
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
-from gateway.first_tokens import AssumedTokens, Lateness
-from gateway.gate_timers import GateTimers
 from gateway.policy import fleet
 from gateway.policy.homes import Home
 from gateway.policy.overflow import engine_message
@@ -64,8 +64,6 @@ class Exchange:
         self._wall_clock = wall_clock
         self._reclaims: set[asyncio.Task[None]] = set()
         self._assumed = AssumedTokens(clock, self._assume_first)
-        self._gates = GateTimers(clock, wake)
-        self._lateness = Lateness()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(
@@ -126,7 +124,6 @@ class Exchange:
             for scheduler in served.schedulers:
                 if scheduler is not None:
                     wake(scheduler.tick(now_s))
-                    self._gates.look(scheduler)
 
     def frozen(self, served: ServedModel, pool: int, worker: int) -> None:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
@@ -151,9 +148,9 @@ class Exchange:
             now_s = self._clock()
             if job.state == "waiting":
                 wake(scheduler.cancel(job, now_s))
+                prefix_entry.withdraw(walk, found(walk.served))
             else:
                 wake(scheduler.finished(job, now_s, answered=answered))
-            self._gates.look(scheduler)
 
     def _bind(
         self,
@@ -202,10 +199,10 @@ class Exchange:
             walk.job = None
             return placed
         pool, ready = placed
-        walk.scheduler = scheduler = served.schedulers[pool]
+        walk.scheduler = served.schedulers[pool]
+        prefix_entry.enter(walk, served, pool)
         if job.state == "waiting":
             wake(ready)
-            self._gates.look(found(scheduler))
             return pool
         if len(ready) > 1:
             wake(ready)
@@ -219,7 +216,11 @@ class Exchange:
         stage_queue.admit(served, job, scheduler)
         await stage_queue.wait(served, job, scheduler, incoming, self._clock)
         walk.queue_s += self._clock() - job.arrived_s
-        return None if job.state == "nowhere" else stage_bind.binding_of(served, pool, job)
+        if job.state == "nowhere":
+            prefix_entry.withdraw(walk, served)
+            return None
+        prefix_entry.enter(walk, served, pool)  # its worker may be another than before
+        return stage_bind.binding_of(served, pool, job)
 
     async def _attempt(
         self,
@@ -262,7 +263,7 @@ class Exchange:
         waiting = self._watch_wait(walk, served, lease)
         try:
             if walk.scheduler is not None and walk.job is not None:
-                self._expect_first(walk, served, binding, relay, walk.scheduler, walk.job)
+                self._expect_first(walk, relay, walk.scheduler, walk.job)
             answer = await relay.run(self._upstream, worker, call, answer_lines(incoming, walk))
             result = answer.label if isinstance(answer, Outcome) else answer.kind
         except asyncio.CancelledError:
@@ -280,8 +281,8 @@ class Exchange:
             pool.progress.end(binding.worker, pending, answered=computed)
             if walk.scheduler is not None:
                 self._release(walk, answered=result == "ok")
-            if walk.expected is not None and relay.first_s is None and result != "cancelled":
-                _withdraw(walk, served, binding)
+            if relay.first_s is None and result != "cancelled":
+                prefix_entry.withdraw(walk, served)
             walk.attempts.append(Attempt(pool=pool.name, worker=worker.id, result=result))
         self._note_health(served, binding, answer)
         return answer
@@ -295,27 +296,12 @@ class Exchange:
         return Pending(walk, self._clock(), most_s, relay.emitted)
 
     def _expect_first(
-        self,
-        walk: Walk,
-        served: ServedModel,
-        binding: Binding,
-        relay: stage_forward.Relay,
-        scheduler: Scheduler,
-        job: Job,
+        self, walk: Walk, relay: stage_forward.Relay, scheduler: Scheduler, job: Job
     ) -> None:
-        """Have the scheduler told of the first token, and the index of the prefix that is sent.
+        """Have the scheduler told of the first token.
 
-        Of an answer that is not streamed the first token is not seen: it is assumed in time.
+        Of an answer that is not streamed it is not seen: it is assumed in time.
         """
-        points = walk.prefix.points
-        if points:
-            tokens_per_byte = job.prompt_tokens / points[-1][0]
-            walk.expected = served.prefixes[binding.pool].insert(
-                points, binding.worker, tokens_per_byte
-            )
-            if served.news:
-                hit_tokens = walk.expected.hit_tokens
-                served.news[binding.pool].sent(points, binding.worker, tokens_per_byte, hit_tokens)
         if not scheduler.gates:
             if job.stream:
                 job.emitted = relay.emitted
@@ -325,15 +311,10 @@ class Exchange:
             walk.assumed_turn = self._assumed.expect(scheduler, job)
 
     def _first_token(self, scheduler: Scheduler, job: Job, now_s: float) -> None:
-        """A stream's first token was read; the gateway's own lateness is not the engine's."""
-        late_s = self._lateness.of(now_s, asyncio.get_running_loop().time())
-        job.sent_s = min(job.sent_s + late_s, now_s)
         wake(scheduler.first_token(job, now_s))
-        self._gates.look(scheduler)
 
     def _assume_first(self, scheduler: Scheduler, job: Job, now_s: float) -> None:
         wake(scheduler.first_token(job, now_s, assumed=True))
-        self._gates.look(scheduler)
 
     def _watch_wait(
         self, walk: Walk, served: ServedModel, lease: Lease
@@ -389,6 +370,7 @@ class Exchange:
         only = found(walk.prompt).only_pool
         if only is None or only == pool:
             return
+        prefix_entry.withdraw(walk, found(walk.served))
         walk.prompt = Prompt(body=incoming.body, not_compressed="other_pool")
         walk.prefix = NO_PREFIX
         walk.estimate = whole = found(walk.whole)
@@ -444,14 +426,6 @@ def _remember(
         tokens += found(walk.estimate).input_tokens_total
     tenant = found(walk.principal).tenant
     served.homes.remember(response_id, Home(binding.pool, binding.worker, tenant, tokens))
-
-
-def _withdraw(walk: Walk, served: ServedModel, binding: Binding) -> None:
-    """A worker that failed before the first token does not hold the prompt."""
-    expected, walk.expected = found(walk.expected), None
-    points = walk.prefix.points
-    tokens_per_byte = found(walk.job).prompt_tokens / points[-1][0]
-    served.prefixes[binding.pool].withdraw(points, binding.worker, expected, tokens_per_byte)
 
 
 def _may_move(walk: Walk, served: ServedModel, now_s: float) -> bool:

@@ -6,8 +6,6 @@ Part of the composition root. Each call makes states of its own.
 import importlib
 from functools import partial
 
-import msgspec
-
 from gateway.domain import PhaseTimeouts
 from gateway.policy.band_rules import CompressionRules
 from gateway.policy.budget import LengthEstimator
@@ -18,21 +16,17 @@ from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
 from gateway.policy.prefix_index import LEAST_ENTRIES, PrefixIndex
 from gateway.policy.prefix_news import PrefixNews
-from gateway.policy.quartz_profile import PROFILES as PROFILES_OF_QUARTZ
 from gateway.policy.rank_group import RankGroup
 from gateway.policy.routing import PoolShape, Routing
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
 from gateway.policy.scheduling import Scheduler
 from gateway.policy.served import QueueRules, ServedModel
-from gateway.policy.telemetry_view import TelemetryView, first_tokens, held_tokens, kv_usage
+from gateway.policy.telemetry_view import TelemetryView, held_tokens, kv_usage
 from gateway.settings import Config, ModelConfig
 from gateway.settings.boundaries import watch_of
 from predictor.artifact import load
 from predictor.online import PrefillPredictor
-from predictor.prior import PriorRates
 
-_PLAIN = frozenset({"least-loaded", "mix"})
-"""Served without a scheduler: the least loaded worker, at once."""
 _READING = PREDICTING | {"bfio"}
 """They go by what engines say of their KV caches."""
 
@@ -103,18 +97,15 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
 
 def _reads(model: ModelConfig) -> bool:
     """Whether something of a model goes by what its engines say of themselves."""
-    return model.boundary.auto or (model.scheduling.policy in _READING and model.mode != "observe")
+    return model.boundary.auto or (model.policy in _READING and model.mode != "observe")
 
 
 def _predictors(model: ModelConfig, pools: tuple[PoolState, ...]) -> tuple[PrefillPredictor, ...]:
     rules = model.scheduling
-    if rules.policy not in PREDICTING or model.mode == "observe":
+    if model.policy not in PREDICTING or model.mode == "observe":
         return ()
     artifact = None if rules.predictor is None else load(rules.predictor)
-    gate_tokens = round(PROFILES_OF_QUARTZ[rules.profile].gate_steps * rules.step_tokens)
-    # A trained predictor brings what its prior is to begin with.
-    prior = None if artifact is not None else PriorRates(gate_tokens=gate_tokens)
-    return tuple(PrefillPredictor(artifact, workers=len(p.workers), prior=prior) for p in pools)
+    return tuple(PrefillPredictor(artifact, workers=len(p.workers)) for p in pools)
 
 
 def _scheduling(
@@ -125,25 +116,20 @@ def _scheduling(
 ) -> tuple[tuple[Scheduler | None, ...], tuple[PrefixIndex, ...]]:
     """Schedulers and prefix indices by pool; neither where workers are bound as a relay would."""
     rules = model.scheduling
-    if rules.policy in _PLAIN or model.mode == "observe":
-        return (), ()
-    if rules.policy == "bfio":
+    if model.policy == "least-loaded" or model.mode == "observe":
+        return (), ()  # bound at once
+    if model.policy == "bfio":
         return tuple(_rank_group(*pair) for pair in zip(pools, views, strict=True)), ()
-    profile = msgspec.structs.replace(
-        PROFILES_OF_QUARTZ[rules.profile], chunk_tokens=rules.step_tokens
-    )
     schedulers = tuple(
         make_scheduler(
-            rules.policy,
+            model.policy,
             pool,
-            profile=profile,
             predictor=predictors[index] if predictors else None,
             kv_usage=partial(kv_usage, views[index]) if views else None,
-            first_tokens=partial(first_tokens, views[index]) if views else None,
         )
         for index, pool in enumerate(pools)
     )
-    if rules.policy not in LOCAL:
+    if model.policy not in LOCAL:
         return schedulers, ()
     return schedulers, tuple(
         PrefixIndex(len(pool.workers), max_entries=max(rules.prefix_entries, LEAST_ENTRIES))

@@ -44,6 +44,7 @@ class Walk:
         "estimate",
         "evicted",
         "expected",
+        "expected_at",
         "facts",
         "job",
         "lease",
@@ -91,8 +92,10 @@ class Walk:
         """Who holds which beginning of the prompt."""
         self.expected: Expected | None = None
         """What the worker was expected to hold of it."""
+        self.expected_at = (-1, -1)
+        """Which worker: pool and index."""
         self.assumed_turn = 0
-        """When its first token is taken for come, if nobody sees it (`gateway.first_tokens`)."""
+        """When its first token is assumed, where it cannot be seen (`gateway.assumed_tokens`)."""
         self.relay: Relay | None = None
         self.queue_s = 0.0
         self.sent_s: float | None = None

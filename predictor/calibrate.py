@@ -211,11 +211,6 @@ class Misses:
         """Share within their quantile; None before the first."""
         return 1.0 - self._count / len(self._recent) if self._recent else None
 
-    @property
-    def rate(self) -> float:
-        """Misses over WINDOW: what has not been seen yet counts as covered."""
-        return self._count / WINDOW
-
 
 _NUMBERS: Final = frozenset({int, float})
 

@@ -6,7 +6,6 @@ so `predict_request` is one flat function: a walk, two look-ups, a few products.
 """
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any, Final, Literal
 
 from predictor.artifact import Artifact
@@ -196,23 +195,6 @@ class PrefillPredictor:
             # What all workers have in common belongs to the prior.
             self._prior.stretch(self._speeds.recentre())
 
-    def told(
-        self, worker: int, predicted_s: float, actual_s: float, growth: float, requests: int
-    ) -> None:
-        """An engine says what prefills took in the mean, of which nobody saw the first tokens.
-
-        `growth`: how much longer they take than at its last word, in seconds a second.
-        Tells nothing of what depends on what, nor of the scatter: only the worker's speed, and
-        what all workers have in common, are learned. Times that cannot be are ignored.
-        """
-        if not (0.0 <= actual_s < _MOST_S and 0.0 < predicted_s < _MOST_S and requests > 0):
-            return
-        if not isfinite(growth):
-            growth = 0.0
-        self._speeds.told(worker, max(actual_s, FLOOR_S) / predicted_s, growth, requests)
-        if self._root is None:
-            self._prior.stretch(self._speeds.recentre())
-
     def forget(self, worker: int) -> None:
         """Another engine answers at this worker's address: its speed is unknown."""
         self._speeds.forget(worker)
@@ -221,11 +203,6 @@ class PrefillPredictor:
     def coverage(self) -> float | None:
         """Share of the last 400 prefills within their quantile; None before the first."""
         return self._misses.coverage
-
-    @property
-    def miss_rate(self) -> float:
-        """Misses over 400 requests; until so many were seen, the missing count as covered."""
-        return self._misses.rate
 
     def prefill_tokens_per_s(self, worker: int) -> float:
         """What a worker prefills a second, as learned; > 0."""

@@ -7,7 +7,7 @@ a worker whose errors keep one sign while the others' do not, and near 0.005 oth
 the square of its own smoothed error over that error's size (after Trigg and Leach, "Exponential
 smoothing with an adaptive response rate", 1967). So one worker at half speed is known after some
 forty of its requests, and noise moves little. What shifts for all workers at once is followed
-slowly here: it is calibration's, and the fallback should hear of it.
+slowly here: it is calibration's.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,6 @@ _USUAL: Final = 0.02
 _MOST_WEIGHT: Final = 3.0
 _DOWN: Final = -0.75
 _UP: Final = 2.0
-_TOLD_GAIN: Final = 0.1
-"""Of a mean that an engine tells, about once a second, over at least `_TOLD_ENOUGH` prefills."""
-_TOLD_GROWTH_GAIN: Final = 0.5
-_TOLD_ENOUGH: Final = 8
-_TOLD_MOST: Final = 2.0
-"""No such mean is taken for further off, by its logarithm."""
-_TOLD_SHRINKS, _TOLD_GROWS = -0.5, 0.7
-"""Nor is its growth taken for more."""
 _PULL: Final = 0.05
 _ALIKE: Final = 1e-4
 """Of a logarithm: what is closer is not set anew. With thousands of workers most are."""
@@ -87,20 +79,6 @@ class Speeds:
         before = self._log[worker]
         self._set(worker, before + log(1.0 + gain * error))
         self._own[worker] += self._log[worker] - before
-
-    def told(self, worker: int, ratio: float, growth: float, requests: int) -> None:
-        """So many prefills took `ratio` (> 0) times what was predicted, in the mean.
-
-        `growth`: by how much longer they take, in seconds a second. Where nothing but this
-        factor says how fast an engine is sent prompts, that is by which share it is sent too
-        many: what waits there grows so fast. Without this term factor and queue swing.
-        """
-        error = min(max(log(ratio), -_TOLD_MOST), _TOLD_MOST)
-        fast = min(max(growth, _TOLD_SHRINKS), _TOLD_GROWS)
-        step = (_TOLD_GAIN * error + _TOLD_GROWTH_GAIN * fast) * min(1.0, requests / _TOLD_ENOUGH)
-        self.seen[worker] += requests
-        # Not among what other processes add to theirs: each hears of it from the engine itself.
-        self._set(worker, self._log[worker] + step)
 
     def recentre(self) -> float:
         """Divide all factors by their geometric mean, which is returned."""

@@ -57,27 +57,9 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
         "vllm:request_success",
         "sglang:num_requests_total",
     ),
-    # SGLang's own time_to_first_token takes, of an answer that is not streamed, the 50th token
-    # for the first. Its stopwatches of queue and prefill do not.
-    "first_tokens_total": (
-        "vllm:time_to_first_token_seconds_count",
-        "sglang:per_stage_req_latency_seconds_count",
-    ),
-    "first_tokens_s_total": (
-        "vllm:time_to_first_token_seconds_sum",
-        "sglang:per_stage_req_latency_seconds_sum",
-    ),
     "started_unix_s": ("process_start_time_seconds",),
 }
 """Field of `EngineSample` -> names, the one in use first."""
-
-_WITH: Final[Mapping[str, str]] = {
-    "sglang:per_stage_req_latency_seconds_sum": "sglang:queue_time_seconds_sum",
-}
-"""What is told in two parts; where one is missing, so is the whole."""
-_STAGES: Final = b"sglang:per_stage_"
-_PREFILL: Final = b'stage="prefill_forward"'
-"""Of SGLang's stages the one that is read: from a prompt's first forward pass to its last."""
 
 NEEDED: Final = ("running", "waiting", "kv_usage")
 """What every engine is expected to tell."""
@@ -90,7 +72,7 @@ def _pattern() -> re.Pattern[bytes]:
     """One line of a wanted name. Grouped by family and begun by a line's end: ten times faster."""
     families: dict[str, list[str]] = {}
     named = [name for names in ALIASES.values() for name in names]
-    for name in (*named, *_WITH.values()):
+    for name in named:
         family, _, rest = name.rpartition(":")
         families.setdefault(family + ":" if family else "", []).append(rest)
     wanted = "|".join(f"{family}(?:{'|'.join(rests)})" for family, rests in families.items())
@@ -108,8 +90,6 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
     """
     values: dict[str, list[float]] = {}
     for name, labels, text in _LINE.findall(b"\n" + page):
-        if name.startswith(_STAGES) and _PREFILL not in labels:
-            continue
         if rank is None or _is_of(rank, labels):
             try:
                 value = float(text)
@@ -117,9 +97,6 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
                 continue
             if 0 <= value < math.inf:
                 values.setdefault(name.decode(), []).append(value)
-    for name, other in _WITH.items():
-        if name in values:
-            values[name] = [*values[name], *values[other]] if other in values else []
     found: dict[str, float] = {}
     for field, names in ALIASES.items():
         samples = next((values[name] for name in names if values.get(name)), None)

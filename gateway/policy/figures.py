@@ -27,7 +27,6 @@ MERGED: Final[Mapping[str, How]] = {
     "sluice_gateway_processes": "sum",
     "sluice_queue_depth": "sum",
     "sluice_predictor_coverage": "mean",
-    "sluice_scheduler_fallback": "max",
     "sluice_boundary_tokens": "mean",
     "sluice_boundary_error_ratio": "mean",
     "sluice_length_drift": "max",

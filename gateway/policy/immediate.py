@@ -5,8 +5,6 @@ pool's: what this gateway sent and has not seen finish.
 """
 
 from collections.abc import Sequence
-from math import inf
-from random import Random
 from typing import Final
 
 from gateway.policy import fleet
@@ -25,10 +23,8 @@ class Immediate:
     __slots__ = ("_cursor", "_pool", "replicas")
 
     gates: bool = False
-    fallback: bool = False
     coverage: float | None = None
     waiting: Sequence[int] = NO_ONE_WAITS
-    due_s: float = inf
 
     def __init__(self, pool: PoolState) -> None:
         self.replicas = 1
@@ -83,10 +79,6 @@ class Immediate:
         """See Scheduler: nobody waits here."""
         return NOTHING
 
-    def pump(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
-        return NOTHING
-
     def tick(self, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         return NOTHING
@@ -124,27 +116,6 @@ class RoundRobin(Immediate):
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
         self._cursor += 1
         return choice[(self._cursor - 1) % len(choice)]
-
-
-class TwoChoices(Immediate):
-    """The one with fewer sequences of two drawn at random; the first drawn wins ties."""
-
-    __slots__ = ("_random",)
-
-    def __init__(self, pool: PoolState, *, seed: int = 0) -> None:
-        super().__init__(pool)
-        self._random = Random(seed).random
-
-    def _pick(self, job: Job, choice: Sequence[int]) -> int:
-        active, n = self._pool.active, len(choice)
-        i = int(self._random() * n)
-        j = int(self._random() * (n - 1))
-        # The other one is drawn from those that remain.
-        first, other = choice[i], choice[n - 1 if j == i else j]
-        job.candidates = ((first, active[first]), (other, active[other]))
-        worker = other if active[other] < active[first] else first
-        job.score = float(active[worker])
-        return worker
 
 
 class Sticky(Immediate):

@@ -1,79 +1,83 @@
-"""QUARTZ: predicted quantiles choose the worker and order its queue.
+"""QUARTZ: predicted prefills choose the worker, order its queue and open its gate.
 
 Source: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Serving", sections 3
-and 4. A job goes to the candidate with the least S = W-hat + Q-hat + psi (equation 4) and waits
-there by (band, k), the least first: k = s-hat + lambda x arrival + beta x u (equations 6 to 8).
+and 4. What it does, in three rules:
 
-Where this goes beyond the paper, or against it:
-- Candidates are the worker with the longest cached prefix and the one with the least W-hat (all
-  workers when there are few): two at random lose to a plain prefix router.
-- psi prices uncached tokens (`QuartzProfile.locality_price`), more of them where more were
-  written lately (`quartz_writes`).
-- Q-hat and s-hat are for a worker with nothing ahead: what is ahead is W-hat's. What is
-  calibrated is a second prediction, made when the job is sent, of the time to its first token.
-- u counts what waits here of the client, too, beyond an even part of all that waits. Aging
-  would else let a client in that asks for more than it can be served: its backlog grows old.
-- The fallback is first come, first served to sticky-locality or least-loaded workers.
-- Gateways that share the workers share the gate. In W-hat each counts its own assignments for
-  all of them, until it is told what the others have assigned (`merge`).
+- Where: a job goes to the worker with the least S = W-hat + Q-hat + psi (equation 4): the
+  expected wait there (`quartz_backlog`), its own predicted prefill, and the price of what the
+  worker's cache does not hold (`locality_price`, `quartz_writes`) and of each request that runs
+  there (`request_price_s`).
+- When: it is sent at once if nothing is behind the worker's prefill in progress, or if all that
+  is then behind it takes at most `gate_s`. So the engine never idles between two prompts, and
+  all else waits here, where its order can still be changed.
+- In which order: by (band, k), the least first, k = s-hat + lambda x arrival + beta x u
+  (equations 6 to 8): short ones first, but nobody is overtaken for long, and who was served
+  little lately goes first.
+
+Against the paper: psi prices running requests, without which short prompts would all follow the
+first one's cache; W-hat falls with first tokens and not with the clock; all workers are compared
+where they are few, since two at random lose to a plain prefix router; u counts what waits here
+of the client, too; there is no fallback, since where predictions fail together the score's terms
+keep their proportions (docs/scheduling.md has the measurements).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
-from random import Random
 from typing import Any, Final
 
+from gateway.policy import fleet
 from gateway.policy.fairness import ServedShares
 from gateway.policy.fleet import PoolState
-from gateway.policy.gated import Gated
 from gateway.policy.quartz_backlog import Backlogs
-from gateway.policy.quartz_fallback import Fallback
 from gateway.policy.quartz_profile import QuartzProfile
-from gateway.policy.quartz_queue import uncached_tokens
+from gateway.policy.quartz_queue import WorkerQueues, uncached_tokens
 from gateway.policy.quartz_score import (
     Features,
+    KvUsage,
     Predictor,
     hit_tokens,
     hits_of,
-    pressure_s,
     seconds,
     workers_of,
 )
-from gateway.policy.quartz_unseen import FirstTokens, UnseenPrefills
 from gateway.policy.quartz_writes import LEAST, MOST, RecentWrites
 from gateway.policy.scheduling import Job, Match
-from gateway.policy.sticky import pick_least, pick_sticky
+from gateway.policy.sticky import pick_least
 
-KvUsage = Callable[[int, float], float | None]
-"""Worker and time to the share of its KV cache in use; None when not known or stale."""
-
-MOST_HOLDERS: Final = 16
-"""Workers looked at that hold one and the same prefix."""
+COMPARED: Final = 16
+"""Workers compared for one job, at most: all of a small fleet."""
+HOLDERS: Final = 8
+"""Of them, in a large fleet, those that hold most of the prompt."""
+NOTHING: Final[Sequence[Job]] = ()
 
 _Seen = tuple[Features, float, float, int]
 """What was predicted from: x, mean, quantile, bucket."""
 
 
-class Quartz(Gated):
-    """One pool's scheduler; `predictor` learns from it."""
+class Quartz:
+    """One pool's Scheduler; `predictor` learns from it."""
 
     __slots__ = (
+        "_available",
         "_backlogs",
+        "_choice_mask",
         "_cursor",
-        "_fallback",
-        "_first_tokens",
         "_kv",
         "_kv_usage",
-        "_pending_s",
+        "_orders",
+        "_pool",
         "_predictor",
-        "_pressures_s",
-        "_random",
+        "_queues",
         "_s_per_token",
+        "_seen_alive",
+        "_seen_until_s",
+        "_timed",
         "_writes",
         "profile",
         "shares",
-        "unseen",
     )
+
+    gates: bool = True
 
     def __init__(
         self,
@@ -82,35 +86,42 @@ class Quartz(Gated):
         profile: QuartzProfile,
         *,
         kv_usage: KvUsage | None = None,
-        first_tokens: FirstTokens | None = None,
-        seed: int = 0,
     ) -> None:
-        super().__init__(pool, profile)
         workers = len(pool.workers)
         self.profile = profile
         self.shares = ServedShares(profile.fairness_tau_s)
         """u of the clients."""
+        self._pool = pool
         self._predictor = predictor
         self._backlogs = Backlogs(workers)
-        self._pending_s = [0.0] * workers
+        self._queues = WorkerQueues(workers)
         self._writes = RecentWrites(workers, profile.writes_tau_s)
-        self._fallback = Fallback(profile.fallback_enter, profile.fallback_leave)
-        self.unseen = UnseenPrefills(workers)
-        """Of answers that are not streamed."""
-        self._first_tokens = first_tokens
         self._kv_usage = kv_usage
         self._kv = [0.0] * workers
         """Share of each KV cache in use as of the last tick; 0 where it is not known."""
-        self._pressures_s: list[float] | None = None
-        """What each one's KV costs (psi); None while none is nearly full."""
-        self._random = Random(seed)
+        self._timed = [False] * workers
+        """Whose first tokens were seen: of the others nothing is known to gate by."""
         self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
         self._cursor = 0
+        self._orders = 0
+        self._seen_alive: list[int] | None = None
+        self._seen_until_s = -inf
+        self._available: Sequence[int] = ()
+        self._choice_mask = 0
 
     @property
-    def fallback(self) -> bool:
+    def replicas(self) -> int:
         """See Scheduler."""
-        return self._fallback.active
+        return self._backlogs.replicas
+
+    @replicas.setter
+    def replicas(self, replicas: int) -> None:
+        self._backlogs.replicas = replicas
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """See Scheduler."""
+        return self._queues.waiting
 
     @property
     def coverage(self) -> float | None:
@@ -118,239 +129,309 @@ class Quartz(Gated):
         return self._predictor.coverage
 
     @property
-    def fallbacks_total(self) -> int:
-        """How often the fallback was entered."""
-        return self._fallback.entered_total
+    def backlog_tokens(self) -> Sequence[int]:
+        """Uncached prefill of the requests sent to each worker and not seen answered yet."""
+        return self._backlogs.sent_tokens
 
     def wait_s(self, worker: int, now_s: float) -> float:
         """W-hat of a worker, >= 0."""
-        return self._backlogs.wait_s(worker, now_s)
+        return self._backlogs.waits_s((worker,), now_s)[0]
+
+    # A job's way
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        job.order = self._orders
+        self._orders += 1
+        if not self._bind(job, now_s):
+            job.state = "nowhere"
+            return NOTHING
+        worker = job.worker
+        if not self._queues.lengths[worker] and self._open(worker, uncached_tokens(job)):
+            self._send(job, now_s)
+            return (job,)
+        job.key = self._key(job, now_s)
+        self._queues.push(job)
+        return self._pump(worker, now_s)
+
+    def first_token(
+        self,
+        job: Job,
+        now_s: float,
+        cached_tokens: int | None = None,
+        *,
+        assumed: bool = False,
+    ) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state != "sent":
+            return NOTHING
+        job.state = "answering"
+        worker = job.worker
+        self._backlogs.leave(job, now_s)
+        hit = job.hit_tokens if cached_tokens is None else cached_tokens
+        if hit < job.prompt_tokens:
+            self.shares.served(job.client, job.prompt_tokens - hit, now_s)
+        if not assumed:
+            x, mean_s, quantile_s, bucket = job.policy
+            predictor = self._predictor
+            predictor.observe(worker, x, mean_s, quantile_s, bucket, now_s - job.sent_s)
+            self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
+            self._timed[worker] = True
+        return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING
+
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "sent":
+            worker = job.worker
+            self._backlogs.leave(job, now_s)
+            if answered:
+                self.shares.served(job.client, uncached_tokens(job), now_s)
+            job.state = "gone"
+            if self._queues.lengths[worker]:
+                return self._pump(worker, now_s)
+        elif job.state == "answering":
+            job.state = "gone"
+        return NOTHING
+
+    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "waiting":
+            self._queues.forget(job)
+            self._backlogs.unbind(job)
+        return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         if self._kv_usage is not None:
-            profile = self.profile
             self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
-            pressures_s = [
-                pressure_s(usage, profile.kv_threshold, profile.kv_price_s) for usage in self._kv
-            ]
-            self._pressures_s = pressures_s if any(pressures_s) else None
-        if self._first_tokens is not None:
-            self._hear(self._first_tokens, now_s)
         self.shares.sweep(now_s)
-        return super().tick(now_s)
+        self._refresh(now_s)
+        out: list[Job] = []
+        lengths = self._queues.lengths
+        for worker, length in enumerate(lengths):
+            if length and not self._choice_mask >> worker & 1:
+                self._rebind(worker, out, now_s)
+        for worker, length in enumerate(lengths):
+            if length:
+                out += self._pump(worker, now_s)
+        return out
+
+    # What several gateways tell one another
 
     def state(self) -> dict[str, Any]:
-        """Plain values for the other processes of this gateway.
+        """Plain values for the other gateways.
 
         Who was served how much, and the work that each worker has been assigned here and has
         not answered, in seconds.
         """
-        return {"served": self.shares.state(), "pending_s": list(self._pending_s)}
+        return {"served": self.shares.state(), "pending_s": list(self._backlogs.bound_s)}
 
     def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
         """Take in the states of the others, by their names, as often as they are told.
 
-        W-hat is set to what all have assigned and not seen answered. What is malformed is
-        ignored. The predictor has a `merge` of its own.
+        What is malformed is ignored. The predictor has a `merge` of its own.
         """
         served: dict[str, Mapping[str, float]] = {}
-        pending_s = list(self._pending_s)
+        others_s = [0.0] * len(self._kv)
         for name, state in states.items():
             theirs, totals = state.get("pending_s"), state.get("served")
             if isinstance(totals, Mapping):
                 served[name] = totals
-            if isinstance(theirs, list | tuple) and len(theirs) == len(pending_s):
-                pending_s = [a + seconds(b) for a, b in zip(pending_s, theirs, strict=True)]
+            if isinstance(theirs, list | tuple) and len(theirs) == len(others_s):
+                others_s = [a + seconds(b) for a, b in zip(others_s, theirs, strict=True)]
         self.shares.merge(served, now_s)
         if states:
-            for worker, work_s in enumerate(pending_s):
-                self._backlogs.set(worker, now_s + max(0.0, work_s))
+            self._backlogs.tell(others_s)
 
-    def _hear(self, first_tokens: FirstTokens, now_s: float) -> None:
-        """Learn from what engines say of first tokens that nobody here sees."""
-        for worker in tuple(self.unseen.workers):
-            reading = first_tokens(worker, now_s)
-            if reading is None:
-                continue
-            told = self.unseen.read(worker, *reading)
-            if told is not None:
-                self._predictor.told(worker, *told)
-                self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
+    # Where
 
-    # Choosing
-
-    def _choice_changed(self) -> None:
-        self._backlogs.keep(self._choice)
-
-    def _bind(self, job: Job, choice: Sequence[int], now_s: float) -> None:
-        profile = self.profile
-        match: Match = job.match if profile.locality else ()
-        safe = self._fallback.active
-        if safe or profile.route != "score":
-            self._bind_safely(job, choice, match if safe else (), now_s)
+    def _bind(self, job: Job, now_s: float) -> bool:
+        """Choose the worker; False when there is none."""
+        if self._pool.alive is not self._seen_alive or now_s >= self._seen_until_s:
+            self._refresh(now_s)
+        choice = self._available
+        if not choice:
+            return False
+        if job.home >= 0 and job.home in choice:
+            choice = (job.home,)
+        elif job.excluded:
+            choice = [w for w in choice if w not in job.excluded] or choice
+        if self.profile.route == "score":
+            self._bind_best(job, self._candidates(choice, job.match, now_s), now_s)
         else:
-            self._bind_best(job, self._candidates(choice, match, now_s), now_s)
-        _, mean_s, quantile_s, _ = job.policy
-        self._backlogs.add(job.worker, mean_s * self.replicas, now_s)
-        self._pending_s[job.worker] += mean_s
+            self._bind_least(job, choice)
+        _, job.mean_s, job.quantile_s, _ = job.policy
+        self._backlogs.bind(job)
         self._writes.add(job.worker, uncached_tokens(job), now_s)
-        job.mean_s, job.quantile_s = mean_s, quantile_s
-
-    def _rank(self, job: Job, now_s: float) -> None:
-        profile = self.profile
-        if profile.order != "size":
-            job.key = job.arrived_s
-            return
-        key = profile.aging * job.arrived_s
-        if not self._fallback.active:
-            key += job.quantile_s if profile.quantile else job.mean_s
-            excess = self._queues.excess_tokens(job.client, len(self.shares))
-            u = self.shares.kilotokens(job.client, now_s) + excess / 1000.0
-            key += profile.fairness_s_per_kilotoken * u / job.share
-        job.key = key
+        return True
 
     def _candidates(
         self, choice: Sequence[int], match: Match, now_s: float
     ) -> list[tuple[int, int]]:
         """Workers to compare, each with the hit expected there."""
-        profile = self.profile
-        if profile.candidates == "random":
-            two = self._random.sample(choice, 2) if len(choice) > 2 else choice
-            return [(w, hit_tokens(match, w)) for w in two]
-        if len(choice) <= profile.compare_all_up_to:
-            if not match:
-                return [(w, 0) for w in choice]
-            mask = self._choice_mask if len(choice) > 1 else -1
-            tokens, holders = match[0]
-            if holders & mask == mask:  # nearly every prompt: what an application begins with
-                return [(w, tokens) for w in choice]
-            hits = hits_of(match, mask)
-            return [(w, hits.get(w, 0)) for w in choice]
-        free_at_s = self._backlogs.free_at_s
-        if choice is self._choice:
-            least, mask = self._backlogs.least(), self._choice_mask
-        else:
-            least = min(choice, key=free_at_s.__getitem__)
-            mask = sum(1 << w for w in choice)
-        found = [(least, hit_tokens(match, least))]
-        for tokens, holders in match:
-            if holders := holders & mask:
-                if not holders >> least & 1:
-                    best = min(workers_of(holders, MOST_HOLDERS), key=free_at_s.__getitem__)
-                    found.append((best, tokens))
+        if not self.profile.locality:
+            match = ()
+        if len(choice) > COMPARED:
+            choice = self._some(choice, match)
+        mask = self._choice_mask if choice is self._available else mask_of(choice)
+        if match and match[0][1] & mask == mask:
+            tokens = match[0][0]  # nearly every prompt: what an application begins with
+            return [(w, tokens) for w in choice]
+        hits = hits_of(match, mask)
+        return [(w, hits.get(w, 0)) for w in choice]
+
+    def _some(self, choice: Sequence[int], match: Match) -> Sequence[int]:
+        """Of many workers those that hold most, and some others, not always the same."""
+        some: list[int] = []
+        allowed = self._choice_mask if choice is self._available else mask_of(choice)
+        for _, holders in match:
+            if holders & allowed:
+                some = workers_of(holders & allowed, HOLDERS)
                 break
-        return found
+        self._cursor += 1
+        count = COMPARED - len(some)
+        at = self._cursor * COMPARED % len(choice)
+        others = [*choice[at : at + count], *choice[: max(0, at + count - len(choice))]]
+        return [*some, *[w for w in others if w not in some]] if some else others
 
     def _bind_best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> None:
-        """The least score; who cannot beat it by backlog and psi alone is not predicted."""
-        profile, prompt, kv, pressures_s = (
-            self.profile,
-            job.prompt_tokens,
-            self._kv,
-            self._pressures_s,
-        )
-        free_at_s, s_per_token = self._backlogs.free_at_s, self._s_per_token
+        """The least score; who cannot beat it by wait and psi alone is not predicted."""
+        profile, prompt, kv = self.profile, job.prompt_tokens, self._kv
+        s_per_token, active = self._s_per_token, self._pool.active
         price, (written, even, mean) = profile.locality_price, self._writes.levels()
+        request_price_s = profile.request_price_s
+        waits_s = self._backlogs.waits_s([worker for worker, _ in candidates], now_s)
         bases = []
-        for worker, hit in candidates:
+        for (worker, hit), wait_s in zip(candidates, waits_s, strict=True):
             share = (written[worker] + even) / mean
             if share < LEAST:
                 share = LEAST
             elif share > MOST:
                 share = MOST
-            base = price * share * (prompt - hit) * s_per_token[worker]
-            free_s = free_at_s[worker]
-            if free_s > now_s:
-                base += free_s - now_s
-            if pressures_s is not None:
-                base += pressures_s[worker]
-            # Of workers alike, the one that was given work longest ago: it has most room.
-            bases.append((base, free_s, worker, hit))
+            psi_s = price * share * (prompt - hit) * s_per_token[worker]
+            base = psi_s + wait_s + request_price_s * active[worker]
+            bases.append((base, active[worker], worker, hit))
         if len(bases) > 1:
             bases.sort()
         least = inf
         scores = []
-        predict, active, told = self._predictor.predict_request, self._pool.active, profile.quantile
+        predict, by_quantile = self._predictor.predict_request, profile.quantile
         cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
         for base, _, worker, hit in bases:
             if base >= least:
                 break
             seen = predict(worker, prompt, hit, cap, output, active[worker], 0, kv[worker], stream)
-            score = base + (seen[2] if told else seen[1])
+            score = base + (seen[2] if by_quantile else seen[1])
             scores.append((worker, score))
             if score < least:
                 least = score
                 job.worker, job.hit_tokens, job.policy = worker, hit, seen
         job.score, job.candidates = least, scores
 
-    def _bind_safely(self, job: Job, choice: Sequence[int], match: Match, now_s: float) -> None:
-        """By requests, sent and waiting; predicted all the same, for the way back."""
+    def _bind_least(self, job: Job, choice: Sequence[int]) -> None:
+        """By requests, sent and waiting: the paper's ablation."""
         active, lengths = self._pool.active, self._queues.lengths
         load = [a + b for a, b in zip(active, lengths, strict=True)]
         self._cursor += 1
-        if match:
-            worker = pick_sticky(match, choice, load, self._cursor)
-        else:
-            worker = pick_least(choice, load, self._cursor)
-        job.worker = worker
-        job.hit_tokens = hit_tokens(job.match, worker)
-        job.score = float(load[worker])
-        job.candidates = ((worker, job.score),)
-        job.policy = self._predict(job, worker, job.hit_tokens, 0)
+        job.worker = pick_least(choice, load, self._cursor)
+        job.hit_tokens = hit_tokens(job.match, job.worker)
+        job.score = float(load[job.worker])
+        job.candidates = ((job.worker, job.score),)
+        job.policy = self._predict(job, 0)
 
-    def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:
+    def _predict(self, job: Job, backlog_tokens: int) -> _Seen:
         return self._predictor.predict_request(
-            worker,
+            job.worker,
             job.prompt_tokens,
-            hit,
+            job.hit_tokens,
             job.cap_tokens,
             job.output_tokens,
-            self._pool.active[worker],
+            self._pool.active[job.worker],
             backlog_tokens,
-            self._kv[worker],
+            self._kv[job.worker],
             job.stream,
         )
 
-    # What happens to a bound job
+    # In which order
 
-    def _unbind(self, job: Job, now_s: float) -> None:
-        self._backlogs.remove(job.worker, job.mean_s * self.replicas, now_s)
-        self._pending_s[job.worker] -= job.mean_s
+    def _key(self, job: Job, now_s: float) -> float:
+        """The key of a bound job that is about to wait."""
+        profile = self.profile
+        if profile.order != "size":
+            return job.arrived_s
+        size_s = job.quantile_s if profile.quantile else job.mean_s
+        excess = self._queues.excess_tokens(job.client, len(self.shares))
+        u = self.shares.kilotokens(job.client, now_s) + excess / 1000.0
+        fair_s = profile.fairness_s_per_kilotoken * u / job.share
+        return size_s + profile.aging * job.arrived_s + fair_s
 
-    def _sending(self, job: Job, now_s: float) -> float:
-        owed, worker = self._owed, job.worker
-        backlog_tokens = owed.tokens[worker] - owed.overdue_tokens[worker]
-        job.backlog_tokens = backlog_tokens
+    # When
+
+    def _open(self, worker: int, tokens: int) -> bool:
+        """Whether a worker may be sent so many uncached tokens more."""
+        if not self._choice_mask >> worker & 1:
+            return False
+        if not self._timed[worker]:
+            return True
+        behind = self._backlogs.behind_tokens(worker)
+        if not behind:
+            return True
+        ahead_s = (behind + tokens) * self._s_per_token[worker]
+        return ahead_s * self._backlogs.replicas <= self.profile.gate_s
+
+    def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
+        """Send what the gate lets through, if the worker has not gone away meanwhile."""
+        if self._pool.alive is not self._seen_alive:
+            self._refresh(now_s)
+        out: list[Job] = []
+        while True:
+            job = self._queues.first(worker)
+            if job is None or not self._open(worker, uncached_tokens(job)):
+                return out
+            self._queues.pop(worker)
+            self._send(job, now_s)
+            out.append(job)
+
+    def _send(self, job: Job, now_s: float) -> None:
+        worker, backlogs = job.worker, self._backlogs
+        job.backlog_tokens = backlog_tokens = backlogs.sent_tokens[worker]
         job.active = self._pool.active[worker]
         job.kv_usage = self._kv[worker]
         if backlog_tokens or job.state != "new":
-            job.policy = self._predict(job, worker, job.hit_tokens, backlog_tokens)
+            # What is learned from is a prediction of now, with what is ahead of it there.
+            job.policy = self._predict(job, backlog_tokens)
             job.quantile_s = job.policy[2]
-        mean_s: float = job.policy[1]
-        return mean_s
+        job.expected_s = job.policy[1]
+        job.state = "sent"
+        job.sent_s = now_s
+        backlogs.send(job, uncached_tokens(job), now_s)
 
-    def _answered(
-        self, job: Job, now_s: float, cached_tokens: int | None, *, teaches: bool
-    ) -> None:
-        self._pending_s[job.worker] -= job.mean_s
-        hit = job.hit_tokens if cached_tokens is None else cached_tokens
-        if hit < job.prompt_tokens:
-            self.shares.served(job.client, job.prompt_tokens - hit, now_s)
-        worker = job.worker
-        if not teaches:
-            if not job.stream:
-                self.unseen.add(worker, job.expected_s)
+    def _rebind(self, worker: int, out: list[Job], now_s: float) -> None:
+        """Bind a worker's queue anew; who finds no worker is appended, nowhere."""
+        for job in self._queues.drain(worker):
+            self._backlogs.unbind(job)
+            if self._bind(job, now_s):
+                job.key = self._key(job, now_s)
+                self._queues.push(job)
+            else:
+                job.state = "nowhere"
+                out.append(job)
+
+    def _refresh(self, now_s: float) -> None:
+        """Who can be chosen: every change of health gives the pool another list `alive`."""
+        pool = self._pool
+        if pool.alive is self._seen_alive and now_s < self._seen_until_s:
             return
-        self.unseen.saw(worker)
-        predictor = self._predictor
-        seen: _Seen = job.policy
-        x, mean_s, quantile_s, bucket = seen
-        predictor.observe(worker, x, mean_s, quantile_s, bucket, now_s - job.sent_s)
-        self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
-        if self.profile.fallback:
-            self._fallback.update(predictor.miss_rate)
+        self._seen_alive = pool.alive
+        pending = [at_s for at_s in pool.ejected_until_s if at_s > now_s]
+        self._seen_until_s = min(pending, default=inf)
+        self._available = fleet.available(pool, now_s)
+        self._choice_mask = mask_of(self._available)
 
-    def _answered_whole(self, job: Job, now_s: float) -> None:
-        self.shares.served(job.client, uncached_tokens(job), now_s)
-        self.unseen.add(job.worker, job.expected_s)
+
+def mask_of(workers: Sequence[int]) -> int:
+    """A bit for each."""
+    mask = 0
+    for worker in workers:
+        mask |= 1 << worker
+    return mask

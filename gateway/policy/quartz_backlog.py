@@ -1,68 +1,94 @@
-"""W-hat: the work expected ahead of a newcomer, by worker, draining in wall-clock time.
+"""The prefill that each worker has ahead of it: bound here and without a first token yet.
 
-W = max(0, W - dt), plus the mean prediction of each request assigned (QUARTZ, section 3.3:
-means add up, quantiles do not). Kept as the time at which the worker would be free, which is
-the same number and does not change while nothing is assigned: so the order of the workers does
-not change with time either, and the least is found in a heap. Draining forgets stalls; those
-are `quartz_breaker`'s.
+The expected wait (the paper's W-hat) is the predicted prefill of all that is bound to a worker,
+less what of the one in progress should be done. It falls only when first tokens come, so a worker
+that stalls, or whose slots are full, keeps its backlog and is chosen no more.
 """
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 
-SPARE_ENTRIES = 64
+from gateway.policy.scheduling import Job
 
 
 class Backlogs:
-    """Free-at times of one pool's workers; W-hat is never negative."""
+    """Of one pool's workers."""
 
-    __slots__ = ("_heap", "_members", "free_at_s")
+    __slots__ = (
+        "_oldest_s",
+        "_since_s",
+        "_told",
+        "bound_s",
+        "others_s",
+        "replicas",
+        "sent",
+        "sent_tokens",
+    )
 
     def __init__(self, workers: int) -> None:
-        self.free_at_s = [0.0] * workers
-        """When each worker would be done with all it was assigned; may be past."""
-        self._members: list[bool] = [True] * workers
-        self._heap: list[tuple[float, int]] = [(0.0, w) for w in range(workers)]
+        self.replicas = 1
+        """Gateways that share the workers, >= 1."""
+        self.bound_s = [0.0] * workers
+        """Predicted prefill of the jobs bound here without a first token; >= 0."""
+        self.others_s = [0.0] * workers
+        """The same of the other gateways, as last told."""
+        self.sent: list[dict[Job, int]] = [{} for _ in range(workers)]
+        """Of those, the jobs sent, oldest first, with their uncached tokens."""
+        self.sent_tokens = [0] * workers
+        """The sum of these tokens."""
+        self._oldest_s = [0.0] * workers
+        """Predicted prefill of the oldest one sent; 0 where there is none."""
+        self._since_s = [0.0] * workers
+        """When that may have begun."""
+        self._told = False
 
-    def wait_s(self, worker: int, now_s: float) -> float:
-        """W-hat, >= 0."""
-        return max(0.0, self.free_at_s[worker] - now_s)
+    def waits_s(self, workers: Sequence[int], now_s: float) -> list[float]:
+        """W-hat of each, >= 0: seconds until a newcomer's prefill may begin."""
+        bound, others, oldest, since = self.bound_s, self.others_s, self._oldest_s, self._since_s
+        share = 1 if self._told else self.replicas  # untold, the others are taken to have as much
+        waits_s = []
+        for worker in workers:
+            wait_s = bound[worker] * share + others[worker]
+            done_s = now_s - since[worker]
+            if done_s > 0.0:
+                wait_s -= min(done_s, oldest[worker])
+            waits_s.append(max(0.0, wait_s))
+        return waits_s
 
-    def add(self, worker: int, work_s: float, now_s: float) -> None:
-        """Assign work of this mean duration, >= 0."""
-        self.set(worker, max(now_s, self.free_at_s[worker]) + work_s)
+    def behind_tokens(self, worker: int) -> int:
+        """Uncached tokens sent, behind the prefill in progress."""
+        for tokens in self.sent[worker].values():
+            return self.sent_tokens[worker] - tokens
+        return 0
 
-    def remove(self, worker: int, work_s: float, now_s: float) -> None:
-        """Take back work that will not be done; no further than to an idle worker."""
-        free_s = self.free_at_s[worker]
-        if free_s > now_s:
-            self.set(worker, max(now_s, free_s - work_s))
+    def bind(self, job: Job) -> None:
+        """A job will go to its worker, and take its `mean_s` there."""
+        self.bound_s[job.worker] += job.mean_s
 
-    def keep(self, members: Sequence[int]) -> None:
-        """From now on `least` chooses among these."""
-        self._members = [False] * len(self.free_at_s)
-        for worker in members:
-            self._members[worker] = True
-        self._rebuild()
+    def unbind(self, job: Job) -> None:
+        """It needs no prefill there any more: it has its first token, or never will."""
+        worker = job.worker
+        left_s = self.bound_s[worker] - job.mean_s
+        self.bound_s[worker] = left_s if left_s > 1e-9 else 0.0
 
-    def least(self) -> int:
-        """The member with the least W-hat, of idle ones the longest idle; -1 without members."""
-        heap, free_at_s = self._heap, self.free_at_s
-        while heap:
-            free_s, worker = heap[0]
-            if free_at_s[worker] == free_s:
-                return worker
-            heappop(heap)
-        return -1
+    def send(self, job: Job, tokens: int, now_s: float) -> None:
+        """A bound job is sent; so many of its tokens are not cached."""
+        sent = self.sent[job.worker]
+        if not sent:
+            self._oldest_s[job.worker] = job.mean_s
+            self._since_s[job.worker] = now_s
+        sent[job] = tokens
+        self.sent_tokens[job.worker] += tokens
 
-    def set(self, worker: int, free_s: float) -> None:
-        """Say when a worker would be free."""
-        self.free_at_s[worker] = free_s
-        if self._members[worker]:
-            heappush(self._heap, (free_s, worker))
-            if len(self._heap) > 2 * len(self.free_at_s) + SPARE_ENTRIES:
-                self._rebuild()
+    def leave(self, job: Job, now_s: float) -> None:
+        """A sent job has its first token, or has ended without."""
+        worker = job.worker
+        sent = self.sent[worker]
+        self.sent_tokens[worker] -= sent.pop(job)
+        self._oldest_s[worker] = next(iter(sent)).mean_s if sent else 0.0
+        self._since_s[worker] = now_s
+        self.unbind(job)
 
-    def _rebuild(self) -> None:
-        self._heap = [(self.free_at_s[w], w) for w, member in enumerate(self._members) if member]
-        heapify(self._heap)
+    def tell(self, others_s: Sequence[float]) -> None:
+        """Take in what the other gateways have bound and not seen answered, by worker."""
+        self._told = True
+        self.others_s = list(others_s)

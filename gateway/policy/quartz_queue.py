@@ -44,6 +44,13 @@ class WorkerQueues:
         self.tokens[client] = self.tokens.get(client, 0) + tokens
         self.total_tokens += tokens
 
+    def first(self, worker: int) -> Job | None:
+        """The first in line, which stays there; None when nobody waits."""
+        heap = self._heaps[worker]
+        while heap and heap[0][3].state != "waiting":
+            heappop(heap)
+        return heap[0][3] if heap else None
+
     def pop(self, worker: int) -> Job | None:
         """Take the first in line; None when nobody waits."""
         heap = self._heaps[worker]

@@ -1,25 +1,22 @@
 """The parts of the score S = W-hat + Q-hat + psi, and what QUARTZ asks of a predictor.
 
 Source: QUARTZ, section 3.3, equation 4. psi prices what the own duration does not: an uncached
-prefill evicts what others would have hit, and a nearly full KV cache preempts.
+prefill evicts what others would have hit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
 from gateway.policy.scheduling import Match
 
 Features = tuple[float, ...]
+KvUsage = Callable[[int, float], float | None]
+"""Worker and time to the share of its KV cache in use; None when not known or stale."""
 
 
 class Predictor(Protocol):
     """Of `predictor.online.PrefillPredictor`, what is used here; times in seconds."""
-
-    @property
-    def miss_rate(self) -> float | None:
-        """Share of the last 400 prefills above their quantile; None before."""
-        ...
 
     @property
     def coverage(self) -> float | None:
@@ -53,15 +50,6 @@ class Predictor(Protocol):
         """A prefill took this long, which was predicted so."""
         ...
 
-    def told(
-        self, worker: int, predicted_s: float, actual_s: float, growth: float, requests: int
-    ) -> None:
-        """So many prefills were predicted so and took so long, both in the mean.
-
-        `growth`: of what they take, in seconds a second.
-        """
-        ...
-
     def prefill_tokens_per_s(self, worker: int) -> float:
         """How fast a worker prefills, > 0."""
         ...
@@ -91,20 +79,15 @@ def hits_of(match: Match, mask: int) -> dict[int, int]:
     return hits
 
 
-def workers_of(mask: int, most: int) -> Iterable[int]:
+def workers_of(mask: int, most: int) -> list[int]:
     """The first workers of a mask."""
+    found = []
     while mask and most:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
         most -= 1
-
-
-def pressure_s(kv_usage: float | None, threshold: float, price_s: float) -> float:
-    """The KV term of psi, >= 0; unknown usage costs nothing."""
-    if kv_usage is None or kv_usage <= threshold:
-        return 0.0
-    return price_s * (kv_usage - threshold)
+    return found
 
 
 def seconds(value: object) -> float:

@@ -17,7 +17,7 @@ Without look-ahead (H = 0): it is worth 1 % at most and needs output lengths.
 """
 
 from collections.abc import Callable, Sequence
-from math import ceil, inf
+from math import ceil
 from typing import Final
 
 import msgspec
@@ -63,9 +63,7 @@ class RankGroup:
     """A Scheduler of late binding; see `gateway.policy.scheduling`."""
 
     gates = False
-    fallback = False
     coverage: float | None = None
-    due_s = inf
 
     def __init__(
         self,
@@ -138,10 +136,6 @@ class RankGroup:
         if job.state == "waiting":
             self._line.take(job)
             job.state = "gone"
-        return NOTHING
-
-    def pump(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler: nobody is sent by the clock here."""
         return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:

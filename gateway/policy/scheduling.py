@@ -177,19 +177,10 @@ class Scheduler(Protocol):
     """Whether it holds jobs back until others have their first token: it must be told of them."""
     replicas: int
     """Gateway processes that share the workers, >= 1: each has that share of every gate."""
-    due_s: float
-    """When to call `pump`, if nothing else happens before: a waiting job might go. inf: never.
-    To be looked at after every call. Who calls later than this is taken to be so late with all
-    that it tells."""
 
     @property
     def waiting(self) -> Sequence[int]:
         """Jobs that wait, by band (three numbers)."""
-        ...
-
-    @property
-    def fallback(self) -> bool:
-        """Whether it goes by its safe baseline because its predictions fail."""
         ...
 
     @property
@@ -230,12 +221,8 @@ class Scheduler(Protocol):
         """A waiting job will not come. Idempotent."""
         ...
 
-    def pump(self, now_s: float) -> Sequence[Job]:
-        """Send what is due by the clock, and say in `due_s` when more will be."""
-        ...
-
     def tick(self, now_s: float) -> Sequence[Job]:
-        """Bind the queues of dead and stalled workers anew; called a few times a second.
+        """Bind the queues of workers that left anew; called a few times a second.
 
         A job for which no worker is left is in the result too, with state nowhere: its caller
         refuses it.

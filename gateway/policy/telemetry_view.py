@@ -38,10 +38,6 @@ class EngineSample(Record, frozen=True, kw_only=True):
     generation_tokens_total: float | None = None
     finished_total: float | None = None
     """Requests it answered, whoever sent them."""
-    first_tokens_total: float | None = None
-    """Requests whose first token came, streamed or not."""
-    first_tokens_s_total: float | None = None
-    """Seconds from their arrival at the engine until then, in sum."""
     started_unix_s: float | None = None
     """When its process began."""
 
@@ -93,21 +89,6 @@ def kv_usage(
     if now_s - view.stamped_s[worker] > stale_s:
         return None
     return view.samples[worker].kv_usage
-
-
-def first_tokens(
-    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
-) -> tuple[float, float, float] | None:
-    """First tokens of a worker since it began, their seconds in sum, and when that was read.
-
-    None when stale or not told.
-    """
-    if now_s - view.stamped_s[worker] > stale_s:
-        return None
-    sample = view.samples[worker]
-    if sample.first_tokens_total is None or sample.first_tokens_s_total is None:
-        return None
-    return sample.first_tokens_total, sample.first_tokens_s_total, view.stamped_s[worker]
 
 
 def held_tokens(

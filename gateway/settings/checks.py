@@ -89,7 +89,7 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
     if predictor is None:
         return
     where: KeyPath = (*path, "scheduling", "predictor")
-    if model.scheduling.policy != "quartz":
+    if model.policy != "quartz":
         document.add(where, "only quartz predicts", "set policy: quartz, or leave it out")
         return
     try:
@@ -108,7 +108,7 @@ def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:
             document.add(
                 (*path, "pools", name, "workers", single),
                 "policy bfio balances data-parallel ranks, and this worker has none",
-                "give its `ranks` (2 or more), or choose policy mix for independent replicas",
+                "give its `ranks` (2 or more), or choose policy quartz for independent replicas",
             )
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.settings.config import Config
+from gateway.settings.model_parts import SchedulingConfig
 from gateway.settings.problems import KeyPath, shown
 from gateway.settings.scalars import EnvValue
 from gateway.settings.source import Document
@@ -95,9 +96,19 @@ def _missing(document: Document, path: KeyPath, name: str) -> None:
     document.add(path, f"required key `{name}` is missing", f"add `{name}:`{description}", key=True)
 
 
+_REMOVED: dict[tuple[type[Section], str], str] = {
+    (SchedulingConfig, "profile"): "leave it out: quartz has one set of coefficients",
+    (SchedulingConfig, "step_tokens"): "leave it out: the gate goes by how long prefills take",
+}
+"""Settings that earlier versions had."""
+
+
 def _unknown(document: Document, path: KeyPath) -> None:
     name = str(path[-1])
     section = _section(path[:-1])
+    if section is not None and (fix := _REMOVED.get((section, name))) is not None:
+        document.add(path, f"`{name}` is no setting any more", fix, key=True)
+        return
     known = section.model_fields if section is not None else {}
     document.add(path, f"unknown key `{shown(name)}`", nearest(name, known), key=True)
 

@@ -235,6 +235,14 @@ class ModelConfig(Section):
         return tuple(max(1, b // 2) for b in self.boundaries) if given is None else given
 
     @property
+    def policy(self) -> str:
+        """How workers are chosen, the default filled in."""
+        if self.scheduling.policy is not None:
+            return self.scheduling.policy
+        ranked = any(w.ranks > 1 for pool in self.pools.values() for w in pool.workers)
+        return "least-loaded" if ranked else "quartz"
+
+    @property
     def observes_boundary(self) -> bool:
         """Whether moves of the boundaries are only computed and counted."""
         return "observe" in (self.mode, self.boundary.mode)

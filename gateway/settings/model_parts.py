@@ -67,17 +67,12 @@ class CompressionConfig(Section):
 class SchedulingConfig(Section):
     """Which worker of a pool serves a request."""
 
-    policy: Literal[
-        "least-loaded", "round-robin", "p2c", "mix", "sticky", "token-fair", "quartz", "bfio"
-    ] = "least-loaded"
+    policy: Literal["quartz", "sticky", "least-loaded", "round-robin", "bfio"] | None = None
     """quartz: by predicted prefill, prefix locality and fairness, with a queue in the gateway;
-    bfio: for data-parallel ranks of one engine; the others bind at once."""
-    profile: Literal["default", "paper"] = "default"
-    """Coefficients of quartz; paper: as published."""
+    bfio: for data-parallel ranks of one engine; the others bind at once. Default: quartz, and
+    least-loaded where an engine has ranks."""
     predictor: Path | None = None
     """Of prefill times, as `sluice train` wrote it; absent: learned from the traffic."""
-    step_tokens: Count = 2048
-    """The engines' --max-num-batched-tokens: what one scheduling step can prefill."""
     queue_limit: Count = 1000
     """Requests that may wait in the gateway for a pool's workers; more are refused with 429."""
     queue_timeout_s: Seconds = 60.0

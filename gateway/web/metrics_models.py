@@ -99,12 +99,6 @@ def schedulers(models: Sequence[ServedModel]) -> Iterator[Family]:
             if (coverage := scheduler.coverage) is not None
         ],
     )
-    yield gauge(
-        "sluice_scheduler_fallback",
-        "1 while predictions fail and the safe baseline decides.",
-        BY_POOL,
-        [(names, int(scheduler.fallback)) for names, scheduler in by_name],
-    )
     yield Family(
         name="sluice_preemptions",
         help="Sequences that engines lost their memory for, as they say.",

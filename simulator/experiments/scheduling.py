@@ -4,8 +4,7 @@ The schedulers, predictor and prefix index are the gateway's own; the engines ar
 `simulator.engine`. `simulator.fleet` binds at arrival; here requests may wait in the gateway,
 several gateways may share the workers, and workers may stall, restart or be slow.
 
-Events of one time come in this order: engines, what is noticed late, trouble, ticks, what is
-due by the schedulers' clocks, arrivals.
+Events of one time come in this order: engines, what is noticed late, trouble, ticks, arrivals.
 """
 
 from collections import deque
@@ -72,7 +71,6 @@ class _Run:
         self.cached = np.zeros(n)
         self.within = np.full(n, np.nan)
         self.worker = np.full(n, -1)
-        self.fell_back = np.zeros(n)
         self.open = 0
         self.lost = 0
 
@@ -95,11 +93,22 @@ class _Run:
             job.match = gateway.prefixes.match(self.points[index])
         self.jobs[index] = job
         self.open += 1
-        self.fell_back[index] = gateway.scheduler.fallback
         ready = gateway.scheduler.submit(job, now_s)
         if job.state == "nowhere":
             self.refused(job)
+        else:
+            self.bound(job, gateway)
         self.send(gateway, ready, now_s)
+
+    def bound(self, job: Job, gateway: Gateway) -> None:
+        """Note where its prompt will be, before it is sent: those that come meanwhile ask."""
+        if gateway.prefixes is None:
+            return
+        points = self.points[job.owner]
+        expected = gateway.prefixes.insert(points, job.worker)
+        self.expected[job.owner] = expected
+        self.worker[job.owner] = job.worker
+        gateway.news.sent(points, job.worker, 1.0, expected.hit_tokens)
 
     def refused(self, job: Job) -> None:
         self.open -= 1
@@ -113,11 +122,8 @@ class _Run:
             index, worker = job.owner, self.workers[job.worker]
             demand = self.demands[index]
             fleet.start(gateway.pool, job.worker, 1, job.kv_tokens)
-            if gateway.prefixes is not None:
-                points = self.points[index]
-                expected = gateway.prefixes.insert(points, job.worker)
-                self.expected[index] = expected
-                gateway.news.sent(points, job.worker, 1.0, expected.hit_tokens)
+            if self.worker[index] != job.worker:  # bound anew
+                self.bound(job, gateway)
             self.sent_s[index] = now_s
             self.worker[index] = job.worker
             request = EngineRequest(
@@ -172,8 +178,6 @@ class _Run:
             fleet.finish(gateway.pool, job.worker, 1, job.kv_tokens)
             self.pending.append((gateway, gateway.scheduler.finished(job, now_s)))
             return
-        # Its own lateness is not the engine's: so does `gateway.exchange`.
-        job.sent_s = min(job.sent_s + self.notice_s, now_s)
         self.pending.append((gateway, gateway.scheduler.first_token(job, now_s)))
 
     def answered(
@@ -202,12 +206,6 @@ class _Run:
         while self.pending:
             gateway, ready = self.pending.pop(0)
             self.send(gateway, ready, now_s)
-
-    def pump(self, now_s: float) -> None:
-        """Send what is due by the gateways' clocks; they look at them late, too."""
-        for gateway in self.gateways:
-            if gateway.scheduler.due_s + self.notice_s <= now_s:
-                self.send(gateway, gateway.scheduler.pump(now_s), now_s)
 
     def trouble(self, event: tuple[str, int], now_s: float) -> None:
         what, i = event
@@ -268,8 +266,7 @@ class _Run:
             arrival_s = self.demands[at].arrival_s if at < n else inf
             event_s = events[-1][0] if events else inf
             notice_s = self.notices[0][0] if self.notices else inf
-            due_s = min(gateway.scheduler.due_s for gateway in self.gateways) + self.notice_s
-            now_s = min(engine_s, arrival_s, event_s, tick_s, notice_s, due_s)
+            now_s = min(engine_s, arrival_s, event_s, tick_s, notice_s)
             if engine_s <= now_s:
                 i = heappop(self.heap)[1]
                 self.due_s[i] = inf
@@ -290,9 +287,6 @@ class _Run:
                     merge_s += MERGE_S
                     merge(self.gateways, now_s)
                 self.flush(now_s)
-            elif due_s <= now_s:
-                self.pump(now_s)
-                self.flush(now_s)
             else:
                 self.arrive(at, now_s)
                 self.flush(now_s)
@@ -310,8 +304,7 @@ def serve(
 ) -> Served:
     """Run all requests to their end; which gateway a request comes to is drawn by the seed.
 
-    First tokens and ends are noticed, and clocks looked at, `notice_s` late; ValueError for that
-    with troubles.
+    First tokens and ends are noticed `notice_s` late; ValueError for that with troubles.
     """
     if notice_s and troubles:
         raise ValueError("what a worker in trouble answered is noticed at once")
@@ -328,6 +321,5 @@ def serve(
         worker=run.worker,
         cached_tokens=run.cached,
         within=run.within,
-        fallback=run.fell_back,
         lost=run.lost,
     )

@@ -115,7 +115,5 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: np.ndarray
     within: np.ndarray
     """1 where the prefill was within its predicted quantile, 0 where not, NaN if none was made."""
-    fallback: np.ndarray
-    """1 where the scheduler was in its fallback at arrival."""
     lost: int
     """Requests that were not answered."""

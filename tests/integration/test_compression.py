@@ -51,7 +51,9 @@ def rag(tokens: int = 9_500, *, max_tokens: int = 500, fact_at: float = 0.5) -> 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with Fleet(short=1, long=1, model={"compression": {"enabled": True}}) as started:
+    # Without a scheduler no pool is preferred because it holds the prefix.
+    model = {"compression": {"enabled": True}, "scheduling": {"policy": "least-loaded"}}
+    with Fleet(short=1, long=1, model=model) as started:
         yield started
 
 

@@ -58,7 +58,9 @@ def test_three_pools_are_chosen_by_their_boundaries() -> None:
         }
         for (name, window), port in zip(windows.items(), ports, strict=True)
     }
-    model = {"pools": pools, "boundary": {"b_short": [4096, 16384]}}
+    # Without a scheduler no pool is preferred because it holds the prefix.
+    scheduling = {"policy": "least-loaded"}
+    model = {"pools": pools, "boundary": {"b_short": [4096, 16384]}, "scheduling": scheduling}
     with Children() as engines:
         for window, port in zip(windows.values(), ports, strict=True):
             engines.start(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from bench.fleet import MODEL, Fleet
@@ -104,7 +103,7 @@ async def test_more_than_the_gate_holds_waits_in_the_gateway_and_is_all_served(
 
 
 async def test_a_short_request_overtakes_long_ones_that_wait(fleet: Fleet) -> None:
-    long = [body(("user", text(f"long {n}", 6000))) for n in range(12)]
+    long = [body(("user", text(f"long {n}", 6000))) for n in range(24)]
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         running = [asyncio.create_task(client.post(fleet.url + CHAT, json=a)) for a in long]
         await until_waiting(fleet, 6)
@@ -115,7 +114,7 @@ async def test_a_short_request_overtakes_long_ones_that_wait(fleet: Fleet) -> No
 
 
 async def test_who_leaves_while_waiting_never_reaches_an_engine(fleet: Fleet) -> None:
-    asked = [body(("user", text(f"leaver {n}", 6000))) for n in range(16)]
+    asked = [body(("user", text(f"leaver {n}", 6000))) for n in range(24)]
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         running = [asyncio.create_task(client.post(fleet.url + CHAT, json=a)) for a in asked]
         await until_waiting(fleet, 8)
@@ -123,7 +122,7 @@ async def test_who_leaves_while_waiting_never_reaches_an_engine(fleet: Fleet) ->
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     fleet.wait_until_idle()
-    page = fleet.admin("/admin/decisions?limit=16").json()
+    page = fleet.admin("/admin/decisions?limit=24").json()
     records = page["decisions"] if isinstance(page, dict) else page
     left = [r for r in records if r["outcome"] == "disconnected"]
     assert len(left) >= 8
@@ -132,7 +131,7 @@ async def test_who_leaves_while_waiting_never_reaches_an_engine(fleet: Fleet) ->
 
 async def test_the_queue_of_a_worker_that_dies_goes_to_another(fleet: Fleet) -> None:
     dying = fleet.pool("short")[0]
-    asked = [body(("user", text(f"orphan {n}", 4000))) for n in range(20)]
+    asked = [body(("user", text(f"orphan {n}", 6000))) for n in range(24)]
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         running = [asyncio.create_task(client.post(fleet.url + CHAT, json=a)) for a in asked]
         await until_waiting(fleet, 8)
@@ -140,7 +139,7 @@ async def test_the_queue_of_a_worker_that_dies_goes_to_another(fleet: Fleet) -> 
         answers = await asyncio.gather(*running)
     try:
         # A stream that had begun there may break; whoever waited is served elsewhere.
-        assert sum("[DONE]" in answer.text for answer in answers) >= 18
+        assert sum("[DONE]" in answer.text for answer in answers) >= 20
         assert all(answer.status_code == 200 for answer in answers)
     finally:
         fleet.start_engine(dying)
@@ -167,26 +166,13 @@ async def until_waiting(fleet: Fleet, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("page", [(), ("--fail", "sglang-metrics")])
-async def test_what_engines_say_of_first_tokens_is_learned_where_no_answer_is_streamed(
-    tmp_path: Path, page: tuple[str, ...]
-) -> None:
-    """Else a fast engine would be sent no more than was assumed of it at first."""
-    fast = msgspec.structs.replace(ENGINE, name="fast", w_s=0.005, prefill_s_per_token=1e-5)
-    profile = write_profile(tmp_path, fast)
-    model = {"scheduling": {"policy": "quartz"}}
-    mock = ("--profile-file", str(profile), *page)
-    with Fleet(short=1, long=0, mock=mock, model=model) as started:
-        asked = [
-            body(("user", text(f"whole {n}", 600)), output=20, stream=False) for n in range(300)
-        ]
-        answers = await flood(started, asked[:150])
-        await asyncio.sleep(1.5)  # pages are read about once a second
-        answers += await flood(started, asked[150:])
+async def test_where_no_answer_is_streamed_nothing_waits_in_the_gateway(tmp_path: Path) -> None:
+    profile = write_profile(tmp_path, ENGINE)
+    mock = ("--profile-file", str(profile), "--speed", "5")
+    with Fleet(short=1, long=0, mock=mock) as started:  # quartz by default
+        asked = [body(("user", text(f"whole {n}", 600)), stream=False) for n in range(50)]
+        answers = await flood(started, asked)
         assert {answer.status_code for answer in answers} == {200}
-        first, last = (
-            started.decision(answers[place].headers["x-request-id"]) for place in (0, -1)
-        )
-        alike = first["predicted_prefill_s"] / last["predicted_prefill_s"]
-        assert first["predicted_prefill_s"] > 0.05
-        assert alike > 1.5, (first, last)
+        assert {answer.headers["x-sluice-queue-ms"] for answer in answers} == {"0"}
+        record = started.decision(answers[0].headers["x-request-id"])
+        assert record["predicted_prefill_s"] > 0

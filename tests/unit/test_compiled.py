@@ -43,7 +43,7 @@ demands = [
     for i, (at, n, f) in enumerate(zip(arrival_s, sizes, families))
 ]
 print("compiled" if compiled() else "interpreted")
-for name in ("quartz", "token-fair", "least-loaded", "p2c", "sticky", "round-robin"):
+for name in ("quartz", "least-loaded", "sticky", "round-robin"):
     for gateways in (1, 2):
         field = []
         for _ in range(gateways):
@@ -111,7 +111,7 @@ def test_compiled_it_decides_as_interpreted() -> None:
 
     (how, *ours), (source_how, *theirs) = decided(ROOT), decided(ROOT.parent)
     assert (how, source_how) == ("compiled", "interpreted")
-    assert len(ours) == 12
+    assert len(ours) == 8
     assert len({line.split()[2] for line in ours}) > 6
     assert ours == theirs
 

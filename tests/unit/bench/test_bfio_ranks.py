@@ -21,7 +21,7 @@ def found() -> dict[str, Measured]:
 
 def test_balanced_ranks_serve_more(found: dict[str, Measured]) -> None:
     ours = found["bfio"]
-    for name in ("least-KV, late", "mix, at once", "round-robin"):
+    for name in ("least-KV, late", "least-loaded, at once", "round-robin"):
         assert ours.tokens_per_s > 1.02 * found[name].tokens_per_s, name
         assert ours.imbalance_tokens < 0.7 * found[name].imbalance_tokens, name
 
@@ -55,13 +55,13 @@ def test_gains_are_of_the_same_seed_and_held_against_their_targets() -> None:
     runs = {
         "bfio": [measured(110, wait=300), measured(220)],
         "least-KV, late": [measured(100, wait=100), measured(200)],
-        "mix, at once": [measured(105), measured(210)],
+        "least-loaded, at once": [measured(105), measured(210)],
         "round-robin": [measured(100), measured(200, lost=1)],
     }
     rows = {row.metric: row for row in virtual_rows(runs)}
     assert rows["virtual: gain over round-robin, %"].measured == pytest.approx(10)
     assert rows["virtual: gain over round-robin, %"].holds
-    assert rows["virtual: gain over mix, at once, %"].holds is False
+    assert rows["virtual: gain over least-loaded, at once, %"].holds is False
     assert rows["virtual: bfio, longest wait, steps"].holds
     assert rows["virtual: requests lost"].holds is False
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.quartz_lab import POLICIES, Figures, figures, make, paired, run
-from bench.quartz_peers import CacheAware
+from bench.quartz_peers import CacheAware, TokenFair
 from bench.quartz_workloads import MIXED, REQUESTS, mixed, mooncake, workloads
 from gateway.policy.fleet import PoolState
 from gateway.policy.scheduling import Job
@@ -60,7 +60,7 @@ def test_a_trace_is_read_where_there_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_serves_a_short_stream(policy: str) -> None:
     demands = mixed(3, MIXED, 120)
-    found = figures(demands, run(demands, [make(policy, 3)], seed=3))
+    found = figures(demands, run(demands, [make(policy)], seed=3))
     assert found.lost == 0
     assert 0 < found.p95_s <= found.p99_s
     assert 0 <= found.violations <= 1
@@ -99,3 +99,31 @@ def test_the_cache_aware_model_follows_matches_trees_and_balance() -> None:
     assert sent(0, 0) == 2  # 400 tokens there, 1,000 at the others
     pool.active[:] = [3, 40, 5]
     assert sent(900, 0b010) == 0
+
+
+def in_order(scheduler: TokenFair, jobs: list[Job]) -> list[Job]:
+    """All jobs as they are sent, each answered in turn."""
+    order = [sent for job in jobs for sent in scheduler.submit(job, 0.0)]
+    for job in order:
+        order += scheduler.first_token(job, 1.0)
+    return order
+
+
+def jobs_of(count: int, tokens: int, client: str, share: float = 1.0) -> list[Job]:
+    return [Job(None, tokens, 1, 0.0, client=client, share=share) for _ in range(count)]
+
+
+def test_token_fair_gives_equal_tokens_to_clients_of_unequal_requests() -> None:
+    scheduler = TokenFair(PoolState("pool", ("a",), 256))
+    jobs = [*jobs_of(20, 8000, "long"), *jobs_of(80, 2000, "short")]
+    tokens = {"long": 0, "short": 0}
+    for job in in_order(scheduler, jobs)[:50]:
+        tokens[job.client] += job.prompt_tokens
+    assert abs(tokens["long"] - tokens["short"]) <= 16_000
+
+
+def test_token_fair_gives_more_to_a_larger_share() -> None:
+    scheduler = TokenFair(PoolState("pool", ("a",), 256))
+    jobs = [*jobs_of(60, 3000, "a", 3.0), *jobs_of(60, 3000, "b", 1.0)]
+    first = [job.client for job in in_order(scheduler, jobs)[:40]]
+    assert 27 <= first.count("a") <= 33

@@ -127,7 +127,7 @@ def test_every_entitlement_has_a_key_of_its_own() -> None:
     assert [entry.terms.created for entry in found] == list(range(1, 51))
 
 
-@pytest.mark.parametrize("policy", ["quartz", "least-loaded", "p2c", "sticky"])
+@pytest.mark.parametrize("policy", ["quartz", "least-loaded", "sticky"])
 def test_the_load_is_as_it_says(policy: str) -> None:
     loaded = Loaded(Size(workers=4, policy=policy, entitlements=3))
     loaded.run(400)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from math import inf
 from typing import cast
 
 import msgspec
@@ -45,7 +44,6 @@ class OneAtATime:
 
     gates = True
     replicas = 1
-    fallback = False
     coverage = None
 
     def __init__(self, served: ServedModel, pool: int) -> None:
@@ -54,7 +52,6 @@ class OneAtATime:
         self.busy: Job | None = None
         self.told: list[str] = []
         self.answered: list[bool] = []
-        self.due_s = inf
 
     @property
     def waiting(self) -> Sequence[int]:
@@ -99,14 +96,6 @@ class OneAtATime:
             self.queue.remove(job)
             job.state = "nowhere"
         return lost
-
-    def pump(self, now_s: float) -> Sequence[Job]:
-        if now_s < self.due_s:
-            return ()
-        self.due_s = inf
-        self.told.append("pumped")
-        self.busy = None
-        return self._next(now_s)
 
     def _free(self, job: Job, now_s: float) -> Sequence[Job]:
         if job is not self.busy:
@@ -179,21 +168,6 @@ class Bench:
         for pool in self.served.pools:
             assert set(pool.active) == {0}
             assert pool.inflight == 0
-
-
-async def test_a_request_that_waits_is_sent_when_the_clock_opens_the_gate() -> None:
-    bench = Bench(PREFILLING, STREAM)
-    first, _ = bench.begin("r1")
-    await asyncio.sleep(0)
-    bench.scheduler.due_s = bench.clock() + 0.02
-    second, reply = bench.begin("r2")
-    await bench.until_waiting()
-    bench.clock.advance(0.02)
-    await asyncio.wait_for(second, 5)
-    assert bench.scheduler.told[0] == "pumped"
-    assert reply.status == 200
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
 
 
 async def test_a_request_waits_until_the_one_before_has_its_first_token() -> None:
@@ -368,3 +342,49 @@ async def test_the_index_is_told_of_the_prefix_that_was_sent_and_of_what_was_cac
     assert len(bench.prefixes[SHORT]) > 1
     assert bench.served.tells_cached == {(SHORT, 0)}
     assert bench.record("r2").prefill_s is not None
+
+
+LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 40
+
+
+def asked(name: str) -> Incoming:
+    return incoming(chat_body(LONG_TEXT, stream=True), request_id=name)
+
+
+async def test_a_prompt_that_waits_is_known_where_it_is_bound_and_forgotten_if_it_leaves() -> None:
+    bench = Bench(HANG, HANG, STREAM)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, _ = bench.begin("r2", asked("r2"))
+    await bench.until_waiting()
+    third, _ = bench.begin("r3", asked("r3"))
+    await bench.until_waiting(2)
+    waiting, later = bench.scheduler.queue
+    assert not waiting.match
+    assert later.match[0][1] == 0b01  # the second's worker, though nothing was sent there yet
+    await bench.leave(third)
+    await bench.leave(second)
+    fourth, _ = bench.begin("r4", asked("r4"))
+    await bench.until_waiting()
+    assert not bench.scheduler.queue[0].match
+    for task in (fourth, first):
+        await bench.leave(task)
+    bench.assert_nothing_leaks()
+
+
+async def test_a_prompt_bound_anew_is_known_at_the_new_worker_alone() -> None:
+    bench = Bench(HANG, HANG)
+    first, _ = bench.begin("r1")
+    await bench.upstream.hanging.wait()
+    second, _ = bench.begin("r2", asked("r2"))
+    await bench.until_waiting()
+    bench.scheduler.queue[0].worker = 1
+    bench.upstream.hanging.clear()
+    await bench.leave(first)
+    await bench.upstream.hanging.wait()
+    third, _ = bench.begin("r3", asked("r3"))
+    await bench.until_waiting()
+    assert {mask for _, mask in bench.scheduler.queue[0].match} == {0b10}
+    for task in (third, second):
+        await bench.leave(task)
+    bench.assert_nothing_leaks()

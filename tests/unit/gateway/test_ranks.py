@@ -60,12 +60,12 @@ def test_several_processes_for_one_group_of_ranks_are_refused() -> None:
     text = FILE.replace("WORKER", "{url: 'http://h:8000', ranks: 2}").replace("POLICY", "bfio")
     with pytest.raises(ConfigError, match="give 1, or another policy than bfio"):
         parse(text + "server: {workers: 2}\n", "sluice.yaml", {})
-    fine = parse(text.replace("bfio", "mix") + "server: {workers: 2}\n", "sluice.yaml", {})
+    fine = parse(text.replace("bfio", "least-loaded") + "server: {workers: 2}\n", "sluice.yaml", {})
     assert fine.server.workers == 2
 
 
 def test_one_rank_is_the_engine_itself() -> None:
-    pool = config("{url: 'http://h:8000', ranks: 1}", "mix").models[0].pools["only"]
+    pool = config("{url: 'http://h:8000', ranks: 1}", "least-loaded").models[0].pools["only"]
     assert [(a.id, a.rank) for a in pool.addresses] == [("h:8000", None)]
 
 
@@ -91,7 +91,7 @@ def test_bfio_without_ranks_is_refused_with_line_and_fix() -> None:
     assert found.startswith("sluice.yaml:13:")
     assert "this worker has none" in found
     assert "`ranks`" in found
-    assert "policy mix" in found
+    assert "policy quartz" in found
 
 
 @pytest.mark.parametrize(

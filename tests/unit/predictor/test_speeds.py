@@ -72,47 +72,6 @@ def test_factors_stay_finite_and_bounded(seen: list[tuple[int, float, float]]) -
     assert all(1 / 20.001 < factor < 20.001 for factor in speeds.factors)
 
 
-def test_what_engines_tell_in_the_mean_is_followed_within_their_readings() -> None:
-    speeds = Speeds(2)
-    for _ in range(60):
-        speeds.told(1, 0.1 / speeds.factors[1], 0.0, 100)
-    assert speeds.factors == [1.0, pytest.approx(0.1, rel=0.05)]
-
-
-def test_a_queue_that_grows_there_says_at_once_by_how_much_too_fast_it_is_sent() -> None:
-    speeds = Speeds(1)
-    speeds.told(0, 1.0, 0.4, 100)
-    assert speeds.factors[0] == pytest.approx(math.exp(0.2))
-    few = Speeds(1)
-    few.told(0, 1.0, 0.4, 1)
-    assert 1.0 < few.factors[0] < 1.05
-
-
-def test_what_every_process_hears_itself_is_not_added_up() -> None:
-    here, there = Speeds(1), Speeds(1)
-    for speeds, other in ((here, there), (there, here)):
-        speeds.merge({"other": other.state()})
-    for _ in range(20):
-        for speeds in (here, there):
-            speeds.told(0, 0.25 / speeds.factors[0], 0.0, 100)
-        here.merge({"other": there.state()})
-        there.merge({"other": here.state()})
-    alone = Speeds(1)
-    for _ in range(20):
-        alone.told(0, 0.25 / alone.factors[0], 0.0, 100)
-    assert here.factors[0] == pytest.approx(alone.factors[0], rel=0.01)
-
-
-@given(st.lists(st.tuples(st.floats(1e-10, 1e10), st.floats(-1e9, 1e9), st.integers(1, 9))))
-def test_nothing_told_takes_a_factor_out_of_its_bounds(
-    told: list[tuple[float, float, int]],
-) -> None:
-    speeds = Speeds(1)
-    for ratio, growth, requests in told:
-        speeds.told(0, ratio, growth, requests)
-    assert 1 / 20.001 < speeds.factors[0] < 20.001
-
-
 def test_what_all_have_in_common_can_be_taken_out() -> None:
     speeds = Speeds(2)
     serve(speeds, 1000, [2.0, 4.0])

@@ -10,7 +10,7 @@ from gateway.adapters.scheduler_notes import SchedulerNotes
 from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.quartz import Quartz
-from gateway.policy.quartz_profile import PROFILES
+from gateway.policy.quartz_profile import DEFAULT
 from gateway.policy.scheduling import Job
 from gateway.policy.served import ServedModel
 from predictor.online import PrefillPredictor
@@ -48,7 +48,7 @@ class View:
 def process() -> tuple[ServedModel, Quartz, PrefillPredictor]:
     plain = served_model(workers=(2, 1))
     predictor = PrefillPredictor(workers=2)
-    scheduler = Quartz(plain.pools[0], predictor, PROFILES["default"])
+    scheduler = Quartz(plain.pools[0], predictor, DEFAULT)
     served = msgspec.structs.replace(
         plain,
         schedulers=(scheduler, None),

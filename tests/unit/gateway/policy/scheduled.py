@@ -17,11 +17,9 @@ class Proportional:
     """Predicts uncached tokens over RATE as mean, twice that as quantile; records what it sees."""
 
     def __init__(self) -> None:
-        self.miss_rate = 0.0
         self.coverage: float | None = None
         self.rates: dict[int, float] = {}
         self.observed: list[tuple[int, float, float]] = []
-        self.heard: list[tuple[int, float, float, float, int]] = []
         self.predicted = 0
 
     def predict_request(
@@ -43,11 +41,6 @@ class Proportional:
     ) -> None:
         self.observed.append((worker, quantile_s, actual_s))
 
-    def told(
-        self, worker: int, predicted_s: float, actual_s: float, growth: float, requests: int
-    ) -> None:
-        self.heard.append((worker, predicted_s, actual_s, growth, requests))
-
     def prefill_tokens_per_s(self, worker: int) -> float:
         return self.rates.get(worker, RATE)
 
@@ -63,7 +56,16 @@ def job_of(prompt_tokens: int = 1000, arrived_s: float = 0.0, **more: Any) -> Jo
 
 
 def quartz_of(pool: PoolState, predictor: Proportional | None = None, **profile: Any) -> Quartz:
-    return Quartz(pool, predictor or Proportional(), QuartzProfile(**profile))
+    """Of workers whose first tokens were seen; each is sent one request behind another."""
+    predictor = predictor or Proportional()
+    scheduler = Quartz(pool, predictor, QuartzProfile(**{"gate_s": 0.0, **profile}))
+    for worker in range(len(pool.workers)):
+        job = job_of(1, home=worker)
+        scheduler.submit(job, 0.0)
+        scheduler.first_token(job, 0.0, cached_tokens=1)
+    predictor.observed.clear()
+    predictor.predicted = 0
+    return scheduler
 
 
 def submit_all(scheduler: Any, jobs: Sequence[Job], now_s: float = 0.0) -> list[Job]:

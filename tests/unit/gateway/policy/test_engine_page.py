@@ -19,11 +19,6 @@ vllm:prefix_cache_hits_total{engine="0",model_name="a/b"} 600000.0
 vllm:num_preemptions_total{engine="0",model_name="a/b"} 1.0
 vllm:prompt_tokens_total{engine="0",model_name="a/b"} 10.0
 vllm:generation_tokens_total{engine="0",model_name="a/b"} 11.0
-vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="a/b"} 0.0
-vllm:time_to_first_token_seconds_sum{engine="0",model_name="a/b"} 1.5
-vllm:time_to_first_token_seconds_sum{engine="1",model_name="a/b"} 2.0
-vllm:time_to_first_token_seconds_count{engine="0",model_name="a/b"} 3.0
-vllm:time_to_first_token_seconds_count{engine="1",model_name="a/b"} 4.0
 process_start_time_seconds 1.75e+09
 """
 SGLANG = b"""sglang:num_running_reqs{model_name="a}b{c",tp_rank="0"} 5.0
@@ -31,15 +26,6 @@ sglang:num_queue_reqs{model_name="a"} 6.0
 sglang:token_usage{model_name="a"} 0.28
 sglang:cache_hit_rate{model_name="a"} 0.5
 sglang:prompt_tokens_total{model_name="a"} 8.128902e+06
-sglang:time_to_first_token_seconds_sum{model_name="a"} 9.0
-sglang:time_to_first_token_seconds_count{model_name="a"} 9
-sglang:queue_time_seconds_sum{model_name="a"} 0.25
-sglang:queue_time_seconds_count{model_name="a"} 8.0
-sglang:per_stage_req_latency_seconds_sum{model_name="a",stage="prefill_forward"} 1.5
-sglang:per_stage_req_latency_seconds_count{model_name="a",stage="prefill_forward"} 8.0
-sglang:per_stage_req_latency_seconds_bucket{le="0.001",model_name="a",stage="prefill_forward"} 8.0
-sglang:per_stage_req_latency_seconds_sum{model_name="a",stage="chunked_prefill"} 7.0
-sglang:per_stage_req_latency_seconds_count{model_name="a",stage="chunked_prefill"} 7.0
 sglang:generation_tokens_total{model_name="a"} 7"""
 
 
@@ -54,8 +40,6 @@ def test_vllms_ranks_are_summed_and_shares_averaged() -> None:
         preemptions_total=1,
         prompt_tokens_total=10,
         generation_tokens_total=11,
-        first_tokens_total=7,
-        first_tokens_s_total=3.5,
         started_unix_s=1.75e9,
     )
     assert round(found.kv_usage or 0, 9) == 0.3
@@ -70,7 +54,6 @@ def test_one_rank_has_its_own_samples_and_those_of_all() -> None:
 
 
 def test_sglangs_names_mean_the_same() -> None:
-    """But for first tokens: those of what is not streamed are told by two stopwatches."""
     assert read_page(SGLANG) == EngineSample(
         running=5,
         waiting=6,
@@ -78,17 +61,7 @@ def test_sglangs_names_mean_the_same() -> None:
         hit_rate=0.5,
         prompt_tokens_total=8128902,
         generation_tokens_total=7,
-        first_tokens_total=8,
-        first_tokens_s_total=1.75,
     )
-
-
-def test_one_stopwatch_alone_says_nothing_of_first_tokens() -> None:
-    page = b"\n".join(line for line in SGLANG.splitlines() if b"queue_time" not in line)
-    assert read_page(page).first_tokens_s_total is None
-    page = b"\n".join(line for line in SGLANG.splitlines() if b"prefill_forward" not in line)
-    assert read_page(page).first_tokens_total is None
-    assert read_page(page).first_tokens_s_total is None
 
 
 def test_older_names_are_read_and_newer_ones_win() -> None:

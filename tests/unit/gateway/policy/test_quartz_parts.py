@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.policy.fairness import ServedShares
 from gateway.policy.quartz_backlog import Backlogs
-from gateway.policy.quartz_fallback import Fallback
 from gateway.policy.quartz_queue import WorkerQueues
-from gateway.policy.quartz_score import hit_tokens, hits_of, pressure_s, workers_of
+from gateway.policy.quartz_score import hit_tokens, hits_of, workers_of
 from gateway.policy.quartz_writes import EVEN_TOKENS, LEAST, MOST, RecentWrites
 from gateway.policy.scheduling import Job, Match
 from gateway.policy.sticky import pick_least, pick_sticky
@@ -59,40 +58,38 @@ def test_a_heap_of_the_cancelled_does_not_grow() -> None:
     assert queues.entries() <= 65
 
 
-work = st.tuples(
-    st.sampled_from(("add", "remove")), st.integers(0, 4), st.floats(0, 5), st.floats(0, 3)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("bind", "send", "leave", "unbind")), st.integers(0, 4)),
+        max_size=200,
+    )
 )
-
-
-@given(st.lists(work, max_size=300), st.sets(st.integers(0, 4), min_size=1))
-def test_backlogs_are_never_negative_and_the_least_is_found(
-    steps: list[tuple[str, int, float, float]], members: set[int]
+def test_backlogs_are_what_is_bound_less_the_progress_of_the_oldest(
+    steps: list[tuple[str, int]],
 ) -> None:
-    backlogs = Backlogs(5)
-    backlogs.keep(sorted(members))
-    now_s = 0.0
-    waits = [0.0] * 5
-    for what, worker, work_s, later_s in steps:
-        now_s += later_s
-        waits = [max(0.0, w - later_s) for w in waits]
-        if what == "add":
-            backlogs.add(worker, work_s, now_s)
-            waits[worker] += work_s
-        else:
-            backlogs.remove(worker, work_s, now_s)
-            waits[worker] = max(0.0, waits[worker] - work_s)
-        found = [backlogs.wait_s(w, now_s) for w in range(5)]
-        assert found == pytest.approx(waits, abs=1e-6)
-        assert min(found) >= 0
-        least = backlogs.least()
-        assert least in members
-        assert found[least] == min(found[w] for w in members)
-
-
-def test_without_members_there_is_no_least() -> None:
-    backlogs = Backlogs(3)
-    backlogs.keep([])
-    assert backlogs.least() == -1
+    backlogs = Backlogs(1)
+    bound: list[Job] = []
+    sent: list[Job] = []
+    for now_s, (what, pick) in enumerate(steps):
+        if what == "bind":
+            job = job_of(100 * (pick + 1))
+            job.worker, job.mean_s = 0, float(pick)
+            backlogs.bind(job)
+            bound.append(job)
+        elif what == "send" and bound:
+            job = bound.pop(pick % len(bound))
+            backlogs.send(job, job.prompt_tokens, now_s)
+            sent.append(job)
+        elif what == "leave" and sent:
+            backlogs.leave(sent.pop(pick % len(sent)), now_s)
+        elif what == "unbind" and bound:
+            backlogs.unbind(bound.pop(pick % len(bound)))
+        total_s = sum(job.mean_s for job in (*bound, *sent))
+        oldest_s = sent[0].mean_s if sent else 0.0
+        assert total_s - oldest_s - 1e-6 <= backlogs.waits_s([0], now_s)[0] <= total_s + 1e-6
+        assert backlogs.waits_s([0], now_s + 1e9)[0] == pytest.approx(total_s - oldest_s, abs=1e-6)
+        assert backlogs.sent_tokens == [sum(job.prompt_tokens for job in sent)]
+        assert backlogs.behind_tokens(0) == sum(job.prompt_tokens for job in sent[1:])
 
 
 def test_u_decays_by_e_in_tau_and_is_evicted_when_idle() -> None:
@@ -138,7 +135,8 @@ def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
     aging: float, drawn: list[tuple[int, float]]
 ) -> None:
     scheduler = quartz_of(pool_of(1), aging=aging, fairness_s_per_kilotoken=0.0)
-    scheduler.submit(job_of(50_000), 0.0)
+    blocker = job_of(50_000)
+    scheduler.submit(blocker, 0.0)
     now_s = 0.0
     jobs: list[Job] = []
     for tokens, later_s in drawn:
@@ -148,8 +146,6 @@ def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
     sizes = {id(job): job.quantile_s for job in jobs}
     order = [job for job in jobs if job.state == "sent"]
     waiting = [job for job in jobs if job.state == "waiting"]
-    blocker = scheduler._owed.oldest(0)
-    assert blocker is not None
     order += scheduler.first_token(blocker, now_s)
     for job in order:
         order += scheduler.first_token(job, now_s)
@@ -158,18 +154,6 @@ def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
             if later in waiting and job in waiting and later.arrived_s < job.arrived_s:
                 bound_s = (sizes[id(later)] - sizes[id(job)]) / aging
                 assert job.arrived_s - later.arrived_s <= bound_s + 1e-6
-
-
-def test_the_fallback_has_hysteresis() -> None:
-    fallback = Fallback(0.10, 0.075)
-    seen = []
-    for rate in (0.05, 0.10, 0.11, 0.09, 0.08, 0.0749, 0.09, 0.101):
-        fallback.update(rate)
-        seen.append(fallback.active)
-    assert seen == [False, False, True, True, True, False, False, True]
-    fallback.update(None)
-    assert fallback.active
-    assert fallback.entered_total == 2
 
 
 @given(st.data())
@@ -184,11 +168,6 @@ def test_hits_are_each_workers_longest(data: st.DataObject) -> None:
 def test_workers_of_a_mask_come_in_order_and_not_more_than_asked() -> None:
     assert list(workers_of(0b10110, 2)) == [1, 2]
     assert list(workers_of(0b10110, 9)) == [1, 2, 4]
-
-
-def test_pressure_is_priced_above_the_threshold_only() -> None:
-    assert pressure_s(None, 0.85, 2.0) == pressure_s(0.85, 0.85, 2.0) == 0.0
-    assert pressure_s(0.95, 0.85, 2.0) == pytest.approx(0.2)
 
 
 def test_sticky_takes_the_next_best_prefix_when_the_best_is_crowded() -> None:

@@ -16,16 +16,6 @@ def test_a_reading_is_told_while_it_is_fresh() -> None:
     assert tv.kv_usage(view, 1, 100.0) is None
 
 
-def test_first_tokens_are_told_with_the_time_of_the_reading() -> None:
-    view = TelemetryView(2)
-    assert tv.first_tokens(view, 0, 100.0) is None
-    record(view, 0, EngineSample(first_tokens_total=4, first_tokens_s_total=0.5), 100.0)
-    record(view, 1, EngineSample(first_tokens_total=4), 100.0)
-    assert tv.first_tokens(view, 0, 104.0) == (4, 0.5, 100.0)
-    assert tv.first_tokens(view, 0, 105.1) is None
-    assert tv.first_tokens(view, 1, 104.0) is None
-
-
 def test_what_an_engine_does_not_tell_is_none() -> None:
     view = TelemetryView(1)
     record(view, 0, EngineSample(running=1), 0.0)

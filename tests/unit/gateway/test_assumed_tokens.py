@@ -1,10 +1,10 @@
-"""First tokens: those assumed in time, all by one timer, and the lateness of those seen."""
+"""First tokens that nobody sees: assumed in time, all by one timer."""
 
 import asyncio
 
 import pytest
 
-from gateway.first_tokens import AssumedTokens, Lateness
+from gateway.assumed_tokens import AssumedTokens
 from gateway.policy.scheduling import Job, Scheduler
 
 
@@ -45,20 +45,6 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: found)
     return found
-
-
-def test_lateness_is_the_turn_so_far_and_half_a_turn_before() -> None:
-    lateness = Lateness()
-    for number in range(2000):  # turns of 40 ms, read at all places of them
-        lateness.of(100.0 + 0.04 * ((number * 7919) % 1000) / 1000, 100.0)
-    assert lateness.of(100.03, 100.0) == pytest.approx(0.03 + 0.02, abs=0.004)
-
-
-def test_an_idle_loop_is_not_late_and_clocks_that_differ_say_nothing() -> None:
-    lateness = Lateness()
-    assert lateness.of(5.0, 5.0) == 0.0
-    assert lateness.of(5.0, 1e6) == 0.0
-    assert lateness.of(1e6, 5.0) == 0.0
 
 
 def sent(expected_s: float) -> Job:

@@ -1,47 +1,18 @@
-"""First tokens as the gateway notices them: late, or, where an answer is not streamed, never.
+"""First tokens that the gateway cannot see, for the answer is not streamed: assumed in time.
 
-A busy event loop reads what came some time ago. Its own lateness is no engine's prefill: taken
-for one, it would have requests held back from engines that wait for them, the longer the busier
-the gateway is.
-
-A first token that nobody sees is assumed in time, all of them by one timer, set for the next
-turn in which one is due. Most requests end before theirs is due, and leave at once: a timer
-each, made and cancelled, would cost more than all else, and what they hold, kept until its
-time, would have every new request built in memory that the processor has not at hand.
+All of them by one timer, set for the next turn in which one is due. Most requests end before
+theirs is due, and leave at once: a timer each, made and cancelled, would cost more than all
+else, and what they hold, kept until its time, would have every new request built in memory that
+the processor has not at hand.
 """
 
 import asyncio
 from collections.abc import Callable
-from math import inf
 
 from gateway.policy.scheduling import Job, Scheduler
 
 _TURN_S = 0.004
 """Those due within so long of one another are told together."""
-_MOST_LATE_S = 10.0
-_GAIN = 0.05
-"""Of the newest in the mean lateness."""
-
-
-class Lateness:
-    """How long ago what the event loop reads now has come."""
-
-    __slots__ = ("_mean_s",)
-
-    def __init__(self) -> None:
-        self._mean_s = 0.0
-
-    def of(self, now_s: float, turn_s: float) -> float:
-        """Seconds, >= 0, in the mean: since the loop's turn began, and half a turn before that.
-
-        What came while the turn before was at work waited for this one. Of a turn's length
-        only how far it has got is seen: half of it, in the mean over what is asked.
-        """
-        position_s = now_s - turn_s
-        if not 0.0 <= position_s < _MOST_LATE_S:  # other clocks
-            return 0.0
-        self._mean_s += _GAIN * (position_s - self._mean_s)
-        return position_s + self._mean_s
 
 
 class AssumedTokens:
@@ -69,13 +40,11 @@ class AssumedTokens:
         """A job was sent: its first token is due after its predicted mean. Its turn, > 0.
 
         The mean, not a quantile: what is asked is how much prefill is on its way in the sum.
-        Where nothing is predicted it is due at once.
         """
         loop = self._loop
         if loop is None:  # asked for once: it costs a call of the system
             loop = self._loop = asyncio.get_running_loop()
-        after_s = job.expected_s if job.expected_s < inf else 0.0
-        turn = int((loop.time() + after_s) / _TURN_S) + 1
+        turn = int((loop.time() + job.expected_s) / _TURN_S) + 1
         jobs = self._turns.get(turn)
         if jobs is None:
             self._turns[turn] = {job: scheduler}
