@@ -10,23 +10,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from heapq import nlargest
 from operator import itemgetter
 from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.server import ServerState
 
 from gateway.adapters.heap import give_back_large_blocks
 from gateway.adapters.open_files import allow_open_files, files_needed, shortage
 from gateway.adapters.shared.seat import Place, Seat
 from gateway.app import Gateway
 from gateway.errors import StateFailure
-from gateway.models import served_model
-from gateway.rehearsal import Rehearsal
 from gateway.settings import Config
 from gateway.web.client_connection import SWEEP_EVERY_S
 from gateway.web.protocol import GatewayProtocol
@@ -153,30 +149,9 @@ async def serve(
         on_ready,
     )
     ignore_hangup(asyncio.get_running_loop())
-    async with gateway.running(), _rehearsing(config, gateway, protocol, server):
+    async with gateway.running():
         _calm_gc()
         await server.serve(None if seat is None else [])
-
-
-@asynccontextmanager
-async def _rehearsing(
-    config: Config, gateway: Gateway, protocol: type[GatewayProtocol], server: uvicorn.Server
-) -> AsyncIterator[None]:
-    """Keep the way of a request warm while the block runs."""
-    if not config.server.keep_warm:
-        yield
-        return
-    model = served_model(config, config.models[0])
-    rehearsal = Rehearsal(model, time.monotonic, processes=gateway.sharing.count)
-    server.config.load()
-    rehearsal.start(
-        protocol(config=server.config, server_state=ServerState(), app_state={}),
-        gateway.data_plane,
-    )
-    try:
-        yield
-    finally:
-        await rehearsal.close()
 
 
 def _calm_gc() -> None:

@@ -52,9 +52,6 @@ class ServerConfig(Section):
     """Opens the admin routes; without it they are closed. Give it as ${NAME}."""
     drain_timeout_s: Drain = 30.0
     """How long streams may go on after SIGTERM."""
-    keep_warm: Flag = True
-    """Rehearse between requests, so that few of them are as fast as many; 5 to 7 % of a core
-    while the gateway is in use and not busy."""
 
 
 class StateConfig(Section):

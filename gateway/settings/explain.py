@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.config import Config
+from gateway.settings.config import Config, ServerConfig
 from gateway.settings.model_parts import SchedulingConfig
 from gateway.settings.problems import KeyPath, shown
 from gateway.settings.scalars import EnvValue
@@ -97,6 +97,7 @@ def _missing(document: Document, path: KeyPath, name: str) -> None:
 
 
 _REMOVED: dict[tuple[type[Section], str], str] = {
+    (ServerConfig, "keep_warm"): "leave it out: nothing is rehearsed any more",
     (SchedulingConfig, "profile"): "leave it out: quartz has one set of coefficients",
     (SchedulingConfig, "step_tokens"): "leave it out: the gate goes by how long prefills take",
 }

@@ -83,7 +83,7 @@ def test_sighup_is_told_and_ends_nothing(workers: int, capfd: pytest.CaptureFixt
 
 
 def test_a_gateway_in_use_and_idle_logs_no_defect(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its own work between requests (rehearsal, ticks, chores) is done without an error."""
+    """Its own work between requests (ticks, chores) is done without an error."""
     with Fleet(short=1, long=1) as f:
         for _ in range(5):
             assert httpx.post(f.url + CHAT, json=body(max_tokens=4)).status_code == 200
