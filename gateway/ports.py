@@ -237,9 +237,12 @@ class EntitlementEntry(Record, frozen=True, kw_only=True):
     version: int = 0
     """The directory's revision of its last write; 0: not kept. A write is based on it."""
     changed: int = 0
-    """Grows with every change of its content; a restored entry keeps it."""
+    """Grows with every change of its content: when an admin made it, Unix ms, where that is more
+    than one more; a restored entry keeps it."""
     standing: int = 0
-    """What `changed` was when it was last suspended, resumed or given an expiry."""
+    """When it was last suspended or resumed, Unix ms; at least above what it was before."""
+    expiring: int = 0
+    """When it was last given an expiry, or none, likewise."""
     revoked_sha256: tuple[str, ...] = ()
     """Digests of keys that an admin revoked, newest last: no older copy brings them back."""
 

@@ -341,8 +341,11 @@ async def _paused(items: Iterable[_T]) -> AsyncIterator[_T]:
 
 
 def _is_of(known: EntitlementEntry | None, removal: Removal) -> bool:
-    """Whether what is known, if anything, is what was removed and not a later namesake."""
-    return known is None or known.id == removal.id
+    """Whether what is known, if anything, went with what was removed: no later namesake did.
+
+    An earlier one of another id had been replaced by what was removed.
+    """
+    return known is None or known.id == removal.id or known.version < removal.revision
 
 
 def _principal(terms: Entitlement) -> Principal:

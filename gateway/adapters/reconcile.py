@@ -3,10 +3,11 @@
 Plain functions without I/O. The directory may have come back older than it was, and others may
 have written to it since, so that neither state need descend from the other.
 
-- A deletion holds: an id that was deleted never comes back.
+- A deletion holds: an id that was deleted never comes back. Of two namesakes the newer stays.
 - A key that an admin revoked stays revoked.
-- Suspension and expiry are those that were set last; the stricter, where both were.
-- Everything else is the newer one's.
+- Suspension is the one that was set last, and so is expiry, each for itself; the stricter, where
+  neither is the later.
+- Everything else is the newer one's, by the clock of whoever made the change.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -38,20 +39,28 @@ def grave(entry: EntitlementEntry) -> Grave:
     return entry.terms.name, entry.id
 
 
-def changed(before: EntitlementEntry, **fields: object) -> EntitlementEntry:
-    """An entry with other content, which is newer than before."""
-    after = msgspec.structs.replace(before, **fields, changed=_next(before))
-    was, now = before.terms, after.terms
-    if (was.suspended, was.expires_unix_s) != (now.suspended, now.expires_unix_s):
-        return msgspec.structs.replace(after, standing=after.changed)
+def changed(before: EntitlementEntry, unix_s: float = 0.0, **fields: object) -> EntitlementEntry:
+    """An entry with other content, which is newer than before; `unix_s`: now, if known."""
+    number = max(_next(before), int(unix_s * 1000))
+    after = msgspec.structs.replace(before, **fields, changed=number)
+    if before.terms.expires_unix_s != after.terms.expires_unix_s:
+        return msgspec.structs.replace(after, expiring=_later(before.expiring, unix_s))
     return after
 
 
-def revoked(before: EntitlementEntry, digests: Container[str]) -> EntitlementEntry:
+def stood(before: EntitlementEntry, unix_s: float, *, suspended: bool) -> EntitlementEntry:
+    """An entry that was suspended or resumed, even if it was so already as far as is known here."""
+    terms = msgspec.structs.replace(before.terms, suspended=suspended)
+    after = changed(before, unix_s, terms=terms)
+    return msgspec.structs.replace(after, standing=_later(before.standing, unix_s))
+
+
+def revoked(before: EntitlementEntry, unix_s: float, digests: Container[str]) -> EntitlementEntry:
     """An entry without these keys, for good."""
     ended = tuple(d for d in before.key_sha256 if d in digests)
     return changed(
         before,
+        unix_s,
         key_sha256=_without(before.key_sha256, ended),
         revoked_sha256=(*before.revoked_sha256, *ended)[-REVOKED_KEPT:],
     )
@@ -60,17 +69,23 @@ def revoked(before: EntitlementEntry, digests: Container[str]) -> EntitlementEnt
 def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementEntry:
     """What two states of one name come to, as a state based on `theirs`."""
     newer = mine if mine.changed > theirs.changed else theirs
-    if mine.id != theirs.id:
-        return msgspec.structs.replace(newer, version=theirs.version)
-    suspended, expires = _standing(mine, theirs)
     ended = dict.fromkeys((*theirs.revoked_sha256, *mine.revoked_sha256))
-    return msgspec.structs.replace(
+    newer = msgspec.structs.replace(
         newer,
-        terms=msgspec.structs.replace(newer.terms, suspended=suspended, expires_unix_s=expires),
         key_sha256=_without(newer.key_sha256, ended),
         revoked_sha256=tuple(ended)[-REVOKED_KEPT:],
         version=theirs.version,
+    )
+    # What the file says has one id in a directory, and another in one that came back empty.
+    if mine.id != theirs.id and not mine.origin == theirs.origin == "file":
+        return newer
+    return msgspec.structs.replace(
+        newer,
+        terms=msgspec.structs.replace(
+            newer.terms, suspended=_suspended(mine, theirs), expires_unix_s=_expiry(mine, theirs)
+        ),
         standing=max(mine.standing, theirs.standing),
+        expiring=max(mine.expiring, theirs.expiring),
     )
 
 
@@ -102,12 +117,22 @@ def repair(
             yield Repair(gone=[name])
 
 
-def _standing(mine: EntitlementEntry, theirs: EntitlementEntry) -> tuple[bool, float]:
+def _suspended(mine: EntitlementEntry, theirs: EntitlementEntry) -> bool:
     if mine.standing != theirs.standing:
-        last = mine if mine.standing > theirs.standing else theirs
-        return last.terms.suspended, last.terms.expires_unix_s
+        return (mine if mine.standing > theirs.standing else theirs).terms.suspended
+    return mine.terms.suspended or theirs.terms.suspended
+
+
+def _expiry(mine: EntitlementEntry, theirs: EntitlementEntry) -> float:
+    if mine.expiring != theirs.expiring:
+        return (mine if mine.expiring > theirs.expiring else theirs).terms.expires_unix_s
     ends = [e.terms.expires_unix_s for e in (mine, theirs) if e.terms.expires_unix_s > 0]
-    return mine.terms.suspended or theirs.terms.suspended, min(ends, default=0.0)
+    return min(ends, default=0.0)
+
+
+def _later(before: int, unix_s: float) -> int:
+    """By the clock: how many writes each history had says nothing of which came later."""
+    return max(before + 1, int(unix_s * 1000))
 
 
 def _without(keys: tuple[str, ...], ended: Container[str]) -> tuple[str, ...]:

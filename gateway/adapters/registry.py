@@ -18,7 +18,7 @@ from gateway.adapters import entitlement_views as views
 from gateway.adapters.audit import Audit
 from gateway.adapters.entitlement_sync import ATTEMPTS, EntitlementSync
 from gateway.adapters.known_directory import Raced
-from gateway.adapters.reconcile import changed, revoked
+from gateway.adapters.reconcile import changed, revoked, stood
 from gateway.adapters.roster import File
 from gateway.errors import (
     BadRequest,
@@ -120,7 +120,7 @@ class Registry:
             terms = self._terms(fields, self._sync.roster.next_created)
             self._check_fit(terms)
             first = EntitlementEntry(terms=terms, origin="admin", id=secrets.token_hex(8))
-            entry = changed(first, key_sha256=(digest,))
+            entry = changed(first, self._wall_clock(), key_sha256=(digest,))
             await self._sync.put(entry)
             self._audit.note(who, "create", terms.name, {}, self._audited(entry))
             return terms.name
@@ -155,7 +155,7 @@ class Registry:
             reserved = views.reserved(terms, now_s)
             if reserved and reserved != views.reserved(entry.terms, now_s):
                 self._check_fit(terms)
-            await self._keep(entry, changed(entry, terms=terms), who, what)
+            await self._keep(entry, changed(entry, now_s, terms=terms), who, what)
 
         await self._changing(work)
         return await self.get(name)
@@ -167,10 +167,8 @@ class Registry:
 
         async def work() -> None:
             entry = self._entry(name, version)
-            terms = msgspec.structs.replace(entry.terms, suspended=not undo)
-            await self._keep(
-                entry, changed(entry, terms=terms), who, "resume" if undo else "suspend"
-            )
+            after = stood(entry, self._wall_clock(), suspended=not undo)
+            await self._keep(entry, after, who, "resume" if undo else "suspend")
 
         await self._changing(work)
         return await self.get(name)
@@ -222,7 +220,7 @@ class Registry:
                     reason="too_many_keys",
                     code="too_many_keys",
                 )
-            after = changed(entry, key_sha256=(*entry.key_sha256, digest))
+            after = changed(entry, self._wall_clock(), key_sha256=(*entry.key_sha256, digest))
             await self._keep(entry, after, who, "add_key")
 
         await self._changing(work)
@@ -242,7 +240,7 @@ class Registry:
                     reason="key_not_found",
                     code="key_not_found",
                 )
-            await self._keep(entry, revoked(entry, ended), who, "revoke_key")
+            await self._keep(entry, revoked(entry, self._wall_clock(), ended), who, "revoke_key")
 
         await self._changing(work)
         return await self.get(name)

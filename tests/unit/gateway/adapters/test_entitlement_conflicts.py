@@ -49,6 +49,13 @@ async def pair(directory: FlakyDirectory | None = None) -> tuple[Desk, Desk, Any
     return one, other, made
 
 
+async def stopped(desk: Desk, what: str) -> None:
+    if what == "suspend":
+        await desk.registry.suspend("a", WHO)
+    else:
+        await desk.registry.expire("a", None, WHO)
+
+
 async def polled(*desks: Desk) -> None:
     for _ in range(3):
         for desk in desks:
@@ -164,6 +171,83 @@ async def test_nothing_that_was_made_is_lost_with_the_last_writes() -> None:
         assert lets_in(desk, mine["key"])
         assert lets_in(desk, theirs["key"])
         assert desk.store.defined["m", "a"].slo_ms == 5
+
+
+@pytest.mark.parametrize(("first", "then"), [("suspend", "expire"), ("expire", "suspend")])
+async def test_a_suspension_and_an_expiry_outlive_each_other(first: str, then: str) -> None:
+    one, other, _ = await pair()
+    older = snapshot(one.directory)
+    await stopped(one, first)
+    fail_over(one.directory, older)
+    await other.registry.change("a", {"slo_target_ms": 5}, WHO)
+    await stopped(other, then)
+    await polled(one, other)
+    for desk in (one, other):
+        terms = desk.store.defined["m", "a"]
+        assert (terms.suspended, terms.expires_unix_s) == (True, desk.clock())
+
+
+async def test_who_suspends_last_is_heeded_whatever_was_lost_before() -> None:
+    one, other, _ = await pair()
+    await one.registry.suspend("a", WHO)
+    await other.sync.poll()
+    older = snapshot(one.directory)
+    for slo_ms in (5, 6):  # which leaves the later one with fewer writes
+        await one.registry.change("a", {"slo_target_ms": slo_ms}, WHO)
+    await one.registry.suspend("a", WHO, undo=True)
+    fail_over(one.directory, older)
+    other.clock.advance(1.0)
+    await other.registry.suspend("a", WHO)
+    await polled(one, other)
+    for desk in (one, other):
+        assert desk.store.defined["m", "a"].suspended
+
+
+async def test_what_was_deleted_does_not_come_back_in_the_place_of_its_namesake() -> None:
+    directory = FlakyDirectory()
+    empty = snapshot(directory)
+    one, other, made = await pair(directory)
+    older = snapshot(directory)
+    await other.registry.change("a", {"slo_target_ms": 5}, WHO)
+    fail_over(directory, older)
+    await one.registry.delete("a", WHO)
+    fail_over(directory, empty)
+    one.clock.advance(1.0)
+    later = await one.registry.create(NEW, WHO)
+    await polled(other, one)
+    for desk in (one, other):
+        assert not lets_in(desk, made["key"])
+        assert lets_in(desk, later["key"])
+
+
+async def test_what_a_namesake_replaced_is_gone_with_that() -> None:
+    directory = FlakyDirectory()
+    one, other = await Desk(directory).start(), await Desk(directory).start()
+    empty = snapshot(directory)
+    other.clock.advance(1.0)
+    await other.registry.create(NEW, WHO)
+    await other.registry.change("a", {"slo_target_ms": 5}, WHO)
+    fail_over(directory, empty)
+    replaced = await one.registry.create(NEW, WHO)
+    await other.registry.delete("a", WHO)  # its own, which is the newer one
+    await polled(one, other)
+    for desk in (one, other):
+        assert not lets_in(desk, replaced["key"])
+        assert desk.sync.roster.entries == {}
+
+
+async def test_a_revoked_key_of_the_file_stays_so_where_a_gateway_starts_on_nothing() -> None:
+    one = await Desk().start(from_file("a", D1))
+    await one.registry.revoke_key("a", D1[:8], WHO)
+    one.directory.wipe()
+    late = await Desk(one.directory).start(from_file("a", D1))
+    assert late.sync.roster.entries["a"].key_sha256 == (D1,), "nobody has told it yet"
+    late.clock.advance(1.0)
+    for slo_ms in (5, 6, 7):
+        await late.registry.change("a", {"slo_target_ms": slo_ms}, WHO)
+    await polled(one, late)
+    for desk in (one, late):
+        assert desk.sync.roster.entries["a"].key_sha256 == ()
 
 
 async def test_what_was_resumed_after_a_long_absence_is_not_suspended_again() -> None:
