@@ -10,7 +10,9 @@ nothing is in flight. 8 an idle entitlement's debt never rises, only elastic one
 classes keep their order. 9 under constant overload every elastic entitlement with a baseline
 gets in. 10 nobody is denied for the pool's sake while there is room. 11 of equal classes the
 tighter SLO, the larger debt and the smaller burst weigh more. 12 Retry-After is in [1, 60] and
-what can never fit gets no 429. 13 any interleaving equals some serial order.
+what can never fit gets no 429. 13 any interleaving equals some serial order. 14 over any window a
+bucket pays its rate, its depth and what is in flight at most, whatever was used, refused, asked
+for or left behind.
 
 A store joins by an entry in `OPENERS`; Redis by the suite's own server.
 """
@@ -42,6 +44,7 @@ from gateway.policy.pool_terms import Terms
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
 from tests.builders import served_model
 from tests.fakes import FakeClock
+from tests.histories import histories
 from tests.shared import Family
 from tests.token_pools import NOW_S, entitled
 
@@ -186,14 +189,12 @@ def opener(request: pytest.FixtureRequest) -> Opener:
     return known or opener_on(request.getfixturevalue("redis_server"))
 
 
-EVERY = settings(max_examples=60, stateful_step_count=40, deadline=None)
 LIMITS = {
-    "memory": EVERY,
-    "shared": settings(EVERY, max_examples=25),
+    "memory": histories(60, steps=40),
+    "shared": histories(25, steps=40),
     # Each step is some round trips: fewer histories, and a failing one is shown as it was found.
     "redis": settings(
-        EVERY,
-        max_examples=15,
+        histories(15, steps=40),
         phases=(Phase.explicit, Phase.reuse, Phase.generate),
     ),
 }
@@ -218,9 +219,24 @@ ENTITLEMENTS = (
     entitled("h", "guaranteed", baseline=(1, 1), limit=2, kv_bytes=2000, created=7),
 )
 NAMES = tuple(e.name for e in ENTITLEMENTS)
+METERED = {"g": 60.0}
+"""Who pays from a bucket of its own alone, and its rate."""
 RESERVING = ("dedicated", "guaranteed")
 RANK = {"dedicated": 3, "guaranteed": 3, "elastic": 2, "spot": 1, "preemptible": 0}
 FOR_THE_POOL_S_SAKE = ("priority", "kv")
+
+
+class Meter:
+    """What a tenant has taken beyond its rate, in tokens."""
+
+    def __init__(self, now_s: float) -> None:
+        self.over = 0.0
+        self.at_s = now_s
+
+    def take(self, tokens: float, now_s: float, rate: float) -> None:
+        self.over = max(0.0, self.over - rate * (now_s - self.at_s)) + tokens
+        self.over = max(0.0, self.over)
+        self.at_s = now_s
 
 
 class Kept:
@@ -261,6 +277,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.busy: dict[str, int] = {}
         """Entitlements that asked for anything -> ticks that may still tell."""
         self.ids = itertools.count()
+        self.meters = {name: Meter(NOW_S) for name in METERED}
         self.apply_capacity(TERMS.slots)
 
     def run(self, call: Awaitable[_T]) -> _T:
@@ -312,7 +329,21 @@ class PoolMachine(RuleBasedStateMachine):
             self.check_refused(ask, refusal, accounts[name], pools)
             return
         self.kept[ask.lease_id] = Kept(lease, ask, self.now_s)
+        self.paid(name, ask.cost_tokens)
+        if name in METERED:
+            depth = self.run(self.store.view("m", [name]))[0].depth_tokens
+            assert self.meters[name].over <= max(depth, accounts[name].depth_tokens) + 1e-6
         self.check_granted(ask, lease)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        sequences=st.sampled_from([1, 16, 10_000]),
+        tokens=st.sampled_from([0, 1, 10**6, 2**53]),
+        kv=st.sampled_from([0, 2**50]),
+    )
+    def ask_for_everything(self, name: str, sequences: int, tokens: int, kv: int) -> None:
+        for pool, spills in ((0, True), (1, True), (0, False)):
+            self.admit(name, pool, spills, sequences, tokens, kv)
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -323,7 +354,7 @@ class PoolMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.admit(name, 0, False, 1, tokens, 10)
 
-    @rule(data=st.data(), share=st.sampled_from([None, 0.0, 0.5, 1.0, 3.0]))
+    @rule(data=st.data(), share=st.sampled_from([None, 0.0, 0.5, 1.0, 3.0, 50.0]))
     def settle(self, data: st.DataObject, share: float | None) -> None:
         if not self.kept:
             return
@@ -367,6 +398,7 @@ class PoolMachine(RuleBasedStateMachine):
         if self.kept:
             kept = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
             self.store.resize(kept.lease, tokens, kv)
+            self.paid(kept.ask.entitlement, tokens - kept.tokens)
             kept.tokens, kept.kv_bytes = tokens, kv
 
     @rule(data=st.data(), pool=st.sampled_from([0, 1]), force=st.booleans())
@@ -416,6 +448,34 @@ class PoolMachine(RuleBasedStateMachine):
         self.entitlements[name] = changed
         self.run(self.store.define(changed))
 
+    @rule(name=st.sampled_from(NAMES), after_s=st.sampled_from([0.0, 0.0, 1.0, -1.0]))
+    def change_expiry(self, name: str, after_s: float) -> None:
+        """It ends now or soon, or (0) no longer."""
+        self.views()
+        expires_s = self.now_s + after_s if after_s else 0.0
+        changed = msgspec.structs.replace(self.entitlements[name], expires_unix_s=expires_s)
+        self.entitlements[name] = changed
+        self.run(self.store.define(changed))
+
+    @rule(name=st.sampled_from(NAMES))
+    def make_anew(self, name: str) -> None:
+        """Delete an entitlement, and make another of its name."""
+        accounts, _ = self.views()
+        idle = not sum(accounts[name].inflight)
+        assert self.run(self.store.remove("m", name)) == idle
+        if not idle:
+            return
+        created = max(e.created for e in self.entitlements.values()) + 1
+        terms = self.entitlements[name]
+        again = msgspec.structs.replace(terms, created=created, suspended=False, expires_unix_s=0.0)
+        self.entitlements[name] = again
+        self.run(self.store.define(again))
+        self.used[name], self.debts[name] = 0, 0.0
+        self.late = {i: k for i, k in self.late.items() if k.ask.entitlement != name}
+        if name in METERED:
+            self.meters[name] = Meter(self.now_s)
+        self.apply_capacity(self.terms.slots)
+
     @rule(data=st.data(), crowding=st.sampled_from(["p", "p", "s", "loose"]))
     def reclaim(self, data: st.DataObject, crowding: str) -> None:
         self.crowd(crowding, 8, 10)
@@ -441,6 +501,7 @@ class PoolMachine(RuleBasedStateMachine):
         accounts, pools = self.views()
         account, terms = accounts[ask.entitlement], self.entitlements[ask.entitlement]
         assert not terms.suspended
+        assert not 0 < terms.expires_unix_s <= self.now_s
         assert lease.pool in (ask.pool, *ask.alternates)
         assert lease.spilled == (lease.pool != ask.pool)
         total = sum(account.inflight)
@@ -480,7 +541,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         if misfit:
             assert refusal.status != 429
-        if terms.suspended:
+        if terms.suspended or 0 < terms.expires_unix_s <= self.now_s:
             assert refusal.status == 403
         if refusal.reason in (*FOR_THE_POOL_S_SAKE, "entitlement_degraded", "entitlement_pending"):
             self.check_nobody_lower_is_served_instead(ask, refusal.reason, account, pools)
@@ -585,8 +646,13 @@ class PoolMachine(RuleBasedStateMachine):
     def class_of(self, name: str) -> str:
         return self.entitlements[name].service_class
 
+    def paid(self, name: str, tokens: int) -> None:
+        if name in METERED:
+            self.meters[name].take(tokens, self.now_s, METERED[name])
+
     def post(self, kept: Kept, share: float | None) -> None:
         usage = None
+        self.paid(kept.ask.entitlement, int(kept.tokens * (share or 0.0)) - kept.tokens)
         if share is not None:
             usage = Usage(prompt_tokens=int(kept.tokens * share), completion_tokens=0)
             self.used[kept.ask.entitlement] += usage.prompt_tokens
