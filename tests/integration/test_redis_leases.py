@@ -566,6 +566,29 @@ async def test_a_redis_that_comes_back_empty_is_told_everything(own_server: Redi
         assert (sum(seen.inflight), seen.used) == (1, 20)
 
 
+async def test_a_redis_that_fell_behind_is_told_the_latest_leases_before_it_decides(
+    redis_server: RedisServer,
+) -> None:
+    async with opened(redis_server.url, tenant(limit=2)) as store:
+        held = [await store.admit(asked("a"))]
+        with redis_server.client() as client:
+            older = {key: client.dump(key) for key in client.scan_iter()}
+            held.append(await store.admit(asked("b")))
+            client.flushall()
+            for key, value in older.items():
+                client.restore(key, 0, value)
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with pytest.raises(RateLimited):
+            await store.admit(asked("c"))
+        await eventually(lambda: store.up)
+        with pytest.raises(RateLimited):
+            await store.admit(asked("d"))
+        assert await inflight(store) == 2
+        for lease in held:
+            store.settle(lease, REFUND)
+        assert await inflight(store) == 0
+
+
 async def test_a_redis_that_is_emptied_under_way_is_told_everything(
     redis_server: RedisServer,
 ) -> None:

@@ -170,13 +170,13 @@ class RedisPools:
                 await link.ask("change", self._terms())
             answer = await link.ask("view", argument(names=()))
             self._introduced = True
-        known, self._epoch = self._epoch, msgspec.msgpack.decode(answer[1])["epoch"]
-        held = list(self.kept.values())
-        for part in _slices([kept.key for kept in held]):
-            await link.ask("renew", argument(lease_ids=part))
-        if known != self._epoch:
-            for records in _slices([kept.record() for kept in held]):
-                await link.ask("adopt", self._adoption(records))
+        self._epoch = msgspec.msgpack.decode(answer[1])["epoch"]
+        held = {kept.key: kept for kept in self.kept.values()}
+        for part in _slices(list(held)):
+            # A server that came back empty knows none, one that fell behind not the latest.
+            gone = await link.ask("renew", argument(lease_ids=part))
+            records = [held[raw.decode()].record() for raw in gone]
+            await link.ask("adopt", self._adoption(records))
 
     def came_up(self) -> None:
         """Redis decides again."""
