@@ -229,12 +229,24 @@ class OutagesMachine(RuleBasedStateMachine):
     def settle(self, which: int, share: float | None) -> None:
         if not self.kept:
             return
-        kept = self.kept.pop(list(self.kept)[which % len(self.kept)])
+        self.end(list(self.kept)[which % len(self.kept)], share)
+
+    def end(self, lease_id: str, share: float | None) -> None:
+        kept = self.kept.pop(lease_id)
         charge = 0 if share is None else int(kept.tokens * share)
         usage = None if share is None else Usage(prompt_tokens=charge, completion_tokens=0)
         self.used[kept.name] += charge
         self.paid(kept.name, charge - kept.tokens)
         self.store.settle(kept.lease, Settlement(usage=usage, dispatched=usage is not None))
+
+    @rule(name=st.sampled_from(sorted(RATES)))
+    def spend(self, name: str) -> None:
+        """Use all that the bucket gives, one request after the other."""
+        for _ in range(8):
+            before = set(self.kept)
+            self.admit(name, 0, 90)
+            for lease_id in set(self.kept) - before:
+                self.end(lease_id, 1.0)
 
     @rule(which=WHICH, tokens=st.sampled_from([0, 50, 400]))
     def resize(self, which: int, tokens: int) -> None:
@@ -270,7 +282,7 @@ class OutagesMachine(RuleBasedStateMachine):
     @rule()
     def flap(self) -> None:
         self.go_away()
-        self.crowd("r", 60)
+        self.spend("r")
         self.come_back()
 
     @precondition(lambda self: self.door.open)
