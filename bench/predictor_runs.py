@@ -77,6 +77,7 @@ class _Recording(PrefillPredictor):
         quantile_s: float,
         bucket: int,
         actual_s: float,
+        client: str = "",
     ) -> None:
         """See PrefillPredictor."""
         self.rows.append(Row(x=x, prefill_s=actual_s, worker=str(worker)))

@@ -16,6 +16,7 @@ from math import ceil, exp, isfinite, log
 from typing import Any, Final
 
 from predictor.features import BACKLOG, LOCALITY, PROMPT
+from predictor.tenants import CALIBRATION_PULL, Pulls, held
 
 BUCKETS: Final = 27
 PROMPT_EDGES: Final = (1024, 6144)
@@ -83,15 +84,28 @@ class Bucketed:
         """exp(c_bucket + c_global), finite and above 0."""
         return self._factors[bucket] * self._global_factor
 
-    def observe(self, bucket: int, quantile_s: float, actual_s: float) -> None:
-        """Learn whether a prefill was within the quantile it was given."""
+    def observe(
+        self, bucket: int, quantile_s: float, actual_s: float, pulls: Pulls | None = None
+    ) -> None:
+        """Learn whether a prefill was within the quantile it was given.
+
+        `pulls`: what its tenant has moved so far, where that is bounded.
+        """
         e = (1.0 if actual_s > quantile_s else 0.0) - self.miss
         self.seen += 1
         before, before_all = self.buckets[bucket], self._global
-        self._set(bucket, before + BUCKET_STEP * e)
-        self._set_global(before_all + GLOBAL_STEP * e)
-        self._own[bucket] += self.buckets[bucket] - before
-        self._own[BUCKETS] += self._global - before_all
+        step, step_all = BUCKET_STEP * e, GLOBAL_STEP * e
+        if pulls is not None:
+            step = held(pulls, bucket, step, CALIBRATION_PULL)
+            step_all = held(pulls, BUCKETS, step_all, CALIBRATION_PULL)
+        self._set(bucket, before + step)
+        self._set_global(before_all + step_all)
+        moved, moved_all = self.buckets[bucket] - before, self._global - before_all
+        self._own[bucket] += moved
+        self._own[BUCKETS] += moved_all
+        if pulls is not None:
+            pulls[bucket] = pulls.get(bucket, 0.0) + moved
+            pulls[BUCKETS] = pulls.get(BUCKETS, 0.0) + moved_all
 
     def state(self) -> dict[str, Any]:
         """Plain values: what holds here, and what was learned here."""
@@ -124,8 +138,8 @@ class Bucketed:
         start = newest[1] or [*self.buckets, self._global]
         count = len(totals) + 1
         drawn: list[float] = []
-        for i, held in enumerate(start):
-            value = held if newest[1] else held + moved[i]
+        for i, value_here in enumerate(start):
+            value = value_here if newest[1] else value_here + moved[i]
             mean = (sum(c[i] for c in totals) + value) / count
             drawn.append(value + _PULL * (mean - value))
         for bucket in range(BUCKETS):

@@ -21,6 +21,7 @@ from predictor.calibrate import (
 from predictor.features import HIGH, HIGH_SHARE, NO_CAP, NONE, PARTIAL, PARTIAL_SHARE, UNCACHED
 from predictor.prior import FLOOR_S, QUANTILE_OVER_MEAN, SIZE, Prior, PriorRates
 from predictor.speeds import Speeds
+from predictor.tenants import Tenants
 
 CALIBRATIONS: Final = ("bucketed", "adaptive")
 _MOST_S: Final = 1e6
@@ -72,6 +73,7 @@ class PrefillPredictor:
             Bucketed(alpha) if calibration == "bucketed" else AdaptiveConformal(alpha)
         )
         self._misses = Misses()
+        self._tenants = Tenants()
 
     def predict(self, worker: int, x: tuple[float, ...]) -> tuple[float, float, int]:
         """(mean_s, quantile_s, bucket) of the prefill, dispatch to first token.
@@ -169,8 +171,9 @@ class PrefillPredictor:
         quantile_s: float,
         bucket: int,
         actual_s: float,
+        client: str = "",
     ) -> None:
-        """Learn from a first token: what `predict` gave, and what it took.
+        """Learn from a first token of a tenant: what `predict` gave, and what it took.
 
         Times that no clock can have measured are ignored.
         """
@@ -179,9 +182,10 @@ class PrefillPredictor:
         actual_s = max(actual_s, FLOOR_S)
         self.observed += 1
         self._misses.add(missed=actual_s > quantile_s)
+        pulls = self._tenants.of(client)
         calibration = self._calibration
         if isinstance(calibration, Bucketed):
-            calibration.observe(bucket, quantile_s, actual_s)
+            calibration.observe(bucket, quantile_s, actual_s, pulls[0] if pulls else None)
         else:
             calibration.observe(
                 bucket, quantile_s, actual_s, self.raw(x)[1] * self._factors[worker]
@@ -190,7 +194,7 @@ class PrefillPredictor:
             self._prior.observe(x, actual_s / self._factors[worker])
             if self._prior.seen < _PRIOR_SETTLES:
                 return
-        self._speeds.observe(worker, mean_s, actual_s)
+        self._speeds.observe(worker, mean_s, actual_s, pulls[1] if pulls else None)
         if self._root is None and not self.observed % self._recentre_every:
             # What all workers have in common belongs to the prior.
             self._prior.stretch(self._speeds.recentre())
@@ -198,6 +202,7 @@ class PrefillPredictor:
     def forget(self, worker: int) -> None:
         """Another engine answers at this worker's address: its speed is unknown."""
         self._speeds.forget(worker)
+        self._tenants.forget(worker)
 
     @property
     def coverage(self) -> float | None:

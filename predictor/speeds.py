@@ -15,6 +15,7 @@ from math import exp, isfinite, log
 from typing import Any, Final
 
 from predictor.calibrate import numbers
+from predictor.tenants import SPEED_PULL, Pulls, held
 
 _LIMIT: Final = log(20.0)
 _SMOOTH: Final = 0.03
@@ -55,8 +56,13 @@ class Speeds:
         self._own = [0.0] * workers
         self._heard: dict[str, list[float]] = {}
 
-    def observe(self, worker: int, predicted_s: float, actual_s: float) -> None:
-        """Take a prefill; the factor as it was then is in `predicted_s`, > 0."""
+    def observe(
+        self, worker: int, predicted_s: float, actual_s: float, pulls: Pulls | None = None
+    ) -> None:
+        """Take a prefill; the factor as it was then is in `predicted_s`, > 0.
+
+        `pulls`: what its tenant has moved so far, where that is bounded.
+        """
         error = min(max(actual_s / predicted_s - 1.0, _DOWN), _UP)
         if not self._usual_s:
             self._usual_s = predicted_s
@@ -77,8 +83,14 @@ class Speeds:
         gain = min(weight * (_LEAST_GAIN + (_MOST_GAIN - _LEAST_GAIN) * track * track), 0.5)
         self.seen[worker] += 1
         before = self._log[worker]
-        self._set(worker, before + log(1.0 + gain * error))
-        self._own[worker] += self._log[worker] - before
+        change = log(1.0 + gain * error)
+        if pulls is not None:
+            change = held(pulls, worker, change, SPEED_PULL)
+        self._set(worker, before + change)
+        moved = self._log[worker] - before
+        self._own[worker] += moved
+        if pulls is not None:
+            pulls[worker] = pulls.get(worker, 0.0) + moved
 
     def recentre(self) -> float:
         """Divide all factors by their geometric mean, which is returned."""

@@ -174,7 +174,8 @@ class Quartz:
         if not assumed:
             x, mean_s, quantile_s, bucket = job.policy
             predictor = self._predictor
-            predictor.observe(worker, x, mean_s, quantile_s, bucket, now_s - job.sent_s)
+            took_s = now_s - job.sent_s
+            predictor.observe(worker, x, mean_s, quantile_s, bucket, took_s, job.client)
             self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
             self._timed[worker] = True
         return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING

@@ -46,8 +46,9 @@ class Predictor(Protocol):
         quantile_s: float,
         bucket: int,
         actual_s: float,
+        client: str = "",
     ) -> None:
-        """A prefill took this long, which was predicted so."""
+        """A client's prefill took this long, which was predicted so."""
         ...
 
     def prefill_tokens_per_s(self, worker: int) -> float:

@@ -38,6 +38,7 @@ class Proportional:
         quantile_s: float,
         bucket: int,
         actual_s: float,
+        client: str = "",
     ) -> None:
         self.observed.append((worker, quantile_s, actual_s))
 
