@@ -7,6 +7,7 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.held import Held
 from gateway.policy.lease_weights import LeaseWeights
+from gateway.policy.refused import Refused
 
 FIRST_SERVICE_S = 5.0
 """Mean service time before any request was served."""
@@ -90,7 +91,7 @@ class Account:
         """Tokens that earlier refusals were told to wait for, drained at lambda_e."""
         self.promised_s = 0.0
         self.waiters = 0.0
-        """Earlier refusals for concurrency or KV, drained as leases end."""
+        """Sequences refused for want of a place, drained as places come free."""
         self.waiters_s = 0.0
         self.mean_cost = 0.0
         """Moving mean of settled charges, tokens a sequence; 0 before the first."""
@@ -115,6 +116,8 @@ class PoolBook:
     __slots__ = (
         "denials",
         "denials_last",
+        "denied",
+        "denied_last",
         "evictable",
         "idle_dedicated",
         "inflight",
@@ -135,6 +138,9 @@ class PoolBook:
         """Moving mean of a lease's life."""
         self.weights = LeaseWeights()
         self.evictable: dict[str, Held] = {}
-        self.denials: list[float] = []
-        """Ascending weights of requests denied for this pool's sake in this tick."""
-        self.denials_last: list[float] = []
+        self.denials = Refused()
+        """Whom it refused in this tick; `denials_last` in the last one and not in this."""
+        self.denials_last = Refused()
+        self.denied = 0
+        """Requests that it refused in this tick; `denied_last` in the last one."""
+        self.denied_last = 0

@@ -16,8 +16,6 @@ Decisions change nothing until they are granted or refused, here, in one go: the
 store calls these functions, the Redis scripts are their transcription.
 """
 
-from bisect import insort
-
 from gateway.policy import limits, placement
 from gateway.policy.buckets import (
     BUCKET_S,
@@ -36,7 +34,7 @@ from gateway.policy.leases import lapse, reap, renew, resize, settle
 from gateway.policy.ledger import DENIALS_KEPT, LEASE_TTL_S, Account, TokenPool
 from gateway.policy.placement import least_weight, overshoot
 from gateway.policy.plain_admission import comes_in
-from gateway.policy.waits import MOST_S
+from gateway.policy.waits import MOST_S, tenant_of, wait_too
 
 __all__ = [
     "BUCKET_S",
@@ -165,7 +163,7 @@ def _decide(
         return found, funded
     if placement.within_reserve(account, request):  # and yet denied: the pool does not hold it
         return limits.unbound(book, account.terms)
-    return placement.pool_denial(book, account, request, w, found)
+    return placement.pool_denial(book, account, request, w, found, now_s)
 
 
 def _inadmissible(
@@ -188,7 +186,7 @@ def _inadmissible(
         found = Place(pool, contended=True, denied="priority")
     if not found.denied:
         return None
-    return placement.pool_denial(book, account, request, lease.weight, found)
+    return placement.pool_denial(book, account, request, lease.weight, found, now_s)
 
 
 # -- what follows from a decision
@@ -200,8 +198,12 @@ def _refused(
     """Remember what this refusal was promised, so that the next one is told to wait longer."""
     if denial.of_pool:
         state = book.pools[request.pool]
-        if len(state.denials) < DENIALS_KEPT:
-            insort(state.denials, w)
+        tenant = tenant_of(account)
+        state.denials_last.forget(tenant)
+        state.denials.note(tenant, w, DENIALS_KEPT)
+        state.denied += 1
+        slots = book.terms.slots[request.pool]
+        wait_too(account, request.sequences, slots, state.service_s, now_s)
         if placement.could_outrank(book, request):  # else no debt would help, so none is owed
             account.denied += 1
             book.priority_denials += 1
@@ -213,11 +215,8 @@ def _refused(
         account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
         account.promised_s = now_s
     elif denial.reason in ("concurrency", "kv"):
-        service_s = max(1e-3, book.pools[request.pool].service_s)
-        gone = account.total * max(0.0, now_s - account.waiters_s) / service_s
-        waiting = max(0.0, account.waiters - gone) + request.sequences
-        account.waiters = min(waiting, MOST_S * (account.total + 1) / service_s)
-        account.waiters_s = now_s
+        service_s = book.pools[request.pool].service_s
+        wait_too(account, request.sequences, account.total, service_s, now_s)
 
 
 def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool) -> Grant:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from gateway.policy.buckets import surplus_level
 from gateway.policy.ledger import Account, TokenPool
+from gateway.policy.refused import Refused
 
 SETTLED = 1e-3
 """Debt and burst below this need no further ticks."""
@@ -49,7 +50,8 @@ def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
     book.own_served = 0
     book.priority_denials = 0
     for pool in book.pools:
-        pool.denials_last, pool.denials = pool.denials, []
+        pool.denials_last, pool.denials = pool.denials, Refused()
+        pool.denied_last, pool.denied = pool.denied, 0
     book.ticked_s = now_s
 
 

@@ -34,7 +34,7 @@ REAPED_AT_ONCE = 64
 TOMBSTONES = 10_000
 """Expired leases whose late usage still replaces the charged estimate."""
 DENIALS_KEPT = 2_000
-"""Weights of denied requests that a pool remembers in a tick."""
+"""Tenants that a pool remembers to have refused in a tick."""
 
 
 class TokenPool:

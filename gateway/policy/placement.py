@@ -15,7 +15,7 @@ from math import inf
 from gateway.policy.decision import Denial, Place, Request
 from gateway.policy.entitlements import BACKFILL, RESERVING
 from gateway.policy.ledger import Account, TokenPool
-from gateway.policy.waits import denied_above, priority_wait_s
+from gateway.policy.waits import before, priority_wait_s
 
 
 def least_weight(book: TokenPool, pool: int) -> float:
@@ -126,7 +126,7 @@ def _idle_room(book: TokenPool, account: Account, pool: int, request: Request) -
 
 
 def pool_denial(
-    book: TokenPool, account: Account, request: Request, w: float, found: Place
+    book: TokenPool, account: Account, request: Request, w: float, found: Place, now_s: float
 ) -> Denial:
     """The denial of a place that was not given."""
     state, slots = book.pools[found.pool], book.terms.slots[found.pool]
@@ -136,7 +136,7 @@ def pool_denial(
         freed_per_s = max(1.0, state.kv_bytes / max(1e-3, state.service_s))
         return Denial(
             reason="kv",
-            wait_s=short * (denied_above(state, w) + 1) / freed_per_s,
+            wait_s=short * (before(state, account, w, slots, now_s) + 1) / freed_per_s,
             limit=capacity,
             used=state.kv_bytes,
             requested=request.kv_bytes,
@@ -145,7 +145,7 @@ def pool_denial(
         )
     return Denial(
         reason="priority",
-        wait_s=priority_wait_s(state, w, slots),
+        wait_s=priority_wait_s(state, account, w, slots, now_s),
         limit=slots,
         used=occupied(book, account, found.pool),
         requested=request.sequences,

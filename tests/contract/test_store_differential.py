@@ -170,10 +170,18 @@ class Pair:
     def _compare_pools(self, seen: TokenPool) -> None:
         for index, pool in enumerate(self.book.pools):
             other = seen.pools[index]
-            for field in ("inflight", "kv_bytes", "idle_dedicated", "unreserved", "service_s"):
+            for field in (
+                "inflight",
+                "kv_bytes",
+                "idle_dedicated",
+                "unreserved",
+                "service_s",
+                "denied",
+                "denied_last",
+            ):
                 assert getattr(other, field) == getattr(pool, field), field
             for field in ("denials", "denials_last"):
-                assert [w for _, w in self._sorted(f"{field}:{index}")] == getattr(pool, field)
+                assert dict(self._sorted(f"{field}:{index}")) == getattr(pool, field).weights
             evictable = {i: h.weight for i, h in pool.evictable.items()}
             assert dict(self._sorted(f"evictable:{index}")) == evictable
             weights = {h.id: h.weight for h in self.book.leases.values() if h.pool == index}
@@ -231,10 +239,11 @@ def some_terms(pick: Pick) -> Terms:
 
 
 def some_entitlement(pick: Pick) -> Entitlement:
+    name = pick(NAMES)
     return Entitlement(
-        name=pick(NAMES),
+        name=name,
         model="m",
-        tenant="t",
+        tenant="t" if name in "ab" else "",
         service_class=pick(CLASSES),
         slo_ms=pick((0, 500, 5_000, 30_000)),
         baseline=pick(((), (1,), (2, 1), (0, 3), (5, 5))),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Ask, Lease, Usage
-from gateway.errors import Refusal
+from gateway.errors import RateLimited, Refusal
 from gateway.policy.ledger import LEASE_TTL_S
 from gateway.policy.pool_terms import Terms
 from gateway.ports import Settlement
@@ -195,3 +195,27 @@ def test_what_a_tenant_is_refused_changes_nothing_for_anybody(
 
 
 EXAMPLES = {"memory": 60, "shared": 5, "redis": 10}
+
+
+async def test_one_tenant_s_retries_lengthen_nobody_else_s_wait(opener: Opener) -> None:
+    opened = await opener(
+        TERMS,
+        [
+            entitled("g", "guaranteed", baseline=2, created=1),
+            entitled("s", "spot", created=2),
+            entitled("t", "spot", created=3),
+        ],
+    )
+    try:
+        for lease_id in ("g1", "g2"):
+            await take(opened, lease_id, "g")
+        waits = []
+        for lease_id in [f"s{number}" for number in range(100)] + ["t"]:
+            with pytest.raises(RateLimited) as refused:
+                await take(opened, lease_id, lease_id[0])
+            waits.append(refused.value.retry_after_s)
+        assert waits[99] == 60
+        assert waits[100] is not None
+        assert waits[100] <= 8  # two places of 5 s over two slots, and the jitter
+    finally:
+        await opened.close()

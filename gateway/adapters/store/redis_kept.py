@@ -131,9 +131,7 @@ def book_of(answer: list[bytes]) -> TokenPool:
     for field in ("own_served", "priority_denials", "settled", "refunds"):
         setattr(seen, field, state[field])
     idle = [pool.idle_dedicated for pool in seen.pools]
-    for pool, refused in zip(seen.pools, _decode(answer[2]), strict=False):
-        pool.denials_last = [0.0] * refused  # how many is all that is told
-    for defined, counters in zip(answer[3::2], answer[4::2], strict=True):
+    for defined, counters in zip(answer[2::2], answer[3::2], strict=True):
         if defined:
             account = seen.define(_decode(defined, type=Entitlement))
             for field, value in (_decode(counters) if counters else {}).items():

@@ -107,7 +107,7 @@ class RedisPools:
                 idle_dedicated=pool.idle_dedicated,
                 service_s=pool.service_s,
                 desired_replicas=0,
-                denied=len(pool.denials_last),
+                denied=pool.denied_last,
             )
             for index, pool in enumerate(seen.pools)
         ]

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.domain import Record
 
-VERSION: Final = 3
+VERSION: Final = 4
 _SHARED: Final = {"admit": ("book", "place"), "transfer": ("book", "place")}
 _NAMES: Final = (
     *("admit", "settle", "resize", "transfer", "renew", "adopt", "reap", "tick"),

@@ -1,4 +1,4 @@
--- admit, version 3: may this request enter? Decides, and takes the lease.
+-- admit, version 4: may this request enter? Decides, and takes the lease.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
@@ -125,10 +125,9 @@ local function over_kv(account, request)
   local held = account.kv_bytes
   local short = held + request.kv_bytes - limit
   if limit == 0 or short <= 0 then return nil end
-  local service_s = max(1e-3, book.pools[request.pool + 1].service_s)
-  local gone = account.total * max(0, now_s - account.waiters_s) / service_s
-  local waiting = max(0, account.waiters - gone)
-  local freed_per_s = max(1, held / service_s)
+  local service_s = book.pools[request.pool + 1].service_s
+  local waiting = still_waiting(account, account.total, service_s)
+  local freed_per_s = max(1, held / max(1e-3, service_s))
   local wait_s = short * (waiting + 1) / freed_per_s
   return {'kv', wait_s, limit, held, request.kv_bytes, 'bytes of KV cache', false}
 end
@@ -152,8 +151,13 @@ end
 local function refused(account, request, w, denial)
   local reason, of_pool = denial[1], denial[7]
   if of_pool then
-    local denials = denials_of(request.pool)
-    if call('ZCARD', denials) < DENIALS_KEPT then call('ZADD', denials, w, next_serial()) end
+    local denials, tenant = denials_of(request.pool), tenant_of(account)
+    call('ZREM', denials_last_of(request.pool), tenant)
+    call('ZREM', denials, tenant)
+    if call('ZCARD', denials) < DENIALS_KEPT then call('ZADD', denials, w, tenant) end
+    local pool = book.pools[request.pool + 1]
+    pool.denied = pool.denied + 1
+    wait_too(account, request.sequences, slots_of(request.pool), pool.service_s)
     if could_outrank(request) then -- else no debt would help, so none is owed
       account.denied = account.denied + 1
       book.priority_denials = book.priority_denials + 1
@@ -167,11 +171,7 @@ local function refused(account, request, w, denial)
     account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
     account.promised_s = now_s
   elseif reason == 'concurrency' or reason == 'kv' then
-    local service_s = max(1e-3, book.pools[request.pool + 1].service_s)
-    local gone = account.total * max(0, now_s - account.waiters_s) / service_s
-    local waiting = max(0, account.waiters - gone) + request.sequences
-    account.waiters = min(waiting, MOST_S * (account.total + 1) / service_s)
-    account.waiters_s = now_s
+    wait_too(account, request.sequences, account.total, book.pools[request.pool + 1].service_s)
   end
 end
 

@@ -1,4 +1,4 @@
--- book, version 3: what every script of the lease store shares. It is put before each of them.
+-- book, version 4: what every script of the lease store shares. It is put before each of them.
 --
 -- A transcription of gateway/policy/ledger.py, buckets.py and leases.py, names and order of
 -- floating-point operations included, so that both give the same decisions.
@@ -19,8 +19,8 @@
 --  12 replicas      sorted set: replicas by when they were last heard
 --  13 dedicated     sorted set: dedicated entitlements by order of creation
 --  14 + 4p ..       of pool p, from 0: weights (sorted set of lease ids by weight), evictable
---                   (sorted set likewise), denials and denials_last (sorted sets of serials by
---                   weight)
+--                   (sorted set likewise), denials and denials_last (sorted sets of tenants by
+--                   weight: whom the pool refused in this tick, and in the last but not in this)
 -- ARGV[1]  msgpack, see each script
 --
 -- Times are Unix seconds by the server's clock as no step of it shows, tokens and bytes whole numbers. Pools count
@@ -79,6 +79,7 @@ local function denials_last_of(p) return KEYS[17 + 4 * p] end
 local function new_pool()
   return {
     inflight = 0, kv_bytes = 0, idle_dedicated = 0, unreserved = 0, service_s = FIRST_SERVICE_S,
+    denied = 0, denied_last = 0,
   }
 end
 

@@ -1,4 +1,4 @@
--- change, version 3: takes over a model's capacity and rules.
+-- change, version 4: takes over a model's capacity and rules.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leader_ms, terms (map), epoch}: only the leader's terms count, and those

@@ -1,4 +1,4 @@
--- place, version 3: where a request may go, and what it is told when it may not. Shared by the
+-- place, version 4: where a request may go, and what it is told when it may not. Shared by the
 -- scripts that admit and transfer; a transcription of gateway/policy/placement.py, of check 4 in
 -- limits.py, and of waits.py.
 --
@@ -111,9 +111,35 @@ local function find_place(account, request, w)
   return outranking(account, request, w, used)
 end
 
--- Requests of at least this weight that the pool refused in this tick and the last.
-local function denied_above(p, w)
-  return call('ZCOUNT', denials_last_of(p), w, '+inf') + call('ZCOUNT', denials_of(p), w, '+inf')
+local function tenant_of(account)
+  return account.terms.tenant ~= '' and account.terms.tenant or account.name
+end
+
+-- Sequences refused before that have had no turn yet; so many places come free in turn.
+local function still_waiting(account, places, service_s)
+  local gone = places * max(0, now_s - account.waiters_s) / max(1e-3, service_s)
+  return max(0, account.waiters - gone)
+end
+
+-- One more was refused. Nobody is told more than MOST_S, so no more than that is kept.
+local function wait_too(account, sequences, places, service_s)
+  local waiting = still_waiting(account, places, service_s) + sequences
+  account.waiters = min(waiting, MOST_S * (places + 1) / max(1e-3, service_s))
+  account.waiters_s = now_s
+end
+
+local function others_above(key, tenant, w)
+  local count = call('ZCOUNT', key, w, '+inf')
+  local own = call('ZSCORE', key, tenant)
+  return own and tonumber(own) >= w and count - 1 or count
+end
+
+-- Who comes first: what the entitlement has waiting already, and each other tenant once.
+local function before(account, p, w)
+  local own = still_waiting(account, slots_of(p), book.pools[p + 1].service_s)
+  local tenant = tenant_of(account)
+  local others = others_above(denials_of(p), tenant, w)
+  return own + others + others_above(denials_last_of(p), tenant, w)
 end
 
 local function pool_denial(account, request, w, place)
@@ -123,10 +149,10 @@ local function pool_denial(account, request, w, place)
     local capacity = kv_of(p)
     local short = pool.kv_bytes + request.kv_bytes - capacity
     local freed_per_s = max(1, pool.kv_bytes / max(1e-3, pool.service_s))
-    return {'kv', short * (denied_above(p, w) + 1) / freed_per_s, capacity, pool.kv_bytes,
+    return {'kv', short * (before(account, p, w) + 1) / freed_per_s, capacity, pool.kv_bytes,
       request.kv_bytes, 'bytes of KV cache', true}
   end
-  local wait_s = (denied_above(p, w) + 1) * pool.service_s / max(1, slots)
+  local wait_s = (before(account, p, w) + 1) * pool.service_s / max(1, slots)
   return {'priority', wait_s, slots, occupied(account, p), request.sequences, 'sequences', true}
 end
 
@@ -142,9 +168,7 @@ local function over_concurrency(account, request)
   end
   if used + request.sequences <= limit then return nil end
   local service_s = book.pools[request.pool + 1].service_s
-  local gone = used * max(0, now_s - account.waiters_s) / max(1e-3, service_s)
-  local waiting = max(0, account.waiters - gone)
-  local wait_s = (waiting + 1) * service_s / (used + 1)
+  local wait_s = (still_waiting(account, used, service_s) + 1) * service_s / (used + 1)
   return {'concurrency', wait_s, limit, used, request.sequences, 'sequences', false}
 end
 

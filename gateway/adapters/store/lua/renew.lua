@@ -1,4 +1,4 @@
--- renew, version 3: keeps leases in force for another term.
+-- renew, version 4: keeps leases in force for another term.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_ids}, 500 at most

@@ -1,4 +1,4 @@
--- settle, version 3: ends a lease and charges it, once.
+-- settle, version 4: ends a lease and charges it, once.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_id, charge, timely}: charge in tokens, false refunds all. timely: it ended just

@@ -1,4 +1,4 @@
--- tick, version 3: hears a replica; where it leads and a tick is due, applies one slice of it.
+-- tick, version 4: hears a replica; where it leads and a tick is due, applies one slice of it.
 --
 -- A transcription of gateway/policy/debt.py. A tick is applied in slices of `most` entitlements,
 -- all with the elapsed time and contention of its beginning; it goes on where a leader that
@@ -73,6 +73,8 @@ local function close(elapsed_s)
     else
       call('DEL', denials_last_of(p))
     end
+    local pool = book.pools[p + 1]
+    pool.denied_last, pool.denied = pool.denied, 0
   end
   book.ticked_s = now_s
 end

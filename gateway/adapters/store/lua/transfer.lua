@@ -1,4 +1,4 @@
--- transfer, version 3: moves a lease to another pool; the old place stays in force on refusal.
+-- transfer, version 4: moves a lease to another pool; the old place stays in force on refusal.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_id, pool, force}; without force only if it would be admitted there

@@ -240,7 +240,7 @@ async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
 async def test_refused_demand_asks_for_more_and_falls_after_the_cooldown() -> None:
     kept = Kept(SPOT)
     await kept.step()
-    kept.book.pools[0].denials = [1.0] * 10
+    kept.book.pools[0].denied = 10
     await kept.step(5.0)
     assert kept.keeper.desired_replicas("m", 0) == 3  # two a second for five seconds
     await kept.step(290.0)

@@ -133,7 +133,7 @@ def test_a_transfer_that_is_denied_is_no_refusal_to_remember() -> None:
     book = pool(entitled(baseline=(4, 0)), slots=(4, 0))
     granted(book)
     assert admission.transfer(book, "a", 1, NOW_S, force=False) is not None
-    assert (book.priority_denials, book.accounts["e"].denied, book.pools[1].denials) == (0, 0, [])
+    assert (book.priority_denials, book.accounts["e"].denied, book.pools[1].denied) == (0, 0, 0)
 
 
 def test_an_unforced_transfer_keeps_a_guaranteed_baseline_pool_by_pool() -> None:

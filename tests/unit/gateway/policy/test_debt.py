@@ -207,4 +207,4 @@ def test_refusals_are_remembered_over_this_tick_and_the_next() -> None:
     ticked(book)
     assert (len(book.pools[0].denials), len(book.pools[0].denials_last)) == (0, 1)
     ticked(book, NOW_S + 10)
-    assert book.pools[0].denials_last == []
+    assert len(book.pools[0].denials_last) == 0

@@ -143,4 +143,4 @@ def test_limits_of_its_own_are_no_denials_of_the_pool() -> None:
     denied(book, "b")
     admission.settle(book, "a", 1000, NOW_S)
     denied(book, "c")
-    assert (book.priority_denials, book.accounts["e"].denied, book.pools[0].denials) == (0, 0, [])
+    assert (book.priority_denials, book.accounts["e"].denied, book.pools[0].denied) == (0, 0, 0)

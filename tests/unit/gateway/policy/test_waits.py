@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy import admission
-from gateway.policy.waits import denied_above, told_s
+from gateway.policy.refused import Refused
+from gateway.policy.waits import told_s
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 
@@ -78,23 +79,64 @@ def test_a_refusal_for_kv_waits_for_its_bytes_to_be_freed() -> None:
 
 
 def test_a_refusal_on_priority_waits_for_all_of_its_weight_or_more() -> None:
+    others = [entitled(f"s{n}", "spot") for n in range(3)]
+    low = entitled("p", "preemptible")
+    book = pool(entitled("e", baseline=4), *others, low, slots=(4,))
+    book.pools[0].service_s = 8.0
+    for number in range(4):
+        granted(book, f"{number}")
+    for number in range(3):
+        wait_s = denied(book, f"x{number}", f"s{number}").wait_s
+        assert wait_s == pytest.approx(2 * (number + 1))
+    assert denied(book, "y", "p").wait_s == pytest.approx(2 * 4)
+    assert denied(book, "z", "s0").wait_s == pytest.approx(2 * (1 + 2 + 1))
+
+
+def test_what_is_told_of_a_full_pool_is_over_once_it_has_passed() -> None:
     book = pool(entitled("e", baseline=4), entitled("s", "spot"), slots=(4,))
     book.pools[0].service_s = 8.0
     for number in range(4):
         granted(book, f"{number}")
-    assert denied(book, "x", "s").wait_s == pytest.approx(2)
-    assert denied(book, "y", "s").wait_s == pytest.approx(4)
-    book.pools[0].denials_last = [0.2, 50.0]
-    assert denied(book, "z", "s").wait_s == pytest.approx(2 * (1 + 2 + 1))
+    waits = [denied(book, f"x{number}", "s").wait_s for number in range(3)]
+    assert waits == pytest.approx([2, 4, 6])
+    assert denied(book, "y", "s", at=NOW_S + 6).wait_s == pytest.approx(2)
 
 
-@given(st.lists(st.floats(0.01, 1000)), st.lists(st.floats(0.01, 1000)), st.floats(0.01, 1000))
-def test_those_above_are_counted_over_this_tick_and_the_last(
-    now: list[float], before: list[float], weight: float
+@pytest.mark.parametrize("attempts", [1, 100, 1_000])
+def test_however_often_one_tenant_asks_it_counts_once_for_another(attempts: int) -> None:
+    book = pool(
+        entitled("e", baseline=4),
+        entitled("s", "spot", tenant="many"),
+        entitled("t", "spot", tenant="many"),
+        entitled("o", "spot"),
+        slots=(4,),
+    )
+    for number in range(4):
+        granted(book, f"{number}")
+    for number in range(attempts):
+        for who in "st":
+            denied(book, f"{who}{number}", who)
+    assert denied(book, "x", "o").wait_s == pytest.approx(5 / 4 * 2)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0.01, 1000))),
+    st.floats(0.01, 1000),
+)
+def test_those_above_are_the_latest_of_each_other_tenant(
+    refused: list[tuple[str, float]], weight: float
 ) -> None:
-    book = pool()
-    book.pools[0].denials, book.pools[0].denials_last = sorted(now), sorted(before)
-    assert denied_above(book.pools[0], weight) == sum(w >= weight for w in now + before)
+    known = Refused()
+    for tenant, w in refused:
+        known.note(tenant, w, 5)
+    latest: dict[str, float] = {}
+    for tenant, w in refused:
+        latest.pop(tenant, None)
+        if len(latest) < 5:
+            latest[tenant] = w
+    assert known.weights == latest
+    above = [t for t, w in latest.items() if w >= weight and t != "a"]
+    assert known.others_above("a", weight) == len(above)
 
 
 @given(st.floats(-1e6, 1e9), st.floats(0, 1))
