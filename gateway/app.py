@@ -39,6 +39,7 @@ from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
 from gateway.web.admission_api import admission_router
 from gateway.web.admission_desk import AdmissionDesk
+from gateway.web.body_bytes import BodyBytes
 from gateway.web.control import control_app
 from gateway.web.data_plane import DataPlane
 from gateway.web.metrics import MetricsPage
@@ -191,6 +192,7 @@ class Gateway:
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
             wrong_keys=wrong_keys,
+            bodies=BodyBytes(config.server.max_held_body_bytes // self.sharing.count),
         )
         self._clock = clock
         self.notes = SchedulerNotes(

@@ -126,6 +126,7 @@ async def serve(
             "max_head_bytes": config.server.max_header_bytes,
             "max_connections": _connections(config, gateway.sharing.count),
             "data_plane": gateway.data_plane,
+            "bodies": gateway.data_plane.bodies,
         },
     )
     server = _Server(

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import uvicorn
 
-from gateway.domain import CHAT, Incoming, RequestHead
+from gateway.domain import CHAT, Incoming, Principal, RequestHead
 from gateway.errors import Unauthorized
 from gateway.ports import ClientReply
+from gateway.web.body_bytes import BodyBytes
 from gateway.web.data_plane import DataPlane, Receive, Scope, Send
 from gateway.web.protocol import GatewayProtocol
 
@@ -29,11 +30,12 @@ class FakePipeline:
         self.known = True
         """Any key is; without, none."""
 
-    def know(self, key: bytes | None) -> object:
+    def know(self, key: bytes | None) -> Principal:
         """See Serve."""
         if not self.known:
             raise Unauthorized("no", reason="invalid_api_key", code="invalid_api_key")
-        return None
+        name = "anybody" if key is None else key.hex()
+        return Principal(entitlement=name, tenant=name)
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """See Serve."""
@@ -91,10 +93,15 @@ class Gateway:
         """Those that are open."""
         return set(self._server.server_state.connections)
 
+    def bodies(self) -> BodyBytes:
+        """What is held of requests."""
+        kind: type[GatewayProtocol] = self._server.config.http_protocol_class  # type: ignore[assignment]
+        return kind.bodies if self.direct else self.plane.bodies
+
     def unproven_held(self) -> int:
         """Bytes of requests that are still coming in, without a key."""
         kind: type[GatewayProtocol] = self._server.config.http_protocol_class  # type: ignore[assignment]
-        return kind.unproven.total
+        return kind.bodies.unproven
 
     def sweep(self, after_s: float) -> None:
         """What the server does now and then, so much later."""

@@ -30,6 +30,13 @@ def check_config(document: Document, config: Config) -> None:
             f"below eject_s ({config.health.eject_s:g})",
             f"give at least {config.health.eject_s:g}",
         )
+    held_bytes = config.server.max_held_body_bytes // config.server.workers
+    if held_bytes < config.server.max_body_bytes:
+        document.add(
+            ("server", "max_held_body_bytes"),
+            f"{held_bytes:,} bytes for each process, below max_body_bytes",
+            f"give at least {config.server.max_body_bytes * config.server.workers}",
+        )
     if shared_ranks(config) is not None:
         document.add(
             ("server", "workers"),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from gateway.domain import ROUTES, Endpoint, Incoming, RequestHead
+from gateway.domain import ROUTES, Endpoint, Incoming, Principal, RequestHead
 from gateway.errors import (
     InternalError,
     MethodNotAllowed,
@@ -24,6 +24,7 @@ from gateway.policy.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
 from gateway.stages.authenticate import OPEN
 from gateway.web.asgi_reply import AsgiReply
+from gateway.web.body_bytes import BodyBytes, Share
 from gateway.web.wrong_keys import WrongKeys
 
 _log = logging.getLogger("sluice.data_plane")
@@ -47,7 +48,7 @@ class Serve(Protocol):
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request."""
 
-    def know(self, key_digest: bytes | None) -> object:
+    def know(self, key_digest: bytes | None) -> Principal:
         """Who asks. Raises Refusal."""
 
 
@@ -75,12 +76,14 @@ class DataPlane:
         new_id: Callable[[], str],
         max_body_bytes: int,
         wrong_keys: WrongKeys | None = None,
+        bodies: BodyBytes | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._control = control
         self._new_id = new_id
         self.max_body_bytes = max_body_bytes
         self.wrong_keys = wrong_keys or WrongKeys()
+        self.bodies = bodies or BodyBytes()
         self.draining = False
         """New requests are refused while the running ones finish."""
         self.running = 0
@@ -95,6 +98,7 @@ class DataPlane:
             return
         head = read_head(scope["headers"])
         reply = AsgiReply(endpoint, send)
+        share = self.share(head)
         watch = _Watch()
         watch.begin(scope)
         try:
@@ -102,7 +106,7 @@ class DataPlane:
                 length = announced_bytes(scope["headers"])
                 self.check(scope["method"], endpoint, head, length)
                 self._pipeline.know(head.key_digest)
-                body = await self._read_body(receive)
+                body = await self._read_body(receive, share)
             except Refusal as refusal:
                 if refusal.status == 401 and scope.get("client"):
                     await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
@@ -117,6 +121,7 @@ class DataPlane:
                 raise
             watch.absorb()
         finally:
+            share.give_back()
             watch.end()
 
     async def answer(
@@ -207,7 +212,15 @@ class DataPlane:
         except Refusal:
             return False
 
-    async def _read_body(self, receive: Receive) -> bytes:
+    def share(self, head: RequestHead) -> Share:
+        """What a request's body is counted for, once it is known how large it is."""
+        try:
+            owner = self._pipeline.know(head.key_digest).entitlement
+        except Refusal:
+            owner = ""
+        return Share(self.bodies, owner)
+
+    async def _read_body(self, receive: Receive, share: Share) -> bytes:
         body = bytearray()
         while True:
             message = await receive()
@@ -216,6 +229,7 @@ class DataPlane:
             body += message.get("body", b"")
             if len(body) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
+            share.cover(len(body))
             if not message.get("more_body"):
                 return bytes(body)
 

@@ -15,6 +15,7 @@ from gateway.domain import Endpoint
 from gateway.errors import Refusal
 from gateway.policy.header_lines import lines_of
 from gateway.ports import Lines
+from gateway.web.body_bytes import Share
 from gateway.web.problems import error_body, error_event, error_headers
 from gateway.web.status import status_line
 
@@ -64,6 +65,7 @@ class DirectReply:
         "close_connection",
         "finished",
         "held",
+        "share",
         "started",
         "task",
     )
@@ -82,6 +84,8 @@ class DirectReply:
         """Who answers."""
         self.held: asyncio.TimerHandle | None = None
         """Writes a refusal that waits; whoever answered may have ended."""
+        self.share: Share | None = None
+        """What the request's body is counted for, if it is large enough."""
 
     async def start(self, status: int, lines: Lines) -> None:
         """See ClientReply. The head travels with the first piece."""
@@ -150,7 +154,13 @@ class DirectReply:
 
     def ended(self) -> None:
         """See Reply."""
+        self.give_back()
         self._connection.ended(self)
+
+    def give_back(self) -> None:
+        """The request's body is not held any more. Idempotent."""
+        if self.share is not None:
+            self.share.give_back()
 
     def _whole(self, status: int, lines: Lines, body: bytes) -> bytes:
         head = self._render(status, lines)

@@ -11,11 +11,14 @@
   not read. What is not HTTP gets an OpenAI-shaped 400. An upgrade is never made: the request is
   served as if it had not asked for one.
 - A head that comes again on a connection is recognised (`known_head`), not parsed.
-- What is held of requests that are still coming in is bounded over all clients without a key.
+- What is held of requests is bounded over all connections (`body_bytes`), and large bodies take
+  turns on the event loop (`large_bodies`).
 """
 
+import asyncio
 from collections.abc import Coroutine
 from hmac import compare_digest
+from io import BytesIO
 from itertools import chain
 from typing import Any, Final, cast
 
@@ -25,11 +28,12 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from gateway.domain import ROUTES, Endpoint, RequestHead
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.head import read_head
+from gateway.web.body_bytes import COUNTED_FROM_BYTES, BodyBytes
 from gateway.web.client_connection import ClientConnection
 from gateway.web.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large
 from gateway.web.direct import DirectReply
 from gateway.web.known_head import KnownHead, learn
-from gateway.web.unproven import Unproven
+from gateway.web.large_bodies import LARGE_BYTES, LargeBodies
 
 MAX_HEADERS: Final = 256
 """Lines of a head: each costs more memory than its bytes."""
@@ -60,7 +64,8 @@ class GatewayProtocol(ClientConnection):
     """One client connection."""
 
     max_head_bytes = 64 * 1024
-    unproven = Unproven()
+    bodies = BodyBytes()
+    large_bodies = LargeBodies()
     data_plane: DataPlane | None = None
     """Answers its endpoints without ASGI; None sends everything through ASGI."""
 
@@ -89,11 +94,11 @@ class GatewayProtocol(ClientConnection):
         self._known_endpoint: Endpoint | None = None
         self._half = b""
         """A request with a known head whose body is still coming."""
-        self._body: bytes | bytearray = b""
+        self._body: bytes | BytesIO = b""
         """As far as it has come."""
         self._size = 0
         self._holds = False
-        """`unproven` counts what is held for this connection."""
+        """`bodies` counts what is held for this connection without a known key."""
         self._proven = False
         """The request that is coming in has shown a key."""
 
@@ -101,6 +106,8 @@ class GatewayProtocol(ClientConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the requests of this connection that their client is gone."""
+        if self._reply is not None and self._answering is None:
+            self._reply.give_back()
         super().connection_lost(exc)
         self._let_go()
         for hooks in self._hooks:
@@ -110,9 +117,7 @@ class GatewayProtocol(ClientConnection):
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
-        if self._lingers_since_s is not None:
-            return
-        if self._answering is not None or self._asgi_answers or self.flow.write_paused:
+        if self._lingers_since_s is not None or self.answering or self.flow.write_paused:
             self._pass_over(data)
             return
         begins = not self._head_bytes
@@ -131,7 +136,7 @@ class GatewayProtocol(ClientConnection):
             return
         self._parse(data)
         if self._head_bytes:  # some of a request is here, not all
-            self._wait_for_rest(in_body=in_body)
+            self._wait_for_rest(len(data), in_body=in_body)
         elif self._holds:
             self._let_go()
         if begins and self._again and self._known is None:
@@ -150,7 +155,7 @@ class GatewayProtocol(ClientConnection):
         return False if any(self._hooks) else super().eof_received()
 
     def drop(self) -> None:
-        """See unproven.Holder."""
+        """See body_bytes.Holder."""
         self._refuse(
             Unavailable(
                 "This gateway holds too much of requests that are still being sent. Try again.",
@@ -246,8 +251,10 @@ class GatewayProtocol(ClientConnection):
             self._body = body
         else:
             if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += body
+                # It gives out what it holds without a copy, as a bytearray would not.
+                first, self._body = self._body, BytesIO()
+                self._body.write(first)
+            self._body.write(body)
         if self.data_plane is not None and self._size > self.data_plane.max_body_bytes:
             self._turn_away(too_large(self.data_plane.max_body_bytes), self.data_plane)
 
@@ -265,10 +272,20 @@ class GatewayProtocol(ClientConnection):
                 # A client that leaves is seen only while its connection is read.
                 self.flow.resume_reading()
             return
-        body, self._body = bytes(self._body), b""
-        reply = self._reply
-        if self.data_plane is not None and reply is not None:
-            self._run(reply, self.data_plane.answer(endpoint, self._head, body, reply))
+        body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
+        self._body = b""
+        plane, reply = self.data_plane, self._reply
+        if plane is None or reply is None:
+            return
+        try:
+            self._cover(plane, reply, len(body))
+        except Refusal as refusal:
+            self._turn_away(refusal, plane)
+            return
+        if len(body) > LARGE_BYTES:
+            self._run(reply, self._answer_large(plane, endpoint, body, reply))
+        else:
+            self._run(reply, plane.answer(endpoint, self._head, body, reply))
 
     # Bounds
 
@@ -296,7 +313,7 @@ class GatewayProtocol(ClientConnection):
         )
         self._let_go()
 
-    def _wait_for_rest(self, *, in_body: bool) -> None:
+    def _wait_for_rest(self, read_bytes: int, *, in_body: bool) -> None:
         """Bound what is held of a request until the rest of it has come."""
         if self.answering or self._lingers_since_s is not None or self.transport.is_closing():
             return
@@ -308,20 +325,25 @@ class GatewayProtocol(ClientConnection):
         plane = self.data_plane
         if self._endpoint is not None and plane is not None:
             self._proven = self._proven or plane.proves(self._head)
-            if self._proven:
-                self._hold(0)
-                return
             try:
-                plane.check_size(self._head, self._size)
+                if not self._proven:
+                    plane.check_size(self._head, self._size)
+                elif self._reply is not None:
+                    self._cover(plane, self._reply, self._size)
             except Refusal as refusal:
                 self._turn_away(refusal, plane)
+                return
+            if self._size > COUNTED_FROM_BYTES:
+                self.large_bodies.took(self, read_bytes, self.loop)
+            if self._proven:
+                self._hold(0)
                 return
         lines = _HEADER_COST_BYTES * len(self.headers or ())
         self._hold(self._size + max(0, self._head_bytes) + lines)
 
     def _hold(self, size: int) -> None:
         self._holds = size > 0
-        self.unproven.hold(self, size)
+        self.bodies.hold(self, size)
 
     def _let_go(self) -> None:
         """Hold nothing of a request that is coming in."""
@@ -331,9 +353,15 @@ class GatewayProtocol(ClientConnection):
             self._hold(0)
 
     def _pass_over(self, data: bytes) -> None:
-        """Leave unread what came behind a request that is being answered. Much of it ends that."""
+        """Leave unread what comes behind a request that is, or was, answered.
+
+        Much of it ends an answer that runs.
+        """
         if not self._surplus_bytes and not data.strip(b"\r\n"):
             return  # some clients end a body with a line break
+        self.large_bodies.took(self, len(data), self.loop)
+        if self._lingers_since_s is not None:
+            return
         self._surplus_bytes += len(data)
         if self._reply is not None:
             self._reply.close_connection = True
@@ -369,6 +397,9 @@ class GatewayProtocol(ClientConnection):
         reply.close_connection = not self.parser.should_keep_alive()
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
+            if length > COUNTED_FROM_BYTES and data_plane.proves(head):
+                self._proven = True
+                self._cover(data_plane, reply, length)
         except Refusal as refusal:
             self._turn_away(refusal, data_plane)
         else:
@@ -399,14 +430,47 @@ class GatewayProtocol(ClientConnection):
             return False
         self._inbound_since_s = self._idle_since_s = None
         self._reply = reply = DirectReply(endpoint, self)
-        self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
+        try:
+            self._cover(plane, reply, size)
+        except Refusal as refusal:
+            self._run(reply, plane.turn_away(refusal, self._head, reply))
+        else:
+            self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
         if self._holds:
             self._let_go()
         return True
 
+    async def _answer_large(
+        self, plane: DataPlane, endpoint: Endpoint, body: bytes, reply: DirectReply
+    ) -> None:
+        head = self._head
+        try:
+            await self.large_bodies.alone()
+        except asyncio.CancelledError:
+            reply.ended()
+            raise
+        await plane.answer(endpoint, head, body, reply)
+
+    def _cover(self, plane: DataPlane, reply: DirectReply, size: int) -> None:
+        """Have a body of so many bytes counted, if it is worth it. Raises Refusal."""
+        if size > COUNTED_FROM_BYTES:
+            if reply.share is None:
+                reply.share = plane.share(self._head)
+            reply.share.cover(size)
+
+    def pause_body(self) -> None:
+        """See large_bodies.Reader."""
+        self.transport.pause_reading()
+
+    def resume_body(self) -> None:
+        """See large_bodies.Reader."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
     def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
         self._let_go()
         if self._reply is not None:
+            self._reply.give_back()
             self._run(self._reply, data_plane.turn_away(refusal, self._head, self._reply))
 
     def _run(self, reply: DirectReply, answer: Coroutine[Any, Any, None]) -> None:

@@ -393,6 +393,7 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("redis with a time-out", BASE + "state: {url: 'redis://h/0?socket_timeout=60'}\n", 30, ["an option that is not taken"]),  # noqa: E501
     ("other state", BASE + "state: {url: 'mysql://h'}\n", 30, ["use memory://"]),
     ("ejection", BASE + "health: {eject_s: 90}\n", 30, ["below eject_s (90)", "at least 90"]),
+    ("held bodies", edited("  port: 8080", "  max_held_body_bytes: 1000\n  port: 8080"), 3, ["below max_body_bytes", "at least 33554432"]),  # noqa: E501
     ("empty secret", edited("${SLUICE_ADMIN_KEY}", '""'), 4, ["server.admin_key: empty"]),
     ("a key that is no word", edited("  port: 8080", "  [1]: 2"), 3, ["a key must be a word"]),
     ("merge of a list", edited("  port: 8080", "  <<: [1]"), 3, ["merges mappings only"]),

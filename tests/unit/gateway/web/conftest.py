@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 
 from gateway.web.data_plane import DataPlane
+from gateway.web.large_bodies import LargeBodies
 from gateway.web.protocol import GatewayProtocol
-from gateway.web.unproven import Unproven
 from tests.plane import MAX_HEAD, FakePipeline, Gateway, no_control, until
 
 
@@ -22,7 +22,13 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., A
         pipeline = FakePipeline()
         plane = DataPlane(pipeline, no_control, new_id=lambda: "new", max_body_bytes=1 << 20)
         direct = {"data_plane": plane} if request.param == "direct" else {}
-        own = {"max_head_bytes": MAX_HEAD, "unproven": Unproven(), **direct, **limits}
+        own = {
+            "max_head_bytes": MAX_HEAD,
+            "bodies": plane.bodies,
+            "large_bodies": LargeBodies(),
+            **direct,
+            **limits,
+        }
         bound = type("Bound", (GatewayProtocol,), own)
         server = uvicorn.Server(
             uvicorn.Config(

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.domain import CHAT, MESSAGES, Incoming
+from gateway.domain import CHAT, MESSAGES, Incoming, Principal
 from gateway.errors import UpstreamBroken
 from gateway.policy.head import read_head
 from gateway.ports import ClientReply
@@ -47,9 +47,9 @@ class FakePipeline:
         self.behave = behave
         self.seen: list[Incoming] = []
 
-    def know(self, key: bytes | None) -> object:
+    def know(self, key: bytes | None) -> Principal:
         """See Serve."""
-        return None
+        return Principal(entitlement="e", tenant="t")
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """See Serve."""

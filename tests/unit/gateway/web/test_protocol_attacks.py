@@ -13,8 +13,9 @@ import pytest
 
 from gateway.domain import CHAT
 from gateway.web import protocol, wrong_keys
+from gateway.web.body_bytes import BodyBytes
 from gateway.web.data_plane import LARGE_BODY_BYTES
-from gateway.web.unproven import Unproven
+from gateway.web.large_bodies import LargeBodies
 from tests.plane import MAX_HEAD, Connection, Gateway, request, until
 
 Start = Callable[..., Awaitable[Gateway]]
@@ -133,7 +134,7 @@ async def test_a_small_body_in_pieces_with_a_wrong_key_is_refused_as_ever(gatewa
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_what_is_held_without_a_key_is_bounded_over_all_connections(start: Start) -> None:
-    gateway = await start(unproven=Unproven(300_000), max_head_bytes=65_536)
+    gateway = await start(bodies=BodyBytes(most_unproven_bytes=300_000), max_head_bytes=65_536)
     gateway.pipeline.known = False
     small = await gateway.connect()
     await small.send(request(b"small")[:-1])
@@ -167,6 +168,72 @@ async def test_a_request_that_has_come_is_not_held_any_more(gateway: Gateway) ->
         await client.send(whole[-3:])
         assert (await client.answer())[2] == b"6"
         assert gateway.unproven_held() == 0
+
+
+def keyed(key: bytes, body: bytes) -> bytes:
+    return request(body, extra=b"authorization: Bearer %s\r\n" % key)
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_bodies_of_one_key_leave_room_for_other_keys(start: Start) -> None:
+    gateway = await start(bodies=BodyBytes(400_000))
+    gateway.plane.bodies = gateway.bodies()
+    body = b"wait" + b"x" * 99_996
+    running = [await gateway.connect() for _ in range(2)]
+    for client in running:
+        await client.send(keyed(b"greedy", body))
+    await until(lambda: gateway.pipeline.started == 2)
+    for sent in (keyed(b"greedy", body)[:-50_000], _chunked(b"greedy", body)):
+        refused = await gateway.connect()
+        await refused.send(sent)  # the first is refused by what it announces
+        status, headers, answer = await refused.answer()
+        assert (status, headers["retry-after"]) == (429, "2")
+        assert orjson.loads(answer)["error"]["type"] == "requests"
+        assert orjson.loads(answer)["error"]["code"] == "too_many_body_bytes"
+    other = await gateway.connect()
+    await other.send(keyed(b"other", b"x" * 100_000))
+    assert (await other.answer())[0] == 200
+    gateway.pipeline.go.set()
+    for client in running:
+        assert (await client.answer())[0] == 200
+    for _ in range(3):  # the head is known by then
+        await other.send(keyed(b"greedy", body))
+        assert (await other.answer())[0] == 200
+    await until(lambda: gateway.bodies().total == 0)
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("sent", ["announced", "half", "whole"])
+async def test_whoever_leaves_holds_no_bytes(gateway: Gateway, sent: str) -> None:
+    client = await gateway.connect()
+    whole = keyed(b"one", b"hang" + b"x" * 500_000)
+    size = {"announced": 300, "half": 250_000, "whole": len(whole)}[sent]
+    await client.send(whole[:size])
+    await until(lambda: gateway.bodies().total == 500_004)
+    await client.leave()
+    await until(lambda: gateway.bodies().total == 0)
+
+
+@pytest.mark.parametrize("start", ["direct", "asgi"], indirect=True)
+async def test_large_bodies_come_in_whole_beside_each_other(start: Start) -> None:
+    gateway = await start(large_bodies=LargeBodies(turn_bytes=100_000))
+    gateway.plane.max_body_bytes = 8 << 20
+    clients = [await gateway.connect() for _ in range(6)]
+
+    async def send(client: Connection, number: int) -> None:
+        body = b"%d" % number * (3_000_000 + number)
+        await client.send(keyed(b"one", body) if number % 2 else _chunked(b"one", body))
+        assert (await client.answer())[2] == b"%d" % len(body)
+
+    async with asyncio.TaskGroup() as group:
+        for number, client in enumerate(clients):
+            group.create_task(send(client, number))
+    await until(lambda: gateway.bodies().total == 0)
+
+
+def _chunked(key: bytes, body: bytes) -> bytes:
+    head = CHUNKED.replace(b"host", b"authorization: Bearer %s\r\nhost" % key)
+    return head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
 # -- behind a request that is answered
