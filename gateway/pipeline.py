@@ -150,7 +150,8 @@ class Pipeline:
         )
         # 2 classify, estimate
         if self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
-            facts = await self._reader.read(endpoint, incoming.body)
+            types = stage_estimate.content_types(endpoint, incoming.head)
+            facts = await self._reader.read(endpoint, incoming.body, principal.entitlement, types)
         else:
             facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
         walk.facts = facts

@@ -35,7 +35,14 @@ class UpstreamCall(Record, frozen=True, kw_only=True):
     path: str
     lines: Lines
     body: bytes
+    rest: tuple[bytes | memoryview, ...] = ()
+    """What follows `body`: a large one is not copied into one piece."""
     timeouts: PhaseTimeouts = PhaseTimeouts()
+
+    @property
+    def size(self) -> int:
+        """Of the whole body, in bytes."""
+        return len(self.body) + sum(map(len, self.rest))
 
 
 class UpstreamResponse(Protocol):
@@ -305,8 +312,10 @@ class Directory(Protocol):
 class BodyReads(Protocol):
     """Reads large bodies off the event loop."""
 
-    async def read(self, endpoint: Endpoint, body: bytes) -> BodyFacts:
-        """The facts of a JSON body. Raises Refusal."""
+    async def read(
+        self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
+    ) -> BodyFacts:
+        """The facts of a body; bodies of several owners take turns. Raises Refusal."""
         ...
 
 

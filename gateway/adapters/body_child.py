@@ -1,4 +1,4 @@
-"""A process that reads large bodies: frames of paths and bodies in, of facts out.
+"""A process that reads large bodies: frames of tasks and bodies in, of facts out.
 
 As `compress_child`: it ends when its pipe closes, and keeps nothing between two bodies.
 """
@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -23,6 +24,15 @@ MOST_MEMORY_BYTES: Final = 4 << 30
 """Of address space: 32 MiB of empty lists are decoded to one of them."""
 
 
+class BodyTask(Record, frozen=True, array_like=True):
+    """How a body is read."""
+
+    path: str
+    """Of its endpoint."""
+    content_types: tuple[bytes, ...] = ()
+    """Its request's headers of that name: a form is read by them."""
+
+
 class ReadResult(Record, frozen=True, kw_only=True):
     """The facts, their members as places in the body; or a refusal."""
 
@@ -33,11 +43,11 @@ class ReadResult(Record, frozen=True, kw_only=True):
     param: str | None = None
 
 
-def read(endpoint: Endpoint, body: bytes) -> ReadResult:
+def read(endpoint: Endpoint, body: bytes, content_types: Sequence[bytes] = ()) -> ReadResult:
     """What is read of a body, or why it is refused."""
     try:
-        facts = read_body(endpoint, body)
-        places = tuple(locate(body))
+        facts = read_body(endpoint, body, content_types=content_types)
+        places = () if endpoint.multipart else tuple(locate(body))
     except BadRequest as refused:
         return ReadResult(
             message=refused.message, reason=refused.reason, code=refused.code, param=refused.param
@@ -63,8 +73,9 @@ def main() -> None:
             received(pipe)
             pipe.sendall(framed(msgspec.msgpack.encode("")))
             while True:
-                endpoint = ENDPOINTS[received(pipe).decode()]
-                pipe.sendall(framed(msgspec.msgpack.encode(read(endpoint, received(pipe)))))
+                task = msgspec.msgpack.decode(received(pipe), type=BodyTask)
+                result = read(ENDPOINTS[task.path], received(pipe), task.content_types)
+                pipe.sendall(framed(msgspec.msgpack.encode(result)))
         except (EOFError, ConnectionError):
             return
 

@@ -3,24 +3,27 @@
 Rules:
 - The process is started by the first such body, and anew after it died or took too long: that
   body is refused, for it may be what did it.
-- One body at a time, in the order they came; at most WAITING wait.
+- One body at a time; entitlements take turns, however many one of them has waiting. At most
+  WAITING wait.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from gateway.adapters.body_child import ReadResult
+from gateway.adapters.body_child import BodyTask, ReadResult
 from gateway.adapters.compress_child import Setup
 from gateway.adapters.compress_process import GIVE_BACK_MEMORY, WorkerGone, WorkerProcess
+from gateway.adapters.fair_turns import FairTurns, TooManyWait
 from gateway.domain import BodyFacts, Endpoint
-from gateway.errors import BadRequest, Unavailable
+from gateway.errors import BadRequest, RateLimited, Unavailable
 
 TIME_LIMIT_S: Final = 10.0
 """For one body."""
-WAITING: Final = 64
+WAITING: Final = 256
 _MODULE: Final = "gateway.adapters.body_child"
 
 _log = logging.getLogger("sluice.body_reader")
@@ -32,24 +35,22 @@ class BodyReader:
 
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._turns = FairTurns(WAITING)
 
     @property
     def pid(self) -> int | None:
         """Of the process, if there is one."""
         return None if self._worker is None else self._worker.pid
 
-    async def read(self, endpoint: Endpoint, body: bytes) -> BodyFacts:
+    async def read(
+        self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
+    ) -> BodyFacts:
         """See BodyReads."""
-        if self._waiting >= WAITING:
-            raise _unavailable("Too many large requests are waiting to be read.")
-        self._waiting += 1
         try:
-            async with self._turn:
-                result = await self._ask(endpoint, body)
-        finally:
-            self._waiting -= 1
+            async with self._turns.turn(owner):
+                result = await self._ask(BodyTask(endpoint.path, tuple(content_types)), body)
+        except TooManyWait as full:
+            raise _too_many(own=full.own) from None
         if result.facts is None:
             raise BadRequest(
                 result.message, reason=result.reason, code=result.code, param=result.param
@@ -66,7 +67,7 @@ class BodyReader:
         if worker is not None:
             await worker.end()
 
-    async def _ask(self, endpoint: Endpoint, body: bytes) -> ReadResult:
+    async def _ask(self, task: BodyTask, body: bytes) -> ReadResult:
         if self._worker is None or not self._worker.alive:
             await self.close()
             setup = Setup(time_limit_s=TIME_LIMIT_S)
@@ -79,9 +80,9 @@ class BodyReader:
                 raise _unavailable("Large requests cannot be read at the moment.") from None
         answered = False
         try:
-            # Two frames: to put the body into one with its endpoint would copy it.
-            name = endpoint.path.encode()
-            answer = await self._worker.asked(name, body, limit_s=TIME_LIMIT_S)
+            # Two frames: to put the body into one with its task would copy it.
+            about = msgspec.msgpack.encode(task)
+            answer = await self._worker.asked(about, body, limit_s=TIME_LIMIT_S)
             answered = True
         except (WorkerGone, TimeoutError) as error:
             _log.warning("the process that reads large bodies is replaced: %s", error)
@@ -93,6 +94,17 @@ class BodyReader:
             if not answered:  # cancelled, too: its answer would be taken for the next body's
                 await self.close()
         return _decode(answer)
+
+
+def _too_many(*, own: bool) -> RateLimited | Unavailable:
+    if not own:
+        return _unavailable("Too many large requests are waiting to be read.")
+    return RateLimited(
+        "Too many large requests of this key are waiting to be read. Send fewer at once.",
+        reason="reader_busy",
+        code="reader_busy",
+        retry_after_s=1.0,
+    )
 
 
 def _unavailable(message: str) -> Unavailable:

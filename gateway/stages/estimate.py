@@ -21,21 +21,25 @@ HEAVY_VALUES: Final = 20_000
 
 def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
     """What the gateway reads of the body. Raises BadRequest with what to change."""
+    return read_body(endpoint, body, content_types=content_types(endpoint, head))
+
+
+def content_types(endpoint: Endpoint, head: RequestHead) -> list[bytes]:
+    """The headers that a form is read by; none for JSON."""
     if not endpoint.multipart:
-        return read_body(endpoint, body)
-    content_types = [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
-    return read_body(endpoint, body, content_types=content_types)
+        return []
+    return [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
 
 
 def is_heavy(endpoint: Endpoint, body: bytes) -> bool:
     """Whether reading a body would hold the event loop for long: it is large, or much in it.
 
-    Forms are not: what is read of one is bounded.
+    Of a form only what is large is: the rest of what is read of one is bounded.
     """
-    if len(body) <= LIGHT_BYTES or endpoint.multipart:
+    if len(body) <= LIGHT_BYTES:
         return False
-    if len(body) > HEAVY_BYTES:
-        return True
+    if len(body) > HEAVY_BYTES or endpoint.multipart:
+        return len(body) > HEAVY_BYTES
     return body.count(b",") + body.count(b"[") + body.count(b"{") > HEAVY_VALUES
 
 
