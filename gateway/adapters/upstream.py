@@ -26,7 +26,7 @@ import errno
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 import httptools
@@ -243,13 +243,15 @@ class Connection(asyncio.Protocol):
         self._close_delimited = False
         self._paused = False
 
-    def send(self, exchange: _Exchange, request: bytes) -> None:
-        """Begin an exchange."""
+    def send(self, exchange: _Exchange, request: bytes, rest: Sequence[bytes | memoryview]) -> None:
+        """Begin an exchange; `rest` follows `request`."""
         self._close_delimited = False
         self.exchange = exchange
         exchange.connection = self
         if self._transport is not None:
             self._transport.write(request)
+            for piece in rest:
+                self._transport.write(piece)
 
     @property
     def usable(self) -> bool:
@@ -422,7 +424,7 @@ class HttpUpstream:
             line = _request_line(worker, call)
             if len(way.lines) < _MOST_LINES:
                 way.lines[call.path] = line
-        size = b"content-length: %d\r\n\r\n" % len(call.body)
+        size = b"content-length: %d\r\n\r\n" % (call.size if call.rest else len(call.body))
         request = b"".join((line, call.lines, size, call.body))
         connection, idle = None, way.idle
         while idle:
@@ -436,7 +438,7 @@ class HttpUpstream:
                 connection = await self._connect(self, loop, way.key, call.timeouts.connect_s)
             exchange = _Exchange(loop, call.timeouts)
             self._busy.add(connection)
-            connection.send(exchange, request)
+            connection.send(exchange, request, call.rest)
             try:
                 await exchange.head()
             except BaseException as failure:

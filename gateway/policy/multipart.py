@@ -128,8 +128,10 @@ def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
     )
 
 
-def written(body: bytes, parts: Sequence[FormPart], model: str, boundary: bytes) -> bytes:
-    """The form for an engine that knows the model as `model`.
+def written(
+    body: bytes, parts: Sequence[FormPart], model: str, boundary: bytes
+) -> list[bytes | memoryview]:
+    """What the form is joined of for an engine that knows the model as `model`.
 
     `boundary` must be in none of the contents: make it at random.
     """
@@ -147,7 +149,7 @@ def written(body: bytes, parts: Sequence[FormPart], model: str, boundary: bytes)
         pieces.append(model.encode() if part.name == "model" else view[part.start : part.end])
         pieces.append(b"\r\n")
     pieces.append(b"--%b--\r\n" % boundary)
-    return b"".join(pieces)
+    return pieces
 
 
 def _boundary(content_types: Sequence[bytes]) -> bytes:

@@ -7,12 +7,14 @@ prompt is digested at 62 positions at most:
 - fixed ones, the same for every prompt, in steps of an octave up to 4 KiB and of a fifth of
   one up to 4 MiB: what two prompts share is found to within 13 % of its length;
 - after tools and system prompt, after the first message, after each of the last few, and at
-  the end: the next turn of a conversation begins with this list, and finds its end exactly.
+  the end: the next turn of a conversation begins with this list, and finds its end exactly;
+- a prompt over MOST_BYTES, which only images make so long, has the fixed ones and the end.
 
 Rules:
 - Digests are of the client's own bytes, in the order in which chat templates render them:
   tools, system prompt, messages. Bytes that spell the same text differently do not match.
-- A digest covers all bytes before its position, and the salt. It is Python's own keyed hash
+- A digest covers all bytes before its position, and the salt; the end's of a prompt over
+  MOST_BYTES those, its length and its last _TAIL_BYTES. It is Python's own keyed hash
   (SipHash-1-3), which differs from process to process and which a client cannot aim at:
   digests are never stored and never leave the process.
 """
@@ -42,6 +44,9 @@ BYTES_PER_TOKEN: Final = 4
 
 _LAST: Final = 5
 """Messages from the end after which there is a point."""
+MOST_BYTES: Final = POSITIONS[-1]
+"""Of a prompt that is looked at whole: that takes a millisecond a megabyte and more."""
+_TAIL_BYTES: Final = 65_536
 _BRACES: Final = 8
 """Closing braces looked at for the end of the first message."""
 _NEXT: Final = tuple(comma + mark for comma in (b",", b", ") for mark in (b'{"role":', b'{"type":'))
@@ -69,20 +74,39 @@ def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str =
         return ()
     member = members.get
     if endpoint_name == "completions":
-        return _plain_points(bytes(member("prompt", _NO_VALUE)), hash((endpoint_name, salt)))
+        start = hash((endpoint_name, salt))
+        prompt = member("prompt", _NO_VALUE)
+        if len(prompt) > MOST_BYTES:
+            first = bytes(memoryview(prompt)[:1])
+            return _long_points((), prompt, start) if first == b'"' else ()
+        return _plain_points(bytes(prompt), start)
     responses = endpoint_name == "responses"
-    listed = bytes(member("input" if responses else "messages", _NO_VALUE))
+    sent = member("input" if responses else "messages", _NO_VALUE)
     system = "instructions" if responses else "system"
     before = [members[name] for name in ("tools", "functions", system) if name in members]
+    kwargs = bytes(member("chat_template_kwargs", _NO_VALUE))
+    start = hash((endpoint_name, salt, kwargs))
+    if sum(map(len, before)) + len(sent) > MOST_BYTES:
+        return _long_points(before, sent, start)
+    listed = bytes(sent)
     data = b"".join((*before, listed)) if before else listed
     lead = len(data) - len(listed)
-    kwargs = bytes(member("chat_template_kwargs", _NO_VALUE))
-    return digests(data, _edges(data, lead, marks), hash((endpoint_name, salt, kwargs)))
+    return digests(data, _edges(data, lead, marks), start)
 
 
 def _plain_points(data: bytes, start: int) -> Points:
     """Of a plain prompt: one text; batches and token ids have none."""
     return digests(data, (len(data) - 1,), start) if data.startswith(b'"') else ()
+
+
+def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
+    """Of a prompt over MOST_BYTES: the same in what it begins with as any other's."""
+    length = sum(map(len, before)) + len(listed)
+    views = [memoryview(part)[:MOST_BYTES] for part in (*before, listed)]
+    head = b"".join(views)[:MOST_BYTES]
+    found = digests(head, (MOST_BYTES,), start)
+    tail = bytes(memoryview(listed)[-_TAIL_BYTES:])
+    return (*found, (length, hash((found[-1], length, tail))))
 
 
 def digests(data: bytes, edges: Iterable[int], start: int) -> Points:

@@ -14,6 +14,9 @@ import msgspec
 
 from gateway.policy.members import Member, body_start, locate
 
+Pieces = list[bytes | memoryview]
+"""Of a body, in order."""
+
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _USAGE = {"include_usage": b"true"}
 
@@ -26,7 +29,20 @@ def splice(
     remove: Collection[str] = (),
     places: Sequence[tuple[str, int, int, int]] = (),
 ) -> bytes:
-    """Edit top-level members of the JSON object `raw`; values are JSON bytes.
+    """Edit top-level members of the JSON object `raw`; values are JSON bytes. See `edits`."""
+    found = edits(raw, replace=replace, insert=insert, remove=remove, places=places)
+    return raw if found is None else b"".join(found)
+
+
+def edits(
+    raw: bytes,
+    *,
+    replace: Mapping[str, bytes] = _NONE,
+    insert: Mapping[str, bytes] = _NONE,
+    remove: Collection[str] = (),
+    places: Sequence[tuple[str, int, int, int]] = (),
+) -> Pieces | None:
+    """What the edited body is joined of; None where nothing changes.
 
     `replace` sets a member's value and adds the member when it is absent. `insert` adds
     one that the caller knows to be absent (or removes in the same call). `raw` must have
@@ -34,22 +50,18 @@ def splice(
     if they are known.
     """
     if not (replace or remove):
-        return _insert(raw, insert) if insert else raw
+        if not insert:
+            return None
+        at = body_start(raw)
+        return _pieces(raw, (), insert, empty=raw[at : at + 1] == b"}")
     members = [Member(*place) for place in places] if places else locate(raw)
     cuts = _cuts(members, replace, frozenset(remove))
     present = {member.name for member in members}
     added = {name: value for name, value in replace.items() if name not in present}
     added.update(insert)
     if not cuts and not added:
-        return raw
-    pieces: list[bytes] = []
-    at = 0
-    for start, end, value in cuts:
-        pieces += (raw[at:start], value)
-        at = end
-    pieces.append(raw[at:])
-    edited = b"".join(pieces)
-    return _insert(edited, added) if added else edited
+        return None
+    return _pieces(raw, cuts, added, empty=present <= set(remove))
 
 
 def with_usage(options: msgspec.Raw | None) -> bytes:
@@ -58,12 +70,29 @@ def with_usage(options: msgspec.Raw | None) -> bytes:
     return splice(b"{}" if given == b"null" else given, replace=_USAGE)
 
 
-def _insert(raw: bytes, members: Mapping[str, bytes]) -> bytes:
-    at = body_start(raw)
-    added = b",".join(msgspec.json.encode(name) + b":" + value for name, value in members.items())
-    comma = b"" if raw[at : at + 1] == b"}" else b","
-    brace = raw.index(b"{") + 1
-    return b"".join((raw[:brace], added, comma, raw[brace:]))
+def _pieces(
+    raw: bytes,
+    cuts: Sequence[tuple[int, int, bytes]],
+    added: Mapping[str, bytes],
+    *,
+    empty: bool,
+) -> Pieces:
+    """What the edited body is joined of; `empty`: without `added` it has no members.
+
+    Views: a body may be large, and is not to be copied.
+    """
+    view = memoryview(raw)
+    pieces: Pieces = []
+    at = 0
+    if added:
+        at = raw.index(b"{") + 1
+        new = (msgspec.json.encode(name) + b":" + value for name, value in added.items())
+        pieces += (view[:at], b",".join(new), b"" if empty else b",")
+    for start, end, value in cuts:
+        pieces += (view[at:start], value)
+        at = end
+    pieces.append(view[at:])
+    return pieces
 
 
 def _cuts(

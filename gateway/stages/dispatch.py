@@ -28,11 +28,13 @@ from gateway.policy.header_lines import lines_of, pairs_of
 from gateway.policy.multipart import written
 from gateway.policy.pools import defaulted_cap
 from gateway.policy.served import ServedModel
-from gateway.policy.splice import splice, with_usage
+from gateway.policy.splice import Pieces, edits, with_usage
 from gateway.policy.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
 
 _RANKS = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 3}
+_JOINED_BYTES = 256 * 1024
+"""Of a body that is sent in one piece."""
 _CAP_FIELDS = {"responses": "max_output_tokens"}
 
 
@@ -56,13 +58,8 @@ def upstream_call(
         return _form_call(served, worker, incoming, facts, prompt, lines)
     if worker.rank is not None and worker.rank_by != "body":
         lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
-    return UpstreamCall(
-        method="POST",
-        path=incoming.endpoint.path,
-        lines=lines,
-        body=_edited(served, worker, incoming, facts, default_cap, prompt.body, priority, salt),
-        timeouts=served.timeouts,
-    )
+    edited = _edits(served, worker, incoming, facts, default_cap, prompt.body, priority, salt)
+    return _call(served, incoming, lines, [prompt.body] if edited is None else edited)
 
 
 def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> bool:
@@ -117,16 +114,31 @@ def _form_call(
     kept.append((b"content-type", b"multipart/form-data; boundary=" + boundary))
     if worker.rank is not None:
         kept.append((b"x-data-parallel-rank", b"%d" % worker.rank))
+    name = worker.served_model or served.name
+    form = written(prompt.body, facts.parts, name, boundary)
+    return _call(served, incoming, lines_of(kept), form)
+
+
+def _call(served: ServedModel, incoming: Incoming, lines: bytes, pieces: Pieces) -> UpstreamCall:
+    """The call with a body in pieces, which are joined unless they are large."""
+    large = sum(map(len, pieces)) > _JOINED_BYTES
+    if large:
+        body = b""
+    elif len(pieces) == 1:
+        body = bytes(pieces[0])
+    else:
+        body = b"".join(pieces)
     return UpstreamCall(
         method="POST",
         path=incoming.endpoint.path,
-        lines=lines_of(kept),
-        body=written(prompt.body, facts.parts, worker.served_model or served.name, boundary),
+        lines=lines,
+        body=body,
+        rest=tuple(pieces) if large else (),
         timeouts=served.timeouts,
     )
 
 
-def _edited(
+def _edits(
     served: ServedModel,
     worker: WorkerAddress,
     incoming: Incoming,
@@ -135,7 +147,7 @@ def _edited(
     body: bytes,
     priority: int | None,
     salt: str | None,
-) -> bytes:
+) -> Pieces | None:
     name = worker.served_model or served.name
     if served.adapters and facts.model in served.adapters:
         name = facts.model  # the base's name would have the base answer
@@ -159,4 +171,4 @@ def _edited(
     # A compressed body is another one.
     places = facts.places if body is incoming.body else ()
     # What is inserted steers: a client's own is removed.
-    return splice(body, replace=replace, insert=insert, remove=facts.steering_fields, places=places)
+    return edits(body, replace=replace, insert=insert, remove=facts.steering_fields, places=places)

@@ -181,7 +181,7 @@ class Relay:
             if self._clock() > until_s:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band:
-            most = most_prompt_tokens(self._facts, len(call.body))
+            most = most_prompt_tokens(self._facts, call.size)
             if overflow_window_of_event(ready, most, self._facts.cap_tokens):
                 return _overflow(400, b"application/json", ready)
         if meter.failed_in_band and (status := in_band_status(ready)) >= 500:
@@ -219,7 +219,7 @@ class Relay:
                 return Fault(kind=failure.kind, message=str(failure))
         status = response.status
         if status >= 400:
-            most = most_prompt_tokens(self._facts, len(call.body))
+            most = most_prompt_tokens(self._facts, call.size)
             if overflow_window(status, body, most, self._facts.cap_tokens):
                 return _overflow(status, kind, body)
             if (fault := _fault_of(status, kind, body)) is not None:

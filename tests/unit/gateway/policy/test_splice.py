@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.members import locate
-from gateway.policy.splice import splice, with_usage
+from gateway.policy.splice import edits, splice, with_usage
 from tests.growth import assert_linear
 
 WHITE = st.sampled_from(["", " ", "\n", "\t ", "\r\n  "])
@@ -144,3 +144,12 @@ def test_twice_the_members_take_twice_the_time(name: str) -> None:
 @pytest.mark.parametrize("unit", [b"\\n", b"\\\\", b"u", b'\\"', b"\xc3\xa9"])
 def test_twice_the_key_takes_twice_the_time(unit: bytes) -> None:
     assert_linear(lambda n: b'{"%b":1}' % (unit * n), locate, 10_000, 2**19)
+
+
+def test_an_edit_of_a_large_body_copies_none_of_it() -> None:
+    raw = b'{"model":"m","messages":"%b","user":"u"}' % (b"x" * 1_000_000)
+    pieces = edits(raw, replace={"model": b'"n"'}, insert={"stream": b"true"}, remove=["user"])
+    assert pieces is not None
+    assert sum(len(piece) for piece in pieces if isinstance(piece, bytes)) < 100
+    assert json.loads(b"".join(pieces)) == {"stream": True, "model": "n", "messages": "x" * 10**6}
+    assert edits(raw) is None
