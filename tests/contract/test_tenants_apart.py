@@ -95,7 +95,7 @@ async def test_who_came_to_reserve_its_place_does_not_give_way(opener: Opener) -
 CROWDED = Terms(
     slots=(4, 3),
     kv_bytes=(4000, 4000),
-    tokens_per_s=100.0,
+    tokens_per_s=10.0,
     largest_tokens=300,
     mean_slo_ms=1000.0,
     headroom=1,
@@ -194,7 +194,7 @@ def test_what_a_tenant_is_refused_changes_nothing_for_anybody(
     holds()
 
 
-EXAMPLES = {"memory": 60, "shared": 5, "redis": 10}
+EXAMPLES = {"memory": 150, "shared": 5, "redis": 10}
 
 
 async def test_one_tenant_s_retries_lengthen_nobody_else_s_wait(opener: Opener) -> None:
