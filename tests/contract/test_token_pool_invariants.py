@@ -21,19 +21,28 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from bench.redis_server import RedisServer
 from gateway.adapters.shared.leases import SharedLeases
 from gateway.adapters.shared.leases_desk import LeasesDesk
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
+from gateway.adapters.store.sqlite_leases import SqliteLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.capacity import Capacity, survey
@@ -63,6 +72,8 @@ class Opened(Protocol):
 
     The expiry charged it, and late usage still replaces that charge; in flight it is once more
     until it is settled or expires again."""
+    starts_again: bool
+    """Whether a later process finds what this one left."""
 
     @property
     def store(self) -> PoolStore:
@@ -74,16 +85,22 @@ class Opened(Protocol):
     async def quiet(self) -> None:
         """Return once all that was asked of the store has taken effect."""
 
+    async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        """End the process, and start one that knows these."""
+
     async def close(self) -> None:
         """Let go of it."""
 
 
 class OpenedMemory:
+    starts_again = False
     takes_up_again = False
     """Nothing but this process could have run, and it stood still."""
 
-    def __init__(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
-        self.clock = FakeClock(NOW_S)
+    def __init__(
+        self, terms: Terms, entitlements: Sequence[Entitlement], clock: FakeClock | None = None
+    ) -> None:
+        self.clock = clock or FakeClock(NOW_S)
         book = TokenPool(terms)
         for each in entitlements:
             book.define(each)
@@ -97,8 +114,43 @@ class OpenedMemory:
     async def quiet(self) -> None:
         pass
 
+    async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        raise NotImplementedError
+
     async def close(self) -> None:
         pass
+
+
+class OpenedSqlite(OpenedMemory):
+    """That store, kept in a file."""
+
+    starts_again = True
+
+    def __init__(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        super().__init__(terms, entitlements)
+        self.folder = TemporaryDirectory()
+        self.file = self.kept()
+
+    def kept(self) -> SqliteLeases:
+        path = Path(self.folder.name) / "sluice.db"
+        return SqliteLeases(path, self.store.books, wall_clock=self.clock)
+
+    async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        await self.file.close()
+        assert self.file.up
+        self.store = OpenedMemory(terms, entitlements, self.clock).store
+        self.file = self.kept()
+        await self.file.start()
+
+    async def close(self) -> None:
+        await self.file.close()
+        self.folder.cleanup()
+
+
+async def open_sqlite(terms: Terms, entitlements: Sequence[Entitlement]) -> Opened:
+    opened = OpenedSqlite(terms, entitlements)
+    await opened.file.start()
+    return opened
 
 
 async def open_memory(terms: Terms, entitlements: Sequence[Entitlement]) -> Opened:
@@ -108,8 +160,12 @@ async def open_memory(terms: Terms, entitlements: Sequence[Entitlement]) -> Open
 class OpenedShared:
     """A worker process's view of that store, which is its parent's."""
 
+    starts_again = False
     takes_up_again = False
     """As with the store behind it."""
+
+    async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        raise NotImplementedError
 
     def __init__(self, parent: OpenedMemory, family: Family, store: SharedLeases) -> None:
         self.parent = parent
@@ -135,6 +191,8 @@ async def open_shared(terms: Terms, entitlements: Sequence[Entitlement]) -> Open
 class OpenedRedis:
     """A store of one process over a server that holds nothing else."""
 
+    starts_again = False
+    """That others go on with what it holds is the subject of other tests."""
     takes_up_again = True
     """The server reaps on time for all replicas, whether or not it heard of one of them."""
 
@@ -159,6 +217,9 @@ class OpenedRedis:
     def at(self, now_s: float) -> None:
         self.clock.now_s = now_s
 
+    async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
+        raise NotImplementedError
+
     async def quiet(self) -> None:
         """What is asked goes out in order, so an answer says that all before it took effect."""
         await self.store.pools("m")
@@ -180,7 +241,7 @@ def opener_on(server: RedisServer) -> "Opener":
 
 
 Opener = Callable[[Terms, Sequence[Entitlement]], Awaitable[Opened]]
-OPENERS: dict[str, Opener] = {"memory": open_memory, "shared": open_shared}
+OPENERS: dict[str, Opener] = {"memory": open_memory, "shared": open_shared, "sqlite": open_sqlite}
 
 
 @pytest.fixture(params=[*OPENERS, pytest.param("redis", marks=pytest.mark.redis)])
@@ -192,6 +253,7 @@ def opener(request: pytest.FixtureRequest) -> Opener:
 LIMITS = {
     "memory": histories(60, steps=40),
     "shared": histories(25, steps=40),
+    "sqlite": histories(12, steps=40),
     # Each step is some round trips: fewer histories, and a failing one is shown as it was found.
     "redis": settings(
         histories(15, steps=40),
@@ -250,6 +312,8 @@ class Kept:
         self.tokens = ask.cost_tokens
         self.kv_bytes = ask.kv_bytes
         self.expires_s = now_s + LEASE_TTL_S
+        self.former = False
+        """A former process's: nobody renews it, and it stays where it is."""
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -387,6 +451,8 @@ class PoolMachine(RuleBasedStateMachine):
         before = self.views()
         if self.kept:
             kept = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
+            if kept.former:
+                return
             again = self.run(self.store.admit(kept.ask))
             assert (again.id, again.entitlement) == (kept.lease.id, kept.lease.entitlement)
             assert (again.pool, again.weight) == (kept.pool, kept.lease.weight)
@@ -407,6 +473,8 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.kept:
             return
         kept = self.kept[data.draw(st.sampled_from(sorted(self.kept)))]
+        if kept.former:
+            return
         try:
             moved = self.run(self.store.transfer(kept.lease, pool, force=force))
         except RateLimited:
@@ -434,7 +502,27 @@ class PoolMachine(RuleBasedStateMachine):
             self.kept |= self.late
             self.late.clear()
         for kept in self.kept.values():
-            kept.expires_s = self.now_s + LEASE_TTL_S
+            if not kept.former:
+                kept.expires_s = self.now_s + LEASE_TTL_S
+
+    @precondition(lambda self: self.opened.starts_again)
+    @rule()
+    def start_again(self) -> None:
+        """Its requests have ended with it, for all that the next process knows."""
+        before = self.views()
+        for kept in self.kept.values():
+            kept.former = True
+        self.run(self.opened.start_again(self.terms, list(self.entitlements.values())))
+        self.store = self.opened.store
+        self.store.on_evict(self.evicted.append)
+        accounts, pools = self.views()
+        for name, account in accounts.items():
+            was = before[0][name]
+            assert account.level_tokens <= was.level_tokens + 1e-6, name
+            assert (account.debited, account.used) == (was.debited, was.used), name
+        assert [(p.inflight, p.kv_bytes) for p in pools] == [
+            (p.inflight, p.kv_bytes) for p in before[1]
+        ]
 
     @rule(short=st.integers(0, 8), long=st.integers(0, 6))
     def change_capacity(self, short: int, long: int) -> None:
@@ -481,7 +569,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.crowd(crowding, 8, 10)
         self.crowd("g", 2, 10)
         before = self.views()
-        protected = [k for k in sorted(self.kept) if self.kept[k].lease.protected]
+        protected = [
+            name
+            for name, kept in sorted(self.kept.items())
+            if kept.lease.protected and not kept.former
+        ]
         if not protected:
             return
         kept = self.kept[data.draw(st.sampled_from(protected))]
