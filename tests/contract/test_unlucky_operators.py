@@ -2,8 +2,9 @@
 
 Any history of changes on gateways that share a directory, which may be away, or be replaced by
 an older copy of itself; gateways start again with older files. Always: a key whose revocation was
-answered with success lets nobody in at the gateway that answered, nor at any that heard of it. Once every gateway has polled: it lets nobody in anywhere, what was deleted is gone, what
-was suspended is suspended, what was made is there, and all gateways know the same.
+answered with success lets nobody in at the gateway that answered, nor at any that heard of it.
+Once every gateway has polled: it lets nobody in anywhere, what was deleted is gone, what was
+suspended is suspended, what was made is there, and all gateways know the same.
 """
 
 import asyncio
