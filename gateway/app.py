@@ -152,7 +152,9 @@ class Gateway:
             clock=clock,
             wall_clock=time.time,
             draining=lambda: self.data_plane.draining,
+            replicas=self._replicas,
         )
+        self.store.on_evict(self._evict)
         control = control_app(
             Control(
                 models=self.models,
@@ -203,6 +205,11 @@ class Gateway:
     def _replicas(self, model: str) -> int:
         """Processes that serve a model: of this host, and with Redis of all that share it."""
         return max(self.sharing.replicas, self.pools.replicas(model))
+
+    def _evict(self, lease_id: str) -> None:
+        """Have a lease give way, whosever it is."""
+        self.pipeline.evict(lease_id)
+        self.desk.evict(lease_id)
 
     def _page(self, clock: Callable[[], float]) -> MetricsPage:
         return MetricsPage(

@@ -24,6 +24,7 @@ from gateway.policy.served import QueueRules, ServedModel
 from gateway.policy.telemetry_view import TelemetryView, held_tokens, kv_usage
 from gateway.settings import Config, ModelConfig
 from gateway.settings.boundaries import watch_of
+from gateway.settings.token_pools import slot_tokens_per_s
 from predictor.artifact import load
 from predictor.online import PrefillPredictor
 
@@ -76,6 +77,8 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
             idle_s=timeouts.idle_s,
         ),
         max_attempts=config.retry.max_attempts,
+        slot_tokens_per_s=slot_tokens_per_s(model),
+        held_share=model.admission.held_share,
         kv_bytes_per_token=model.kv_bytes_per_token or 0,
         admission=PROFILES_OF_ADMISSION[model.admission.profile],
         reclaim_s=model.admission.reclaim_ms / 1000,

@@ -2,14 +2,16 @@
 
 from typing import Literal
 
+import msgspec
+
 from gateway.domain import BodyFacts, Lease, LengthEstimate, Measure, Principal, Record, Usage
 from gateway.errors import BadRequest
 from gateway.policy.charging import believed, charge_tokens
 from gateway.policy.refusals import invalid, missing
 from gateway.policy.served import ServedModel
 
-Ending = Literal["ok", "failed", "cancelled", "expired"]
-"""How a lease ended; expired: nobody reported in time."""
+Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
+"""How a lease ended; expired: nobody reported in time; evicted: a protected request waited."""
 
 
 class Wanted(Record, frozen=True, kw_only=True):
@@ -46,6 +48,8 @@ class Settled(Record, frozen=True, kw_only=True):
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
+    held_tokens: int = 0
+    """Of the completion's: what the time held came to beyond what was used."""
 
 
 class Admitted(Record, frozen=True, kw_only=True):
@@ -146,7 +150,30 @@ def estimated_usage(held: HeldLease) -> Usage:
     )
 
 
-def settled_as(held: HeldLease, ending: Ending, usage: Usage | None) -> Settled:
+def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple[Usage | None, int]:
+    """Usage that is charged at least what the slots held would have made, and how much that adds.
+
+    Else a slot could be held for nothing: it is the proxy that says what was used.
+    """
+    price_tokens = int(held_s * held.served.slot_tokens_per_s * held.estimate.sequences)
+    used_tokens = 0 if usage is None else _charge(held, usage)
+    missing_tokens = price_tokens - used_tokens
+    if missing_tokens <= 0:
+        return usage, 0
+    usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
+    completion_tokens = usage.completion_tokens + missing_tokens
+    return msgspec.structs.replace(usage, completion_tokens=completion_tokens), missing_tokens
+
+
+def _charge(held: HeldLease, usage: Usage) -> int:
+    return charge_tokens(
+        held.served.admission, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+    )
+
+
+def settled_as(
+    held: HeldLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
+) -> Settled:
     """What a lease came to; `usage` None is a full refund."""
     if usage is None:
         return Settled(
@@ -160,13 +187,9 @@ def settled_as(held: HeldLease, ending: Ending, usage: Usage | None) -> Settled:
     return Settled(
         lease_id=held.lease.id,
         status=ending,
-        charge_tokens=charge_tokens(
-            held.served.admission,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.cached_tokens,
-        ),
+        charge_tokens=_charge(held, usage),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        held_tokens=held_tokens,
     )

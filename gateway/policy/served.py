@@ -48,6 +48,10 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     spill_queue: int
     timeouts: PhaseTimeouts = PhaseTimeouts()
     max_attempts: int = 3
+    slot_tokens_per_s: float = 0.0
+    """What a slot makes of the model's tokens/s; 0 where those are not enforced."""
+    held_share: float = 1.0
+    """Of a pool's slots: what other proxies' leases may hold beyond reserved baselines."""
     kv_bytes_per_token: int = 0
     """0 where KV is not enforced."""
     admission: AdmissionProfile = PROFILES["default"]

@@ -93,6 +93,8 @@ class AdmissionConfig(Section):
     """Slots of a pool that spot, preemptible and above-baseline traffic leave free."""
     mean_slo_ms: Amount | None = None
     """The average SLO that weights compare with; default: the mean over entitlements."""
+    held_share: Share = 0.5
+    """Of a pool's slots: what leases of other proxies may hold beyond reserved baselines."""
     reclaim: Literal["preemptible", "cancel"] = "preemptible"
     """Whose running requests give way to protected ones that wait: preemptible's; cancel:
     spot's too."""

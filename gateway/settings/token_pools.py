@@ -50,6 +50,12 @@ def base_terms(model: ModelConfig) -> Terms:
     )
 
 
+def slot_tokens_per_s(model: ModelConfig) -> float:
+    """What a slot makes of the model's tokens/s, on average; 0 where those are not enforced."""
+    terms = base_terms(model)
+    return terms.tokens_per_s / sum(terms.slots) if terms.tokens_per_s else 0.0
+
+
 def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
     """What one worker of each pool adds to the model's capacity."""
     return tuple(share for _, share in _shares(model))

@@ -6,8 +6,10 @@ side. Rules:
 - The same stages decide as for the gateway's own requests: estimate, plan, admit, settle.
 - A lease belongs to the tenant whose key asked for it. Its usage settles it once; a repeated
   report gets the first settlement. What nobody reports within the lease's time is charged its
-  estimate.
-- What is held is bounded, in all and for each entitlement.
+  estimate, and no lease less than what its slots make in the time that it held them.
+- What is held is bounded: in all, for each entitlement and, beyond reserved baselines, in each
+  pool.
+- A lease that is to give way to a protected request ends at once, charged its estimate.
 - Reports are believed within what the pool's window allows, and teach no estimator: a tenant
   must not steer the estimates of others.
 """
@@ -31,6 +33,7 @@ from gateway.policy.external import (
     facts_of,
     settled_as,
     usage_of,
+    with_time_held,
 )
 from gateway.policy.pools import defaulted_cap
 from gateway.policy.served import ServedModel
@@ -64,8 +67,12 @@ class AdmissionDesk:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         draining: Callable[[], bool] = lambda: False,
+        replicas: Callable[[str], int] = lambda _: 1,
     ) -> None:
-        """`models` by name and alias; `clock` monotonic, `wall_clock` Unix time, in seconds."""
+        """`models` by name and alias; `clock` monotonic, `wall_clock` Unix time, in seconds.
+
+        `replicas`: how many gateways share a model, this one included.
+        """
         self._models = models
         self._store = store
         self._metrics = metrics
@@ -74,6 +81,7 @@ class AdmissionDesk:
         self._clock = clock
         self._wall_clock = wall_clock
         self._draining = draining
+        self._replicas = replicas
         self._task: asyncio.Task[None] | None = None
         self._held: dict[str, HeldLease] = {}
         self._places = Places()
@@ -101,9 +109,11 @@ class AdmissionDesk:
             stage_authenticate.permit_model(principal, served.name)
             estimate = stage_estimate.estimate(served, CHAT, facts_of(wanted), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
-            lease = await stage_admit.admit(
+            asked = await stage_admit.admit(
                 self._store, served, principal, lease_id, estimate, plan
             )
+            self._take_slots(served, asked)
+            lease = asked
         except Refusal as refusal:
             record = refused_record(principal, wanted, served, estimate, refusal, lease_id, unix_s)
             self._note(record, served, estimate, None)
@@ -128,6 +138,25 @@ class AdmissionDesk:
             max_tokens=wanted.max_tokens if cap is None else cap,
             expires_in_s=wanted.lease_s,
         )
+
+    def _take_slots(self, served: ServedModel, lease: Lease) -> None:
+        """Hold slots of a pool within the share of other proxies. Raises Refusal."""
+        pool = served.pools[lease.pool]
+        slots = len(pool.workers) * pool.slots_per_worker
+        share = served.held_share / self._replicas(served.name)
+        try:
+            self._places.take_slots(lease, max(1, int(slots * share)))
+        except Refusal:
+            self._store.settle(
+                lease, Settlement(usage=None, dispatched=False, unix_s=self._wall_clock())
+            )
+            raise
+
+    def evict(self, lease_id: str) -> None:
+        """End a lease that is to give way; one that is not held here: nothing."""
+        if (held := self._held.get(lease_id)) is not None:
+            duration_s = self._clock() - held.received_s
+            self._end(held, "evicted", estimated_usage(held), duration_s)
 
     def settle(self, principal: Principal, report: Report) -> Settled:
         """Charge what was used and let go of the lease; a lease that ended says how it did.
@@ -205,11 +234,13 @@ class AdmissionDesk:
         lease, served = held.lease, held.served
         del self._held[lease.id]
         self._places.free(held.principal.entitlement)
+        self._places.free_slots(lease)
+        usage, held_tokens = with_time_held(held, usage, self._clock() - held.received_s)
         unix_s = self._wall_clock()
         self._store.settle(
             lease, Settlement(usage=usage, dispatched=usage is not None, unix_s=unix_s)
         )
-        settled = settled_as(held, ending, usage)
+        settled = settled_as(held, ending, usage, held_tokens)
         self._settled[lease.id] = (held.principal.tenant, settled)
         if len(self._settled) > SETTLED_KEPT:
             self._settled.popitem(last=False)

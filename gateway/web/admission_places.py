@@ -1,7 +1,8 @@
-"""How many leases are held for other proxies, in all and for each entitlement."""
+"""How many leases are held for other proxies: in all, for each entitlement, in each pool."""
 
 from collections import Counter
 
+from gateway.domain import Lease
 from gateway.errors import RateLimited, Unavailable
 
 MAX_HELD = 10_000
@@ -16,6 +17,8 @@ class Places:
     def __init__(self) -> None:
         self._taken = 0
         self._each: Counter[str] = Counter()
+        self._slots: Counter[tuple[str, int]] = Counter()
+        """By model and pool: of leases beyond reserved baselines."""
 
     def take(self, entitlement: str) -> None:
         """Take a place. Raises Unavailable, or RateLimited where the entitlement has its share."""
@@ -43,3 +46,23 @@ class Places:
         self._each[entitlement] -= 1
         if not self._each[entitlement]:
             del self._each[entitlement]
+
+    def take_slots(self, lease: Lease, most: int) -> None:
+        """Count a lease's sequences in its pool. Raises RateLimited where `most` are held."""
+        if lease.protected:
+            return
+        pool = lease.model, lease.pool
+        if self._slots[pool] + lease.sequences > most:
+            raise RateLimited(
+                f"Leases of other proxies hold as many slots of this pool as they may ({most}). "
+                "Report usage when a request ends.",
+                reason="too_many_leases",
+                code="rate_limit_exceeded",
+                retry_after_s=5.0,
+            )
+        self._slots[pool] += lease.sequences
+
+    def free_slots(self, lease: Lease) -> None:
+        """Give back what `take_slots` counted."""
+        if not lease.protected:
+            self._slots[lease.model, lease.pool] -= lease.sequences

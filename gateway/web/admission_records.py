@@ -10,6 +10,7 @@ _OUTCOMES: dict[Ending, tuple[str, int]] = {
     "failed": ("upstream_error", 502),
     "cancelled": ("disconnected", 499),
     "expired": ("expired", 504),
+    "evicted": ("evicted", 429),
 }
 
 
@@ -46,7 +47,7 @@ def settled_record(
     """A lease that ended."""
     lease, estimate, served = held.lease, held.estimate, held.served
     outcome, status = _OUTCOMES[settled.status]
-    source = "counted" if settled.status == "expired" else "proxy"
+    source = "counted" if settled.status in ("expired", "evicted") else "proxy"
     return DecisionRecord(
         schema=DECISION_SCHEMA,
         time_unix_s=held.received_unix_s,
@@ -80,5 +81,6 @@ def settled_record(
         contended=lease.contended,
         would_deny=lease.would_deny or None,
         charge_tokens=settled.charge_tokens,
+        evicted=settled.status == "evicted",
         settled_unix_s=unix_s,
     )

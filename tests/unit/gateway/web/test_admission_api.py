@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import Principal
+from gateway.domain import Ask, Principal
 from gateway.policy.entitlements import Entitlement
 from gateway.policy.ledger import TokenPool
 from gateway.policy.pool_terms import Terms
@@ -45,21 +45,31 @@ def digest_of(key: str) -> bytes:
 class Bench:
     """A desk over the embedded store, its routes served in this process."""
 
-    def __init__(self, *, default_max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        default_max_tokens: int | None = None,
+        slot_tokens_per_s: float = 0.0,
+        held_share: float = 1.0,
+        service_class: Any = "elastic",
+    ) -> None:
         self.clock = FakeClock(1_000.0)
         self.sink = ListSink()
         self.metrics = Metrics()
         self.draining = False
         table = short_and_long(default_max_tokens=default_max_tokens)
-        self.served: ServedModel = served_model(table=table)
+        self.served: ServedModel = msgspec.structs.replace(
+            served_model(table=table), slot_tokens_per_s=slot_tokens_per_s, held_share=held_share
+        )
         self.book = TokenPool(Terms(slots=(8, 8), largest_tokens=65536))
-        for name, limit in (("acme-prod", 2), ("other-prod", 2)):
+        reserves = service_class == "elastic"
+        for name, limit in (("acme-prod", 2 if reserves else 8), ("other-prod", 2)):
             self.book.define(
                 Entitlement(
                     name=name,
                     model="m",
-                    service_class="elastic",
-                    baseline=(2, 2),
+                    service_class=service_class,
+                    baseline=(2, 2) if reserves else (),
                     limit=limit,
                     tokens_per_s=1_000.0,
                 )
@@ -78,6 +88,7 @@ class Bench:
             clock=self.clock,
             wall_clock=self.clock,
             draining=lambda: self.draining,
+            replicas=lambda _: 2,
         )
         ring = keyring()
         control = Control(
@@ -308,6 +319,7 @@ async def test_usage_settles_the_lease_and_charges_what_was_used(bench: Bench) -
         "prompt_tokens": 120,
         "completion_tokens": 30,
         "cached_tokens": 100,
+        "held_tokens": 0,
     }
     assert (bench.account.total, bench.account.used, bench.desk.held) == (0, 60, 0)
     assert bench.account.debited - bench.account.refunded == 60
@@ -325,6 +337,78 @@ async def test_a_repeated_report_gets_the_first_settlement(bench: Bench) -> None
     assert again.status_code == 200
     assert again.json() == first.json()
     assert (bench.account.used, len(bench.sink.records)) == (110, 1)
+
+
+async def held_for(seconds: float, **report: Any) -> tuple[Bench, dict[str, Any]]:
+    """A lease of two sequences where a slot makes 30 tokens/s, reported after this time."""
+    bench = Bench(slot_tokens_per_s=30.0)
+    lease = (await bench.authorize(n=2)).json()["lease_id"]
+    bench.clock.advance(seconds)
+    answer = (await bench.usage(lease, **report)).json()
+    await bench.client.aclose()
+    return bench, answer
+
+
+@pytest.mark.parametrize(
+    ("report", "completion", "held"),
+    [
+        ({"status": "failed"}, 600, 600),
+        ({"prompt_tokens": 1}, 599, 599),
+        ({"prompt_tokens": 100, "completion_tokens": 60}, 500, 440),
+        ({"status": "cancelled"}, 500, 500),
+    ],
+)
+async def test_a_slot_is_never_held_for_nothing(
+    report: dict[str, Any], completion: int, held: int
+) -> None:
+    bench, answer = await held_for(10.0, **report)
+    assert (answer["completion_tokens"], answer["held_tokens"]) == (completion, held)
+    assert answer["charge_tokens"] == bench.account.used == 600
+
+
+async def test_what_was_used_is_charged_where_it_is_more_than_the_time_held() -> None:
+    _, answer = await held_for(1.0, prompt_tokens=100, completion_tokens=60)
+    assert (answer["charge_tokens"], answer["held_tokens"]) == (160, 0)
+
+
+async def test_other_proxies_hold_a_share_of_a_pool_beyond_reserved_baselines() -> None:
+    bench = Bench(held_share=0.5, service_class="spot")
+    pool = bench.served.pools[0]
+    most = len(pool.workers) * pool.slots_per_worker // 2 // 2  # of two gateways
+    leases = [(await bench.authorize()).json()["lease_id"] for _ in range(most)]
+    refused = await bench.authorize()
+    assert error(refused) == (429, "rate_limit_exceeded", "too_many_leases")
+    assert (bench.account.total, bench.account.used, bench.desk.held) == (most, 0, most)
+    await bench.usage(leases[0], prompt_tokens=100)
+    assert (await bench.authorize()).status_code == 200
+    await bench.client.aclose()
+
+
+async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
+    bench = Bench(service_class="preemptible")
+    bench.store.on_evict(bench.desk.evict)
+    leases = [(await bench.authorize()).json()["lease_id"] for _ in range(7)]
+    bench.book.define(
+        Entitlement(name="g", model="m", service_class="guaranteed", baseline=(3, 0), limit=3)
+    )
+    ask = Ask(
+        lease_id="g",
+        model="m",
+        entitlement="g",
+        pool=0,
+        alternates=(),
+        cost_tokens=10,
+        sequences=3,
+    )
+    await bench.store.reclaim(await bench.store.admit(ask))
+    assert bench.account.total < 7
+    evicted = [record.lease_id or "" for record in bench.sink.records]
+    assert evicted
+    assert set(evicted) < set(leases)
+    answer = (await bench.usage(evicted[0], prompt_tokens=1)).json()
+    assert (answer["status"], answer["charge_tokens"]) == ("evicted", 150)
+    assert bench.sink.records[0].outcome == "evicted"
+    await bench.client.aclose()
 
 
 async def test_a_failed_request_is_refunded(bench: Bench) -> None:
