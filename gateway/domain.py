@@ -106,7 +106,7 @@ Category = Literal["prose", "code", "json", "cjk", "other-script", "mixed"]
 
 
 class Principal(Record, frozen=True, kw_only=True):
-    """Who asks. Limits are parsed; they are not enforced before token pools exist."""
+    """Who asks: what an API key stands for. Its limits are the token pool's to know."""
 
     entitlement: str
     tenant: str

@@ -237,7 +237,7 @@ class Exchange:
         lease, estimate, prompt, principal = walk.lease, walk.estimate, walk.prompt, walk.principal
         if lease is None or estimate is None or prompt is None or principal is None:
             raise too_early()
-        priority = stage_dispatch.engine_priority(served, principal, lease)
+        priority = stage_dispatch.engine_priority(served, principal, lease, incoming.endpoint)
         salt = stage_dispatch.cache_salt(served, principal, incoming.endpoint)
         call = stage_dispatch.upstream_call(
             served, incoming, facts, estimate, prompt, binding, priority, salt

@@ -75,12 +75,17 @@ def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> 
     )
 
 
-def engine_priority(served: ServedModel, principal: Principal, lease: Lease) -> int | None:
+def engine_priority(
+    served: ServedModel, principal: Principal, lease: Lease, endpoint: Endpoint
+) -> int | None:
     """The engine's own priority of a request, from its class; None where engines have none.
 
-    vLLM serves lower numbers first, SGLang higher ones. Spilled work ranks as spot.
+    vLLM serves lower numbers first, SGLang higher ones. Spilled work ranks as spot. What only
+    counts tokens is not scheduled, and engines need not know the field there.
     """
     if served.engine_priority == "none" or served.routing.observe or lease.limits is None:
+        return None
+    if not endpoint.computes:
         return None
     rank = _RANKS[principal.service_class]
     if lease.spilled:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import COMPLETIONS, DecisionRecord, Incoming, Principal
+from gateway.domain import COMPLETIONS, COUNT_TOKENS, DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
 from gateway.policy.entitlements import Entitlement
@@ -326,6 +326,15 @@ async def test_a_clients_own_priority_never_reaches_the_engine() -> None:
     bench = Bench(entitled("e"), engine_priority="vllm")
     await bench.serve("e", FakeReply(), priority=-5)
     assert bench.sent["priority"] == 1
+
+
+async def test_requests_that_only_count_tokens_carry_no_priority() -> None:
+    bench = Bench(entitled("e"), engine_priority="vllm")
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+    key = [(b"authorization", b"Bearer key-e")]
+    asked = incoming(orjson.dumps(body), endpoint=COUNT_TOKENS, headers=key)
+    await bench.pipeline.serve(asked, FakeReply())
+    assert "priority" not in bench.sent
 
 
 async def test_engines_without_priorities_are_sent_none() -> None:
