@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.domain import Incoming, Lease, LengthEstimate, Outcome, Usage
 from gateway.policy import charging
-from gateway.policy.served import ServedModel
+from gateway.policy.served import PRIORITY_FLAGS, ServedModel
 from gateway.ports import LeaseStore, RecordSink
 from gateway.stages import explain as stage_explain
 from gateway.stages import settle as stage_settle
@@ -56,8 +56,8 @@ class Settling:
         """Settled, and not noted yet; in order."""
         self._newest_s = -inf
         """When the last one was settled."""
-        self._windows_told: set[tuple[str, str]] = set()
-        """Models and pools whose configured window was found to be too small."""
+        self._priorities_told: set[str] = set()
+        """Models of which it was told that an engine refuses priorities."""
 
     def settle(self, incoming: Incoming, walk: Walk) -> None:
         """Settle the lease, if there is one. Raises nothing that a client could cause."""
@@ -65,6 +65,8 @@ class Settling:
         lease, served, estimate = walk.lease, walk.served, walk.estimate
         if outcome.usage is not None and lease is not None and estimate and served is not None:
             walk.outcome = outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
+        if served is not None and walk.relay is not None and walk.relay.priority_refused:
+            self._note_priority(served)
         walk.ended_s, walk.ended_unix_s = now_s, now_unix_s = self._clock(), self._wall_clock()
         if lease is not None and estimate is not None and served is not None:
             walk.charged = stage_settle.settle(
@@ -100,17 +102,36 @@ class Settling:
             self._metrics.usage_rejected.add(pool.name)
             return msgspec.structs.replace(outcome, usage=usage)
         beyond = charging.beyond_window(usage, estimate.sequences, pool.window_tokens)
-        if beyond and (served.name, pool.name) not in self._windows_told:
-            self._windows_told.add((served.name, pool.name))
+        if beyond:
+            self._note_window(served, lease.pool, usage)
+        return outcome
+
+    def _note_window(self, served: ServedModel, index: int, usage: Usage) -> None:
+        """Keep the largest window seen beyond the configured one; the first is logged."""
+        pool, state = served.routing.pools[index], served.pools[index]
+        used = usage.prompt_tokens + usage.completion_tokens
+        if not state.beyond_window_tokens:
             _log.warning(
                 "model %s, pool %s: an engine served %d tokens, more than max_model_len (%d) in "
                 "the configuration; set max_model_len to the engine's own",
                 served.name,
                 pool.name,
-                usage.prompt_tokens + usage.completion_tokens,
+                used,
                 pool.window_tokens,
             )
-        return outcome
+        state.beyond_window_tokens = max(state.beyond_window_tokens, used)
+
+    def _note_priority(self, served: ServedModel) -> None:
+        """Tell once that a model's engines refuse the priorities they are sent."""
+        if served.engine_priority == "none" or served.name in self._priorities_told:
+            return
+        self._priorities_told.add(served.name)
+        _log.warning(
+            "model %s: an engine refused a request because its priority scheduling is off: start "
+            "every engine with %s, or set engine_priority: none",
+            served.name,
+            PRIORITY_FLAGS[served.engine_priority],
+        )
 
     def _note_all(self) -> None:
         ended, self._ended = self._ended, []

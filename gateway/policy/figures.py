@@ -30,6 +30,7 @@ MERGED: Final[Mapping[str, How]] = {
     "sluice_boundary_tokens": "mean",
     "sluice_boundary_error_ratio": "mean",
     "sluice_length_drift": "max",
+    "sluice_pool_beyond_window_tokens": "max",
     "sluice_preemptions": "max",
     "sluice_store_alone": "sum",
     "sluice_store_failures": "sum",

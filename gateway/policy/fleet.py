@@ -20,6 +20,7 @@ class PoolState:
     __slots__ = (
         "active",
         "alive",
+        "beyond_window_tokens",
         "cursor",
         "draining",
         "ejected_until_s",
@@ -95,6 +96,8 @@ class PoolState:
         """Sequences holding a lease in this pool: queued and running."""
         self.cursor = 0
         """Rotates ties."""
+        self.beyond_window_tokens = 0
+        """The longest sequence that an engine served beyond the configured window; 0: none."""
 
 
 def available(pool: PoolState, now_s: float) -> list[int]:

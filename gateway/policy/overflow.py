@@ -44,6 +44,10 @@ _PROMPT: Final = re.compile(
     r"|input \((\d{1,9}) tokens\)|prompt \(length (\d{1,9})\)"
 )
 _BUSY: Final = re.compile(rb"busy|backlog|try again|overloaded|queue is full", re.IGNORECASE)
+_NO_PRIORITY: Final = re.compile(
+    r"Got priority -?\d+ but Priority scheduling is not enabled"  # vLLM
+    r"|Using priority is disabled for this server"  # SGLang, with --abort-on-priority-when-disabled
+)
 _LOOK_BYTES: Final = 4096
 _MAX_ERROR_BYTES: Final = 64 * 1024
 """A longer body is no engine's refusal: it is not looked into."""
@@ -107,6 +111,13 @@ def in_band_status(event: bytes) -> int:
 def is_busy(status: int, body: bytes) -> bool:
     """Whether a 503 (or 429) means a full queue rather than a dead engine."""
     return status == 429 or (status == 503 and _BUSY.search(body[:_LOOK_BYTES]) is not None)
+
+
+def refuses_priority(status: int, body: bytes) -> bool:
+    """Whether an engine refuses a request's priority because it does not schedule by it."""
+    if status not in (400, 503) or len(body) > _MAX_ERROR_BYTES:
+        return False
+    return _NO_PRIORITY.match(engine_message(body)) is not None
 
 
 def engine_message(body: bytes) -> str:

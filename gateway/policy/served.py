@@ -1,7 +1,7 @@
 """One model as the gateway serves it: routing table, estimator, and the state of its pools."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,6 +23,12 @@ from gateway.policy.routing import Routing
 from gateway.policy.scheduling import Job, Scheduler
 from gateway.policy.telemetry_view import TelemetryView
 from predictor.online import PrefillPredictor
+
+PRIORITY_FLAGS: Final = {
+    "vllm": "--scheduling-policy priority",
+    "sglang": "--enable-priority-scheduling",
+}
+"""What an engine is started with so that it heeds priorities, by `engine_priority`."""
 
 
 class QueueRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,14 +3,10 @@
 from collections.abc import Iterator
 
 from gateway.policy.entitlements import BACKFILL
+from gateway.policy.served import PRIORITY_FLAGS
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.token_pools import managed, terms_of
-
-_PRIORITY_FLAGS = {
-    "vllm": "--scheduling-policy priority",
-    "sglang": "--enable-priority-scheduling",
-}
 
 
 def remarks(config: Config) -> list[str]:
@@ -35,7 +31,7 @@ def _about_model(config: Config, model: ModelConfig) -> Iterator[str]:
     if model.engine_priority != "none":
         yield (
             f"model {model.name}: engine_priority: {model.engine_priority} has no effect unless "
-            f"every engine is started with {_PRIORITY_FLAGS[model.engine_priority]}; some versions "
+            f"every engine is started with {PRIORITY_FLAGS[model.engine_priority]}; some versions "
             "refuse each request instead"
         )
     if config.entitlements and not managed(config, model):

@@ -25,6 +25,7 @@ from gateway.policy.overflow import (
     most_prompt_tokens,
     overflow_window,
     overflow_window_of_event,
+    refuses_priority,
 )
 from gateway.policy.retry import Fault
 from gateway.policy.sse import StreamMeter, choices_of, usage_from
@@ -50,6 +51,7 @@ class Relay:
         "_strip_usage",
         "first_s",
         "on_first",
+        "priority_refused",
         "sent",
     )
 
@@ -71,6 +73,8 @@ class Relay:
         self._started_s = started_s
         self.first_s: float | None = None
         """When the answer's first byte came (of a whole answer: all of it)."""
+        self.priority_refused = False
+        """Whether the engine refused for the priority it was sent."""
         self.on_first: Callable[[float], None] | None = None
         """Told when a stream's first token came."""
         self._last_s: float | None = None
@@ -219,6 +223,7 @@ class Relay:
                 return Fault(kind=failure.kind, message=str(failure))
         status = response.status
         if status >= 400:
+            self.priority_refused = refuses_priority(status, body)
             most = most_prompt_tokens(self._facts, call.size)
             if overflow_window(status, body, most, self._facts.cap_tokens):
                 return _overflow(status, kind, body)

@@ -129,6 +129,7 @@ def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dic
             {
                 "name": pool.name,
                 "max_model_len": shape.window_tokens,
+                "beyond_window_tokens": pool.beyond_window_tokens,
                 "b_short": shape.boundary_tokens,
                 "max_num_seqs": pool.slots_per_worker,
                 "inflight": pool.inflight,

@@ -48,6 +48,16 @@ def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
             if shape.boundary_tokens is not None
         ],
     )
+    yield gauge(
+        "sluice_pool_beyond_window_tokens",
+        "Most tokens served in one sequence beyond the configured window; 0: none.",
+        BY_POOL,
+        [
+            ((served.name, pool.name), pool.beyond_window_tokens)
+            for served in models
+            for pool in served.pools
+        ],
+    )
     watched = [(served, served.watch) for served in models if served.watch is not None]
     yield gauge(
         "sluice_boundary_error_ratio",

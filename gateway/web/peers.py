@@ -103,6 +103,7 @@ async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[
 
 class _Load(Record, frozen=True, kw_only=True):
     inflight: int
+    beyond_window_tokens: int
     active: list[int]
     tokens: list[int]
 
@@ -117,7 +118,12 @@ def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
         return _pack(
             {
                 served.name: [
-                    _Load(inflight=p.inflight, active=list(p.active), tokens=list(p.tokens))
+                    _Load(
+                        inflight=p.inflight,
+                        beyond_window_tokens=p.beyond_window_tokens,
+                        active=list(p.active),
+                        tokens=list(p.tokens),
+                    )
                     for p in served.pools
                 ]
                 for served in models
@@ -133,6 +139,8 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
         for model in shown:
             for pool, load in zip(model["pools"], told.get(model["model"], ()), strict=False):
                 pool["inflight"] += load.inflight
+                beyond = max(pool["beyond_window_tokens"], load.beyond_window_tokens)
+                pool["beyond_window_tokens"] = beyond
                 workers = zip(pool["workers"], load.active, load.tokens, strict=False)
                 for worker, active, tokens in workers:
                     worker["active_sequences"] += active

@@ -1340,15 +1340,16 @@ async def test_usage_beyond_the_clients_limit_is_not_charged() -> None:
     assert bench.record.completion_tokens == 5
 
 
-async def test_a_window_that_an_engine_exceeds_is_charged_and_told(
+async def test_a_window_that_an_engine_exceeds_is_charged_told_and_shown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench(whole(200, answer_body(prompt=9_000, completion=3)))
     with caplog.at_level("WARNING", "sluice.settling"):
         await bench.serve(incoming(chat_body(FITS_SHORT, max_tokens=100)))
+    assert [pool.beyond_window_tokens for pool in bench.served.pools] == [9_003, 0]
+    assert "set max_model_len to the engine's own" in caplog.text
     assert (bench.record.pool, bench.record.usage_source) == ("short", "engine")
     assert bench.record.prompt_tokens == 9_000
-    assert "set max_model_len to the engine's own" in caplog.text
 
 
 @pytest.mark.parametrize("status", [204, 301, 304])

@@ -18,7 +18,15 @@ from gateway.policy.pool_terms import Terms
 from gateway.policy.sse import DONE
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
-from tests.builders import answer_body, chat_body, chunk, incoming, served_model, usage_chunk
+from tests.builders import (
+    answer_body,
+    chat_body,
+    chunk,
+    error_answer,
+    incoming,
+    served_model,
+    usage_chunk,
+)
 from tests.fakes import (
     HANG,
     FakeClock,
@@ -335,6 +343,19 @@ async def test_requests_that_only_count_tokens_carry_no_priority() -> None:
     asked = incoming(orjson.dumps(body), endpoint=COUNT_TOKENS, headers=key)
     await bench.pipeline.serve(asked, FakeReply())
     assert "priority" not in bench.sent
+
+
+async def test_engines_that_refuse_priorities_are_told_of_once_with_the_fix(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusal = error_answer("Got priority 1 but Priority scheduling is not enabled.")
+    bench = Bench(entitled("e"), script=(whole(400, refusal),) * 2, engine_priority="vllm")
+    with caplog.at_level("WARNING", "sluice.settling"):
+        for lease in ("one", "two"):
+            reply = FakeReply()
+            await bench.serve("e", reply, lease)
+            assert reply.status == 400
+    assert caplog.text.count("--scheduling-policy priority") == 1
 
 
 async def test_engines_without_priorities_are_sent_none() -> None:

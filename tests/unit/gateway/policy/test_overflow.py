@@ -1,5 +1,6 @@
 """Engines' refusals in all their wordings: overflow is rescued, busy is tried elsewhere."""
 
+import orjson
 import pytest
 
 from gateway.domain import BodyFacts, Measure
@@ -8,6 +9,7 @@ from gateway.policy.overflow import (
     most_prompt_tokens,
     overflow_window,
     overflow_window_of_event,
+    refuses_priority,
 )
 from tests.builders import OVERFLOWS, chunk, error_answer, event
 
@@ -135,3 +137,19 @@ def test_a_429_is_busy_whatever_it_says() -> None:
 
 def test_a_500_is_not_busy_whatever_it_says() -> None:
     assert not is_busy(500, b"busy, try again")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "Got priority 1 but Priority scheduling is not enabled."),
+        (400, "Got priority -3 but Priority scheduling is not enabled."),
+        (503, "Using priority is disabled for this server. Please send a new request"),
+    ],
+)
+def test_a_refused_priority_is_known_by_the_engines_own_words(status: int, message: str) -> None:
+    assert refuses_priority(status, error_answer(message, code=status))
+    assert refuses_priority(status, orjson.dumps({"object": "error", "message": message}))
+    assert not refuses_priority(200, error_answer(message))
+    assert not refuses_priority(status, error_answer(f"The text {message} is too long"))
+    assert not refuses_priority(status, error_answer(message + " " * 70_000))

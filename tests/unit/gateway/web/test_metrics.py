@@ -94,8 +94,11 @@ def test_boundaries_and_the_distance_from_the_plan_are_shown() -> None:
         watch.drift.add(500)
     watch.shares = (0.02,)
     served.move_boundaries((7000,))
+    served.pools[0].beyond_window_tokens = 9003
     lines = shown.render().decode().splitlines()
     assert 'sluice_boundary_tokens{model="m",pool="short"} 7000.0' in lines
+    assert 'sluice_pool_beyond_window_tokens{model="m",pool="short"} 9003.0' in lines
+    assert 'sluice_pool_beyond_window_tokens{model="m",pool="long"} 0.0' in lines
     assert 'sluice_boundary_error_ratio{model="m",pool="short"} 0.02' in lines
     assert 'sluice_length_drift{model="m"} 0.5' in lines
     assert sum(line.startswith("sluice_boundary_tokens{") for line in lines) == 1

@@ -97,6 +97,7 @@ async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
 async def test_load_is_added_up() -> None:
     served = served_model()
     served.pools[0].inflight, served.pools[0].active[1], served.pools[0].tokens[1] = 3, 2, 900
+    served.pools[0].beyond_window_tokens = 9_003
     others = Others(2)
     answer_load(others, [served])
     shown: list[dict[str, Any]] = [
@@ -105,6 +106,7 @@ async def test_load_is_added_up() -> None:
             "pools": [
                 {
                     "inflight": 1,
+                    "beyond_window_tokens": 0,
                     "workers": [
                         {"active_sequences": 0, "reserved_tokens": 0},
                         {"active_sequences": 1, "reserved_tokens": 100},
@@ -115,7 +117,7 @@ async def test_load_is_added_up() -> None:
     ]
     await add_load(others, shown)
     pool = shown[0]["pools"][0]
-    assert pool["inflight"] == 7
+    assert (pool["inflight"], pool["beyond_window_tokens"]) == (7, 9_003)
     assert pool["workers"][0] == {"active_sequences": 0, "reserved_tokens": 0}
     assert pool["workers"][1] == {"active_sequences": 5, "reserved_tokens": 1900}
 
