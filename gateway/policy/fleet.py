@@ -153,7 +153,7 @@ def ready_slots(pool: PoolState, now_s: float) -> int:
 
 
 def overloaded(pool: PoolState, spill_queue: int, now_s: float) -> bool:
-    """In-flight >= ready slots + spill_queue (pipeline.md, before token pools exist)."""
+    """In-flight >= ready slots + spill_queue (of models that are not managed)."""
     return pool.inflight >= ready_slots(pool, now_s) + spill_queue
 
 

@@ -303,7 +303,7 @@ def prometheus_command(composed: Composed, port: int) -> list[str]:
         command.append(f"{name}={value}")
     file = composed.mounted("prometheus", "/etc/prometheus/prometheus.yml")
     text = composed.here(file.read_text(encoding="utf-8"))
-    text = text.replace("localhost:9090", f"127.0.0.1:{port}")
+    text = text.replace("127.0.0.1:9090", f"127.0.0.1:{port}")
     settings = yaml.safe_load(text)
     settings["global"] |= {
         "scrape_interval": "1s",

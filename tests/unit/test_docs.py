@@ -271,6 +271,15 @@ def test_the_readme_has_every_command_and_its_options() -> None:
         assert [o for o in re.findall(r"--[a-z-]+", usage) if o not in options] == []
 
 
+def test_addresses_of_this_machine_are_written_as_what_servers_bind_to() -> None:
+    """`localhost` is IPv6 first on many machines, where nobody listens."""
+    shipped = [ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "docker-compose.yml", *PAGES]
+    shipped += [ROOT / "docs/sluice.yaml", *ROOT.glob("deploy/**/*.y*ml")]
+    for folder in ("gateway", "sluice", "simulator", "planner", "compressor"):
+        shipped += ROOT.glob(f"{folder}/**/*.py")
+    assert [p.name for p in shipped if "localhost" in p.read_text(encoding="utf-8")] == []
+
+
 def test_the_readme_starts_with_the_two_commands() -> None:
     commands_block = blocks_of(ROOT / "README.md", "sh")[0]
     assert [line.split("#")[0].strip() for line in commands_block.splitlines()] == [
