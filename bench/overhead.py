@@ -5,6 +5,7 @@ Sections, each in a module of its own; `SLUICE_BENCH_SECTIONS` chooses some:
 - main: CPU per whole answer and per 64-chunk stream at saturation, time added to the first
   byte at 50 requests/s, memory; all contenders.
 - variants: 1,000 chunks, bodies of 200 KB, 1 and 5,000 open connections.
+- streams: 32 and 120 streams at an engine's pace.
 - rate: chunks/s per core at an added p99 between tokens of at most 5 ms.
 - slow: 8,000 slow streams on one process.
 
@@ -30,11 +31,12 @@ from bench.overhead_rate import rate_section
 from bench.overhead_rounds import TICK_US, Round, main_rounds, resident_mib
 from bench.overhead_rows import main_rows
 from bench.overhead_slow import slow_section
+from bench.overhead_streams import streams_section
 from bench.overhead_tools import Figures, bodies, build_tools, scratch
 from bench.overhead_variants import CONTENDERS, MANY, Seen, variant_rounds, variant_rows
 from bench.report import Report, Row
 
-SECTIONS: Final = ("main", "variants", "rate", "slow")
+SECTIONS: Final = ("main", "variants", "streams", "rate", "slow")
 WANTED: Final = os.environ.get("SLUICE_BENCH_SECTIONS", "").split() or list(SECTIONS)
 HISTORY: Final = ROOT / "bench" / "out" / "overhead.jsonl"
 
@@ -53,6 +55,8 @@ def run(plot: Path | None = None, *, profile: bool = False) -> Report:
             row = Row(metric="not measured", measured=None, note="needs a C compiler (cc or gcc)")
             return Report(name="overhead", rows=[row])
         rows, rounds, seen = _by_rounds(folder, tools)
+        if "streams" in WANTED:
+            rows += streams_section(folder, tools)
         rate: dict[str, Figures] = {}
         if "rate" in WANTED:
             rate_rows, rate = rate_section(folder, tools)

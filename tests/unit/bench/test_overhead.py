@@ -8,6 +8,7 @@ from bench.overhead_contenders import EMBEDDED, ROUNDS, ROUTER
 from bench.overhead_rate import LADDER, MOST_ADDED_US, highest, rate_rows, step_holds
 from bench.overhead_rounds import CONNECTIONS, Round, counting, enough
 from bench.overhead_rows import ratio
+from bench.overhead_streams import streams_rows
 from bench.overhead_tools import MARK, Figures, bodies
 from bench.overhead_variants import MANY, VARIANTS, Variant, variant_rows
 from bench.overhead_variants import counting as variant_counting
@@ -121,3 +122,18 @@ def test_bodies_share_half_their_text(tmp_path: Path) -> None:
         assert len(text) == pytest.approx(200_000, rel=0.01)
         assert text.index(MARK) == pytest.approx(100_000, rel=0.01)
         assert '"max_tokens": 7' in text
+
+
+def test_streams_are_compared_within_their_rounds() -> None:
+    rounds = [
+        {"errors": 0.0, "sluice 32": 12.0, "sglang-router 32": 10.0, "sluice 120": 30.0}
+        | {"sglang-router 120": 10.0},
+        {"errors": 0.0, "sluice 32": 22.0, "sglang-router 32": 20.0, "sluice 120": 15.0}
+        | {"sglang-router 120": 10.0},
+    ]
+    rows = {r.metric: r for r in streams_rows(rounds, ["sluice", "sglang-router"])}
+    near = rows["sluice: CPU-us of a chunk, 32 streams, over sglang-router"]
+    far = rows["sluice: CPU-us of a chunk, 120 streams, over sglang-router"]
+    assert near.measured == pytest.approx(1.15)
+    assert (near.holds, far.holds) == (True, False)
+    assert rows["sluice: CPU-us of a chunk, 120 streams"].measured == 22.5
