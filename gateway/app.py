@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import logging
+import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,7 @@ from gateway.assembly import TokenPools
 from gateway.domain import Principal
 from gateway.models import by_name, served_model
 from gateway.pipeline import Pipeline
+from gateway.policy import prefix_points
 from gateway.policy.served import ServedModel
 from gateway.settings import Config
 from gateway.settings.boundaries import control_of
@@ -50,6 +52,7 @@ from gateway.web.wrong_keys import WrongKeys
 
 if TYPE_CHECKING:
     from gateway.adapters.compress_workers import CompressWorkers
+    from gateway.adapters.store.redis_board import RedisBoard
 
 _log = logging.getLogger("sluice")
 _TICK_S = 0.25
@@ -197,14 +200,45 @@ class Gateway:
             bodies=BodyBytes(config.server.max_held_body_bytes // self.sharing.count),
         )
         self._clock = clock
+        self.board = self._open_board()
         self.notes = SchedulerNotes(
-            self.models, self.sharing.board, secrets.token_hex(6), self._replicas
+            self.models, self.board or self.sharing.board, secrets.token_hex(6), self._replicas
         )
         self.sharing.connect(self.models, self.ring, self.desk, self.pools.registry, self.metrics)
 
     def _replicas(self, model: str) -> int:
         """Processes that serve a model: of this host, and with Redis of all that share it."""
-        return max(self.sharing.replicas, self.pools.replicas(model))
+        found = max(self.sharing.replicas, self.pools.replicas(model))
+        return found if self.board is None else max(found, self.board.replicas(model))
+
+    def _open_board(self) -> "RedisBoard | None":
+        """Where the gateways of one Redis hear of one another, if their schedulers need it."""
+        models = [model.name for model in self.models if model.schedulers]
+        if not models or not self.config.state.url.startswith("redis"):
+            return None
+        module = importlib.import_module("gateway.adapters.store.redis_board")
+        made: RedisBoard = module.RedisBoard(
+            self.config.state.url,
+            models,
+            replica=secrets.token_hex(8),
+            seed=module.Seed(since_unix_s=time.time(), value=prefix_points.seed()),
+            on_seed=self._digest_by,
+            clock=self._clock,
+            chance=random.random,
+        )
+        return made
+
+    def _digest_by(self, seed: int) -> None:
+        """Digest prompts by another seed: what is known by the old one is void."""
+        prefix_points.use_seed(seed)
+        for index in (index for model in self.models for index in model.prefixes):
+            for worker in range(index.workers):
+                index.forget(worker)
+
+    def _state_up(self) -> bool:
+        """Whether everything answers that is shared with other gateways, or kept."""
+        board = self.board is None or self.board.up
+        return self.learning.up and self.pools.up and board
 
     def _evict(self, lease_id: str) -> None:
         """Have a lease give way, whosever it is."""
@@ -217,7 +251,7 @@ class Gateway:
             self.models,
             lambda: self.store.active,
             clock,
-            lambda: self.learning.up and self.pools.up,
+            self._state_up,
             lambda: self.pools.figures,
             lambda: self.pools.store_counts,
         )
@@ -231,6 +265,8 @@ class Gateway:
         if self.compressor is not None:
             await self.compressor.start()
         await self.learning.start()
+        if self.board is not None:
+            await self.board.start()
         await self.prober.start()
         await self.boundaries.start()
         await self.telemetry.start()
@@ -248,6 +284,8 @@ class Gateway:
                 await self.upstream.close()
                 await self.desk.close()
                 await self.learning.close()
+                if self.board is not None:
+                    await self.board.close()
                 await self.reader.close()
                 if self.compressor is not None:
                     await self.compressor.close()

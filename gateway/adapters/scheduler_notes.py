@@ -2,12 +2,14 @@
 
 Each process has schedulers of its own over the same workers: it takes its share of every gate,
 and hears from the others what they learned of prefills, whom they served, what they have
-assigned and which prompts they sent where. Notes go over a board
-(`gateway.adapters.shared.board`); one that is malformed is ignored.
+assigned and which prompts they sent where. Notes go over a board (`gateway.adapters.shared.board`
+within a host, `gateway.adapters.store.redis_board` on Redis); one that is malformed, or of a
+pool with other workers, is ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
+from zlib import crc32
 
 import msgspec
 
@@ -32,6 +34,8 @@ class _Note(msgspec.Struct):
     scheduler: dict[str, Any]
     predictor: dict[str, Any]
     prefixes: dict[str, Any]
+    workers: int
+    """A digest of the pool's workers, in their order."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -92,6 +96,7 @@ class SchedulerNotes:
             scheduler=scheduler.state(),
             predictor=predictor.state(),
             prefixes=news.tell(),
+            workers=_digest(served, pool),
         )
         self._board.publish(name, _encode(own))
         notes = {}
@@ -100,9 +105,14 @@ class SchedulerNotes:
                 note = _decode(payload)
             except msgspec.DecodeError:
                 continue
-            notes[note.process] = note
+            if note.workers == own.workers:
+                notes[note.process] = note
         scheduler.merge({process: note.scheduler for process, note in notes.items()}, now_s)
         predictor.merge({process: note.predictor for process, note in notes.items()})
         told = {process: note.prefixes for process, note in notes.items()}
         for _ in news.hear(told, served.prefixes[pool]):
             yield
+
+
+def _digest(served: ServedModel, pool: int) -> int:
+    return crc32("\n".join(served.pools[pool].workers).encode())

@@ -5,8 +5,8 @@ gateways each would know a quarter. So each tells the others what it sent, and e
 tell into its index.
 
 Rules:
-- Digests of prompts are Python's own keyed hash, so processes understand one another only if
-  they were given the same key (`PYTHONHASHSEED`); a check value says whether they were.
+- Digests of prompts have a secret seed, so processes understand one another only if they use
+  the same one (`prefix_points.use_seed`); a check value says whether they do.
 - Of a prompt is told what is new: its points from the last one on that the worker held. Whoever
   heard of the prompts before knows the others, and the one where this prompt leaves them is as
   young again. The same run to the same worker is told once.
@@ -25,6 +25,9 @@ from itertools import chain
 from math import inf
 from typing import Any, Final, Protocol
 
+from xxhash import xxh3_64_intdigest
+
+from gateway.policy.prefix_points import seed
 from gateway.policy.scheduling import Points
 
 MOST_POINTS: Final = 4_000
@@ -34,11 +37,15 @@ SLICE_POINTS: Final = 300
 """Heard without a pause: some .3 ms."""
 _TELLS: Final = 2
 """So many times each chapter is told: notes replace one another, and one may not be seen."""
-CHECK: Final = hash(b"sluice prefixes")
 
 _RUN: Final = struct.Struct("<IId")
 """Worker, points, tokens per byte."""
 _POINT: Final = struct.Struct("<qq")
+
+
+def check() -> int:
+    """Equal in processes whose digests compare."""
+    return xxh3_64_intdigest(b"sluice prefixes", seed()) >> 1
 
 
 class Index(Protocol):
@@ -98,18 +105,19 @@ class PrefixNews:
             new = (self._number, self._chapter())
             self._runs.clear()
         self._told.append(new)
-        return {"check": CHECK, "chapters": [each for each in self._told if each is not None]}
+        return {"check": check(), "chapters": [each for each in self._told if each is not None]}
 
     def hear(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
         """Enter what the others, by their names, have sent; yields how many runs were new.
 
         In slices, so that requests can go on between them. A name stands for one process from its
-        start to its end. What is malformed, or was digested with another key, is ignored.
+        start to its end. What is malformed, or was digested with another seed, is ignored.
         """
         self._heard = {name: self._heard.get(name, 0) for name in states}
+        here = check()
         for name, state in states.items():
             chapters = state.get("chapters")
-            if state.get("check") != CHECK or not isinstance(chapters, list | tuple):
+            if state.get("check") != here or not isinstance(chapters, list | tuple):
                 continue
             for number, chapter in filter(None, map(_read, chapters)):
                 if number > self._heard[name]:

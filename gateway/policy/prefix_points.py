@@ -14,9 +14,9 @@ Rules:
 - Digests are of the client's own bytes, in the order in which chat templates render them:
   tools, system prompt, messages. Bytes that spell the same text differently do not match.
 - A digest covers all bytes before its position, and the salt; the end's of a prompt over
-  MOST_BYTES those, its length and its last _TAIL_BYTES. It is Python's own keyed hash
-  (SipHash-1-3), which differs from process to process and which a client cannot aim at:
-  digests are never stored and never leave the process.
+  MOST_BYTES those, its length and its last _TAIL_BYTES. It is XXH3 with a secret seed, so that
+  a client cannot aim at it. Processes that tell one another of prompts have one seed
+  (`use_seed`); nothing else leaves the process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,6 +24,7 @@ from sys import maxsize
 from typing import Final
 
 from msgspec import Raw
+from xxhash import xxh3_64_intdigest
 
 from gateway.policy.members import Members
 
@@ -62,6 +63,21 @@ _MARKS: Final[dict[str, tuple[bytes, ...]]] = {
 """Endpoint -> how a message begins, as clients write it."""
 
 
+_seed: int = hash(b"sluice prefixes") & maxsize
+"""Python's own is random, but the same where processes were given one PYTHONHASHSEED."""
+
+
+def seed() -> int:
+    """The seed of digests, below 2**63. Two prompts compare only under one seed."""
+    return _seed
+
+
+def use_seed(value: int) -> None:
+    """Digest by another seed from now on: what was digested before is void."""
+    global _seed  # noqa: PLW0603 - one for the process
+    _seed = value & maxsize
+
+
 def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str = "") -> Points:
     """The points of a body, by its members; none where no prefix can be shared.
 
@@ -74,7 +90,7 @@ def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str =
         return ()
     member = members.get
     if endpoint_name == "completions":
-        start = hash((endpoint_name, salt))
+        start = _start(endpoint_name, salt, b"")
         prompt = member("prompt", _NO_VALUE)
         if len(prompt) > MOST_BYTES:
             first = bytes(memoryview(prompt)[:1])
@@ -85,7 +101,7 @@ def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str =
     system = "instructions" if responses else "system"
     before = [members[name] for name in ("tools", "functions", system) if name in members]
     kwargs = bytes(member("chat_template_kwargs", _NO_VALUE))
-    start = hash((endpoint_name, salt, kwargs))
+    start = _start(endpoint_name, salt, kwargs)
     if sum(map(len, before)) + len(sent) > MOST_BYTES:
         return _long_points(before, sent, start)
     listed = bytes(sent)
@@ -106,7 +122,14 @@ def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
     head = b"".join(views)[:MOST_BYTES]
     found = digests(head, (MOST_BYTES,), start)
     tail = bytes(memoryview(listed)[-_TAIL_BYTES:])
-    return (*found, (length, hash((found[-1], length, tail))))
+    return (*found, (length, xxh3_64_intdigest(tail, found[-1][1] ^ length) >> 1))
+
+
+def _start(endpoint_name: str, salt: str, kwargs: bytes) -> int:
+    """Where a chain of digests begins. Lengths keep neighbours apart."""
+    name, tenant = endpoint_name.encode(), salt.encode()
+    told = b"%d %d %b%b%b" % (len(name), len(tenant), name, tenant, kwargs)
+    return xxh3_64_intdigest(told, _seed) >> 1
 
 
 def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
@@ -121,13 +144,13 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
     ahead = _AHEAD[0]
     for edge in edges:
         while ahead <= edge:
-            chain = hash((chain, data[at:ahead]))
+            chain = xxh3_64_intdigest(data[at:ahead], chain) >> 1
             at = ahead
             add((at, chain))
             fixed += 1
             ahead = _AHEAD[fixed]
         if at < edge >= LEAST_BYTES:
-            add((edge, hash((chain, data[at:edge]))))
+            add((edge, xxh3_64_intdigest(data[at:edge], chain) >> 1))
     return tuple(found)
 
 

@@ -210,7 +210,7 @@ async def test_a_late_repetition_changes_nothing(server: RedisServer) -> None:
     state = RedisState(server.url, replica="one")
     await publish(state, record(4.0))
     await state.exchange({M: record(5.0)})
-    state._sequence -= 2
+    state._exchange._sequence -= 2
     await state.exchange({M: record(4.0)})
     await state.exchange({M: record(4.0)})
     other = RedisState(server.url)
@@ -233,9 +233,9 @@ async def test_a_model_s_key_vanishes_when_nobody_asks(server: RedisServer) -> N
 async def test_silent_replicas_are_dropped_by_one_that_has_heard_them(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(redis_adapter, "SILENT_S", 0)
     dead, living = RedisState(server.url), RedisState(server.url)
     await publish(dead, record(4.0))
-    monkeypatch.setattr(redis_adapter, "SILENT_S", 0)
     found = await living.exchange({M: record(5.0)})
     assert [peer.parts for peer in found.peers[M]] == [record(4.0)], "heard before it is dropped"
     with server.client() as client:

@@ -134,3 +134,17 @@ def test_what_is_no_note_is_ignored() -> None:
     boards.notes["y"] = {"m/0": msgspec.msgpack.encode({"process": 3})}
     all_of(SchedulerNotes([served], boards.of("a"), "a", lambda _model: 2).exchange(0.0))
     assert scheduler.wait_s(0, 0.0) == 0.0
+
+
+def test_a_pool_with_other_workers_is_another_pool() -> None:
+    boards = Boards()
+    one, scheduler, _ = process()
+    two, other, _ = process()
+    two.pools[0].workers = tuple(reversed(two.pools[0].workers))
+    first = SchedulerNotes([one], boards.of("a"), "a", lambda _model: 2)
+    second = SchedulerNotes([two], boards.of("b"), "b", lambda _model: 2)
+    scheduler.submit(job(4000), 0.1)
+    for notes in (first, second):
+        all_of(notes.exchange(1.0))
+    assert other.shares.state() == {}
+    assert second._told == {"m/0"}

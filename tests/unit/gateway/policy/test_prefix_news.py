@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.prefix_news import CHECK, KEPT_RUNS, MOST_POINTS, SLICE_POINTS, PrefixNews
+from gateway.policy.prefix_news import KEPT_RUNS, MOST_POINTS, SLICE_POINTS, PrefixNews, check
 
 PROMPT = tuple((512 * n, 1000 + n) for n in range(1, 9))
 RUN, POINT_BYTES = struct.Struct("<IId"), 16
@@ -111,7 +111,7 @@ def test_a_run_that_waits_to_be_told_is_told_once() -> None:
 def test_processes_with_another_key_do_not_understand_one_another() -> None:
     teller, hearer, index = heard(), PrefixNews(), PrefixIndex(2)
     teller.sent(PROMPT, 1, 0.25)
-    note = told(teller) | {"check": CHECK + 1}
+    note = told(teller) | {"check": check() + 1}
     assert sum(hearer.hear({"a": note}, index)) == 0
     assert len(index) == 0
 
@@ -149,17 +149,17 @@ def test_what_is_told_at_a_time_is_bounded_and_the_newest() -> None:
 )
 def test_what_is_malformed_is_ignored(chapter: Any) -> None:
     hearer, index = PrefixNews(), PrefixIndex(2)
-    assert sum(hearer.hear({"a": {"check": CHECK, "chapters": [chapter]}}, index)) == 0
-    assert sum(hearer.hear({"a": {"check": CHECK, "chapters": 3}, "b": {}}, index)) == 0
+    assert sum(hearer.hear({"a": {"check": check(), "chapters": [chapter]}}, index)) == 0
+    assert sum(hearer.hear({"a": {"check": check(), "chapters": 3}, "b": {}}, index)) == 0
     assert len(index) == 0
     good = [2, RUN.pack(0, 1, 0.25) + POINT]
-    assert sum(hearer.hear({"a": {"check": CHECK, "chapters": [chapter, good]}}, index)) == 1
+    assert sum(hearer.hear({"a": {"check": check(), "chapters": [chapter, good]}}, index)) == 1
 
 
 def test_a_run_that_cannot_be_spares_those_behind_it() -> None:
     hearer, index = PrefixNews(), PrefixIndex(2)
     chapter = RUN.pack(9, 1, 0.25) + POINT + RUN.pack(1, 1, 0.25) + POINT
-    assert sum(hearer.hear({"a": {"check": CHECK, "chapters": [[1, chapter]]}}, index)) == 1
+    assert sum(hearer.hear({"a": {"check": check(), "chapters": [[1, chapter]]}}, index)) == 1
 
 
 def test_what_is_heard_is_entered_in_slices() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
+from gateway.policy import prefix_points
 from gateway.policy.members import by_name
 from gateway.policy.prefix_points import (
     MOST_BYTES,
@@ -184,3 +186,31 @@ def test_of_a_very_long_prompt_only_the_beginning_and_the_end_are_looked_at(endp
 def test_the_end_of_a_very_long_prompt_tells_it_from_others() -> None:
     image = "A" * (3 * MOST_BYTES)
     assert points(chat(WORDS, image))[-1] != points(chat(WORDS, image[:-1] + "B"))[-1]
+
+
+def test_digests_compare_under_one_seed_only() -> None:
+    before, data = prefix_points.seed(), b"x" * 2000
+    members = {"messages": Raw(b'[{"role":"user","content":"%b"}]' % data)}
+    try:
+        prefix_points.use_seed(1)
+        one = prefix_points.points_of("chat", members, 2000)
+        prefix_points.use_seed(2)
+        two = prefix_points.points_of("chat", members, 2000)
+        prefix_points.use_seed(1)
+        assert prefix_points.points_of("chat", members, 2000) == one
+    finally:
+        prefix_points.use_seed(before)
+    assert [at for at, _ in one] == [at for at, _ in two]
+    assert not {digest for _, digest in one} & {digest for _, digest in two}
+    assert all(0 <= digest < 2**63 for _, digest in one)
+
+
+def test_salt_and_template_settings_do_not_run_into_one_another() -> None:
+    def first(salt: str, kwargs: bytes) -> int:
+        members = {
+            "messages": Raw(b'[{"role":"user","content":"%b"}]' % (b"x" * 2000)),
+            "chat_template_kwargs": Raw(kwargs),
+        }
+        return prefix_points.points_of("chat", members, 2000, salt)[0][1]
+
+    assert len({first("a", b"bc"), first("ab", b"c"), first("", b"abc")}) == 3

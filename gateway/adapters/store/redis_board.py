@@ -1,0 +1,183 @@
+"""Notes that replicas put up for one another on Redis: who is there, and what schedulers know.
+
+Rules:
+- Once a second one round trip tells all notes of this replica and hears those of others
+  (`redis_exchange`); no request waits for it. While Redis is away notes of others run out
+  (SILENT_S), and each replica goes on with what it knows.
+- Every model has a note in which each replica says that it is there, and the seed of its prompt
+  digests: all use that of the replica that began first, so that prompts compare. Who joins takes
+  the seed that is in use; the oldest gone, its seed stays.
+- A note is MOST_BYTES at most, and of MOST_REPLICAS others the first are heard.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from gateway.adapters.store.redis_exchange import RedisExchange
+from gateway.errors import StateFailure
+from gateway.policy.breaker import Breaker
+
+EVERY_S: Final = 1.0
+LIMIT_S: Final = 2.0
+"""One exchange, whatever Redis does."""
+SILENT_S: Final = 5
+"""A replica that was not heard for so long is gone."""
+TTL_S: Final = 60
+MOST_BYTES: Final = 1 << 20
+MOST_REPLICAS: Final = 128
+KIND: Final = "notes1"
+"""Another layout of notes gets another kind: versions side by side don't hear one another."""
+
+_log = logging.getLogger("sluice.state")
+
+
+class Seed(msgspec.Struct, frozen=True, order=True):
+    """The seed of digests, and when it began to be used: the oldest is used by all."""
+
+    since_unix_s: float
+    value: int
+
+
+class _Note(msgspec.Struct):
+    replica: str
+    payload: bytes
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_note: Final = msgspec.msgpack.Decoder(_Note).decode
+_decode_seed: Final = msgspec.msgpack.Decoder(Seed).decode
+
+
+class RedisBoard:
+    """One replica's view of the notes."""
+
+    def __init__(
+        self,
+        url: str,
+        models: Iterable[str],
+        *,
+        replica: str,
+        seed: Seed,
+        on_seed: Callable[[int], None],
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        """`on_seed` is told another seed that all digests are to have from now on."""
+        self._models = {f"replicas:{model}": model for model in models}
+        self._replica = replica
+        self._seed = seed
+        self._on_seed = on_seed
+        self._clock = clock
+        self._chance = chance
+        self._exchange = RedisExchange(
+            url, kind=KIND, replica=replica, silent_s=SILENT_S, ttl_s=TTL_S
+        )
+        self._mine: dict[str, bytes] = {}
+        self._theirs: dict[str, dict[str, tuple[float, bytes]]] = {}
+        """By name and replica: when it was written, by this clock, and the note."""
+        self._breaker = Breaker()
+        self._away = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis answers."""
+        return self._breaker.closed
+
+    def publish(self, name: str, payload: bytes) -> None:
+        """Put up a note for the others; one that is too large stays away."""
+        self._mine[name] = payload if len(payload) <= MOST_BYTES else b""
+
+    def peers(self, name: str) -> list[bytes]:
+        """The others' notes of that name."""
+        return [payload for _, payload in self._living(name).values()]
+
+    def replicas(self, model: str) -> int:
+        """Gateways that serve a model now, this one included."""
+        return 1 + len(self._living(f"replicas:{model}"))
+
+    async def start(self) -> None:
+        """Hear of the others, then keep telling; waits LIMIT_S at most."""
+        await self.exchange()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop, and let go of the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await self._exchange.close()
+
+    async def exchange(self) -> None:
+        """One exchange, if the breaker allows it. Never raises but for cancellation."""
+        if not self._breaker.allows(self._clock()):
+            return
+        here = _encode(self._seed)
+        notes = {name: self._note(here) for name in self._models}
+        notes |= {name: self._note(payload) for name, payload in self._mine.items()}
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                told = await self._exchange.exchange(notes)
+        except (StateFailure, TimeoutError) as error:
+            self._failed(str(error) or f"no answer within {LIMIT_S:g} s")
+            return
+        except Exception:  # noqa: BLE001 - a defect must not end the task
+            _log.exception("exchanging notes failed")
+            self._failed("a defect, see above")
+            return
+        self._breaker.succeeded()
+        if self._away:
+            self._away = False
+            _log.warning("replicas hear of one another again")
+        for name, heard in told.items():
+            self._hear(name, heard.records)
+        self._agree()
+
+    def _note(self, payload: bytes) -> bytes:
+        return _encode(_Note(replica=self._replica, payload=payload))
+
+    def _hear(self, name: str, records: Iterable[tuple[float, bytes]]) -> None:
+        now_s = self._clock()
+        held = self._theirs.setdefault(name, {})
+        for age_s, record in records:
+            try:
+                note = _decode_note(record)
+            except msgspec.DecodeError:
+                continue
+            if note.replica in held or len(held) < MOST_REPLICAS:
+                held[note.replica] = (now_s - age_s, note.payload)
+        self._theirs[name] = self._living(name)
+
+    def _living(self, name: str) -> dict[str, tuple[float, bytes]]:
+        since_s = self._clock() - SILENT_S
+        held = self._theirs.get(name, {})
+        return {replica: note for replica, note in held.items() if note[0] >= since_s}
+
+    def _agree(self) -> None:
+        """Use the oldest seed of all."""
+        oldest = self._seed
+        for name in self._models:
+            for payload in self.peers(name):
+                with contextlib.suppress(msgspec.DecodeError):
+                    oldest = min(oldest, _decode_seed(payload))
+        if oldest != self._seed:
+            self._seed = oldest
+            self._on_seed(oldest.value)
+
+    def _failed(self, why: str) -> None:
+        self._breaker.failed(self._clock(), self._chance())
+        if not self._away and not self._breaker.closed:
+            self._away = True
+            _log.warning("replicas do not hear of one another: %s", why)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S * (0.9 + 0.2 * self._chance()))
+            await self.exchange()

@@ -1,0 +1,143 @@
+"""Replicas of one Redis hear of one another, agree on a seed, and go on when Redis is away."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bench.redis_server import RedisServer
+from gateway.adapters.store import redis_board
+from gateway.adapters.store.redis_board import MOST_BYTES, SILENT_S, RedisBoard, Seed
+from tests.fakes import FakeClock
+
+pytestmark = pytest.mark.redis
+
+
+class Fleet:
+    """Replicas, and the seeds that they were told to use."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.clock = FakeClock(100.0)
+        self.seeds: dict[str, int] = {}
+        self.boards: list[RedisBoard] = []
+
+    def join(
+        self, name: str, began_unix_s: float, *, models: tuple[str, ...] = ("m",)
+    ) -> RedisBoard:
+        board = RedisBoard(
+            self.url,
+            models,
+            replica=name,
+            seed=Seed(since_unix_s=began_unix_s, value=hash(name) & 0xFFFF),
+            on_seed=lambda seed: self.seeds.__setitem__(name, seed),
+            clock=self.clock,
+            chance=lambda: 0.5,
+        )
+        self.boards.append(board)
+        return board
+
+    async def exchange(self) -> None:
+        """Twice, so that each hears what the last one told."""
+        for _ in range(2):
+            self.clock.advance(1.0)
+            for board in self.boards:
+                await board.exchange()
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    with RedisServer() as server:
+        made = Fleet(server.url)
+        yield made
+        for board in made.boards:
+            await board.close()
+
+
+async def test_notes_reach_all_others_and_not_oneself(fleet: Fleet) -> None:
+    one, two, three = (fleet.join(name, 1.0) for name in "abc")
+    one.publish("m/0", b"from one")
+    two.publish("m/0", b"from two")
+    two.publish("m/1", b"other pool")
+    await fleet.exchange()
+    assert sorted(three.peers("m/0")) == []  # it has no such note itself, and asks for none
+    three.publish("m/0", b"")
+    await fleet.exchange()
+    assert sorted(three.peers("m/0")) == [b"from one", b"from two"]
+    assert sorted(one.peers("m/0")) == [b"", b"from two"]
+    assert [board.replicas("m") for board in (one, two, three)] == [3, 3, 3]
+
+
+async def test_replicas_of_another_model_are_not_counted(fleet: Fleet) -> None:
+    one, other = fleet.join("a", 1.0), fleet.join("b", 1.0, models=("m", "n"))
+    await fleet.exchange()
+    assert (one.replicas("m"), other.replicas("m"), other.replicas("n")) == (2, 2, 1)
+
+
+async def test_the_newest_note_counts_and_a_silent_replica_is_gone(fleet: Fleet) -> None:
+    one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
+    for number in range(3):
+        one.publish("m/0", b"%d" % number)
+        two.publish("m/0", b"x")
+        await fleet.exchange()
+    assert two.peers("m/0") == [b"2"]
+    fleet.boards.remove(one)
+    fleet.clock.advance(SILENT_S + 1)
+    assert (two.peers("m/0"), two.replicas("m")) == ([], 1)
+    await one.close()
+
+
+async def test_all_use_the_seed_of_whoever_began_first(fleet: Fleet) -> None:
+    names = {"c": 30.0, "a": 10.0, "b": 20.0}
+    for name, began in names.items():
+        fleet.join(name, began)
+    await fleet.exchange()
+    oldest = hash("a") & 0xFFFF
+    assert fleet.seeds == {"b": oldest, "c": oldest}
+    first = fleet.boards.pop(1)  # "a" ends; its seed stays, for who joins later, too
+    await first.close()
+    fleet.clock.advance(SILENT_S + 1)
+    fleet.join("d", 40.0)
+    await fleet.exchange()
+    assert fleet.seeds == {"b": oldest, "c": oldest, "d": oldest}
+
+
+async def test_a_note_that_is_too_large_stays_away(fleet: Fleet) -> None:
+    one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
+    one.publish("m/0", b"x" * (MOST_BYTES + 1))
+    two.publish("m/0", b"y")
+    await fleet.exchange()
+    assert (two.peers("m/0"), one.peers("m/0")) == ([b""], [b"y"])
+
+
+async def test_junk_in_redis_is_ignored(fleet: Fleet) -> None:
+    import redis
+
+    one, two = fleet.join("a", 1.0), fleet.join("b", 2.0)
+    await fleet.exchange()
+    with redis.Redis.from_url(fleet.url) as client:
+        (key,) = client.keys("*notes1")
+        for number, junk in enumerate((b"", b"9 9 junk", b"9 99999999999999999 \x81\xff")):
+            client.hset(key, f"r:junk{number}", junk)
+    await fleet.exchange()
+    assert (one.replicas("m"), two.replicas("m")) == (2, 2)
+
+
+async def test_away_each_goes_on_alone_and_back_they_hear_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RedisServer() as server:
+        fleet = Fleet(server.url)
+        one, two = fleet.join("a", 1.0), fleet.join("b", 2.0)
+        await fleet.exchange()
+        server.kill()
+        for _ in range(8):
+            await fleet.exchange()
+        assert (one.up, one.replicas("m")) == (False, 1)
+        assert caplog.text.count("do not hear of one another") == 2  # each says so once
+        server.start()
+        for _ in range(4):
+            fleet.clock.advance(redis_board.LIMIT_S * 3)
+            await fleet.exchange()
+        assert (one.up, one.replicas("m"), two.replicas("m")) == (True, 2, 2)
+        for board in fleet.boards:
+            await board.close()
