@@ -14,9 +14,10 @@ Rules:
 - Digests are of the client's own bytes, in the order in which chat templates render them:
   tools, system prompt, messages. Bytes that spell the same text differently do not match.
 - A digest covers all bytes before its position, and the salt; the end's of a prompt over
-  MOST_BYTES those, its length and its last _TAIL_BYTES. It is XXH3 with a secret seed, so that
-  a client cannot aim at it. Processes that tell one another of prompts have one seed
-  (`use_seed`); nothing else leaves the process.
+  MOST_BYTES those, its length and its last _TAIL_BYTES. It is XXH3 with a secret seed, which no
+  client is told. That is no cryptographic hash: whoever finds collisions spoils where prompts
+  are sent, and nothing else. Processes that tell one another of prompts have one seed
+  (`use_seed`), and tell digests to one another only.
 """
 
 from collections.abc import Iterable, Sequence

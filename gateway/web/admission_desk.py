@@ -141,6 +141,8 @@ class AdmissionDesk:
 
     def _take_slots(self, served: ServedModel, lease: Lease) -> None:
         """Hold slots of a pool within the share of other proxies. Raises Refusal."""
+        if not _is_counted(served, lease):
+            return
         pool = served.pools[lease.pool]
         slots = len(pool.workers) * pool.slots_per_worker
         share = served.held_share / self._replicas(served.name)
@@ -234,7 +236,8 @@ class AdmissionDesk:
         lease, served = held.lease, held.served
         del self._held[lease.id]
         self._places.free(held.principal.entitlement)
-        self._places.free_slots(lease)
+        if _is_counted(served, lease):
+            self._places.free_slots(lease)
         usage, held_tokens = with_time_held(held, usage, self._clock() - held.received_s)
         unix_s = self._wall_clock()
         self._store.settle(
@@ -256,3 +259,8 @@ class AdmissionDesk:
     ) -> None:
         stage_explain.count(self._metrics, record, estimate, served, lease)
         self._records.append(record)
+
+
+def _is_counted(served: ServedModel, lease: Lease) -> bool:
+    """Whether a lease counts in its pool's share: where admission refuses, beyond baselines."""
+    return lease.weight > 0 and not lease.protected and not served.observe_admission

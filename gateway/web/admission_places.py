@@ -49,8 +49,6 @@ class Places:
 
     def take_slots(self, lease: Lease, most: int) -> None:
         """Count a lease's sequences in its pool. Raises RateLimited where `most` are held."""
-        if lease.protected:
-            return
         pool = lease.model, lease.pool
         if self._slots[pool] + lease.sequences > most:
             raise RateLimited(
@@ -64,5 +62,4 @@ class Places:
 
     def free_slots(self, lease: Lease) -> None:
         """Give back what `take_slots` counted."""
-        if not lease.protected:
-            self._slots[lease.model, lease.pool] -= lease.sequences
+        self._slots[lease.model, lease.pool] -= lease.sequences

@@ -5,8 +5,8 @@ Rules:
   (`redis_exchange`); no request waits for it. While Redis is away notes of others run out
   (SILENT_S), and each replica goes on with what it knows.
 - Every model has a note in which each replica says that it is there, and the seed of its prompt
-  digests: all use that of the replica that began first, so that prompts compare. Who joins takes
-  the seed that is in use; the oldest gone, its seed stays.
+  digests. All use the seed of the replica that began first, so that prompts compare, and keep it
+  when that replica ends.
 - A note is MOST_BYTES at most, and of MOST_REPLICAS others the first are heard.
 """
 
@@ -68,7 +68,7 @@ class RedisBoard:
         chance: Callable[[], float],
     ) -> None:
         """`on_seed` is told another seed that all digests are to have from now on."""
-        self._models = {f"replicas:{model}": model for model in models}
+        self._presence = [f"replicas:{model}" for model in models]
         self._replica = replica
         self._seed = seed
         self._on_seed = on_seed
@@ -120,7 +120,7 @@ class RedisBoard:
         if not self._breaker.allows(self._clock()):
             return
         here = _encode(self._seed)
-        notes = {name: self._note(here) for name in self._models}
+        notes = {name: self._note(here) for name in self._presence}
         notes |= {name: self._note(payload) for name, payload in self._mine.items()}
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -163,7 +163,7 @@ class RedisBoard:
     def _agree(self) -> None:
         """Use the oldest seed of all."""
         oldest = self._seed
-        for name in self._models:
+        for name in self._presence:
             for payload in self.peers(name):
                 with contextlib.suppress(msgspec.DecodeError):
                     oldest = min(oldest, _decode_seed(payload))

@@ -384,6 +384,23 @@ async def test_other_proxies_hold_a_share_of_a_pool_beyond_reserved_baselines() 
     await bench.client.aclose()
 
 
+@pytest.mark.parametrize("managed", [True, False])
+async def test_where_admission_refuses_nobody_there_is_no_share(managed: bool) -> None:
+    bench = Bench(held_share=0.01, service_class="spot")
+    msgspec.structs.force_setattr(bench.served, "observe_admission", managed)
+    if not managed:
+        bench.store = MemoryLeases(
+            {"m": bench.served}, bench.clock, {}, wall_clock=bench.clock, jitter=lambda: 0.0
+        )
+        bench.desk._store = bench.store
+    for _ in range(3):
+        lease = await bench.authorize()
+        assert lease.status_code == 200
+    await bench.usage(lease.json()["lease_id"], prompt_tokens=100)
+    assert bench.desk.held == 2
+    await bench.client.aclose()
+
+
 async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
     bench = Bench(service_class="preemptible")
     bench.store.on_evict(bench.desk.evict)
