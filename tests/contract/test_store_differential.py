@@ -5,7 +5,7 @@ clock. Answers are compared with `==`, waits and levels included, and so is all 
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -16,7 +16,7 @@ from redis import Redis
 
 from bench.redis_server import RedisServer
 from gateway.adapters.store.redis_kept import book_of, decision, moved
-from gateway.adapters.store.redis_scripts import Calls, Scripts, argument
+from gateway.adapters.store.redis_scripts import GROUPED, Calls, Scripts, argument
 from gateway.policy import admission, debt, eviction
 from gateway.policy.admission import Denial, DenialReason, Request
 from gateway.policy.entitlements import CLASSES, PROFILES, Entitlement
@@ -49,11 +49,22 @@ class Pair:
         """What was decided so far."""
 
     def script(self, script: str, /, **fields: Any) -> Any:
+        if script in GROUPED:
+            (answer,) = self.group([(script, fields)])
+            assert not isinstance(answer, Exception)
+            return answer
+        return self._run(script, argument(**fields))
+
+    def group(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+        """Answers of calls that share one script; an exception stands in place of an error."""
+        given = [part for name, fields in calls for part in (name.encode(), argument(**fields))]
+        found: list[Any] = self._run("calls", *given)
+        return found
+
+    def _run(self, script: str, *given: bytes) -> Any:
         keys = self.calls.all_keys()
         sha = self.calls.scripts.all[script].sha.decode()
-        return self.client.evalsha(
-            sha, len(keys), *keys, argument(**fields), repr(self.now_s).encode()
-        )
+        return self.client.evalsha(sha, len(keys), *keys, *given, repr(self.now_s).encode())
 
     # -- operations
 
@@ -347,3 +358,83 @@ def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisSe
     assert met >= {f"denied: {reason}" for reason in get_args(DenialReason)}
     assert met >= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
     assert met >= {"evicted", "kv for the pool", "kept in its pool", "late usage"}
+
+
+def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Calls that may share a script, some on leases that others of them took."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for number in range(count):
+        lease_id = f"lease-{pick(range(number + 1))}"
+        request = {
+            "entitlement": pick(NAMES),
+            "pool": pick((0, 1)),
+            "alternates": pick(([], [0], [1])),
+            "estimate_tokens": pick((1, 50, 400)),
+            "kv_bytes": pick((0, 10, 1000)),
+            "sequences": pick((1, 1, 2, 4)),
+        }
+        admit = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, "request": request}
+        settle = {"lease_id": lease_id, "charge": pick((False, 0, 60, 900)), "timely": True}
+        resize = {"lease_id": lease_id, "estimate_tokens": 70, "kv_bytes": 20}
+        transfer = {"lease_id": lease_id, "pool": pick((0, 1)), "force": pick((True, False))}
+        named = {"admit": admit, "settle": settle, "resize": resize, "transfer": transfer}
+        name = pick(("admit", "admit", "settle", "resize", "transfer"))
+        calls.append((name, named[name]))
+    return calls
+
+
+def kept(client: Any) -> dict[bytes, Any]:
+    """All that a server holds, msgpack taken apart: Lua packs maps in any order."""
+    found: dict[bytes, Any] = {}
+    for key in client.scan_iter():
+        kind = client.type(key)
+        if kind == b"hash":
+            found[key] = {
+                name: value if name == b"clock" else DECODE(value)
+                for name, value in client.hgetall(key).items()
+            }
+        elif kind == b"zset":
+            found[key] = client.zrange(key, 0, -1, withscores=True)
+        elif kind == b"set":
+            found[key] = client.smembers(key)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 7, 40])
+def test_calls_that_share_a_script_do_as_if_each_came_alone(
+    redis_process: RedisServer, size: int
+) -> None:
+    with redis_process.client() as client:
+        for seed in range(30):
+            found = []
+            for together in (1, size):
+                pick = random.Random(seed).choice
+                pair = Pair(client, some_terms(pick))
+                for name in NAMES[:-1]:
+                    pair.define(msgspec.structs.replace(some_entitlement(pick), name=name))
+                calls = some_calls(pick, 40)
+                answers: list[Any] = []
+                for start in range(0, len(calls), together):
+                    answers += pair.group(calls[start : start + together])
+                found.append((answers, kept(client)))
+            assert found[0] == found[1]
+
+
+def test_a_call_that_fails_spares_those_that_share_its_script(redis_process: RedisServer) -> None:
+    with redis_process.client() as client:
+        pair = Pair(client, Terms(slots=(4, 4)))
+        pair.define(Entitlement(name="a", model="m"))
+        request = {
+            "entitlement": "a",
+            "pool": 0,
+            "alternates": [],
+            "estimate_tokens": 1,
+            "kv_bytes": 0,
+            "sequences": 1,
+        }
+        admit = {"lease_id": "l", "owner": "o", "observe": False, "request": request}
+        broken = {**admit, "lease_id": "x", "request": {**request, "pool": "none"}}
+        answers = pair.group([("admit", broken), ("admit", admit), ("settle", {"lease_id": "l"})])
+        assert isinstance(answers[0], Exception)
+        assert not isinstance(decision(answers[1])[0], Denial)
+        assert answers[2] == 1

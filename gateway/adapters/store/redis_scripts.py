@@ -1,8 +1,9 @@
 """The lease store's scripts as Redis takes them: their text, their keys, their calls as bytes.
 
 Every script has the same keys (see `lua/book.lua`), so a call is a prefix that is made once a
-model and script, and one msgpack argument. The keys carry the scripts' version: during a rolling
-upgrade that changes it, each version counts for itself.
+model and script, and one msgpack argument. Those in GROUPED are parts of one script,
+`lua/calls.lua`, which takes any number of them. The keys carry the scripts' version: during a
+rolling upgrade that changes it, each version counts for itself.
 """
 
 import hashlib
@@ -16,9 +17,24 @@ import msgspec
 from gateway.domain import Record
 
 VERSION: Final = 4
-_SHARED: Final = {"admit": ("book", "place"), "transfer": ("book", "place")}
+
+
+def lua(name: str) -> str:
+    """The text of `lua/NAME.lua`."""
+    return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text("utf-8")
+
+
+GROUPED: Final = {
+    "admit": ("place", "admit"),
+    "transfer": ("place", "transfer"),
+    "resize": ("resize",),
+    "settle": ("settle",),
+}
+"""Calls that share one script, by the parts that each is made of."""
+MOST_GROUPED: Final = 32
+"""In one script, which keeps everybody else waiting: some 1 ms."""
 _NAMES: Final = (
-    *("admit", "settle", "resize", "transfer", "renew", "adopt", "reap", "tick"),
+    *("calls", "renew", "adopt", "reap", "tick"),
     *("evict", "evicted", "define", "remove", "change", "view"),
 )
 _KEYS: Final = (
@@ -27,7 +43,16 @@ _KEYS: Final = (
 )
 _POOL_KEYS: Final = ("weights", "evictable", "denials", "denials_last")
 _SERVER_CLOCK: Final = "local now_s, read_s, ticked_by_s = book_time()"
-_TEST_CLOCK: Final = "local now_s, read_s, ticked_by_s = tonumber(ARGV[2]), nil, nil"
+_TEST_CLOCK: Final = "local now_s, read_s, ticked_by_s = tonumber(ARGV[#ARGV]), nil, nil"
+
+
+def _maker(name: str) -> str:
+    """Lua that makes the functions of a grouped call, when it is called for."""
+    text = "\n".join(map(lua, GROUPED[name]))
+    return f"MAKE.{name} = function()\n{text}\nend"
+
+
+_MAKERS: Final = "\n".join(("local MAKE = {}", *map(_maker, GROUPED)))
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -49,8 +74,8 @@ class Scripts:
         self.all = {name: self._read(name) for name in _NAMES}
 
     def _read(self, name: str) -> Script:
-        parts = (*_SHARED.get(name, ("book",)), name)
-        text = "\n".join(lua(part) for part in parts)
+        between = _MAKERS if name == "calls" else "local arg = unpacked(ARGV[1])"
+        text = "\n".join((lua("book"), between, lua(name)))
         if self.clock is not None:
             if _SERVER_CLOCK not in text:
                 raise ValueError(f"{name}.lua does not read the clock where it should")
@@ -66,6 +91,7 @@ class Calls:
         self.tag = f"{{{quote(model, safe=':')}}}"
         self.pools = pools
         self._prefixes: dict[str, bytes] = {}
+        self._keys = 0
 
     @property
     def key(self) -> str:
@@ -82,30 +108,28 @@ class Calls:
         self.pools = max(pools, self.pools)
         self._prefixes.clear()
 
-    def packed(self, name: str, argument: bytes) -> bytes:
-        """The call of a script with its argument."""
+    def packed(self, name: str, *arguments: bytes) -> bytes:
+        """The call of a script with its arguments."""
         prefix = self._prefixes.get(name)
         if prefix is None:
             prefix = self._prefixes[name] = self._prefix(name)
-        call = b"%b$%d\r\n%b\r\n" % (prefix, len(argument), argument)
-        if self.scripts.clock is None:
-            return call
-        now = repr(self.scripts.clock()).encode()
-        return b"%b$%d\r\n%b\r\n" % (call, len(now), now)
+        if self.scripts.clock is not None:
+            arguments = (*arguments, repr(self.scripts.clock()).encode())
+        count = 3 + self._keys + len(arguments)
+        return b"*%d\r\n%b%b" % (count, prefix, b"".join(map(_bulk, arguments)))
 
     def _prefix(self, name: str) -> bytes:
         keys = [key.encode() for key in self.all_keys()]
+        self._keys = len(keys)
         parts = [b"EVALSHA", self.scripts.all[name].sha, b"%d" % len(keys), *keys]
-        count = len(parts) + (1 if self.scripts.clock is None else 2)
-        return b"*%d\r\n" % count + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+        return b"".join(map(_bulk, parts))
 
     def _named(self, name: str) -> str:
         return f"sluice:{VERSION}:{self.tag}:{name}"
 
 
-def lua(name: str) -> str:
-    """The text of `lua/NAME.lua`."""
-    return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text("utf-8")
+def _bulk(part: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(part), part)
 
 
 def script(name: str, text: str) -> Script:

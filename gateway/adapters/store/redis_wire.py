@@ -6,14 +6,14 @@ after any failure, so that no late answer is taken for another call's.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, ResponseError
 
 from gateway.adapters.store.redis_route import Route, close
-from gateway.adapters.store.redis_scripts import Calls
+from gateway.adapters.store.redis_scripts import GROUPED, MOST_GROUPED, Calls
 from gateway.errors import StateFailure
 
 
@@ -24,10 +24,11 @@ class Lost(StateFailure):
 class Op:
     """One script call."""
 
-    __slots__ = ("argument", "done", "lasting", "name", "sent")
+    __slots__ = ("argument", "done", "lasting", "name", "sent", "tag")
 
     def __init__(self, name: str, argument: bytes, done: "asyncio.Future[Any] | None") -> None:
         self.name = name
+        self.tag = name.encode()
         self.argument = argument
         self.done = done
         """Whom to tell; a post has none."""
@@ -71,20 +72,28 @@ class Wire:
         if connection is None or not ops:
             return []
         self.round_trips_total += 1
-        packed = self._calls.packed
         for op in ops:
             op.sent = True
+        groups = list(_groups(ops))
         await connection.send_packed_command(
-            b"".join([packed(op.name, op.argument) for op in ops]), check_health=False
+            b"".join([self._packed(group) for group in groups]), check_health=False
         )
         answers: list[Any] = []
         read = connection.read_response
-        for _ in ops:
+        for group in groups:
             try:
-                answers.append(await read(disable_decoding=True))
+                answer = await read(disable_decoding=True)
             except ResponseError as error:
-                answers.append(_meant(error))
+                answers += [_meant(error)] * len(group)
+                continue
+            answers += answer if group[0].name in GROUPED else [answer]
         return answers
+
+    def _packed(self, group: Sequence[Op]) -> bytes:
+        first = group[0]
+        if first.name not in GROUPED:
+            return self._calls.packed(first.name, first.argument)
+        return self._calls.packed("calls", *(a for op in group for a in (op.tag, op.argument)))
 
     def _repeatable(self, answer: object) -> bool:
         if not isinstance(answer, ResponseError):
@@ -111,6 +120,19 @@ class Wire:
                 connection.pack_command("SCRIPT", "LOAD", script.text), check_health=False
             )
             await connection.read_response()
+
+
+def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """Calls that go together, in order: as many of GROUPED as follow one another, or one."""
+    group: list[Op] = []
+    for op in ops:
+        joins = group and op.name in GROUPED and group[0].name in GROUPED
+        if group and (not joins or len(group) >= MOST_GROUPED):
+            yield group
+            group = []
+        group.append(op)
+    if group:
+        yield group
 
 
 def _meant(error: ResponseError) -> Exception:

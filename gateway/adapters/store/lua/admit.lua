@@ -1,7 +1,7 @@
 -- admit, version 4: may this request enter? Decides, and takes the lease.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
+-- arg      {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
 --          estimate_tokens, kv_bytes, sequences}. observe: the model's; denials are only noted.
 --
 -- Returns msgpack {true, pool, weight, spilled, contended, protected, funded, would_deny,
@@ -235,8 +235,4 @@ local function admit(id, owner, observe, request)
   return granted(account, lease, place.contended, gives_way(account, lease))
 end
 
-local failed = load_book()
-if failed then return failed end
-local reply = admit(arg.lease_id, arg.owner, arg.observe, arg.request)
-save()
-return reply
+return function(arg) return admit(arg.lease_id, arg.owner, arg.observe, arg.request) end

@@ -21,7 +21,7 @@
 --  14 + 4p ..       of pool p, from 0: weights (sorted set of lease ids by weight), evictable
 --                   (sorted set likewise), denials and denials_last (sorted sets of tenants by
 --                   weight: whom the pool refused in this tick, and in the last but not in this)
--- ARGV[1]  msgpack, see each script
+-- ARGV     see each script; after it nothing, but in tests the time
 --
 -- Times are Unix seconds by the server's clock as no step of it shows, tokens and bytes whole numbers. Pools count
 -- from 0 outside, so pool p is `book.pools[p + 1]`.
@@ -64,7 +64,6 @@ local function book_time()
   return was_s + min(max(read_s - then_s, 0), LEAP_S), read_s, tonumber(then_s)
 end
 local now_s, read_s, ticked_by_s = book_time()
-local arg = unpacked(ARGV[1])
 
 -- -- state
 

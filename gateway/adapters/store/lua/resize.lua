@@ -1,26 +1,25 @@
 -- resize, version 4: changes what a lease reserves. Never refused: its bucket pays.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {lease_id, estimate_tokens, kv_bytes}: what it reserves from now on
+-- arg      {lease_id, estimate_tokens, kv_bytes}: what it reserves from now on
 --
 -- Returns 1, or 0 when the lease is not in force.
 
-local failed = load_book()
-if failed then return failed end
-local lease = lease_of(arg.lease_id)
-if not lease then return 0 end
-local account = account_of(lease.entitlement)
-average(account)
-local more = arg.estimate_tokens - lease.estimate_tokens
-pay(account, lease.funded, more)
-if more >= 0 then
-  account.debited = account.debited + more
-else
-  account.refunded = account.refunded - more
+return function(arg)
+  local lease = lease_of(arg.lease_id)
+  if not lease then return 0 end
+  local account = account_of(lease.entitlement)
+  average(account)
+  local more = arg.estimate_tokens - lease.estimate_tokens
+  pay(account, lease.funded, more)
+  if more >= 0 then
+    account.debited = account.debited + more
+  else
+    account.refunded = account.refunded - more
+  end
+  move(account, lease.pool, 0, arg.kv_bytes - lease.kv_bytes)
+  lease.estimate_tokens = arg.estimate_tokens
+  lease.kv_bytes = arg.kv_bytes
+  keep(lease, arg.lease_id)
+  return 1
 end
-move(account, lease.pool, 0, arg.kv_bytes - lease.kv_bytes)
-lease.estimate_tokens = arg.estimate_tokens
-lease.kv_bytes = arg.kv_bytes
-keep(lease, arg.lease_id)
-save()
-return 1

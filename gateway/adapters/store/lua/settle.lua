@@ -1,7 +1,7 @@
 -- settle, version 4: ends a lease and charges it, once.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {lease_id, charge, timely}: charge in tokens, false refunds all. timely: it ended just
+-- arg      {lease_id, charge, timely}: charge in tokens, false refunds all. timely: it ended just
 --          now; else its life is unknown and teaches nothing.
 --
 -- Returns 1 when the lease was in force, else 0: the first usage that comes after a lease expired
@@ -50,8 +50,4 @@ local function settle(id, charge, timely)
   return 1
 end
 
-local failed = load_book()
-if failed then return failed end
-local reply = settle(arg.lease_id, arg.charge, arg.timely)
-save()
-return reply
+return function(arg) return settle(arg.lease_id, arg.charge, arg.timely) end

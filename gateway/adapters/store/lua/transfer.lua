@@ -1,7 +1,7 @@
 -- transfer, version 4: moves a lease to another pool; the old place stays in force on refusal.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {lease_id, pool, force}; without force only if it would be admitted there
+-- arg      {lease_id, pool, force}; without force only if it would be admitted there
 --
 -- Returns msgpack {true, gives way} when it moved, was there already or is not in force, else
 -- {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A denial is no
@@ -43,8 +43,4 @@ local function transfer(id, p, force)
   return pack({true, gives_way(account, lease)})
 end
 
-local failed = load_book()
-if failed then return failed end
-local reply = transfer(arg.lease_id, arg.pool, arg.force)
-save()
-return reply
+return function(arg) return transfer(arg.lease_id, arg.pool, arg.force) end

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from redis.crc import key_slot
 
-from gateway.adapters.store import redis_route, redis_scripts
+from gateway.adapters.store import redis_route, redis_scripts, redis_wire
 from gateway.adapters.store.redis_pools import (
     LEAST_TICKED,
     MOST_TICKED,
@@ -14,21 +14,23 @@ from gateway.adapters.store.redis_pools import (
     TICK_CALL_US,
     next_slice,
 )
-from gateway.adapters.store.redis_scripts import Calls, Scripts, argument
+from gateway.adapters.store.redis_scripts import GROUPED, MOST_GROUPED, Calls, Scripts, argument
+from gateway.adapters.store.redis_wire import Op
 from tests.fakes import FakeClock
 
 LUA = Path(redis_scripts.__file__).with_name("lua")
 OPERATIONS = sorted(Scripts().all)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", [*OPERATIONS, *GROUPED])
 def test_every_script_says_what_it_is_given_and_what_it_returns(name: str) -> None:
     head = (LUA / f"{name}.lua").read_text().split("\n\n")[0]
     lines = head.splitlines()
     assert all(line.startswith("--") for line in lines)
     assert lines[0].startswith(f"-- {name}, version {redis_scripts.VERSION}: ")
     assert "-- KEYS     see book.lua" in lines
-    assert any(line.startswith("-- ARGV[1]  {") for line in lines)
+    given = "-- arg      {" if name in GROUPED else "-- ARGV[1]  {"
+    assert any(line.startswith(given) for line in lines)
     assert "\n-- Returns " in head
 
 
@@ -57,13 +59,26 @@ def test_a_call_is_one_command_with_its_keys_and_its_argument() -> None:
     assert msgspec.msgpack.decode(words[20]) == {"most": 3}
 
 
+def test_calls_that_may_share_a_script_do_in_their_order() -> None:
+    def named(names: str) -> list[list[str]]:
+        ops = [Op(known[name], b"", None) for name in names]
+        return [[op.name[0] for op in group] for group in redis_wire._groups(ops)]
+
+    known = {"a": "admit", "s": "settle", "t": "transfer", "r": "renew"}
+    assert named("") == []
+    assert named("asta") == [["a", "s", "t", "a"]]
+    assert named("arra") == [["a"], ["r"], ["r"], ["a"]]
+    many = named("as" * MOST_GROUPED)
+    assert [len(group) for group in many] == [MOST_GROUPED, MOST_GROUPED]
+
+
 def test_only_a_test_build_takes_the_time_as_an_argument() -> None:
     clock = FakeClock(12.5)
     told, own = Calls(Scripts(clock), "m", 1), Calls(Scripts(), "m", 1)
     assert told.packed("reap", b"x").endswith(b"$4\r\n12.5\r\n")
     assert own.packed("reap", b"x").endswith(b"$1\r\nx\r\n")
-    assert b"ARGV[2]" in told.scripts.all["reap"].text
-    assert b"ARGV[2]" not in own.scripts.all["reap"].text
+    assert b"tonumber(ARGV[#ARGV])" in told.scripts.all["reap"].text
+    assert b"tonumber(ARGV[#ARGV])" not in own.scripts.all["reap"].text
 
 
 def test_a_call_names_the_keys_of_pools_that_came_to_be_known() -> None:
