@@ -47,6 +47,8 @@ class RequestLog:
         self._waiting = 0
         """Records in both."""
         self._prompt_bytes = 0
+        self._writing = asyncio.Lock()
+        self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 
@@ -84,15 +86,18 @@ class RequestLog:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Write what is left and stop."""
+        """Write what is left and stop. A batch that is being written is never cut short."""
+        self._stop.set()
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await self._task
         await self.flush()
 
     async def flush(self) -> None:
-        """Write what is pending now."""
+        """Write what is pending now; what fails stays pending, in order."""
+        async with self._writing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         if self._lines:
             self._join()
         batch, self._pending = self._pending, []
@@ -101,7 +106,7 @@ class RequestLog:
         if not batch:
             return
         try:
-            await asyncio.shield(asyncio.to_thread(self._write, batch))
+            await asyncio.to_thread(self._write, batch)
         except OSError as error:
             self._pending[:0] = batch
             self._waiting += records
@@ -113,8 +118,9 @@ class RequestLog:
             self._failing = False
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), FLUSH_S)
             await self.flush()
 
     def _join(self) -> None:
