@@ -19,7 +19,6 @@ BENCHES = {
     "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
     "overhead": "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
     "attacks": "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
-    "workers": "the same load on one worker process and on two: CPU, shares, limits, books",
     "soak": "half an hour of mixed load, cancels and errors: memory, leases, exact books",
     "scale": "how cost grows with 2,000 workers, 100,000 entitlements, 100,000 leases",
     "redis-outage": "kill and hang Redis under load: no request fails or waits",

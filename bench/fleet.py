@@ -5,11 +5,14 @@ httpx.post(fleet.url + "/v1/chat/completions", ...)
 """
 
 import contextlib
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -63,7 +66,7 @@ class Engine:
 
 
 class Replica:
-    """One gateway process."""
+    """One gateway process, or several on one port (`server.workers`)."""
 
     def __init__(self, port: int, config: Mapping[str, Any]) -> None:
         """`config`: its file."""
@@ -72,9 +75,22 @@ class Replica:
         self.config = config
         self.process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def managed_at(self) -> list[str]:
+        """Where each of its processes shows its metrics and takes an admin's calls."""
+        server = self.config["server"]
+        first, count = server.get("management_port", 0), server.get("workers", 1)
+        if not first:
+            return [self.url]
+        ports = [first] if count == 1 else range(first + 1, first + 1 + count)
+        return [f"http://127.0.0.1:{port}" for port in ports]
+
     def metrics(self) -> dict[str, float]:
-        """Its /metrics."""
-        return read_metrics(self.url)
+        """Its /metrics; of several processes the sum, gauges of shared things included."""
+        total: Counter[str] = Counter()
+        for url in self.managed_at:
+            total.update(read_metrics(url))
+        return dict(total)
 
     def leases(self) -> int:
         """Leases in force here."""
@@ -83,7 +99,7 @@ class Replica:
     def admin(self, path: str) -> httpx.Response:
         """GET an admin path."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        return httpx.get(self.url + path, headers=headers, trust_env=False)
+        return httpx.get(self.managed_at[0] + path, headers=headers, trust_env=False)
 
 
 class Fleet:
@@ -160,7 +176,8 @@ class Fleet:
                 self._start_replica(replica, folder)
             self.gateway = self.replicas[0].process
             for replica in self.replicas:
-                self._children.wait_for(f"{replica.url}/ready")
+                for url in (replica.url, *replica.managed_at):
+                    self._children.wait_for(f"{url}/ready")
         except BaseException:
             self._stack.close()
             raise
@@ -249,3 +266,16 @@ def _mock(port: int, window: int, slots: int, more: Sequence[str]) -> list[str]:
         *(sys.executable, "-m", "sluice", "mock", "--port", str(port), "--model", MODEL),
         *("--max-model-len", str(window), "--max-num-seqs", str(slots), *more),
     ]
+
+
+def consecutive_ports(count: int) -> int:
+    """The first of some consecutive ports that nothing listens on.
+
+    Below those that systems hand out by themselves, so that none is taken meanwhile.
+    """
+    while True:
+        first = random.randrange(20_000, 32_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.fleet import read_metrics
+from bench.gateway_books import LogReader, held, idle_page, outcomes
 from bench.overhead_tools import build_tools, scratch
 from bench.report import Report, Row, at_most, equals
 from bench.soak_books import Ledger, book_rows
@@ -33,7 +34,6 @@ from bench.soak_gateway import Gateway, Sample
 from bench.soak_plot import plot_samples
 from bench.soak_trend import drift, memory_rows, most
 from bench.soak_visits import Visitors
-from bench.workers_books import LogReader, held, idle_page, outcomes
 from sluice.children import Children
 
 MINUTES: Final = float(os.environ.get("SLUICE_SOAK_MINUTES", "30"))

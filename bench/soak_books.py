@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from bench.gateway_books import Line
 from bench.report import Row, equals
 from bench.soak_gateway import TIGHT
-from bench.workers_books import Line
 
 BROKEN: Final = "upstream_error"
 EXAMPLES: Final = 8

@@ -17,8 +17,8 @@ import yaml
 
 from bench.everything import MODEL, everything, serve_command
 from bench.fleet import read_metrics
+from bench.gateway_books import gauge, held
 from bench.overhead_tools import cpu_ns, rss_kib, start_engines, tree
-from bench.workers_books import gauge, held
 from sluice.children import Children, free_ports
 
 MOCKED: Final = "mocked-model"

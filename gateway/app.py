@@ -9,11 +9,11 @@ import hashlib
 import importlib
 import importlib.metadata
 import logging
-import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.adapters.body_reader import BodyReader
@@ -22,21 +22,17 @@ from gateway.adapters.decision_ring import DecisionRing
 from gateway.adapters.engine_metrics import EngineMetrics
 from gateway.adapters.probes import Prober
 from gateway.adapters.request_log import Records, RequestLog
-from gateway.adapters.scheduler_notes import EVERY_S as NOTES_EVERY_S
-from gateway.adapters.scheduler_notes import SchedulerNotes
-from gateway.adapters.shared.seat import Seat
-from gateway.adapters.store.learning import Learning
+from gateway.adapters.store.learning import Learning, open_state
 from gateway.adapters.upstream import HttpUpstream
 from gateway.adapters.usage_export import UsageExport
 from gateway.assembly import TokenPools
 from gateway.domain import Principal
 from gateway.models import by_name, served_model
 from gateway.pipeline import Pipeline
-from gateway.policy import prefix_points
 from gateway.policy.served import ServedModel
+from gateway.replicas import Replicas
 from gateway.settings import Config
 from gateway.settings.boundaries import control_of
-from gateway.sharing import Sharing
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
 from gateway.web.admission_api import admission_router
@@ -44,15 +40,23 @@ from gateway.web.admission_desk import AdmissionDesk
 from gateway.web.body_bytes import BodyBytes
 from gateway.web.control import control_app
 from gateway.web.data_plane import DataPlane
+from gateway.web.management import Management
 from gateway.web.metrics import MetricsPage
 from gateway.web.openapi import openapi_document
+from gateway.web.peers import (
+    Peers,
+    answer_audit,
+    answer_decisions,
+    answer_load,
+    answer_refusals,
+    answer_usage,
+)
 from gateway.web.surface import Control
-from gateway.web.tenant_api import TenantView, tenant_router
+from gateway.web.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.wrong_keys import WrongKeys
 
 if TYPE_CHECKING:
     from gateway.adapters.compress_workers import CompressWorkers
-    from gateway.adapters.store.redis_board import RedisBoard
 
 _log = logging.getLogger("sluice")
 _TICK_S = 0.25
@@ -66,14 +70,13 @@ class Gateway:
         config: Config,
         *,
         clock: Callable[[], float] = time.monotonic,
-        seat: Seat | None = None,
+        port: int = 0,
     ) -> None:
         """Build everything; no I/O but opening the request log. Raises OSError for the log.
 
-        `seat`: the place of this process among several that serve the configuration.
+        `port`: where metrics and admin routes are served.
         """
         self.config = config
-        self.sharing = Sharing(seat)
         self.metrics = Metrics()
         self.models = tuple(served_model(config, model) for model in config.models)
         self.log: RequestLog | None = None
@@ -86,11 +89,11 @@ class Gateway:
             self.metrics,
             clock,
             witness=self.log,
-            link=self.sharing.link,
         )
         self.store = self.pools.store
+        self.replicas = Replicas(config, self.models, clock, port=port, counted=self.pools.replicas)
         self.learning = Learning(
-            self.sharing.state(config.state.url),
+            open_state(config.state.url),
             {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
             clock=clock,
         )
@@ -127,7 +130,7 @@ class Gateway:
         records = Records(self.ring, self.log, *others)
         keyring = self.pools.keyring
         new_id = request_ids()
-        self.compressor = _compress_workers(config, self.sharing.count)
+        self.compressor = _compress_workers(config)
         self.reader = BodyReader()
         self.pipeline = Pipeline(
             models=by_name(config, self.models),
@@ -155,15 +158,20 @@ class Gateway:
             clock=clock,
             wall_clock=time.time,
             draining=lambda: self.data_plane.draining,
-            replicas=self._replicas,
+            replicas=self.replicas.count,
         )
         self.store.on_evict(self._evict)
+        peers = self.replicas.peers
+        self._answer(peers)
+        port_apart = config.server.management_port != 0
         control = control_app(
             Control(
                 models=self.models,
                 names=names,
-                metrics=self.sharing.page(self._page(clock), self.metrics),
-                peers=self.sharing.peers,
+                metrics=self._page(clock),
+                peers=peers,
+                answers=self.replicas.answers,
+                drain=self.replicas.drain,
                 find_decision=self.ring.find,
                 latest_decisions=self.ring.latest,
                 registry=self.pools.registry,
@@ -178,7 +186,7 @@ class Gateway:
                 openapi=lambda: openapi_document(version()),
                 wrong_keys=wrong_keys,
             ),
-            admission_router(self.desk, known, self.sharing.peers),
+            admission_router(self.desk, known, peers),
             tenant_router(
                 TenantView(
                     authenticate=known,
@@ -187,58 +195,31 @@ class Gateway:
                     managed=self.pools.manages,
                     shapes=self.pools.shapes,
                     metrics=self.metrics,
-                    peers=self.sharing.peers,
+                    peers=peers,
                 )
             ),
         )
         self.data_plane = DataPlane(
             self.pipeline,
-            cast("Any", control),
+            cast("Any", control if not port_apart else Management(cast("Any", control), port)),
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
             wrong_keys=wrong_keys,
-            bodies=BodyBytes(config.server.max_held_body_bytes // self.sharing.count),
+            bodies=BodyBytes(config.server.max_held_body_bytes // config.server.workers),
         )
         self._clock = clock
-        self.board = self._open_board()
-        self.notes = SchedulerNotes(
-            self.models, self.board or self.sharing.board, secrets.token_hex(6), self._replicas
-        )
-        self.sharing.connect(self.models, self.ring, self.desk, self.pools.registry, self.metrics)
 
-    def _replicas(self, model: str) -> int:
-        """Processes that serve a model: of this host, and with Redis of all that share it."""
-        found = max(self.sharing.replicas, self.pools.replicas(model))
-        return found if self.board is None else max(found, self.board.replicas(model))
-
-    def _open_board(self) -> "RedisBoard | None":
-        """Where the gateways of one Redis hear of one another, if their schedulers need it."""
-        models = [model.name for model in self.models if model.schedulers]
-        if not models or not self.config.state.url.startswith("redis"):
-            return None
-        module = importlib.import_module("gateway.adapters.store.redis_board")
-        made: RedisBoard = module.RedisBoard(
-            self.config.state.url,
-            models,
-            replica=secrets.token_hex(8),
-            seed=module.Seed(since_unix_s=time.time(), value=prefix_points.seed()),
-            on_seed=self._digest_by,
-            clock=self._clock,
-            chance=random.random,
-        )
-        return made
-
-    def _digest_by(self, seed: int) -> None:
-        """Digest prompts by another seed: what is known by the old one is void."""
-        prefix_points.use_seed(seed)
-        for index in (index for model in self.models for index in model.prefixes):
-            for worker in range(index.workers):
-                index.forget(worker)
+    def _answer(self, peers: Peers) -> None:
+        """Answer the other replicas from what this one has."""
+        answer_decisions(peers, self.ring.find, self.ring.latest)
+        answer_audit(peers, self.pools.registry.audit)
+        answer_load(peers, self.models)
+        answer_usage(peers, self.desk.settle)
+        answer_refusals(peers, partial(refusals, self.metrics))
 
     def _state_up(self) -> bool:
         """Whether everything answers that is shared with other gateways, or kept."""
-        board = self.board is None or self.board.up
-        return self.learning.up and self.pools.up and board
+        return self.learning.up and self.pools.up and self.replicas.up
 
     def _evict(self, lease_id: str) -> None:
         """Have a lease give way, whosever it is."""
@@ -254,60 +235,52 @@ class Gateway:
             self._state_up,
             lambda: self.pools.figures,
             lambda: self.pools.store_counts,
+            lambda: max((self.replicas.count(model.name) for model in self.models), default=1),
         )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Gateway"]:
-        """Probe and log while the block runs; close everything after it."""
-        for writer in (self.log, self.export):
-            if writer is not None:
+        """Probe and log while the block runs; then close everything, whatever fails at it."""
+        writers = [writer for writer in (self.log, self.export) if writer is not None]
+        async with AsyncExitStack() as closing:
+            for writer in writers:
                 writer.start()
-        if self.compressor is not None:
-            await self.compressor.start()
-        await self.learning.start()
-        if self.board is not None:
-            await self.board.start()
-        await self.prober.start()
-        await self.boundaries.start()
-        await self.telemetry.start()
-        async with self.pools.running(self.pipeline.extend):
+                closing.push_async_callback(writer.close)
+            if self.compressor is not None:
+                await self.compressor.start()
+                closing.push_async_callback(self.compressor.close)
+            closing.push_async_callback(self.reader.close)
+            closing.push_async_callback(self.upstream.close)
+            for part in (
+                self.replicas,
+                self.learning,
+                self.prober,
+                self.boundaries,
+                self.telemetry,
+            ):
+                await part.start()
+                closing.push_async_callback(part.close)
+            await closing.enter_async_context(self.pools.running(self.pipeline.extend))
             self.desk.start()
-            self.sharing.start()
+            closing.push_async_callback(self.desk.close)
             ticking = asyncio.create_task(self._tick())
+            closing.callback(ticking.cancel)
             try:
                 yield self
             finally:
-                ticking.cancel()
-                await self.boundaries.close()
-                await self.telemetry.close()
-                await self.prober.close()
-                await self.upstream.close()
-                await self.desk.close()
-                await self.learning.close()
-                if self.board is not None:
-                    await self.board.close()
-                await self.reader.close()
-                if self.compressor is not None:
-                    await self.compressor.close()
-        for writer in (self.log, self.export):
-            if writer is not None:
-                await writer.close()
-        await self.sharing.close()
+                for writer in writers:  # before anything is waited for that may be away
+                    await writer.flush()
 
     async def _tick(self) -> None:
-        """Have schedulers look after what no request brings about."""
-        told_s = 0.0
-        while any(model.schedulers for model in self.models):
+        """Have schedulers look after what no request brings about, and exchange notes."""
+        while True:
             await asyncio.sleep(_TICK_S)
-            now_s = self._clock()
             try:
                 self.pipeline.tick()
-                if now_s - told_s >= NOTES_EVERY_S:
-                    told_s = now_s
-                    for _ in self.notes.exchange(now_s):
-                        await asyncio.sleep(0)
+                for _ in self.replicas.exchange(self._clock()):
+                    await asyncio.sleep(0)
             except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("looking after the schedulers failed")
+                _log.exception("looking after schedulers and replicas failed")
 
 
 def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
@@ -316,13 +289,13 @@ def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
         served.prefixes[pool].forget(worker)
 
 
-def _compress_workers(config: Config, shared_by: int) -> "CompressWorkers | None":
+def _compress_workers(config: Config) -> "CompressWorkers | None":
     if not any(model.compression.enabled for model in config.models):
         return None
     # numpy takes some 20 MB: only who compresses needs it.
     module = importlib.import_module("gateway.adapters.compress_workers")
     made: CompressWorkers = module.CompressWorkers(
-        processes=-(-config.compressor.processes // shared_by),
+        processes=-(-config.compressor.processes // config.server.workers),
         time_limit_s=config.compressor.time_limit_ms / 1000,
         queue=config.compressor.queue,
         tokenizers=[

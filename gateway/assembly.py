@@ -20,10 +20,6 @@ from gateway.adapters.engine_kv import EngineKv
 from gateway.adapters.entitlement_sync import EntitlementSync
 from gateway.adapters.registry import Registry
 from gateway.adapters.roster import File
-from gateway.adapters.shared.directory import SharedDirectory
-from gateway.adapters.shared.health import Reporter
-from gateway.adapters.shared.leases import SharedLeases
-from gateway.adapters.shared.link import Link
 from gateway.adapters.store.directory import open_directory
 from gateway.adapters.store.keeper import Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
@@ -31,7 +27,7 @@ from gateway.adapters.store.sqlite_leases import SqliteLeases
 from gateway.domain import DECISION_SCHEMA, PoolEvent
 from gateway.policy.ledger import TokenPool
 from gateway.policy.served import ServedModel
-from gateway.ports import Directory, RecordSink
+from gateway.ports import RecordSink
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
 from gateway.stages.authenticate import Keyring
@@ -57,18 +53,11 @@ class TokenPools:
         metrics: Metrics,
         clock: Callable[[], float],
         witness: RecordSink | None = None,
-        link: Link | None = None,
     ) -> None:
-        """`models` by name (not by alias); `witness` hears what changes the pools. No I/O.
-
-        With a `link` this is one of several worker processes: what is embedded in one process
-        is then the parent's.
-        """
+        """`models` by name (not by alias); `witness` hears what changes the pools. No I/O."""
         self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
-        self._link = None if self._url.startswith("redis") else link
-        lasting = self._url != "memory://" or self._link is not None
-        kept = config.server.admin_key is not None and lasting
+        kept = config.server.admin_key is not None and self._url != "memory://"
         self._guarded = bool(self._file.entries) or kept
         self._metrics = metrics
         self._clock = clock
@@ -80,15 +69,13 @@ class TokenPools:
         self.keyring = Keyring()
         books = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._kept = self._open_store(config, books)
-        self.directory = self._open_directory()
-        # The store of several workers hears of entitlements from the parent, once.
-        told = self._managed if self._link is None else {}
+        self.directory = open_directory(self._url)
         self.sync = sync = EntitlementSync(
             directory=self.directory,
             keyring=self.keyring,
             store=self.store,
             models=self.shapes,
-            managed=told,
+            managed=self._managed,
             changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108 - made below
             clock=clock,
             rates={name: served.rates for name, served in models.items()},
@@ -117,13 +104,12 @@ class TokenPools:
     def up(self) -> bool:
         """Whether the shared store decides, the kept one saves and the directory answers."""
         shared = True if isinstance(self.store, MemoryLeases) else self.store.up
-        kept = self.keeper.up if isinstance(self.keeper, Reporter) else True
-        return shared and kept and self.registry.up and (self._kept is None or self._kept.up)
+        return shared and self.registry.up and (self._kept is None or self._kept.up)
 
     def replicas(self, model: str) -> int:
         """Gateways that a shared store has heard of lately; 1 where it does not say."""
         store = self.store
-        if isinstance(store, MemoryLeases | SharedLeases) or not self.manages(model):
+        if isinstance(store, MemoryLeases) or not self.manages(model):
             return 1
         return store.replicas(model)
 
@@ -131,19 +117,16 @@ class TokenPools:
     def store_counts(self) -> StoreCounts:
         """What went wrong with the shared lease store; all 0 without one."""
         store = self.store
-        if isinstance(store, MemoryLeases | SharedLeases):
+        if isinstance(store, MemoryLeases):
             return StoreCounts()
         return StoreCounts(
             alone=store.alone_total, failures=store.failures_total, dropped=store.dropped_total
         )
 
     @asynccontextmanager
-    async def running(self, extend: Callable[[], None] | None) -> AsyncIterator[None]:
-        """Keep everything current while the block runs; `extend` has streams reserve more.
-
-        Without it no requests are served here, and no figures are looked at.
-        """
-        apart = None if isinstance(self.store, MemoryLeases | SharedLeases) else self.store
+    async def running(self, extend: Callable[[], None]) -> AsyncIterator[None]:
+        """Keep everything current while the block runs; `extend` has streams reserve more."""
+        apart = None if isinstance(self.store, MemoryLeases) else self.store
         if apart is not None:
             await apart.start()
         # Where an admin may have made entitlements, nobody comes in before they are known.
@@ -151,13 +134,11 @@ class TokenPools:
         if self._kept is not None:
             await self._kept.start()
         await self.keeper.start()
-        chores: list[asyncio.Task[None]] = []
-        if extend is not None:
-            await self._look()
-            chores = [
-                asyncio.create_task(self._often(FIGURES_EVERY_S, self._look)),
-                asyncio.create_task(self._extending(extend)),
-            ]
+        await self._look()
+        chores = [
+            asyncio.create_task(self._often(FIGURES_EVERY_S, self._look)),
+            asyncio.create_task(self._extending(extend)),
+        ]
         try:
             yield
         finally:
@@ -173,9 +154,7 @@ class TokenPools:
 
     def _open_store(
         self, config: Config, books: Mapping[str, TokenPool]
-    ) -> "tuple[MemoryLeases | SharedLeases | RedisLeases, SqliteLeases | None]":
-        if self._link is not None:
-            return SharedLeases(self._link, self._served), None
+    ) -> "tuple[MemoryLeases | RedisLeases, SqliteLeases | None]":
         scheme, _, rest = self._url.partition("://")
         owner = secrets.token_hex(6)
         if books and scheme.startswith(("redis", "rediss")):
@@ -196,17 +175,7 @@ class TokenPools:
             return embedded, SqliteLeases(Path(rest.removeprefix("/")), books)
         return embedded, None
 
-    def _open_directory(self) -> Directory:
-        if self._link is None:
-            return open_directory(self._url)
-        shared = SharedDirectory(self._link)
-        shared.when_changed(lambda: self.sync.poll())  # noqa: PLW0108 - made afterwards
-        return shared
-
-    def _keeper(self) -> Keeper | Reporter:
-        if self._link is not None:
-            store = cast("SharedLeases", self.store)
-            return Reporter(self._link, store, self._served, self.engine_kv, self._clock)
+    def _keeper(self) -> Keeper:
         specs = {name: self._spec(name, model) for name, model in self._managed.items()}
         return Keeper(cast("Any", self.store), specs, self._clock, time.time)
 
@@ -238,7 +207,6 @@ class TokenPools:
                 terms.name
                 for terms, _ in zip(self.registry.terms(name), range(ACCOUNTS_SHOWN), strict=False)
             ]
-            # Asked at once: processes that share a parent wake it once.
             pools, accounts = await asyncio.gather(
                 self.keeper.pools(name), self.store.view(name, names)
             )

@@ -1,30 +1,48 @@
-"""`python -m gateway.child`: one worker process, started by `gateway.supervisor`.
+"""`python -m gateway.child`: one replica of several on a host, started by `gateway.supervisor`.
 
-Its arguments say which it is and which descriptors it was given; the checked configuration comes
-through its standard input, so that it is read and checked once, and no secret is on disk.
+Standard input gives the length of the checked configuration and the configuration, so that it is
+read and checked once and no secret is on disk; it stays open until the supervisor is gone.
+Standard output says when this replica listens.
 """
 
 import json
 import logging
 import pickle
 import sys
+from io import RawIOBase
 
-from gateway.adapters.shared.seat import Place
 from gateway.serving import run
+from gateway.supervisor import READY
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM, or until the parent is gone."""
+    """Serve until SIGTERM, or until the supervisor is gone."""
     told = json.loads(arguments[0])
-    place = Place(**told["place"])
     for name, level in told["levels"].items():
         logging.getLogger(name or None).setLevel(level)
     logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s worker {place.index} %(name)s: %(message)s"
+        format=f"%(asctime)s %(levelname)s replica {told['index']} %(name)s: %(message)s"
     )
-    # From our own parent, over a pipe that nobody else has.
-    config = pickle.loads(sys.stdin.buffer.read())  # noqa: S301
-    return run(config, place=place)
+    pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - kept open
+    packed = _exactly(pipe, int.from_bytes(_exactly(pipe, 8)))
+    # From our own supervisor, over a pipe that nobody else has.
+    config = pickle.loads(packed)  # noqa: S301
+    return run(config, on_ready=_ready, parent=pipe.fileno(), warns=told["index"] == 1)
+
+
+def _exactly(pipe: RawIOBase, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = pipe.read(count - len(found))
+        if not part:
+            raise SystemExit(1)  # the supervisor is gone
+        found += part
+    return found
+
+
+def _ready(_port: int) -> None:
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One process that serves: uvicorn with the gateway's own protocol, until SIGTERM and drained.
+"""One replica that serves: uvicorn with the gateway's own protocol, until SIGTERM and drained.
 
 `gateway.app` builds what is served; `gateway.supervisor` starts several of these.
 """
@@ -10,17 +10,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from heapq import nlargest
-from operator import itemgetter
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
 import uvicorn
 
 from gateway.adapters.heap import give_back_large_blocks
+from gateway.adapters.listening import bound, port_of
 from gateway.adapters.open_files import allow_open_files, files_needed, shortage
-from gateway.adapters.shared.seat import Place, Seat
 from gateway.app import Gateway
 from gateway.errors import StateFailure
 from gateway.settings import Config
@@ -42,41 +40,13 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._gateway = gateway
         self._on_ready = on_ready
-        self._seat = gateway.sharing.seat
         self._drain_until_s: float | None = None
         self._next_sweep_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and self._seat is not None:
-            self._seat.link.on_lost = lambda: self.handle_exit(signal.SIGTERM, None)
-            self._seat.give_away_with(self._give_away)
-            await self._seat.ready(self._connection)
-        elif self.started and self._on_ready is not None:
-            self._on_ready(self.servers[0].sockets[0].getsockname()[1])
-
-    def _connection(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = cast("Any", self.config).http_protocol_class(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return made
-
-    def _give_away(self, count: int) -> Iterator[socket.socket]:
-        """Idle connections for another process, those used last first."""
-        idle = [
-            (since_s, connection)
-            for connection in self.server_state.connections
-            if isinstance(connection, GatewayProtocol)
-            and (since_s := connection.idle_since_s) is not None
-        ]
-        for _, connection in nlargest(count, idle, key=itemgetter(0)):
-            if (taken := connection.give_away()) is not None:
-                yield taken
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._seat is not None:
-            await self._seat.leave()
-        await super().shutdown(sockets)
+        if self.started and self._on_ready is not None and sockets:
+            self._on_ready(port_of(sockets))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain_until_s is not None:
@@ -95,9 +65,6 @@ class _Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, GatewayProtocol):
                     connection.sweep(loop_s)
-        if self._seat is not None:
-            answered = self._gateway.data_plane.answered
-            self._seat.count(len(self.server_state.connections), answered)
         if self._drain_until_s is not None:
             idle = self._gateway.data_plane.running == 0
             if idle or time.monotonic() > self._drain_until_s:
@@ -109,22 +76,26 @@ async def serve(
     config: Config,
     *,
     on_ready: Callable[[int], None] | None = None,
-    place: Place | None = None,
+    parent: int | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; `on_ready` is told the port once it listens.
 
-    `place`: of this process among several; its connections come from their parent.
+    `parent`: a descriptor that ends when the supervisor does, which shares its port. Raises
+    OSError, also for a port in use.
     """
-    seat = None if place is None else Seat(place)
-    if seat is not None:
-        seat.open()
-    gateway = Gateway(config, seat=seat)
+    listed = config.server
+    sockets = bound(listed.host, listed.port, shared=parent is not None)
+    management = sockets
+    if listed.management_port:
+        management = bound(listed.host, listed.management_port)
+        sockets = [*sockets, *management]
+    gateway = Gateway(config, port=port_of(management))
     protocol = type(
         "BoundGatewayProtocol",
         (GatewayProtocol,),
         {
             "max_head_bytes": config.server.max_header_bytes,
-            "max_connections": _connections(config, gateway.sharing.count),
+            "max_connections": _connections(config),
             "data_plane": gateway.data_plane,
             "bodies": gateway.data_plane.bodies,
         },
@@ -149,10 +120,18 @@ async def serve(
         gateway,
         on_ready,
     )
-    ignore_hangup(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    ignore_hangup(loop)
+    if parent is not None:
+        loop.add_reader(parent, _parent_gone, loop, parent, server)
     async with gateway.running():
         _calm_gc()
-        await server.serve(None if seat is None else [])
+        await server.serve(sockets)
+
+
+def _parent_gone(loop: asyncio.AbstractEventLoop, parent: int, server: _Server) -> None:
+    loop.remove_reader(parent)
+    server.handle_exit(signal.SIGTERM, None)
 
 
 def _calm_gc() -> None:
@@ -170,16 +149,20 @@ def run(
     config: Config,
     *,
     on_ready: Callable[[int], None] | None = None,
-    place: Place | None = None,
+    parent: int | None = None,
+    warns: bool = True,
 ) -> int:
-    """Serve in this process; the exit status. Raises nothing for a signal: that is a clean end."""
-    if not config.entitlements and (place is None or place.index == 0):
+    """Serve in this process; the exit status. Raises nothing for a signal: that is a clean end.
+
+    `parent`: see `serve`. Without `warns` another process says what the configuration lacks.
+    """
+    if warns and not config.entitlements:
         _log.warning("no entitlements are configured: the gateway is open to any key or none")
     give_back_large_blocks()
-    _allow_open_files(config, place)
+    _allow_open_files(config, warns=warns)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve(config, on_ready=on_ready, place=place))
+            runner.run(serve(config, on_ready=on_ready, parent=parent))
     except KeyboardInterrupt:
         return 0
     except SystemExit:  # uvicorn's, once it has logged why it cannot listen
@@ -190,18 +173,18 @@ def run(
     return 0
 
 
-def _allow_open_files(config: Config, place: Place | None) -> None:
-    connections = _connections(config, 1 if place is None else place.count)
+def _allow_open_files(config: Config, *, warns: bool) -> None:
+    connections = _connections(config)
     workers = sum(len(pool.workers) for model in config.models for pool in model.pools.values())
     allowed = allow_open_files(files_needed(connections, workers))
     said = shortage(connections, workers, allowed)
-    if said is not None and (place is None or place.index == 0):
+    if warns and said is not None:
         _log.warning("%s", said)
 
 
-def _connections(config: Config, processes: int) -> int:
-    """Client connections that one of several processes serves at once."""
-    return -(-config.server.max_connections // processes)
+def _connections(config: Config) -> int:
+    """Client connections that one of the host's replicas serves at once."""
+    return -(-config.server.max_connections // config.server.workers)
 
 
 def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
@@ -215,7 +198,7 @@ def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop of a process that serves."""
+    """What makes the event loop of a replica."""
     if sys.platform == "win32":
         return None
     import uvloop  # noqa: PLC0415 - not on Windows

@@ -14,6 +14,8 @@ from typing import Self
 import httpx
 
 _START_S = 60.0
+_END_S = 15.0
+"""A gateway says farewell to stores that may be away."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -89,8 +91,9 @@ class Children:
         for child in reversed(self._running):
             child.terminate()
             try:
-                child.wait(5.0)
+                child.wait(_END_S)
             except subprocess.TimeoutExpired:
+                sys.stderr.write(f"{' '.join(_args(child))} did not end, and is killed\n")
                 child.kill()
                 child.wait()
 

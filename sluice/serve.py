@@ -1,11 +1,11 @@
-"""`sluice serve`: run the gateway, in this process or in several."""
+"""`sluice serve`: run the gateway, one replica or several."""
 
 import logging
 from typing import Annotated, Literal
 
 import typer
 
-from gateway.settings import Config, shared_ranks
+from gateway.settings import Config, unfit_workers
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -18,18 +18,14 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Port; the file's when absent.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=128, help="Processes; the file's when absent.")
+        int | None, typer.Option(min=1, max=128, help="Replicas; the file's when absent.")
     ] = None,
     log_level: Annotated[Level, typer.Option(help="What is logged to stderr.")] = "info",
 ) -> None:
     """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
     loaded = listening_on(load_or_exit(config), host, port, workers)
-    if (model := shared_ranks(loaded)) is not None:
-        typer.echo(
-            f"--workers: the ranks of {model} are balanced by one process; give 1, or the model "
-            "another policy than bfio",
-            err=True,
-        )
+    if (found := unfit_workers(loaded)) is not None:
+        typer.echo(f"--workers: {found[0]}; {found[1]}", err=True)
         raise typer.Exit(2)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -51,7 +47,7 @@ def serve(
 def listening_on(
     config: Config, host: str | None, port: int | None, workers: int | None = None
 ) -> Config:
-    """The configuration with the address and the number of processes replaced where given."""
+    """The configuration with the address and the number of replicas replaced where given."""
     given = {"host": host, "port": port, "workers": workers}
     update = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"server": config.server.model_copy(update=update)})

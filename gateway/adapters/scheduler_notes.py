@@ -1,10 +1,10 @@
-"""What the schedulers of several processes tell one another, about once a second.
+"""What the schedulers of several replicas tell one another, about once a second.
 
-Each process has schedulers of its own over the same workers: it takes its share of every gate,
+Each replica has schedulers of its own over the same workers: it takes its share of every gate,
 and hears from the others what they learned of prefills, whom they served, what they have
-assigned and which prompts they sent where. Notes go over a board (`gateway.adapters.shared.board`
-within a host, `gateway.adapters.store.redis_board` on Redis); one that is malformed, or of a
-pool with other workers, is ignored.
+assigned and which prompts they sent where. Notes go over a board
+(`gateway.adapters.store.redis_board`); one that is malformed, or of a pool with other workers, is
+ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -60,13 +60,11 @@ __all__ = [
 ]
 
 
-def admit(
-    book: TokenPool, request: Request, now_s: float, *, observe: bool, decided: bool = False
-) -> Grant | Denial:
+def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> Grant | Denial:
     """Decide and take the lease.
 
     `observe`: the model's; a denial is then noted, not applied, and no bucket pays for what
-    would have been refused. `decided`: it was admitted before, and pays whatever there is.
+    would have been refused.
     """
     if now_s >= book.reap_at_s:
         reap(book, now_s)
@@ -83,11 +81,9 @@ def admit(
         found = _decide(book, account, request, w, now_s)
         if isinstance(found, Denial):
             _refused(book, account, request, w, found, now_s)
-            if not (decided or observe or account.terms.observe):
+            if not (observe or account.terms.observe):
                 return found
             would_deny, funded = found.reason, "none"
-            if decided:
-                funded = limits.paid_by(book, account, request.estimate_tokens, now_s)
         else:
             place, funded = found
             pool, spilled, contended = place.pool, place.spilled, place.contended

@@ -205,6 +205,13 @@ def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> Non
     _refresh(pool)
 
 
+def doubt(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> None:
+    """Another replica ejected a worker's engine: here one failure is enough to do the same."""
+    head = pool.siblings[worker][0]
+    if pool.ejected_until_s[head] <= now_s:
+        pool.failures[head] = max(pool.failures[head], rules.eject_after - 1)
+
+
 def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections") -> None:
     """A refused connection: its engine is out of the rotation until a probe succeeds."""
     for rank in pool.siblings[worker]:

@@ -31,7 +31,7 @@ class ResponseHomes:
         self._of: dict[str, dict[str, None]] = {}
         """Each tenant's ids, the oldest first."""
         self.tell: Callable[[str, Home], None] | None = None
-        """Hears what was remembered, for processes that serve the same clients."""
+        """Hears what was remembered, for replicas that serve the same clients."""
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -43,7 +43,7 @@ class ResponseHomes:
             self.tell(response_id, home)
 
     def learn(self, response_id: str, home: Home) -> None:
-        """The same, from another process."""
+        """The same, from another replica."""
         known = self._homes.get(response_id)
         if known is not None and known.tenant != home.tenant:
             return

@@ -119,12 +119,6 @@ def funded_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> s
     return ""
 
 
-def paid_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> str:
-    """Which bucket pays for what is served in any case: the one of check 5, else what it has."""
-    funded = funded_by(book, account, tokens, now_s)
-    return funded or ("own" if account.terms.tokens_per_s > 0 else "surplus")
-
-
 def over_rate(book: TokenPool, account: Account, request: Request, now_s: float) -> Denial:
     """The denial when no bucket pays."""
     terms = account.terms

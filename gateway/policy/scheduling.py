@@ -176,7 +176,7 @@ class Scheduler(Protocol):
     gates: bool
     """Whether it holds jobs back until others have their first token: it must be told of them."""
     replicas: int
-    """Gateway processes that share the workers, >= 1: each has that share of every gate."""
+    """Replicas that share the workers, >= 1: each has that share of every gate."""
 
     @property
     def waiting(self) -> Sequence[int]:

@@ -1,11 +1,12 @@
 """One model as the gateway serves it: routing table, estimator, and the state of its pools."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from gateway.domain import PhaseTimeouts, WorkerAddress
+from gateway.policy import fleet
 from gateway.policy.band_rules import CompressionRules
 from gateway.policy.boundary_watch import BoundaryWatch
 from gateway.policy.budget import LengthEstimator
@@ -77,7 +78,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: tuple[PrefixIndex, ...] = ()
     """By pool, where a scheduler looks at prefixes; else nothing."""
     news: tuple[PrefixNews, ...] = ()
-    """By pool, what the other processes are told of prefixes; with `prefixes`."""
+    """By pool, what the other replicas are told of prefixes; with `prefixes`."""
     telemetry: tuple[TelemetryView, ...] = ()
     """By pool, where engines' own figures are read; else nothing."""
     tells_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
@@ -111,3 +112,15 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(
             self, "routing", msgspec.structs.replace(self.routing, pools=(*moved, pools[-1]))
         )
+
+
+def drain_worker(models: Iterable[ServedModel], worker: str, *, on: bool) -> int:
+    """Take a worker out of the rotation of every pool it is in, or return it; how many."""
+    hits = 0
+    for served in models:
+        for pool in served.pools:
+            for i, known in enumerate(pool.workers):
+                if known == worker:
+                    fleet.drain(pool, i, on=on)
+                    hits += 1
+    return hits

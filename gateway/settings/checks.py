@@ -19,6 +19,9 @@ from predictor.online import PrefillPredictor
 NO_KV_BYTES = "the model does not say what a token takes"
 KV_BYTES_FIX = "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)"
 
+MOST_PORT = 65_535
+ONE_SERVES = "some thousand requests/s a core (docs/performance.md)"
+
 Models = Sequence[tuple[int, ModelConfig]]
 
 
@@ -37,18 +40,38 @@ def check_config(document: Document, config: Config) -> None:
             f"{held_bytes:,} bytes for each process, below max_body_bytes",
             f"give at least {config.server.max_body_bytes * config.server.workers}",
         )
-    if shared_ranks(config) is not None:
+    if (found := unfit_workers(config)) is not None:
+        document.add(("server", "workers"), *found)
+    if config.server.management_port and config.server.management_port == config.server.port:
         document.add(
-            ("server", "workers"),
-            f"the ranks of {shared_ranks(config)} are balanced by one process",
-            "give 1, or another policy than bfio",
+            ("server", "management_port"),
+            "the clients' port",
+            "give another one, or 0 to have both on one port",
         )
 
 
-def shared_ranks(config: Config) -> str | None:
-    """A model whose ranks would be balanced by several processes, each seeing its part only."""
-    balanced = (m.name for m in config.models if m.scheduling.policy == "bfio")
-    return next(balanced, None) if config.server.workers > 1 else None
+def unfit_workers(config: Config) -> tuple[str, str] | None:
+    """Why this configuration cannot be served by several replicas of a host, and what to do."""
+    server = config.server
+    if server.workers == 1:
+        return None
+    if not config.state.url.startswith("redis"):
+        return (
+            "several replicas share their state through Redis, and state.url names none",
+            f"set state.url to redis://HOST:6379/0, or give 1: one replica serves {ONE_SERVES}",
+        )
+    if not 0 < server.management_port <= MOST_PORT - server.workers:
+        return (
+            "each of several replicas needs a port of its own for metrics and admin routes",
+            f"set server.management_port to a free port with {server.workers} free ones after it",
+        )
+    balanced = next((m.name for m in config.models if m.scheduling.policy == "bfio"), None)
+    if balanced is not None:
+        return (
+            f"the ranks of {balanced} are balanced by one replica",
+            "give 1, or another policy than bfio",
+        )
+    return None
 
 
 def check_models(document: Document, models: Models) -> None:

@@ -41,7 +41,10 @@ class ServerConfig(Section):
     port: Port = 8080
     """Port to listen on; 0 takes a free one."""
     workers: Processes = 1
-    """Processes that serve; with several, a parent keeps what they share and deals out clients."""
+    """Replicas on this host, all on this port; several share their state through Redis."""
+    management_port: Port = 0
+    """Where metrics and admin routes are, instead of on `port`; 0: on `port`. Of several replicas
+    each has its own, this one + 1 and on, and this one lists them for Prometheus (/http_sd)."""
     max_body_bytes: Count = 33_554_432
     """Larger request bodies are refused with 413."""
     max_held_body_bytes: Count = 2_147_483_648

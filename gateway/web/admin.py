@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -85,27 +85,14 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
     @app.post("/admin/workers/{worker:path}/drain")
     async def drain(worker: str, *, undo: bool = False) -> Response:
         """Take a worker out of the rotation; running requests finish. `undo=true` returns it."""
-        hits = drain_worker(control.models, worker, on=not undo)
+        hits = control.drain(worker, not undo)
         if not hits:
             raise NotFound(
                 f"No worker '{worker}'. GET /admin/pools lists them.",
                 reason="worker_not_found",
                 code="worker_not_found",
             )
-        await control.peers.drain(worker, on=not undo)
         return json_response({"worker": worker, "draining": not undo, "pools": hits})
-
-
-def drain_worker(models: Iterable[ServedModel], worker: str, *, on: bool) -> int:
-    """Take a worker out of the rotation of every pool it is in, or return it; how many."""
-    hits = 0
-    for served in models:
-        for pool in served.pools:
-            for i, known in enumerate(pool.workers):
-                if known == worker:
-                    fleet.drain(pool, i, on=on)
-                    hits += 1
-    return hits
 
 
 def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def admission_router(
 ) -> APIRouter:
     """The two routes over a desk; `authenticate` maps a presented key to its principal.
 
-    `peers` are other processes that serve the same proxy.
+    `peers` are other replicas that serve the same proxy.
     """
     app = APIRouter()
     others = peers or NoPeers()

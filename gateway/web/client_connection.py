@@ -11,7 +11,6 @@
 
 import asyncio
 import logging
-import os
 import socket
 from typing import Any, Final, cast
 
@@ -58,11 +57,6 @@ class ClientConnection(HttpToolsProtocol):
     def answering(self) -> bool:
         """A whole request is here, or was refused, and its answer has not ended."""
         return self._answering is not None or self._asgi_answers
-
-    @property
-    def idle_since_s(self) -> float | None:
-        """When its last answer ended, while nothing else has come; None otherwise."""
-        return self._idle_since_s if self._inbound_since_s is None else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse a connection too many."""
@@ -128,19 +122,6 @@ class ClientConnection(HttpToolsProtocol):
         ):
             if since_s is not None and now_s - since_s > limit_s:
                 self.transport.close()
-
-    def give_away(self) -> socket.socket | None:
-        """Let go of an idle connection without ending it: its socket, for another process.
-
-        None when anything has come in, or is still to be written.
-        """
-        mine = self.transport.get_extra_info("socket")
-        if self.idle_since_s is None or self.transport.get_write_buffer_size() or mine is None:
-            return None
-        self.transport.pause_reading()
-        taken = socket.socket(fileno=os.dup(mine.fileno()))
-        self.transport.close()
-        return taken
 
     def _look_later(self, after_s: float) -> None:
         self._look_timer = self.loop.call_later(after_s, self._look, after_s)

@@ -15,16 +15,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway.domain import MESSAGES, Dialect
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.policy import fleet
 from gateway.policy.head import read_head
 from gateway.policy.served import ServedModel
 from gateway.web.admin import admin_router
+from gateway.web.data_plane import too_large
 from gateway.web.metrics import CONTENT_TYPE
 from gateway.web.problems import error_body, error_headers, json_response
 from gateway.web.surface import Control
 from gateway.web.wrong_keys import WrongKeys
 
+REPLICAS: Final = "/internal/replicas/"
+MOST_ASKED_BYTES: Final = 65_536
+"""Of what another replica asks."""
 SHOWN: Final = 100
 """Workers that /ready names."""
 
@@ -37,6 +41,7 @@ def control_app(control: Control, *further: APIRouter) -> FastAPI:
     _handle_errors(app, control.wrong_keys)
     _public_routes(app, control)
     app.include_router(admin_router(control))
+    _replica_routes(app, control)
     for router in further:
         app.include_router(router)
     return app
@@ -118,6 +123,29 @@ def _public_routes(app: FastAPI, control: Control) -> None:
                 param="model",
             )
         return json_response(_model_card(control, name, found))
+
+
+def _replica_routes(app: FastAPI, control: Control) -> None:
+    @app.post(REPLICAS + "{topic}", include_in_schema=False)
+    async def replica_asks(topic: str, request: Request) -> Response:
+        """What another replica asks, with the token that this one registered on Redis."""
+        answers = control.answers
+        _, _, token = request.headers.get("authorization", "").partition(" ")
+        if answers is None or not answers.knows(token):
+            raise Unauthorized(
+                "Only replicas of this gateway ask here.",
+                reason="invalid_admin_key",
+                code="invalid_api_key",
+            )
+        asked = bytearray()
+        async for part in request.stream():
+            asked += part
+            if len(asked) > MOST_ASKED_BYTES:
+                raise too_large(MOST_ASKED_BYTES)
+        found = answers.answer(topic, bytes(asked))
+        if found is None:
+            return Response(status_code=204)
+        return Response(found, media_type="application/octet-stream")
 
 
 def _not_ready(models: Iterable[ServedModel]) -> dict[str, str]:

@@ -87,8 +87,6 @@ class DataPlane:
         self.draining = False
         """New requests are refused while the running ones finish."""
         self.running = 0
-        self.answered = 0
-        """Requests taken on so far."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request over ASGI (or hand it on)."""
@@ -143,7 +141,6 @@ class DataPlane:
             received_unix_s=time.time(),
         )
         self.running += 1
-        self.answered += 1
         try:
             await self._pipeline.serve(incoming, reply)
         except Exception:  # noqa: BLE001 - the last edge: a bug must not leave a bare 500

@@ -62,6 +62,7 @@ class MetricsPage:
         store_up: Callable[[], bool] = lambda: True,
         token_pools: Callable[[], Iterable[PoolFigures]] = tuple,
         store_counts: Callable[[], StoreCounts] = StoreCounts,
+        replicas: Callable[[], int] = lambda: 1,
     ) -> None:
         """`leases` gives the leases in force; `clock` is the fleet's."""
         self._metrics = metrics
@@ -71,6 +72,7 @@ class MetricsPage:
         self._store_up = store_up
         self._token_pools = token_pools
         self._store_counts = store_counts
+        self._replicas = replicas
 
     def render(self) -> bytes:
         """The page, in Prometheus's text format, in one go."""
@@ -120,7 +122,7 @@ class MetricsPage:
             "sluice_leases", "Leases by state.", ("state",), [(("active",), self._leases())]
         )
         yield _single("sluice_store_up", "1 when the state store answers.", int(self._store_up()))
-        yield _single("sluice_gateway_processes", "Processes whose counts this page adds up.", 1)
+        yield _single("sluice_replicas", "Live replicas, this one included.", self._replicas())
         yield from _store(self._store_counts())
         yield from schedulers(models)
         yield from boundaries(models)

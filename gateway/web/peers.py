@@ -1,8 +1,8 @@
-"""What the control plane of one worker process asks the other worker processes.
+"""What the control plane of one replica asks the other replicas.
 
-A client's connection is one worker's, and whatever it asks must not depend on which: a decision
+A client's connection is one replica's, and whatever it asks must not depend on which: a decision
 is found wherever it was made, lists and loads are those of all, usage is reported to whoever
-holds the lease. A worker that does not answer in time is left out.
+holds the lease. A replica that does not answer in time is left out.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 class Peers(Protocol):
-    """The other worker processes."""
+    """The other replicas."""
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         """What they answer. Raises nothing."""
@@ -30,21 +30,25 @@ class Peers(Protocol):
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         """Register what answers them."""
 
-    async def drain(self, worker: str, *, on: bool) -> None:
-        """Have them take an engine out of the rotation, or return it. Raises nothing."""
+
+class Answers(Protocol):
+    """What the other replicas are told."""
+
+    def knows(self, token: str) -> bool:
+        """Whether who presents this token may ask."""
+
+    def answer(self, topic: str, payload: bytes) -> bytes | None:
+        """What this replica says; None: nothing."""
 
 
 class NoPeers:
-    """Peers of a process that is alone."""
+    """Peers of a replica that is alone."""
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         """See Peers."""
         return []
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        """See Peers."""
-
-    async def drain(self, worker: str, *, on: bool) -> None:
         """See Peers."""
 
 
@@ -56,13 +60,13 @@ def answer_decisions(
     find: Callable[[str], bytes | None],
     latest: Callable[[int], list[msgspec.Raw]],
 ) -> None:
-    """Answer the others from this process's ring."""
+    """Answer the others from this replica's ring."""
     peers.on("decision", lambda payload: find(payload.decode()))
     peers.on("decisions", lambda payload: _json(latest(int(payload))))
 
 
 async def find_decision(peers: Peers, request_id: str) -> bytes | None:
-    """Another process's record of a request, as JSON."""
+    """Another replica's record of a request, as JSON."""
     found = await peers.ask("decision", request_id.encode())
     return found[0] if found else None
 
@@ -70,7 +74,7 @@ async def find_decision(peers: Peers, request_id: str) -> bytes | None:
 async def newest(
     peers: Peers, topic: str, own: Sequence[object], count: int
 ) -> list[dict[str, Any]]:
-    """The newest records of all processes, newest first; `own` are this one's."""
+    """The newest records of all replicas, newest first; `own` are this one's."""
     told = await peers.ask(topic, b"%d" % count)
     records = [msgspec.json.decode(_json(own)), *(msgspec.json.decode(each) for each in told)]
     merged = [record for each in records for record in each]
@@ -78,7 +82,7 @@ async def newest(
 
 
 def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) -> None:
-    """Answer the others from this process's audit."""
+    """Answer the others from this replica's audit."""
     peers.on("audit", lambda payload: _json(audit(int(payload))))
 
 
@@ -86,12 +90,12 @@ def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) 
 
 
 def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> None:
-    """Answer the others with how often this process refused an entitlement, by reason."""
+    """Answer the others with how often this replica refused an entitlement, by reason."""
     peers.on("refused", lambda payload: _json(refusals(payload.decode())))
 
 
 async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
-    """How often all processes did; `own` is this one's count."""
+    """How often all replicas did; `own` is this one's count."""
     total = Counter(own)
     for told in await peers.ask("refused", name.encode()):
         total.update(msgspec.json.decode(told, type=dict[str, int]))
@@ -112,7 +116,7 @@ _loads: Final = msgspec.msgpack.Decoder(dict[str, list[_Load]]).decode
 
 
 def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
-    """Answer the others with what this process has in flight."""
+    """Answer the others with what this replica has in flight."""
 
     def load(_: bytes) -> bytes:
         return _pack(
@@ -170,7 +174,7 @@ Settle = Callable[[Principal, Report], Settled]
 
 
 def answer_usage(peers: Peers, settle: Settle) -> None:
-    """Settle for the others what this process holds."""
+    """Settle for the others what this replica holds."""
 
     def settled(payload: bytes) -> bytes | None:
         told = _reported(payload)

@@ -9,8 +9,7 @@ from gateway.domain import Principal
 from gateway.policy.served import ServedModel
 from gateway.ports import PoolView
 from gateway.web.metrics import MetricsPage
-from gateway.web.metrics_shared import SharedMetricsPage
-from gateway.web.peers import NoPeers, Peers
+from gateway.web.peers import Answers, NoPeers, Peers
 from gateway.web.wrong_keys import WrongKeys
 
 Authenticate = Callable[[bytes | None], Principal]
@@ -79,12 +78,16 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ServedModel, ...]
     names: Mapping[str, str]
     """Name or alias -> model, `*` excluded."""
-    metrics: MetricsPage | SharedMetricsPage
+    metrics: MetricsPage
     find_decision: Callable[[str], bytes | None]
     """The record of a request, as JSON."""
     latest_decisions: Callable[[int], list[msgspec.Raw]]
+    drain: Callable[[str, bool], int]
+    """Take a worker out of the rotation (True) or return it: of how many pools."""
     peers: Peers = NoPeers()
-    """Other processes that serve the same clients."""
+    """Other replicas that serve the same clients."""
+    answers: Answers | None = None
+    """None: no other replica asks."""
     registry: EntitlementDesk | None = None
     """None: no admin routes of entitlements."""
     draining: Callable[[], bool]

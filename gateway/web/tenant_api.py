@@ -34,7 +34,7 @@ class TenantView(Record, frozen=True, kw_only=True):
     """By model's name."""
     metrics: Metrics
     peers: Peers = NoPeers()
-    """Other processes that refuse the same tenants."""
+    """Other replicas that refuse the same tenants."""
 
 
 def tenant_router(tenant: TenantView) -> APIRouter:

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from bench.redis_server import RedisServer
-from gateway.adapters.shared.directory import DirectoryDesk, SharedDirectory
 from gateway.adapters.store.directory import MemoryDirectory, open_directory
 from gateway.adapters.store.sqlite import SqliteState, open_file
 from gateway.adapters.store.sqlite_directory import TOMBSTONE_S, SqliteDirectory
@@ -23,17 +22,12 @@ from gateway.policy.entitlements import Entitlement
 from gateway.policy.learned import Sums
 from gateway.ports import Directory, EntitlementEntry, Kept, Removal
 from tests.fakes import FakeClock
-from tests.shared import Family
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
-ANYONE = ["memory", "workers", "sqlite", REDIS]
-KEPT = ["workers", "sqlite", REDIS]
+ANYONE = ["memory", "sqlite", REDIS]
+KEPT = ["sqlite", REDIS]
 
 Make = Callable[[], Directory]
-
-
-async def take_over() -> None:
-    """A parent whose token pools know everything."""
 
 
 async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
@@ -42,16 +36,9 @@ async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> A
     if name == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         url["redis"] = server.url
-    family = Family()
     async with AsyncExitStack() as stack:
-        if name == "workers":
-            stack.push_async_callback(family.close)
-            DirectoryDesk(family.hub, MemoryDirectory(), take_over)
-            links = [await family.join() for _ in range(4)]
 
         def make() -> Directory:
-            if name == "workers":
-                return SharedDirectory(links.pop())
             directory = open_directory(url[name])
             stack.push_async_callback(directory.close)
             return directory
@@ -219,7 +206,7 @@ async def test_closing_twice_is_no_failure(anyone: Directory) -> None:
     await anyone.close()
 
 
-@pytest.fixture(params=["memory", "workers", REDIS])
+@pytest.fixture(params=["memory", REDIS])
 async def marking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
     """Those that tell whether they lost a write."""
     async for make in opened(request.param, request, tmp_path):

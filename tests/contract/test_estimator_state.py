@@ -11,7 +11,6 @@ from typing import Protocol
 import pytest
 
 from bench.redis_server import RedisServer
-from gateway.adapters.shared.learned import LearnedDesk, SharedState
 from gateway.adapters.store import redis as redis_adapter
 from gateway.adapters.store.learning import NoState, open_state
 from gateway.adapters.store.redis import RedisState, key_of
@@ -19,11 +18,10 @@ from gateway.errors import StateFailure
 from gateway.policy.learned import Learned, Sums
 from gateway.ports import EstimatorState
 from tests.fakes import FakeShared, FakeState
-from tests.shared import Family
 
 M = "default:m"
-KEPT = ["fake", "workers", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
-SHARED = ["fake", "workers", pytest.param("redis", marks=pytest.mark.redis)]
+KEPT = ["fake", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+SHARED = ["fake", pytest.param("redis", marks=pytest.mark.redis)]
 
 
 def record(mean: float = 4.25, n: int = 7) -> dict[str, Sums]:
@@ -48,18 +46,11 @@ async def opened(
     if name == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         url = server.url
-    family = Family()
     async with AsyncExitStack() as stack:
-        if name == "workers":
-            stack.push_async_callback(family.close)
-            LearnedDesk(family.hub, [])
-            links = [await family.join() for _ in range(8)]
 
         def make() -> EstimatorState:
             state: EstimatorState
-            if name == "workers":
-                state = SharedState(links.pop())
-            elif name == "memory":
+            if name == "memory":
                 state = NoState()
             elif name == "fake":
                 state = FakeState(shared, f"replica-{next(count)}")

@@ -21,8 +21,6 @@ from hypothesis.stateful import (
 )
 
 from bench.redis_server import RedisServer
-from gateway.adapters.shared.leases import SharedLeases
-from gateway.adapters.shared.leases_desk import LeasesDesk
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Lease, Usage
@@ -33,7 +31,6 @@ from gateway.policy.served import ServedModel
 from gateway.ports import LeaseStore, Settlement
 from tests.builders import LONG, SHORT, ask, routing, served_model
 from tests.fakes import FakeClock, FakeStore
-from tests.shared import Family
 
 USED = Settlement(usage=Usage(prompt_tokens=1, completion_tokens=1), dispatched=True)
 REFUND = Settlement(usage=None, dispatched=False)
@@ -100,29 +97,6 @@ class OpenedRedis:
         return self.store.active
 
 
-class OpenedShared:
-    """One worker process's view of a store that is its parent's."""
-
-    def __init__(self, served: ServedModel, parents: ServedModel) -> None:
-        """`parents`: the parent's own states of the same model."""
-        self.served = served
-        self.parents = parents
-        self.family = Family()
-        LeasesDesk(self.family.hub, MemoryLeases({"m": parents}, FakeClock()))
-
-    async def start(self) -> None:
-        self.store = SharedLeases(await self.family.join(), {"m": self.served})
-
-    async def close(self) -> None:
-        await self.family.close()
-
-    def inflight(self, pool: int) -> int:
-        return self.served.pools[pool].inflight
-
-    def active(self) -> int:
-        return self.store.active
-
-
 STORES: dict[str, Callable[[ServedModel], Opened]] = {"memory": OpenedMemory, "fake": OpenedFake}
 ENFORCING = {k: v for k, v in STORES.items() if k != "fake"}
 """Stores that decide on spillover themselves."""
@@ -133,14 +107,8 @@ def small_fleet() -> ServedModel:
     return served_model(workers=(1, 1), slots=2, spill_queue=1)
 
 
-@pytest.fixture(params=[*STORES, "shared", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[*STORES, pytest.param("redis", marks=pytest.mark.redis)])
 async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
-    if request.param == "shared":
-        shared = OpenedShared(small_fleet(), small_fleet())
-        await shared.start()
-        yield shared
-        await shared.close()
-        return
     if request.param != "redis":
         yield STORES[request.param](small_fleet())
         return
@@ -151,15 +119,9 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
     await on_redis.store.close()
 
 
-@pytest.fixture(params=[*ENFORCING, "shared"])
-async def enforcing(request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
-    if request.param != "shared":
-        yield ENFORCING[request.param](small_fleet())
-        return
-    shared = OpenedShared(small_fleet(), small_fleet())
-    await shared.start()
-    yield shared
-    await shared.close()
+@pytest.fixture(params=[*ENFORCING])
+def enforcing(request: pytest.FixtureRequest) -> Opened:
+    return ENFORCING[request.param](small_fleet())
 
 
 async def test_a_lease_repeats_what_was_asked(opened: Opened) -> None:
@@ -348,28 +310,3 @@ def test_any_history_keeps_the_invariants(name: str) -> None:
 
     limits = settings(max_examples=60, stateful_step_count=30, deadline=None)
     run_state_machine_as_test(Machine, settings=limits)
-
-
-class SharedMachine(LeaseMachine):
-    """The same over a socket; the parent must count what its worker counts."""
-
-    shared: OpenedShared
-
-    def open(self) -> Opened:
-        self.shared = OpenedShared(small_fleet(), small_fleet())
-        self.loop.run_until_complete(self.shared.start())
-        return self.shared
-
-    def close(self) -> None:
-        self.loop.run_until_complete(self.shared.close())
-
-    @invariant()
-    def the_parent_counts_the_same(self) -> None:
-        self.loop.run_until_complete(self.shared.family.quiet())
-        for pool in (SHORT, LONG):
-            assert self.shared.parents.pools[pool].inflight == self.shared.inflight(pool)
-
-
-def test_any_history_keeps_the_invariants_over_a_socket() -> None:
-    limits = settings(max_examples=25, stateful_step_count=30, deadline=None)
-    run_state_machine_as_test(SharedMachine, settings=limits)

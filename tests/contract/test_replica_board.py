@@ -1,10 +1,12 @@
 """Replicas of one Redis hear of one another, agree on a seed, and go on when Redis is away."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from bench.redis_server import RedisServer
+from gateway.adapters.replica_calls import Address
 from gateway.adapters.store import redis_board
 from gateway.adapters.store.redis_board import MOST_BYTES, SILENT_S, RedisBoard, Seed
 from tests.fakes import FakeClock
@@ -28,6 +30,7 @@ class Fleet:
             self.url,
             models,
             replica=name,
+            address=Address(f"http://{name}:1", f"token-{name}"),
             seed=Seed(since_unix_s=began_unix_s, value=hash(name) & 0xFFFF),
             on_seed=lambda seed: self.seeds.__setitem__(name, seed),
             clock=self.clock,
@@ -115,7 +118,7 @@ async def test_junk_in_redis_is_ignored(fleet: Fleet) -> None:
     one, two = fleet.join("a", 1.0), fleet.join("b", 2.0)
     await fleet.exchange()
     with redis.Redis.from_url(fleet.url) as client:
-        (key,) = client.keys("*notes1")
+        (key,) = client.keys("*notes2")
         for number, junk in enumerate((b"", b"9 9 junk", b"9 99999999999999999 \x81\xff")):
             client.hset(key, f"r:junk{number}", junk)
     await fleet.exchange()
@@ -141,3 +144,29 @@ async def test_away_each_goes_on_alone_and_back_they_hear_again(
         assert (one.up, one.replicas("m"), two.replicas("m")) == (True, 2, 2)
         for board in fleet.boards:
             await board.close()
+
+
+async def test_each_knows_where_the_others_are_asked(fleet: Fleet) -> None:
+    one = fleet.join("a", 1.0, models=("m", "n"))
+    fleet.join("b", 1.0, models=("m", "n"))
+    fleet.join("c", 1.0, models=("other",))
+    await fleet.exchange()
+    assert one.others() == [Address("http://b:1", "token-b")]
+    await fleet.boards.pop(1).close()
+    await fleet.exchange()
+    fleet.clock.advance(SILENT_S + 1)
+    assert one.others() == []
+
+
+async def test_news_in_a_hurry_does_not_wait_for_the_next_exchange(fleet: Fleet) -> None:
+    one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
+    two.publish("m/0", b"")
+    await two.exchange()
+    await one.start()
+    one.publish("m/0", b"news")
+    one.hurry()
+    async with asyncio.timeout(0.5):
+        while two.peers("m/0") != [b"news"]:
+            fleet.clock.advance(0.01)
+            await two.exchange()
+            await asyncio.sleep(0.02)

@@ -194,7 +194,7 @@ def test_what_a_tenant_is_refused_changes_nothing_for_anybody(
     holds()
 
 
-EXAMPLES = {"memory": 150, "shared": 5, "sqlite": 20, "redis": 10}
+EXAMPLES = {"memory": 150, "sqlite": 20, "redis": 10}
 
 
 async def test_one_tenant_s_retries_lengthen_nobody_else_s_wait(opener: Opener) -> None:

@@ -38,8 +38,6 @@ from hypothesis.stateful import (
 )
 
 from bench.redis_server import RedisServer
-from gateway.adapters.shared.leases import SharedLeases
-from gateway.adapters.shared.leases_desk import LeasesDesk
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.adapters.store.sqlite_leases import SqliteLeases
@@ -54,7 +52,6 @@ from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPo
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.histories import histories
-from tests.shared import Family
 from tests.token_pools import NOW_S, entitled
 
 _T = TypeVar("_T")
@@ -157,37 +154,6 @@ async def open_memory(terms: Terms, entitlements: Sequence[Entitlement]) -> Open
     return OpenedMemory(terms, entitlements)
 
 
-class OpenedShared:
-    """A worker process's view of that store, which is its parent's."""
-
-    starts_again = False
-    takes_up_again = False
-    """As with the store behind it."""
-
-    async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
-        raise NotImplementedError
-
-    def __init__(self, parent: OpenedMemory, family: Family, store: SharedLeases) -> None:
-        self.parent = parent
-        self.family = family
-        self.store = store
-
-    def at(self, now_s: float) -> None:
-        self.parent.at(now_s)
-
-    async def quiet(self) -> None:
-        await self.family.quiet()
-
-    async def close(self) -> None:
-        await self.family.close()
-
-
-async def open_shared(terms: Terms, entitlements: Sequence[Entitlement]) -> Opened:
-    parent, family = OpenedMemory(terms, entitlements), Family()
-    LeasesDesk(family.hub, parent.store)
-    return OpenedShared(parent, family, SharedLeases(await family.join(), {"m": served_model()}))
-
-
 class OpenedRedis:
     """A store of one process over a server that holds nothing else."""
 
@@ -241,7 +207,7 @@ def opener_on(server: RedisServer) -> "Opener":
 
 
 Opener = Callable[[Terms, Sequence[Entitlement]], Awaitable[Opened]]
-OPENERS: dict[str, Opener] = {"memory": open_memory, "shared": open_shared, "sqlite": open_sqlite}
+OPENERS: dict[str, Opener] = {"memory": open_memory, "sqlite": open_sqlite}
 
 
 @pytest.fixture(params=[*OPENERS, pytest.param("redis", marks=pytest.mark.redis)])
@@ -252,7 +218,6 @@ def opener(request: pytest.FixtureRequest) -> Opener:
 
 LIMITS = {
     "memory": histories(60, steps=40),
-    "shared": histories(25, steps=40),
     "sqlite": histories(12, steps=40),
     # Each step is some round trips: fewer histories, and a failing one is shown as it was found.
     "redis": settings(

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.fleet import MODEL, Fleet, consecutive_ports
+from bench.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
 
@@ -55,10 +56,17 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
     assert done[0]["schema"] == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sighup_is_told_and_ends_nothing(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.redis)])
+def test_sighup_is_told_and_ends_nothing(
+    workers: int, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
     f = Fleet(short=1, long=0, mock=("--speed", "2"))
-    f.replicas[0].config["server"]["workers"] = workers
+    if workers > 1:
+        redis_server: RedisServer = request.getfixturevalue("redis_server")
+        config = f.replicas[0].config
+        config["state"] = {"url": redis_server.url}
+        config["server"]["workers"] = workers
+        config["server"]["management_port"] = consecutive_ports(workers + 1)
     with f:
         assert f.gateway is not None
         hit = [f.gateway.pid, *(_children(f.gateway.pid) if workers > 1 else ())]

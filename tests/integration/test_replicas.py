@@ -1,53 +1,322 @@
-"""Gateways of one Redis know what the others sent where."""
+"""Replicas on one Redis: as exact as one, known to one another, none the worse when one dies."""
 
+import hashlib
+import json
+import os
+import signal
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from bench.fleet import ADMIN_KEY, MODEL, Fleet
+from bench.fleet import ADMIN_KEY, MODEL, Fleet, consecutive_ports
 from bench.redis_server import RedisServer
+from sluice.children import ChildDied
 
 pytestmark = pytest.mark.redis
 
+CHAT = "/v1/chat/completions"
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+LIMIT = 3
+COUNT = 2
 
-def ask(url: str, text: str) -> dict[str, Any]:
-    """The record of a streamed request, when it has ended."""
-    body = {
+
+def entitlement(name: str, **more: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(f"sk-{name}".encode()).hexdigest()
+    return {
+        "name": name,
+        "tenant": f"tenant-{name}",
         "model": MODEL,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": 5,
-        "mock_output_tokens": 5,
-        "stream": True,
+        "api_keys": [f"sha256:{digest}"],
+        **more,
     }
-    with httpx.Client(trust_env=False, timeout=30) as client:
-        with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
-            assert answer.status_code == 200
-            answer.read()
-            request_id = answer.headers["x-request-id"]
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        for _ in range(50):
-            found = client.get(f"{url}/admin/decisions/{request_id}", headers=headers)
-            if found.status_code == 200:
-                return dict(found.json())
-            time.sleep(0.1)
-    raise AssertionError("no decision")
 
 
-def test_one_gateway_expects_the_hits_of_what_another_sent() -> None:
+def fleet_of(redis: RedisServer, folder: Path, **config: Any) -> Fleet:
+    fleet = Fleet(
+        short=1,
+        long=0,
+        mock=("--speed", "20"),
+        config={
+            "entitlements": [entitlement("a", max_concurrency=LIMIT), entitlement("free")],
+            "request_log": {"path": str(folder / "log.jsonl")},
+            "usage_export": {"path": str(folder / "usage.jsonl")},
+            "state": {"url": redis.url},
+            **config,
+        },
+    )
+    server = fleet.replicas[0].config["server"]
+    server["workers"] = COUNT
+    server["management_port"] = consecutive_ports(COUNT + 1)
+    return fleet
+
+
+class Client:
+    """One client; each of its requests is a new connection, dealt out by the kernel."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.url = fleet.url
+
+    def chat(self, name: str, tokens: int = 4, **more: Any) -> httpx.Response:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hello there"}],
+            "max_tokens": tokens,
+            "mock_output_tokens": tokens,
+            **more,
+        }
+        return self.post(CHAT, f"sk-{name}", body)
+
+    def post(self, path: str, key: str, body: Any) -> httpx.Response:
+        return httpx.post(
+            self.url + path,
+            json=body,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=30,
+            trust_env=False,
+        )
+
+
+def admin(url: str, method: str, path: str, **more: Any) -> httpx.Response:
+    return httpx.request(method, url + path, headers=ADMIN, trust_env=False, timeout=30, **more)
+
+
+def wait_until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, "did not happen in time"
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
     with RedisServer() as server:
-        config = {"state": {"url": server.url}}
-        with Fleet(short=3, long=0, config=config, further=[{}]) as fleet:
-            one, two = fleet.replicas
-            time.sleep(2.5)  # they have heard of one another
-            texts = [f"Document {number}. " * 900 for number in range(4)]
-            sent = [ask(one.url, text) for text in texts]
-            assert all(record["expected_hit_tokens"] == 0 for record in sent)
-            time.sleep(2.5)
-            again = [ask(two.url, text) for text in texts]
-            for first, second in zip(sent, again, strict=True):
-                assert second["worker"] == first["worker"]
-                assert second["expected_hit_tokens"] > 0.5 * second["prompt_tokens"]
-            metrics = httpx.get(f"{two.url}/metrics", trust_env=False).text
-            assert "sluice_store_up 1" in metrics
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replicas")
+
+
+@pytest.fixture(scope="module")
+def fleet(redis: RedisServer, folder: Path) -> Iterator[Fleet]:
+    with fleet_of(redis, folder) as fleet:
+        for url in fleet.replicas[0].managed_at:
+            wait_until(lambda url=url: _replicas_at(url) == COUNT)  # type: ignore[misc]
+        yield fleet
+
+
+def _replicas_at(url: str) -> float:
+    page = httpx.get(url + "/metrics", trust_env=False).text
+    return float(page.partition("\nsluice_replicas ")[2].partition("\n")[0])
+
+
+def test_limits_leases_and_metrics_are_exact_over_both(fleet: Fleet, folder: Path) -> None:
+    before = fleet.metrics()
+
+    def ask(_: int) -> list[int]:
+        return [Client(fleet).chat("a", 40).status_code for _ in range(6)]
+
+    with ThreadPoolExecutor(8) as threads:
+        found = Counter(chain.from_iterable(threads.map(ask, range(8))))
+    assert set(found) == {200, 429}
+    wait_until(lambda: fleet.leases() == 0)
+    after = fleet.metrics()
+    counted = {
+        outcome: sum(
+            value - before.get(key, 0)
+            for key, value in after.items()
+            if key.startswith("sluice_requests_total") and f'outcome="{outcome}"' in key
+        )
+        for outcome in ("ok", "refused")
+    }
+    assert counted == {"ok": found[200], "refused": found[429]}
+    key = {"authorization": "Bearer sk-a"}
+    for _ in range(4):
+        me = httpx.get(fleet.url + "/v1/sluice/me", headers=key, trust_env=False).json()
+        assert me["refused"] == {"concurrency": found[429]}, "whichever is asked"
+    wait_until(lambda: (folder / "usage.jsonl").read_text().count("\n") == found[200])
+    wait_until(lambda: (folder / "log.jsonl").read_text().count('"outcome"') == found.total())
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert most_at_once(line for line in lines if "admitted_unix_s" in line) <= LIMIT
+    served = Counter(line["request_id"].rpartition("-")[0] for line in lines if "outcome" in line)
+    assert len(served) == COUNT, "both have served"
+
+
+def most_at_once(records: Iterable[dict[str, Any]]) -> int:
+    """The most leases that were held at the same time, by the clock of this host."""
+    changes = []
+    for record in records:
+        if record["admitted_unix_s"] is not None:
+            changes += [(record["admitted_unix_s"], 1), (record["settled_unix_s"], -1)]
+    return max(accumulate(change for _, change in sorted(changes)))
+
+
+def test_what_an_admin_does_at_one_holds_at_both_within_two_seconds(fleet: Fleet) -> None:
+    one, other = fleet.replicas[0].managed_at
+    made = admin(
+        one,
+        "POST",
+        "/admin/entitlements",
+        json={"name": "new", "tenant": "t", "model": MODEL, "max_concurrency": 2},
+    )
+    key = made.json()["key"]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+    def all_say(status: int) -> None:
+        def said() -> bool:
+            # The management port serves what the clients' port does, of one certain replica.
+            headers = {"authorization": f"Bearer {key}"}
+            return all(
+                httpx.post(url + CHAT, json=body, headers=headers, trust_env=False).status_code
+                == status
+                for url in (one, other)
+            )
+
+        wait_until(said, 2.0)
+
+    all_say(200)
+    assert admin(one, "POST", "/admin/entitlements/new/suspend").status_code == 200
+    all_say(403)
+    assert admin(other, "DELETE", "/admin/entitlements/new").status_code == 204
+    all_say(401)
+    audits = [admin(url, "GET", "/admin/audit").json() for url in (one, other)]
+    assert audits[0] == audits[1]
+    assert {record["what"] for record in audits[0]["data"]} >= {"create", "suspend", "delete"}
+
+
+def test_a_decision_a_drain_and_a_lease_are_found_by_either(fleet: Fleet) -> None:
+    one, other = fleet.replicas[0].managed_at
+    request_id = Client(fleet).chat("free").headers["x-request-id"]
+    for url in (one, other):
+        assert admin(url, "GET", f"/admin/decisions/{request_id}").json()["outcome"] == "ok"
+        newest = admin(url, "GET", "/admin/decisions?limit=5").json()
+        assert request_id in {record["request_id"] for record in newest}
+    worker = fleet.engines[0].id
+    assert admin(one, "POST", f"/admin/workers/{worker}/drain").status_code == 200
+
+    def draining(url: str) -> bool:
+        (model,) = admin(url, "GET", "/admin/pools").json()
+        return bool(model["pools"][0]["workers"][0]["draining"])
+
+    wait_until(lambda: draining(other), 2.0)
+    assert Client(fleet).chat("free").status_code == 503
+    assert admin(other, "POST", f"/admin/workers/{worker}/drain?undo=true").status_code == 200
+    wait_until(lambda: not draining(one), 2.0)
+    assert Client(fleet).chat("free").status_code == 200
+    key = {"authorization": "Bearer sk-free"}
+    asked = {"model": MODEL, "input_tokens": 10, "max_tokens": 5}
+    granted = httpx.post(one + "/admission/authorize", json=asked, headers=key, trust_env=False)
+    usage = {
+        "lease_id": granted.json()["lease_id"],
+        "prompt_tokens": 10,
+        "completion_tokens": 1,
+    }
+    told = [
+        httpx.post(url + "/admission/usage", json=usage, headers=key, trust_env=False)
+        for url in (other, one)
+    ]
+    assert [answer.status_code for answer in told] == [200, 200]
+    assert told[0].json() == told[1].json()
+    unknown = {**usage, "lease_id": "x"}
+    answer = httpx.post(other + "/admission/usage", json=unknown, headers=key, trust_env=False)
+    assert answer.status_code == 404
+
+
+def test_clients_see_no_metrics_and_only_replicas_ask_replicas(fleet: Fleet) -> None:
+    for path in ("/metrics", "/admin/pools", "/internal/replicas/decisions"):
+        assert httpx.get(fleet.url + path, trust_env=False).status_code == 404
+    for token in ("", "guess", ADMIN_KEY):
+        answer = httpx.post(
+            fleet.replicas[0].managed_at[0] + "/internal/replicas/decisions",
+            content=b"5",
+            headers={"authorization": f"Bearer {token}"} if token else {},
+            trust_env=False,
+        )
+        assert answer.status_code == 401, token
+
+
+def test_prometheus_is_told_where_the_replicas_are(fleet: Fleet) -> None:
+    port = fleet.replicas[0].config["server"]["management_port"]
+    (group,) = httpx.get(f"http://127.0.0.1:{port}/http_sd", trust_env=False).json()
+    targets = [f"http://{target}" for target in group["targets"]]
+    assert targets == fleet.replicas[0].managed_at
+
+
+def test_a_killed_replica_s_leases_come_back_and_it_is_started_again(fleet: Fleet) -> None:
+    assert fleet.gateway is not None
+    pid = fleet.gateway.pid
+    victims = children(pid)
+    with ThreadPoolExecutor(LIMIT) as threads:
+        running = [threads.submit(Client(fleet).chat, "a", 4000) for _ in range(LIMIT)]
+        wait_until(lambda: fleet.leases() == LIMIT)
+        refused = Client(fleet).chat("a")
+        assert (refused.status_code, refused.headers["x-sluice-reason"]) == (429, "concurrency")
+        held = [_leases_at(url) for url in fleet.replicas[0].managed_at]
+        os.kill(victims[0], signal.SIGKILL)
+        lost = 0
+        for future in running:
+            try:
+                assert future.result(60).status_code == 200
+            except httpx.TransportError:
+                lost += 1
+    assert lost in held, "its own clients, and no others"
+    wait_until(lambda: len(children(pid)) == COUNT and _all_answer(fleet))
+    assert set(victims[1:]) < set(children(pid))
+
+    def inflight() -> int:
+        view = admin(fleet.replicas[0].managed_at[0], "GET", "/admin/entitlements/a").json()
+        return sum(view["usage"]["inflight"].values())
+
+    wait_until(lambda: inflight() == 0, 60)  # within the leases' time to live
+    assert [Client(fleet).chat("free").status_code for _ in range(6)] == [200] * 6
+
+
+def _leases_at(url: str) -> float:
+    page = httpx.get(url + "/metrics", trust_env=False).text
+    return float(page.partition('\nsluice_leases{state="active"} ')[2].partition("\n")[0])
+
+
+def _all_answer(fleet: Fleet) -> bool:
+    try:
+        return all(_replicas_at(url) >= COUNT for url in fleet.replicas[0].managed_at)
+    except httpx.TransportError:
+        return False
+
+
+def test_sigterm_drains_every_replica(fleet: Fleet) -> None:
+    assert fleet.gateway is not None
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(Client(fleet).chat, "free", 900) for _ in range(4)]
+        wait_until(lambda: fleet.leases() == 4)
+        fleet.gateway.send_signal(signal.SIGTERM)
+        assert [future.result(60).status_code for future in running] == [200] * 4
+    assert fleet.gateway.wait(15) == 0
+    fleet.forget_gateway()
+
+
+def test_a_replica_that_cannot_start_ends_the_gateway(redis: RedisServer, tmp_path: Path) -> None:
+    fleet = fleet_of(redis, tmp_path, usage_export={"path": str(tmp_path)})
+    with pytest.raises(ChildDied, match="ended with status 1"), fleet:
+        pass
+
+
+def test_replicas_end_when_their_supervisor_is_gone(redis: RedisServer, tmp_path: Path) -> None:
+    with fleet_of(redis, tmp_path) as fleet:
+        assert fleet.gateway is not None
+        assert Client(fleet).chat("free").status_code == 200
+        left = children(fleet.gateway.pid)
+        fleet.kill_replica(fleet.replicas[0])
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))

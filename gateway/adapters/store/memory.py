@@ -10,19 +10,18 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from gateway.adapters.store.memory_pools import SLICE, MemoryPools, account_view
 from gateway.adapters.store.steady import SteadyClock
 from gateway.domain import Ask, Lease
-from gateway.policy import admission, eviction, fleet, passing
+from gateway.policy import admission, eviction, fleet
 from gateway.policy.admission import Denial, Grant, Request
 from gateway.policy.charging import charge_tokens
 from gateway.policy.denials import limits_of, refusal_of
 from gateway.policy.ledger import TokenPool
-from gateway.policy.passing import Passing
 from gateway.policy.served import ServedModel
 from gateway.ports import Settlement
 
@@ -64,7 +63,7 @@ class MemoryLeases(MemoryPools):
 
     async def admit(self, ask: Ask) -> Lease:
         """See LeaseStore."""
-        found = self.take(ask, self.owner)
+        found = self.take(ask)
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._jitter())
         return found
@@ -101,18 +100,15 @@ class MemoryLeases(MemoryPools):
             self.prolong(held[start : start + SLICE])
             await asyncio.sleep(0)
 
-    # -- the same at once, for processes that share this store
+    # -- the same at once
 
-    def take(self, ask: Ask, owner: str, *, decided: bool = False) -> Lease | Denial:
-        """Decide, and take the lease for a process; a known lease id has its earlier lease.
-
-        `decided`: it was admitted before; what would refuse it now is only noted.
-        """
+    def take(self, ask: Ask) -> Lease | Denial:
+        """Decide, and take the lease; a known lease id has its earlier lease."""
         known = self._leases.get(ask.lease_id)
         if known is not None:
             return known
         book = self.books.get(ask.model)
-        lease = self._counted(ask) if book is None else self._decided(ask, book, owner, decided)
+        lease = self._counted(ask) if book is None else self._decided(ask, book)
         if isinstance(lease, Denial):
             return lease
         self._leases[ask.lease_id] = lease
@@ -154,27 +150,6 @@ class MemoryLeases(MemoryPools):
         if book is not None:
             self._charge(book, lease_id, settlement)
 
-    def began(self, lease_id: str, model: str, issued_unix_s: float) -> None:
-        """A lease was in use before it was entered."""
-        book = self.books.get(model)
-        held = None if book is None else book.leases.get(lease_id)
-        if held is not None:
-            held.issued_s = min(held.issued_s, issued_unix_s)
-
-    def pass_by(self, model: str, name: str, pool: int, leases: Sequence[Passing]) -> None:
-        """Enter leases of an entitlement that have ended, too."""
-        settled = passing.enter(self.books[model], name, pool, leases, self._now())
-        if settled is not None:
-            self.settled_total += settled
-            self.refunded_total += len(leases) - settled
-
-    def lapse(self, lease_id: str) -> None:
-        """End the lease of a process that is gone, as if its time were up."""
-        held = self._release(lease_id)
-        book = None if held is None else self.books.get(held.model)
-        if book is not None:
-            admission.lapse(book, lease_id, self._now())
-
     def victims(self, lease_id: str) -> list[str]:
         """Who has to give way to this lease: ids of leases that are held."""
         lease = self._leases.get(lease_id)
@@ -201,7 +176,7 @@ class MemoryLeases(MemoryPools):
             self._models[held.model].pools[held.pool].inflight -= held.sequences
         return held
 
-    def _decided(self, ask: Ask, book: TokenPool, owner: str, decided: bool) -> Lease | Denial:  # noqa: FBT001
+    def _decided(self, ask: Ask, book: TokenPool) -> Lease | Denial:
         request = Request(
             lease_id=ask.lease_id,
             entitlement=ask.entitlement,
@@ -210,7 +185,7 @@ class MemoryLeases(MemoryPools):
             estimate_tokens=ask.cost_tokens,
             kv_bytes=ask.kv_bytes,
             sequences=ask.sequences,
-            owner=owner,
+            owner=self.owner,
         )
         served = self._models[ask.model]
         now_s = self._now()
@@ -219,7 +194,6 @@ class MemoryLeases(MemoryPools):
             request,
             now_s,
             observe=served.observe_admission or served.routing.observe,
-            decided=decided,
         )
         if isinstance(found, Denial):
             return found

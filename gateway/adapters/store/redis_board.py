@@ -4,9 +4,9 @@ Rules:
 - Once a second one round trip tells all notes of this replica and hears those of others
   (`redis_exchange`); no request waits for it. While Redis is away notes of others run out
   (SILENT_S), and each replica goes on with what it knows.
-- Every model has a note in which each replica says that it is there, and the seed of its prompt
-  digests. All use the seed of the replica that began first, so that prompts compare, and keep it
-  when that replica ends.
+- Every model has a note in which each replica says that it is there, where it is asked, and the
+  seed of its prompt digests. All use the seed of the replica that began first, so that prompts
+  compare, and keep it when that replica ends.
 - A note is MOST_BYTES at most, and of MOST_REPLICAS others the first are heard.
 """
 
@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.adapters.replica_calls import Address
 from gateway.adapters.store.redis_exchange import RedisExchange
 from gateway.errors import StateFailure
 from gateway.policy.breaker import Breaker
@@ -30,7 +31,7 @@ SILENT_S: Final = 5
 TTL_S: Final = 60
 MOST_BYTES: Final = 1 << 20
 MOST_REPLICAS: Final = 128
-KIND: Final = "notes1"
+KIND: Final = "notes2"
 """Another layout of notes gets another kind: versions side by side don't hear one another."""
 
 _log = logging.getLogger("sluice.state")
@@ -43,6 +44,14 @@ class Seed(msgspec.Struct, frozen=True, order=True):
     value: int
 
 
+class _Presence(msgspec.Struct, frozen=True):
+    """What a replica says of itself."""
+
+    seed: Seed
+    url: str
+    token: str
+
+
 class _Note(msgspec.Struct):
     replica: str
     payload: bytes
@@ -50,7 +59,7 @@ class _Note(msgspec.Struct):
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_note: Final = msgspec.msgpack.Decoder(_Note).decode
-_decode_seed: Final = msgspec.msgpack.Decoder(Seed).decode
+_decode_presence: Final = msgspec.msgpack.Decoder(_Presence).decode
 
 
 class RedisBoard:
@@ -62,14 +71,19 @@ class RedisBoard:
         models: Iterable[str],
         *,
         replica: str,
+        address: Address,
         seed: Seed,
         on_seed: Callable[[int], None],
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
-        """`on_seed` is told another seed that all digests are to have from now on."""
+        """`address`: where the others ask this replica.
+
+        `on_seed` is told another seed that all digests are to have from now on.
+        """
         self._presence = [f"replicas:{model}" for model in models]
         self._replica = replica
+        self._address = address
         self._seed = seed
         self._on_seed = on_seed
         self._clock = clock
@@ -82,6 +96,7 @@ class RedisBoard:
         """By name and replica: when it was written, by this clock, and the note."""
         self._breaker = Breaker()
         self._away = False
+        self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -101,6 +116,20 @@ class RedisBoard:
         """Gateways that serve a model now, this one included."""
         return 1 + len(self._living(f"replicas:{model}"))
 
+    def others(self) -> list[Address]:
+        """Where the other replicas that serve a model of this one are asked."""
+        found = {}
+        for name in self._presence:
+            for replica, (_, payload) in self._living(name).items():
+                with contextlib.suppress(msgspec.DecodeError):
+                    told = _decode_presence(payload)
+                    found[replica] = Address(told.url, told.token)
+        return list(found.values())
+
+    def hurry(self) -> None:
+        """Exchange soon: there is news that others should have."""
+        self._hurry.set()
+
     async def start(self) -> None:
         """Hear of the others, then keep telling; waits LIMIT_S at most."""
         await self.exchange()
@@ -119,7 +148,7 @@ class RedisBoard:
         """One exchange, if the breaker allows it. Never raises but for cancellation."""
         if not self._breaker.allows(self._clock()):
             return
-        here = _encode(self._seed)
+        here = _encode(_Presence(self._seed, self._address.url, self._address.token))
         notes = {name: self._note(here) for name in self._presence}
         notes |= {name: self._note(payload) for name, payload in self._mine.items()}
         try:
@@ -166,7 +195,7 @@ class RedisBoard:
         for name in self._presence:
             for payload in self.peers(name):
                 with contextlib.suppress(msgspec.DecodeError):
-                    oldest = min(oldest, _decode_seed(payload))
+                    oldest = min(oldest, _decode_presence(payload).seed)
         if oldest != self._seed:
             self._seed = oldest
             self._on_seed(oldest.value)
@@ -179,5 +208,8 @@ class RedisBoard:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S * (0.9 + 0.2 * self._chance()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S * (0.9 + 0.2 * self._chance())):
+                    await self._hurry.wait()
+            self._hurry.clear()
             await self.exchange()

@@ -1,21 +1,17 @@
-"""The arithmetic of the soak, and the books that it and the bench of workers keep; no processes."""
+"""The arithmetic of the soak, and the books that it keeps; no processes."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 
-from bench.everything import everything
+from bench.gateway_books import Line, LogReader, Try, label, most_at_once, outcomes
 from bench.raw_client import Answer
 from bench.report import Row
 from bench.soak_books import Ledger, book_rows, refusal_gaps
 from bench.soak_gateway import Sample
 from bench.soak_trend import growth, slope_mib_per_day
 from bench.soak_visits import CHAT, MESSAGES, Visit, Visitors, told
-from bench.workers_books import Line, LogReader, Try, label, largest_share, most_at_once, outcomes
-from bench.workers_limits import LIMITED, with_limited_model
-from gateway.settings import load
 
 MINUTE_S = 60.0
 
@@ -122,7 +118,7 @@ def test_a_log_is_read_once_and_only_in_whole_lines(tmp_path: Path) -> None:
     note = b'{"event":"entitlement","status":"active"}\n'
     file.write_bytes(b'{"outcome":"ok","status":200,"request_id":"a-b-1"}\n' + note + b'{"outc')
     reader = LogReader(file, forget=True)
-    assert [(found.outcome, found.process) for found in reader.new()] == [("ok", "a-b")]
+    assert [(found.outcome, found.request_id) for found in reader.new()] == [("ok", "a-b-1")]
     assert reader.new() == []
     assert file.read_bytes()[-7:] == b"\n" + b'{"outc', "the end is left for who appends"
     with file.open("ab") as appended:
@@ -147,14 +143,4 @@ def test_figures_of_a_page_and_a_log() -> None:
         line("refused", request_id="b-2"),
     ]
     assert most_at_once(lines) == 2
-    assert largest_share(lines) == 0.5
     assert Try() == Try(worker="", result="")
-
-
-def test_the_limited_model_is_a_valid_addition(tmp_path: Path) -> None:
-    file = with_limited_model(
-        everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"]), "http://[::1]:2"
-    )
-    assert LIMITED in {model.name for model in load(file).models}
-    names = [entry["name"] for entry in yaml.safe_load(file.read_text())["entitlements"]]
-    assert names == ["bench", "limited"]

@@ -56,11 +56,17 @@ def test_ranks_are_workers_of_one_address() -> None:
     assert (pool.worker_count, pool.slots, pool.replica_bounds) == (3, 12, (3, 3))
 
 
-def test_several_processes_for_one_group_of_ranks_are_refused() -> None:
+TWO = """
+server: {workers: 2, management_port: 9100}
+state: {url: "redis://127.0.0.1:6379/0"}
+"""
+
+
+def test_several_replicas_for_one_group_of_ranks_are_refused() -> None:
     text = FILE.replace("WORKER", "{url: 'http://h:8000', ranks: 2}").replace("POLICY", "bfio")
     with pytest.raises(ConfigError, match="give 1, or another policy than bfio"):
-        parse(text + "server: {workers: 2}\n", "sluice.yaml", {})
-    fine = parse(text.replace("bfio", "least-loaded") + "server: {workers: 2}\n", "sluice.yaml", {})
+        parse(text + TWO, "sluice.yaml", {})
+    fine = parse(text.replace("bfio", "least-loaded") + TWO, "sluice.yaml", {})
     assert fine.server.workers == 2
 
 

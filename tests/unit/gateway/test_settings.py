@@ -792,3 +792,28 @@ def test_a_valid_file_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(section, "model_validate", again.append)
     assert len(parse(CONTRACT, "sluice.yaml", ENVIRON).entitlements) == 1
     assert again == []
+
+
+ONE_POOL = """\
+version: 1
+models:
+  - name: m
+    pools: {all: {max_model_len: 10, max_num_seqs: 1, workers: ["http://h:1"]}}
+"""
+WORKERS = "server: {workers: 3, management_port: 9100}\nstate: {url: 'redis://h:1/0'}\n"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("redis://h:1/0", "memory://", "through Redis, and state.url names none"),
+        ("redis://h:1/0", "sqlite:///x.db", "set state.url to redis://HOST:6379/0, or give 1"),
+        (", management_port: 9100", "", "a free port with 3 free ones after it"),
+        ("9100", "65533", "a free port with 3 free ones after it"),
+        ("workers: 3, management_port: 9100", "management_port: 8080", "the clients' port"),
+    ],
+)
+def test_what_several_replicas_lack_is_said(was: str, now: str, said: str) -> None:
+    assert read(ONE_POOL + WORKERS).server.workers == 3
+    with pytest.raises(ConfigError, match=said):
+        read(ONE_POOL + WORKERS.replace(was, now))

@@ -1,4 +1,4 @@
-"""The parent's patience with workers that die, and what it does with one worker only."""
+"""The supervisor's patience with replicas that die, and what it does with one only."""
 
 import pickle
 from typing import Any
@@ -7,11 +7,12 @@ import pytest
 
 from gateway import supervisor
 from gateway.settings import Config, parse
-from gateway.supervisor import DEATHS_WITHIN_S, MOST_DEATHS, MOST_PAUSE_S, Supervisor, Worker
+from gateway.supervisor import DEATHS_WITHIN_S, MOST_DEATHS, MOST_PAUSE_S, Replica, Supervisor
 
 FILE = """
 version: 1
-server: {port: 0, workers: %d, admin_key: "sk-secret"}
+server: {port: 0, workers: %d, management_port: 9100, admin_key: "sk-secret"}
+state: {url: "redis://127.0.0.1:6379/0"}
 models:
   - name: m
     pools:
@@ -26,11 +27,11 @@ def config(workers: int) -> Config:
 
 
 def pauses(deaths_s: list[float]) -> list[float | None]:
-    worker = Worker(0, Supervisor(config(2), None))
-    return [worker._pause_s(at_s) for at_s in deaths_s]
+    replica = Replica(1, Supervisor(config(2), None))
+    return [replica._pause_s(at_s) for at_s in deaths_s]
 
 
-def test_a_worker_that_dies_again_and_again_is_waited_for_longer_and_then_given_up() -> None:
+def test_a_replica_that_dies_again_and_again_is_waited_for_longer_and_then_given_up() -> None:
     found = pauses([float(n) for n in range(MOST_DEATHS)])
     assert found[-1] is None
     waited = [pause_s for pause_s in found[:-1] if pause_s is not None]
@@ -40,18 +41,22 @@ def test_a_worker_that_dies_again_and_again_is_waited_for_longer_and_then_given_
     assert waited[-1] == MOST_PAUSE_S
 
 
-def test_a_worker_that_dies_now_and_then_is_always_started_again() -> None:
+def test_a_replica_that_dies_now_and_then_is_always_started_again() -> None:
     found = pauses([n * DEATHS_WITHIN_S for n in range(20)])
     assert found == [pytest.approx(0.1)] * 20
 
 
-def test_workers_get_the_very_configuration() -> None:
+def test_replicas_get_the_configuration_with_a_management_port_each() -> None:
     made = config(3)
-    assert pickle.loads(pickle.dumps(made)) == made
-    assert Supervisor(made, None).count == 3
+    given = [pickle.loads(Supervisor(made, None).config_of(n)) for n in (1, 2, 3)]
+    assert [each.server.management_port for each in given] == [9101, 9102, 9103]
+    server = made.server
+    for each in given:
+        same = each.server.model_copy(update={"management_port": server.management_port})
+        assert each.model_copy(update={"server": same}) == made
 
 
-def test_one_worker_is_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_replica_is_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[Config, Any]] = []
 
     def alone(given: Config, **more: Any) -> int:

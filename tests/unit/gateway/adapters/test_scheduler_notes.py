@@ -23,7 +23,7 @@ def all_of(exchange: Iterator[None]) -> None:
 
 
 class Boards:
-    """One board, seen by several processes."""
+    """One board, seen by several replicas."""
 
     def __init__(self) -> None:
         self.notes: dict[str, dict[str, bytes]] = {}

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.policy import admission
-from gateway.policy.admission import Grant
-from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool, request
+from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
 
 
 def test_a_known_id_gets_its_earlier_decision_and_counts_once() -> None:
@@ -84,20 +83,6 @@ def test_observing_says_as_often_as_enforcing_would_that_the_bucket_is_empty() -
         said.append(grant.would_deny)
     assert said.count("tokens") == 11  # 9 x 300 of 1,000 + 19 x 100
     assert book.accounts["e"].level >= 0
-
-
-@pytest.mark.parametrize(("rate", "funded"), [(0.0, "surplus"), (5.0, "own")])
-def test_what_was_decided_elsewhere_is_paid_for_even_if_it_would_be_refused(
-    rate: float, funded: str
-) -> None:
-    book = pool(entitled(service_class="spot", tokens_per_s=rate), tokens_per_s=10.0)
-    book.accounts["e"].mean_cost = 50.0
-    for lease_id in ("a", "b", "c", "d"):
-        found = admission.admit(
-            book, request(lease_id, estimate_tokens=90), NOW_S, observe=False, decided=True
-        )
-    assert isinstance(found, Grant)
-    assert (found.would_deny, found.funded) == ("tokens", funded)
 
 
 def test_observing_knows_no_unknown_entitlements() -> None:

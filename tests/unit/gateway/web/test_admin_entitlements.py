@@ -36,6 +36,7 @@ def app_of(desk: Desk, admin_key_sha256: bytes | None = DIGEST) -> Any:
             latest_decisions=lambda _: [],
             registry=desk.registry,
             draining=lambda: False,
+            drain=lambda _worker, _on: 0,
             clock=desk.clock,
             admin_key_sha256=admin_key_sha256,
             authenticate=lambda key: authenticate(desk.keyring, key, desk.clock()),

@@ -98,6 +98,7 @@ class Bench:
             find_decision=lambda _: None,
             latest_decisions=lambda _: [],
             draining=lambda: False,
+            drain=lambda _worker, _on: 0,
             clock=self.clock,
             admin_key_sha256=None,
             authenticate=lambda key: authenticate(ring, key, 0.0),

@@ -50,8 +50,6 @@ class Others:
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         self.topics[topic] = respond
 
-    async def drain(self, worker: str, *, on: bool) -> None: ...
-
 
 class Made(msgspec.Struct):
     """A decision."""

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
 
 import orjson
 import pytest
@@ -139,7 +138,7 @@ async def test_a_body_that_does_not_come_behind_a_known_head_is_waited_for_only_
 ) -> None:
     client = await known(gateway, parsed)
     await client.send(request(b"abc")[:-2])
-    await until(lambda: only_connection(gateway).idle_since_s is None)
+    await until(lambda: only_connection(gateway)._inbound_since_s is not None)
     gateway.sweep(client_connection.INBOUND_TIMEOUT_S - 1)
     await asyncio.sleep(0.02)
     assert gateway.connections()
@@ -557,39 +556,3 @@ def only_connection(gateway: Gateway) -> GatewayProtocol:
     (connection,) = gateway._server.server_state.connections
     assert isinstance(connection, GatewayProtocol)
     return connection
-
-
-async def test_an_idle_connection_can_be_given_away_and_goes_on_elsewhere(
-    start: Callable[..., Awaitable[Gateway]],
-) -> None:
-    gateway, other = await start(), await start()
-    client = await gateway.connect()
-    await client.send(request(b"x"))
-    await client.answer()
-    if not gateway.direct:
-        assert only_connection(gateway).give_away() is None, "not known to be idle"
-        return
-    given = only_connection(gateway).give_away()
-    assert given is not None
-    given.setblocking(False)
-    await client.send(request(b"four"))
-    protocol_of_other = cast("Any", other._server.config.http_protocol_class)
-    await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: protocol_of_other(
-            config=other._server.config, server_state=other._server.server_state, app_state={}
-        ),
-        given,
-    )
-    assert (await client.answer())[2] == b"4"
-    assert (gateway.plane.answered, other.plane.answered) == (1, 1)
-    assert not gateway._server.server_state.connections
-
-
-@pytest.mark.parametrize("came", [b"P", b"POST / HTTP/1.1\r\nhost: x\r\n", request(b"hang")])
-async def test_a_connection_on_which_anything_came_is_kept(gateway: Gateway, came: bytes) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"x"))
-    await client.answer()
-    await client.send(came)
-    await until(lambda: only_connection(gateway).idle_since_s is None)
-    assert only_connection(gateway).give_away() is None

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -40,11 +40,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     attempts: tuple[Try, ...] = ()
     admitted_unix_s: float | None = None
     settled_unix_s: float | None = None
-
-    @property
-    def process(self) -> str:
-        """The worker process that served it: ids begin with what is its own."""
-        return self.request_id.rpartition("-")[0]
 
 
 class LogReader:
@@ -118,7 +113,7 @@ def gauge(page: dict[str, float], name: str) -> float:
 
 
 def held(page: dict[str, float]) -> float:
-    """Leases in force by the processes, and sequences leased by the store's own books."""
+    """Leases in force by the gateway, and sequences leased by the store's own books."""
     return page.get('sluice_leases{state="active"}', 0.0) + gauge(page, "sluice_pool_leased")
 
 
@@ -139,9 +134,3 @@ def most_at_once(lines: Iterable[Line]) -> int:
         if line.admitted_unix_s is not None and line.settled_unix_s is not None:
             changes += [(line.admitted_unix_s, 1), (line.settled_unix_s, -1)]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
-
-
-def largest_share(lines: Sequence[Line]) -> float:
-    """Of the requests, the share of the process that served the most."""
-    by_process = Counter(line.process for line in lines)
-    return max(by_process.values()) / len(lines) if lines else 0.0

@@ -1,0 +1,135 @@
+"""What replicas tell one another of the engines, about once a second.
+
+- Engines that an admin drains: the newest change of each holds in all replicas, and in those that
+  start while one lives that knows it.
+- Engines that a replica ejected: for the others one failure of their own confirms it, instead of
+  `health.eject_after` of them.
+- Where stored responses live, so that a `previous_response_id` finds its engine from any replica.
+
+Load in flight is not told: at once a second it is so old that replicas fill the same worker
+(docs/adr/0008). A note that is malformed, or of other workers, is ignored.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from gateway.adapters.scheduler_notes import Board
+from gateway.policy import fleet
+from gateway.policy.homes import Home
+from gateway.policy.served import ServedModel, drain_worker
+
+HOMES_TOLD_S: Final = 5.0
+"""A response's home is told for so long: a replica that misses an exchange hears it in the next."""
+MOST_HOMES: Final = 2_000
+MOST_DRAINS: Final = 10_000
+_HOMES_AT_ONCE: Final = 200
+
+
+class _Drain(msgspec.Struct, frozen=True):
+    changed_unix_s: float
+    on: bool
+
+
+class _Note(msgspec.Struct):
+    workers: int
+    """A digest of the model's workers, pool by pool."""
+    ejected: list[list[int]]
+    drains: dict[str, _Drain]
+    homes: list[tuple[str, Home]]
+    """By response id."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Note).decode
+
+
+class FleetNotes:
+    """Keeps one replica's view of the engines in step with the others'."""
+
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        board: Board,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`clock` monotonic, that of the pools; `wall_clock` Unix time. In seconds."""
+        self._models = list(models)
+        self._board = board
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._drains: dict[str, _Drain] = {}
+        self._digests = {served.name: _digest(served) for served in self._models}
+        self._homes: dict[str, deque[tuple[float, str, Home]]] = {}
+        for served in self._models:
+            self._homes[served.name] = deque(maxlen=MOST_HOMES)
+            served.homes.tell = partial(self._remembered, served.name)
+
+    def drained(self, worker: str, *, on: bool) -> None:
+        """An admin drained an engine here, or returned it."""
+        self._keep(worker, _Drain(changed_unix_s=self._wall_clock(), on=on))
+
+    def exchange(self) -> Iterator[None]:
+        """Tell and hear, yielding where requests should go on meanwhile. Raises nothing."""
+        for served in self._models:
+            name = f"fleet:{served.name}"
+            self._board.publish(name, _encode(self._note(served)))
+            for payload in self._board.peers(name):
+                try:
+                    note = _decode(payload)
+                except msgspec.DecodeError:
+                    continue
+                yield from self._hear(served, note)
+            yield
+
+    def _remembered(self, model: str, response_id: str, home: Home) -> None:
+        self._homes[model].append((self._clock(), response_id, home))
+
+    def _note(self, served: ServedModel) -> _Note:
+        now_s = self._clock()
+        homes = self._homes[served.name]
+        while homes and homes[0][0] < now_s - HOMES_TOLD_S:
+            homes.popleft()
+        return _Note(
+            workers=self._digests[served.name],
+            ejected=[
+                [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
+                if pool.last_ejection_end_s > now_s
+                else []
+                for pool in served.pools
+            ],
+            drains=self._drains,
+            homes=[(response_id, home) for _, response_id, home in homes],
+        )
+
+    def _hear(self, served: ServedModel, note: _Note) -> Iterator[None]:
+        for worker, drain in note.drains.items():
+            known = self._drains.get(worker)
+            if known is None or drain.changed_unix_s > known.changed_unix_s:
+                self._keep(worker, drain)
+                drain_worker(self._models, worker, on=drain.on)
+        if note.workers != self._digests[served.name]:
+            return
+        for pool, ejected in zip(served.pools, note.ejected, strict=False):
+            for index in ejected:
+                if 0 <= index < len(pool.workers):
+                    fleet.doubt(pool, index, served.health, self._clock())
+        for count, (response_id, home) in enumerate(note.homes[:MOST_HOMES]):
+            served.homes.learn(response_id, home)
+            if count % _HOMES_AT_ONCE == 0:
+                yield
+
+    def _keep(self, worker: str, drain: _Drain) -> None:
+        self._drains.pop(worker, None)
+        self._drains[worker] = drain
+        if len(self._drains) > MOST_DRAINS:
+            del self._drains[next(iter(self._drains))]
+
+
+def _digest(served: ServedModel) -> int:
+    return crc32("\n\n".join("\n".join(pool.workers) for pool in served.pools).encode())

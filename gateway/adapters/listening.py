@@ -1,0 +1,70 @@
+"""Sockets to listen on, bound before anything is started, so that a port in use is told at once.
+
+Replicas of one host share a port by SO_REUSEPORT: each listens for itself, and the kernel deals
+connections out by a hash of their addresses.
+"""
+
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+
+def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Sockets bound to every address of a host, not listening yet. Raises OSError.
+
+    For port 0 the system chooses one, the same for all addresses. `shared`: other processes of
+    the same user may bind the port, too.
+    """
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found: list[socket.socket] = []
+    with ExitStack() as opened:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            sock = opened.enter_context(socket.socket(family, kind, protocol))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            chosen = port or (port_of(found) if found else 0)
+            sock.bind((address[0], chosen, *address[2:]))
+            sock.setblocking(False)  # noqa: FBT003
+            found.append(sock)
+        opened.pop_all()
+    return found
+
+
+def reserved(host: str, port: int) -> list[socket.socket]:
+    """Sockets that keep a port for replicas which share it. Raises OSError, also where it is used.
+
+    They never listen, so no connection comes to them, and the system gives the port to nobody.
+    """
+    alone = bound(host, port)
+    port = port_of(alone)
+    for sock in alone:
+        sock.close()
+    return bound(host, port, shared=True)
+
+
+def port_of(sockets: Sequence[socket.socket]) -> int:
+    """The port of bound sockets."""
+    found: int = sockets[0].getsockname()[1]
+    return found
+
+
+def own_address(host: str, towards: str) -> str:
+    """The address by which others reach a listener on `host`.
+
+    A host that stands for all addresses gives the one that this machine uses towards another host
+    (nothing is sent); where that cannot be found, the loopback address.
+    """
+    if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
+        return host
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(address)
+            return str(sock.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

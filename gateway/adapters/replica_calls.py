@@ -1,0 +1,96 @@
+"""Replicas ask one another over HTTP, at the addresses that each registers on Redis.
+
+A call carries the token of the replica that is asked, which it registers beside its address:
+whoever reads Redis may ask, nobody else. A replica that does not answer within LIMIT_S is left
+out.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import httpx
+
+LIMIT_S: Final = 1.0
+MOST_ANSWER_BYTES: Final = 16 << 20
+PATH: Final = "/internal/replicas/"
+
+_log = logging.getLogger("sluice.state")
+
+
+class Address(NamedTuple):
+    """Where a replica is asked."""
+
+    url: str
+    token: str
+
+
+class ReplicaCalls:
+    """Peers by HTTP; see `gateway.web.peers`."""
+
+    def __init__(self, living: Callable[[], Sequence[Address]]) -> None:
+        """`living`: the other replicas, as they registered."""
+        self.token = secrets.token_urlsafe(24)
+        """What others must present here."""
+        self._living = living
+        self._answers: dict[str, Callable[[bytes], bytes | None]] = {}
+        self._client: httpx.AsyncClient | None = None
+
+    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
+        """Register what answers a topic; None says that this replica has no answer."""
+        self._answers[topic] = respond
+
+    def knows(self, token: str) -> bool:
+        """Whether who presents this token may ask."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def answer(self, topic: str, payload: bytes) -> bytes | None:
+        """What this replica says; None also where it does not understand another version."""
+        try:
+            return self._answers[topic](payload)
+        except (KeyError, ValueError):
+            return None
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        """What the others answer. Raises nothing."""
+        living = self._living()
+        if not living:
+            return []
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=LIMIT_S, trust_env=False)
+        asked = (self._ask(self._client, address, topic, payload) for address in living)
+        return [found for found in await asyncio.gather(*asked) if found is not None]
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _ask(
+        self, client: httpx.AsyncClient, address: Address, topic: str, payload: bytes
+    ) -> bytes | None:
+        try:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                client.stream(
+                    "POST",
+                    address.url + PATH + topic,
+                    content=payload,
+                    headers={"authorization": f"Bearer {address.token}"},
+                ) as answer,
+            ):
+                if answer.status_code != 200:
+                    return None
+                found = bytearray()
+                async for part in answer.aiter_bytes():
+                    found += part
+                    if len(found) > MOST_ANSWER_BYTES:
+                        return None
+                return bytes(found)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+            _log.info("a replica at %s did not answer: %s", address.url, type(error).__name__)
+            return None

@@ -1,0 +1,152 @@
+"""What this replica shares with the others on its Redis; without Redis it is alone.
+
+Part of the composition root. Leases, entitlements and learned ratios are shared by the stores
+themselves (`gateway.assembly`); here are presence, notes, and questions from one to another.
+"""
+
+import importlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gateway.adapters.fleet_notes import FleetNotes
+from gateway.adapters.listening import own_address
+from gateway.adapters.replica_calls import Address, ReplicaCalls
+from gateway.adapters.scheduler_notes import EVERY_S, SchedulerNotes
+from gateway.policy import prefix_points
+from gateway.policy.served import ServedModel, drain_worker
+from gateway.settings import Config
+from gateway.web.peers import Answers, NoPeers, Peers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.adapters.store.redis_board import RedisBoard
+
+_log = logging.getLogger("sluice.state")
+
+
+class Replicas:
+    """One replica's part in what several share."""
+
+    def __init__(
+        self,
+        config: Config,
+        models: Sequence[ServedModel],
+        clock: Callable[[], float],
+        *,
+        port: int,
+        counted: Callable[[str], int],
+    ) -> None:
+        """`port`: where the others ask this one. Connects to nothing yet.
+
+        `counted`: gateways that the lease store of a model has heard of.
+        """
+        self._models = models
+        self._counted = counted
+        self._balanced = [m.name for m in config.models if m.scheduling.policy == "bfio"]
+        self._told_s = 0.0
+        self._calls: ReplicaCalls | None = None
+        self._board: RedisBoard | None = None
+        self._fleet: FleetNotes | None = None
+        self._schedulers: SchedulerNotes | None = None
+        if config.state.url.startswith("redis"):
+            self._share(config, clock, port)
+
+    @property
+    def peers(self) -> Peers:
+        """The other replicas, to be asked."""
+        return self._calls or NoPeers()
+
+    @property
+    def answers(self) -> Answers | None:
+        """What the other replicas are told; None: nobody asks."""
+        return self._calls
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis answers, if there is one."""
+        return self._board is None or self._board.up
+
+    def count(self, model: str) -> int:
+        """Replicas that serve a model, this one included: each has that share of every gate."""
+        found = self._counted(model)
+        return found if self._board is None else max(found, self._board.replicas(model))
+
+    def drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
+        """Take a worker out of all rotations, or return it: of how many pools."""
+        hits = drain_worker(self._models, worker, on=on)
+        if hits and self._fleet is not None and self._board is not None:
+            self._fleet.drained(worker, on=on)
+            for _ in self._fleet.exchange():
+                pass
+            self._board.hurry()
+        return hits
+
+    async def start(self) -> None:
+        """Hear of the others; waits some seconds at most."""
+        if self._board is not None:
+            await self._board.start()
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._board is not None:
+            await self._board.close()
+        if self._calls is not None:
+            await self._calls.close()
+
+    def exchange(self, now_s: float) -> "Iterator[None]":
+        """Tell and hear, if it is time, yielding where requests should go on meanwhile."""
+        if self._board is None or now_s - self._told_s < EVERY_S:
+            return
+        self._told_s = now_s
+        if self._fleet is not None:
+            yield from self._fleet.exchange()
+        if self._schedulers is not None:
+            yield from self._schedulers.exchange(now_s)
+        for model in [name for name in self._balanced if self.count(name) > 1]:
+            self._balanced.remove(model)
+            _log.warning(
+                "%d replicas serve %s: each balances only its own requests over the ranks; serve "
+                "it by one replica, or by another policy than bfio (docs/adr/0008)",
+                self.count(model),
+                model,
+            )
+
+    def _share(self, config: Config, clock: Callable[[], float], port: int) -> None:
+        host = own_address(config.server.host, _host_of(config.state.url))
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
+        # An extra: only who configures Redis needs its client.
+        module = importlib.import_module("gateway.adapters.store.redis_board")
+        replica = secrets.token_hex(8)
+        board: RedisBoard = module.RedisBoard(
+            config.state.url,
+            [model.name for model in self._models],
+            replica=replica,
+            address=Address(url, self._calls.token),
+            seed=module.Seed(since_unix_s=time.time(), value=prefix_points.seed()),
+            on_seed=self._digest_by,
+            clock=clock,
+            chance=random.random,
+        )
+        self._board = board
+        self._fleet = FleetNotes(self._models, board, clock, time.time)
+        self._schedulers = SchedulerNotes(self._models, board, replica, self.count)
+
+    def _digest_by(self, seed: int) -> None:
+        """Digest prompts by another seed: what is known by the old one is void."""
+        prefix_points.use_seed(seed)
+        for index in (index for model in self._models for index in model.prefixes):
+            for worker in range(index.workers):
+                index.forget(worker)
+
+
+def _host_of(url: str) -> str:
+    """The host of a checked `state.url`; of several the first."""
+    authority = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    return urlsplit("//" + authority.split(",")[0]).hostname or "127.0.0.1"

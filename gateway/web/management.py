@@ -1,0 +1,45 @@
+"""Metrics and admin routes on a port of their own: on the clients' port they are unknown."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from gateway.errors import NotFound
+from gateway.web.problems import error_body, error_headers
+
+Scope = dict[str, Any]
+App = Callable[[Scope, Any, Any], Awaitable[None]]
+
+INNER: Final = ("/metrics", "/admin", "/internal")
+
+
+class Management:
+    """ASGI: hands on all but what belongs to another port."""
+
+    def __init__(self, app: App, port: int) -> None:
+        """`port`: the only one on which INNER paths are served."""
+        self._app = app
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or not self._hides(scope):
+            await self._app(scope, receive, send)
+            return
+        refusal = NotFound(
+            "Metrics and admin routes are on this gateway's management port.",
+            reason="unknown_path",
+            code="unknown_path",
+        )
+        await send(
+            {
+                "type": "http.response.start",
+                "status": refusal.status,
+                "headers": error_headers(refusal),
+            }
+        )
+        await send({"type": "http.response.body", "body": error_body(refusal)})
+
+    def _hides(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        inner = any(path == each or path.startswith(each + "/") for each in INNER)
+        return inner and (scope.get("server") or ("", None))[1] != self._port

@@ -1,0 +1,65 @@
+"""The supervisor's page: where its replicas show their metrics, for Prometheus's `http_sd`."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+
+class ReplicaList:
+    """A small server beside the replicas, while the block runs."""
+
+    def __init__(self, sockets: Sequence[socket.socket], ports: Callable[[], list[int]]) -> None:
+        """`sockets`: bound; `ports`: of the replicas that have got ready."""
+        self._sockets = list(sockets)
+        config = uvicorn.Config(
+            cast("Any", replica_list_app(ports)),
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            ws="none",
+            limit_concurrency=100,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._server.serve(self._sockets))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the supervisor's."""
+        yield
+
+
+def replica_list_app(ports: Callable[[], list[int]]) -> Starlette:
+    """`GET /http_sd` and `GET /health`."""
+
+    async def http_sd(request: Request) -> Response:
+        """The targets by the name that whoever asks used for this host."""
+        host = request.url.hostname or "127.0.0.1"
+        host = f"[{host}]" if ":" in host else host
+        targets = [f"{host}:{port}" for port in ports()]
+        return JSONResponse([{"targets": targets, "labels": {}}])
+
+    async def health(_: Request) -> Response:
+        return Response(json.dumps({"status": "ok"}), media_type="application/json")
+
+    return Starlette(routes=[Route("/http_sd", http_sd), Route("/health", health)])
