@@ -60,13 +60,15 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_sighup_is_told_and_ends_nothing(
     workers: int, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    f = Fleet(short=1, long=0, mock=("--speed", "2"))
+    state = {}
     if workers > 1:
         redis_server: RedisServer = request.getfixturevalue("redis_server")
-        config = f.replicas[0].config
-        config["state"] = {"url": redis_server.url}
-        config["server"]["workers"] = workers
-        config["server"]["management_port"] = consecutive_ports(workers + 1)
+        state = {"state": {"url": redis_server.url}}
+    f = Fleet(short=1, long=0, mock=("--speed", "2"), config=state)
+    if workers > 1:
+        server = f.replicas[0].config["server"]
+        server["workers"] = workers
+        server["management_port"] = consecutive_ports(workers + 1)
     with f:
         assert f.gateway is not None
         hit = [f.gateway.pid, *(_children(f.gateway.pid) if workers > 1 else ())]
