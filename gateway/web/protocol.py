@@ -317,9 +317,9 @@ class GatewayProtocol(ClientConnection):
         """Bound what is held of a request until the rest of it has come."""
         if self.answering or self._lingers_since_s is not None or self.transport.is_closing():
             return
-        if not in_body:
-            self._framing_bytes = 0  # until now it was the head's, which is bounded
-        elif self._framing_bytes > self.max_head_bytes:
+        # Chunks earn no credit for what comes later; with the head it was the head's.
+        self._framing_bytes = max(0, self._framing_bytes) if in_body else 0
+        if self._framing_bytes > self.max_head_bytes:
             self._refuse_head()
             return
         plane = self.data_plane
@@ -336,10 +336,10 @@ class GatewayProtocol(ClientConnection):
             if self._size > COUNTED_FROM_BYTES:
                 self.large_bodies.took(self, read_bytes, self.loop)
             if self._proven:
-                self._hold(0)
+                self._hold(self._framing_bytes)
                 return
         lines = _HEADER_COST_BYTES * len(self.headers or ())
-        self._hold(self._size + max(0, self._head_bytes) + lines)
+        self._hold(self._size + max(0, self._head_bytes) + self._framing_bytes + lines)
 
     def _hold(self, size: int) -> None:
         self._holds = size > 0

@@ -50,6 +50,28 @@ async def test_trailers_are_bounded(gateway: Gateway, line: bytes) -> None:
     assert gateway.pipeline.started == 0
 
 
+async def test_tiny_chunks_earn_no_room_for_trailers(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(CHUNKED)
+    await flood(client, b"1\r\nx\r\n" * 200_000)
+    await client.send(b"0\r\n")
+    await flood(client, b"x: yyyyyyyy\r\n" * 80_000)
+    assert (await client.answer())[0] == 431
+    assert gateway.pipeline.started == 0
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("known", [True, False])
+async def test_trailers_count_as_held(gateway: Gateway, known: bool) -> None:
+    gateway.pipeline.known = known
+    client = await gateway.connect()
+    await client.send(CHUNKED, b"3\r\nabc\r\n0\r\n", b"x: " + b"y" * 3000)
+    await until(lambda: gateway.unproven_held() > 3000)
+    await client.send(b"\r\n\r\n")
+    assert (await client.answer())[2] == b"3"
+    assert gateway.unproven_held() == 0
+
+
 async def test_what_stands_beside_the_size_of_a_chunk_is_bounded(gateway: Gateway) -> None:
     client = await gateway.connect()
     await client.send(CHUNKED, b"3;")
