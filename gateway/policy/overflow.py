@@ -100,7 +100,7 @@ def _window_in(message: str, most_prompt: int, cap_tokens: int | None) -> int:
 def in_band_status(event: bytes) -> int:
     """The HTTP status that an in-band error event names in `code`; 500 when it names none."""
     for line in event.splitlines():
-        if line.startswith(b"data:"):
+        if line.startswith(b"data:") and len(line) <= _MAX_ERROR_BYTES:
             with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
                 code = orjson.loads(line[5:]).get("error", {}).get("code")
                 if isinstance(code, int) and 400 <= code < 600:
@@ -122,6 +122,8 @@ def refuses_priority(status: int, body: bytes) -> bool:
 
 def engine_message(body: bytes) -> str:
     """The sentence in an engine's error body of any shape, bounded; "" when there is none."""
+    if len(body) > _MAX_ERROR_BYTES:
+        return ""
     body = body.removeprefix(b"data:").strip()
     try:
         decoded = orjson.loads(body) if body else None
@@ -137,6 +139,8 @@ def engine_message(body: bytes) -> str:
 
 def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
     """Whether an engine's error body is in the shape clients of the dialect read."""
+    if len(body) > _MAX_ERROR_BYTES:
+        return False
     try:
         decoded = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -8,15 +8,13 @@ Rules:
 - The response is always aborted or read to its end: an engine does not generate for nobody.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from gateway.domain import RESPONSES, BodyFacts, Dialect, Endpoint, Outcome, Usage, WorkerAddress
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
-from gateway.policy.answers import decode_answer, decode_plain_answer
+from gateway.policy.answers import read_answer, response_id
 from gateway.policy.overflow import (
     engine_message,
     has_error_shape,
@@ -28,12 +26,11 @@ from gateway.policy.overflow import (
     refuses_priority,
 )
 from gateway.policy.retry import Fault
-from gateway.policy.sse import StreamMeter, choices_of, usage_from
+from gateway.policy.sse import StreamMeter, choices_of
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer that is not a stream is held until it is whole; beyond this it is a fault."""
-_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 
 
 class Relay:
@@ -128,8 +125,8 @@ class Relay:
         self.first_s = self._clock()
         if self.on_first is not None:
             self.on_first(self.first_s)
-        if self._endpoint is RESPONSES and (found := _RESPONSE_ID.search(first)):
-            self._response_id = found[1].decode("ascii", "replace")
+        if self._endpoint is RESPONSES:
+            self._response_id = response_id(first)
         await self._reply.start(
             200, b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
         )
@@ -238,7 +235,7 @@ class Relay:
             await self._reply.send(status, b"content-type: %b\r\n%b" % (kind, lines), body)
         if status >= 400:
             return Outcome(label="error", status=status, ttft_s=self._ttft_s())
-        usage, finish, answer_id = _read_answer(body)
+        usage, finish, answer_id = read_answer(body)
         return Outcome(
             label="ok",
             status=status,
@@ -334,40 +331,3 @@ def _fault_of(status: int, kind: bytes, body: bytes) -> Fault | None:
             body=b"" if status < 500 else body,
         )
     return None
-
-
-def _read_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
-    """Usage, finish reason and id of a whole answer, each None when it has none."""
-    try:
-        plain = decode_plain_answer(body)
-    except (msgspec.DecodeError, RecursionError):  # another shape, or none
-        return _read_odd_answer(body)
-    found = plain.usage
-    details = found.prompt_tokens_details or found.input_tokens_details
-    cached = found.cache_read_input_tokens
-    if details is not None and details.cached_tokens is not None:
-        cached = details.cached_tokens
-    usage = Usage(
-        prompt_tokens=found.prompt_tokens,
-        completion_tokens=found.completion_tokens,
-        cached_tokens=cached or 0,
-        cached_told=cached is not None,
-    )
-    return usage, plain.choices[0].finish_reason, plain.id
-
-
-def _read_odd_answer(body: bytes) -> tuple[Usage | None, str | None, str | None]:
-    try:
-        answer = decode_answer(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None, None, None
-    finish: Any = answer.stop_reason
-    if answer.choices:
-        finish = answer.choices[0].finish_reason
-    elif finish is None and answer.status in ("completed", "incomplete", "failed"):
-        finish = answer.status
-    return usage_from({"usage": answer.usage}), _text(finish), _text(answer.id)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
