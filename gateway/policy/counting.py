@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import astuple
 
 from gateway.policy.compact import compact, utf8_length
 from gateway.policy.media import image_tokens
@@ -47,7 +48,24 @@ _ID_CHARS = 64
 """Of an id that counts as no text."""
 _REFERRED = frozenset({"base64", "url", "file"})
 _decode_source = msgspec.json.Decoder(Source).decode
-_UNCOUNTED = frozenset({"redacted_thinking", "tool_reference"})
+_OPAQUE = frozenset({"redacted_thinking", "tool_reference"})
+"""What they hold counts as what nobody knows."""
+_MEMBERS = Part.__struct_fields__
+# Members of a part that its kind deals with; the others count.
+_OF_TEXT = frozenset({"text"})
+_OF_IMAGE = frozenset(
+    {
+        *("image_url", "source", "input_audio", "audio_url", "audio", "audio_embeds", "video_url"),
+        *("video", "image", "image_embeds", "image_pil", "file", "file_id", "file_data"),
+        "file_url",
+    }
+)
+_OF_MEDIA = _OF_IMAGE | {"title", "context"}
+_OF_CALL = frozenset({"name", "input"})
+_OF_RESULT = frozenset({"content", "title"})
+_OF_REFUSAL = frozenset({"refusal"})
+_OF_THINKING = frozenset({"thinking", "signature"})
+_OF_OPAQUE: frozenset[str] = frozenset()
 
 
 class Tally:
@@ -155,6 +173,8 @@ class Tally:
         self.texts.extend(text for text in (item.name, item.arguments, item.input) if text)
         for name in (item.type, item.role, item.status, item.id, item.call_id):
             self._add_id(name)
+        if len(item.encrypted_content) > _ID_CHARS:
+            self.texts.append(compact(item.encrypted_content, f"{where}.encrypted_content"))
 
     def _add_function(self, function: Function) -> None:
         if function.name:
@@ -216,33 +236,57 @@ class Tally:
                 if part.text is None:
                     raise missing(f"{where}[{index}].text")
                 texts.append(part.text)
+                if part != Part(type=part.type, text=part.text):
+                    self._add_rest(part, _OF_TEXT, f"{where}[{index}]")
             else:
-                self._add_other(kind, part, f"{where}[{index}]")
+                used = self._add_other(kind, part, f"{where}[{index}]")
+                self._add_rest(part, used, f"{where}[{index}]")
 
-    def _add_other(self, kind: str, part: Part, where: str) -> None:
+    def _add_other(self, kind: str, part: Part, where: str) -> frozenset[str]:
+        """Count a part that is no text; the members that this dealt with."""
         if kind in _IMAGE:
             source = part.source if part.image_url is ABSENT else part.image_url
             self._add_media(image_tokens(source, self._media_cost))
-        elif kind in _MEDIA:
+            return _OF_IMAGE
+        if kind in _MEDIA:
             self._add_media(self._media_cost)
             self.texts.extend(text for text in (part.title, part.context) if text)
             # A document may be given as the text that it is.
             if part.source is not ABSENT and not _is_referred(part.source):
                 self.texts.append(compact(part.source, f"{where}.source"))
-        elif kind in _CALLS:
+            return _OF_MEDIA
+        if kind in _CALLS:
             self.texts.append(part.name or "")
             if part.input is not ABSENT:
                 self.texts.append(compact(part.input, f"{where}.input"))
-        elif kind.endswith("tool_result") or kind == "search_result":
+            return _OF_CALL
+        if kind.endswith("tool_result") or kind == "search_result":
             self._add_content(part.content, f"{where}.content")
             if part.title:
                 self.texts.append(part.title)
-        elif kind == "refusal":
+            return _OF_RESULT
+        if kind == "refusal":
             self.texts.append(part.refusal or "")
-        elif kind == "thinking":
+            return _OF_REFUSAL
+        if kind == "thinking":
             self.texts.append(part.thinking or "")
-        elif kind not in _UNCOUNTED:
+            return _OF_THINKING
+        if kind not in _OPAQUE:
             raise invalid(f"{where}.type", f"'{kind[:64]}' is not a known content type.")
+        return _OF_OPAQUE
+
+    def _add_rest(self, part: Part, used: frozenset[str], where: str) -> None:
+        """What a part has besides: text once it is longer than an id or a setting."""
+        for name, value in zip(_MEMBERS, astuple(part), strict=True):
+            if value is None or value is ABSENT or name in used:
+                continue
+            if isinstance(value, Raw):
+                if len(value) > _ID_CHARS:
+                    self.texts.append(compact(value, f"{where}.{name}"))
+            elif name == "content":
+                self._add_content(value, f"{where}.content")
+            else:
+                self._add_id(value)
 
     def _add_media(self, tokens: int) -> None:
         self.media_parts += 1

@@ -1,9 +1,9 @@
 """What the gateway reads of each endpoint's body, as lenient typed structs.
 
 Rules:
-- Only fields that are counted, routed on or refused are named. What messages, items and calls
-  hold besides is an error to msgspec and counted by `gateway.policy.unknown`; what parts and
-  bodies hold besides is skipped in C.
+- Only fields that are counted, routed on or refused are named, and those that are known to be no
+  text. What messages, items, calls, parts and documents hold besides is an error to msgspec and
+  counted by `gateway.policy.unknown`; what bodies hold besides is skipped in C.
 - Wrong types of named fields are errors, and msgspec says at which path.
 - `Raw` where a value is measured or relayed without being looked into (tools, images).
 """
@@ -18,7 +18,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
 
-class Part(Struct, gc=False):
+class Part(Struct, gc=False, forbid_unknown_fields=True):
     """A content part of any dialect; `type` says which other fields mean something."""
 
     type: str | None = None
@@ -32,6 +32,30 @@ class Part(Struct, gc=False):
     image_url: Raw = ABSENT
     title: str | None = None
     context: str | None = None
+    cache_control: Raw = ABSENT
+    id: Raw = ABSENT
+    tool_use_id: Raw = ABSENT
+    is_error: Raw = ABSENT
+    signature: Raw = ABSENT
+    citations: Raw = ABSENT
+    annotations: Raw = ABSENT
+    logprobs: Raw = ABSENT
+    detail: Raw = ABSENT
+    uuid: Raw = ABSENT
+    filename: Raw = ABSENT
+    input_audio: Raw = ABSENT
+    audio_url: Raw = ABSENT
+    audio: Raw = ABSENT
+    audio_embeds: Raw = ABSENT
+    video_url: Raw = ABSENT
+    video: Raw = ABSENT
+    image: Raw = ABSENT
+    image_embeds: Raw = ABSENT
+    image_pil: Raw = ABSENT
+    file: Raw = ABSENT
+    file_id: Raw = ABSENT
+    file_data: Raw = ABSENT
+    file_url: Raw = ABSENT
 
 
 Content = str | list[str | Part] | None
@@ -93,7 +117,7 @@ class Item(Struct, gc=False, forbid_unknown_fields=True):
     summary: list[Part] | None = None
 
 
-class Document(Struct, gc=False):
+class Document(Struct, gc=False, forbid_unknown_fields=True):
     """A document of rerank and score."""
 
     text: str | None = None

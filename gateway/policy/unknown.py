@@ -48,17 +48,30 @@ def _fields(of: type[msgspec.Struct], **inner: Known) -> Known:
 
 
 _FUNCTION: Final = _fields(schema.Function)
+# As deep as there are parts in parts: a text of a search result of a tool's result.
+_PART: Final = _fields(schema.Part, content=_fields(schema.Part, content=_fields(schema.Part)))
 _MESSAGE: Final = _fields(
     schema.Message,
+    content=_PART,
     tool_calls=_fields(schema.ToolCall, function=_FUNCTION),
     function_call=_FUNCTION,
 )
-_ITEM: Final = _fields(schema.Item)
-_LISTS: Final[Mapping[str, Mapping[str, Known]]] = {
+_ITEM: Final = _fields(schema.Item, content=_PART, output=_PART, summary=_PART)
+_DOCUMENT: Final = _fields(schema.Document, content=_PART)
+_IN_LISTS: Final = frozenset({"content", "output", "summary"})
+"""Members that hold parts in a list only: an object there counts whole."""
+_OF_SCORE: Final = ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2")
+_WITHIN: Final[Mapping[str, Mapping[str, Known]]] = {
     "responses": {"input": _ITEM, "instructions": _ITEM},
-    **{name: {"messages": _MESSAGE} for name in ("chat", "messages", "embeddings", "tokenize")},
+    "messages": {"messages": _MESSAGE, "system": _PART},
+    "count_tokens": {"messages": _MESSAGE, "system": _PART},
+    "rerank": {"query": _DOCUMENT, "documents": _DOCUMENT},
+    "score": dict.fromkeys(_OF_SCORE, _DOCUMENT),
+    **{name: {"messages": _MESSAGE} for name in ("chat", "embeddings", "tokenize", "speech")},
 }
 _NOTHING: Final = frozenset({b"null", b"true", b"false", b"[]", b"{}", b'""'})
+_NAME_CHARS: Final = 64
+"""Of a member's name that counts as no text."""
 _elements = msgspec.json.Decoder(list[Raw]).decode
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -66,17 +79,17 @@ _members = msgspec.json.Decoder(dict[str, Raw]).decode
 def unknown_bytes(members: Mapping[str, Raw], known: Collection[str]) -> int:
     """Bytes of a body's top-level members that are neither `known` nor without text."""
     names = members.keys() - known
-    return sum(_bytes_of(members[name], name) for name in names) if names else 0
+    return sum(_bytes_of(name, members[name], name) for name in names) if names else 0
 
 
 def known_only(endpoint_name: str, members: Mapping[str, Raw]) -> tuple[bytes, int]:
-    """A body with messages, items and calls that have known members only; bytes of the others.
+    """A body whose objects have known members only, at every level; bytes of the others.
 
     `members` are the body's. What is not of the shape that is expected stays.
     """
     kept = dict(members)
     total = 0
-    for name, known in _LISTS.get(endpoint_name, {}).items():
+    for name, known in _WITHIN.get(endpoint_name, {}).items():
         if name in kept:
             kept[name], size = _split(kept[name], known, name)
             total += size
@@ -84,33 +97,42 @@ def known_only(endpoint_name: str, members: Mapping[str, Raw]) -> tuple[bytes, i
 
 
 def _split(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
-    total = 0
+    """The same of an object, or of the objects in a list."""
     first = bytes(memoryview(raw)[:1])
-    if first == b"[":
-        elements = _elements(raw)
-        for index, element in enumerate(elements):
-            elements[index], size = _split(element, known, f"{where}[{index}]")
-            total += size
-        return (Raw(msgspec.json.encode(elements)), total) if total else (raw, 0)
-    if first != b"{":
+    if first == b"{":
+        return _split_object(raw, known, where)
+    if first != b"[":
         return raw, 0
+    elements = _elements(raw)
+    total = 0
+    for index, element in enumerate(elements):
+        if bytes(memoryview(element)[:1]) == b"{":
+            elements[index], size = _split_object(element, known, f"{where}[{index}]")
+            total += size
+    return (Raw(msgspec.json.encode(elements)), total) if total else (raw, 0)
+
+
+def _split_object(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
+    total = 0
     kept = {}
     changed = False
     for name, value in _members(raw).items():
         if name not in known:
-            total += _bytes_of(value, f"{where}.{name[:64]}")
+            total += _bytes_of(name, value, f"{where}.{name[:64]}")
             changed = True
             continue
         inner = known[name]
         kept[name] = value
-        if inner is not None:
-            kept[name], size = _split(value, inner, f"{where}.{name}")
-            total += size
+        if inner is None or (name in _IN_LISTS and bytes(memoryview(value)[:1]) != b"["):
+            continue
+        kept[name], size = _split(value, inner, f"{where}.{name}")
+        total += size
     return (Raw(msgspec.json.encode(kept)), total) if changed or total else (raw, 0)
 
 
-def _bytes_of(value: Raw, where: str) -> int:
+def _bytes_of(name: str, value: Raw, where: str) -> int:
+    size = utf8_length(name) if len(name) > _NAME_CHARS else 0
     # Short ones first: most are flags.
     if len(value) < 6 and bytes(value) in _NOTHING:
-        return 0
-    return utf8_length(compact(value, where))
+        return size
+    return size + utf8_length(compact(value, where))

@@ -11,6 +11,7 @@ import pytest
 from gateway.domain import (
     CHAT,
     COMPLETIONS,
+    COUNT_TOKENS,
     EMBEDDINGS,
     MESSAGES,
     RERANK,
@@ -97,6 +98,7 @@ CALL = {"function": {"name": "f", "arguments": "{}"}}
         {"annotations": [{"text": TEXT}]},
         {"audio": {"transcript": TEXT}},
         {"nobody_knows": {"a": [TEXT]}},
+        {TEXT: None},
         {"tool_calls": [{"function": {"name": "f", "arguments": TEXT}}]},
         {"tool_calls": [CALL | {"id": TEXT}]},
         {"tool_calls": [CALL | {"nobody_knows": TEXT}]},
@@ -157,6 +159,106 @@ def test_text_counts_wherever_an_item_has_it(item: dict[str, Any]) -> None:
 def test_text_counts_wherever_a_document_has_it(part: dict[str, Any]) -> None:
     found = measure(MESSAGES, messages=messages([part]))
     assert len(TEXT) <= found.text_bytes < len(TEXT) + 100
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+RESULT = {"type": "tool_result", "content": "x"}
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, MESSAGES, COUNT_TOKENS])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "x", "nobody_knows": TEXT},
+        {"type": "text", "text": "x", TEXT: True},
+        {"type": "text", "text": "x", "nobody_knows": [{"a": TEXT}]},
+        {"type": "text", "text": "x", "thinking": TEXT},
+        {"type": "text", "text": "x", "annotations": [{"title": TEXT}]},
+        {"type": "text", "text": "x", "cache_control": {"type": TEXT}},
+        {"type": "text", "text": "x", "file": {"file_data": TEXT}},
+        {"type": "text", "text": "x", "content": TEXT},
+        {"type": "text", "text": "x", "content": [{"type": "text", "text": TEXT}]},
+        {"text": "x", "input": {"a": TEXT}},
+        IMAGE | {"nobody_knows": TEXT},
+        IMAGE | {"text": TEXT},
+        {"type": "thinking", "thinking": "x", "nobody_knows": TEXT},
+        {"type": "tool_use", "name": "f", "input": {}, "caller": {"a": TEXT}},
+        {"type": TEXT + "tool_result", "content": "x"},
+        RESULT | {"tool_use_id": TEXT},
+        RESULT | {"nobody_knows": TEXT},
+        RESULT | {"content": [{"type": "text", "text": "x", "nobody_knows": TEXT}]},
+        RESULT | {"content": [RESULT | {"content": [IMAGE | {"nobody_knows": TEXT}]}]},
+        {"type": "redacted_thinking", "data": TEXT},
+        {"type": "tool_reference", "tool_name": TEXT},
+    ],
+    ids=lambda part: str(part)[:60],
+)
+def test_text_counts_wherever_a_part_has_it(endpoint: Endpoint, part: dict[str, Any]) -> None:
+    found = measure(endpoint, messages=messages([part]))
+    assert len(TEXT) <= found.text_bytes < len(TEXT) + 120
+    assert found.longest_text_bytes == found.text_bytes
+
+
+def test_text_counts_in_parts_of_other_places() -> None:
+    hidden = [{"type": "text", "text": "x", "nobody_knows": TEXT}]
+    encrypted = {"type": "reasoning", "encrypted_content": TEXT}
+    for found in (
+        measure(MESSAGES, messages=messages("x"), system=hidden),
+        measure(RESPONSES, input=messages(hidden)),
+        measure(RESPONSES, input=[{"type": "function_call_output", "output": hidden}]),
+        measure(RESPONSES, input=[{"type": "reasoning", "summary": hidden}]),
+        measure(RESPONSES, input=[encrypted, *messages("x")]),
+        measure(RERANK, query="q", documents=[{"content": hidden}]),
+        measure(RERANK, query={"text": "q", "nobody_knows": TEXT}, documents=["x"]),
+        measure(RERANK, query="q", documents=[{"text": "x", "nobody_knows": TEXT}]),
+        measure(SCORE, text_1={"text": "q", "nobody_knows": TEXT}, text_2=["x"]),
+        measure(SCORE, queries="q", documents=[{"content": hidden}]),
+    ):
+        assert len(TEXT) < found.text_bytes < len(TEXT) + 50
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        IMAGE | {"image_url": {"url": TEXT}, "uuid": "u", "cache_control": {"type": "ephemeral"}},
+        {"type": "input_image", "file_id": TEXT, "detail": "high"},
+        {"type": "image", "image": TEXT},
+        {"type": "image", "source": {"type": "base64", "data": TEXT}},
+        {"type": "image_embeds", "image_embeds": {"a": TEXT}},
+        {"type": "input_audio", "input_audio": {"data": TEXT}},
+        {"type": "audio_url", "audio_url": {"url": TEXT}},
+        {"type": "video_url", "video_url": {"url": TEXT}},
+        {"type": "video", "video": [TEXT]},
+        {"type": "file", "file": {"file_data": TEXT, "filename": "a.pdf"}},
+        {"type": "input_file", "file_data": TEXT, "filename": "a.pdf"},
+        {"type": "input_file", "file_url": TEXT},
+    ],
+    ids=lambda part: str(part)[:60],
+)
+def test_what_a_media_part_is_made_of_is_no_text(part: dict[str, Any]) -> None:
+    found = measure(CHAT, messages=messages([part, "abc"]))
+    assert (found.text_bytes, found.media_parts) == (3, 1)
+
+
+def test_settings_and_ids_beside_a_text_are_no_text() -> None:
+    beside = {"cache_control": {"type": "ephemeral"}, "citations": [], "annotations": []}
+    parts = [
+        {"type": "text", "text": "abc", "id": "a", "logprobs": [], **beside},
+        {"type": "tool_result", "tool_use_id": "t", "is_error": False, "content": "de", **beside},
+        {"type": "thinking", "thinking": "f", "signature": "s" * 1000},
+    ]
+    assert measure(MESSAGES, messages=messages(parts)).text_bytes == 6
+
+
+def test_parts_in_parts_without_end_are_read_quickly() -> None:
+    """Each level of them is decoded once, not once for each level above."""
+    part = {"type": "tool_result", "nobody_knows": 1, "content": "[]," * 15_000}
+    for _ in range(300):
+        part = {"type": "tool_result", "content": [part]}
+    began_s = time.process_time()
+    with pytest.raises(BadRequest):
+        measure(CHAT, messages=[{"role": "user", "content": [part]}])
+    assert time.process_time() - began_s < 0.05
 
 
 def test_an_encoded_document_is_no_text() -> None:
