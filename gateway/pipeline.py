@@ -158,6 +158,8 @@ class Pipeline:
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
         if facts.previous_response_id is not None:
+            if principal is not stage_authenticate.OPEN:
+                await stage_estimate.heard_of(served, facts)
             walk.facts = facts = stage_estimate.continued(served, facts, principal)
         walk.estimate = estimate = stage_estimate.estimate(
             served, endpoint, facts, principal, incoming.head.category

@@ -1,5 +1,6 @@
 """Stage 2, classify and estimate: body -> facts -> the three output figures."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,12 +12,16 @@ from gateway.policy.body import read_body
 from gateway.policy.category import category_from_header
 from gateway.policy.header_lines import pairs_of
 from gateway.policy.served import ServedModel
+from gateway.stages.authenticate import OPEN
 
 LIGHT_BYTES: Final = 64 * 1024
 """A smaller body is read at once, whatever is in it."""
 HEAVY_BYTES: Final = 4 * 1024 * 1024
 HEAVY_VALUES: Final = 20_000
 """Commas and opening brackets: values, as far as one sees without reading."""
+_TOLD_LOOKS: Final = 6
+_TOLD_EVERY_S: Final = 0.5
+"""Another replica's response is known here after two exchanges, of one second each."""
 
 
 def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
@@ -56,15 +61,26 @@ def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     return served
 
 
+async def heard_of(served: ServedModel, facts: BodyFacts) -> None:
+    """Wait until the response that is continued is known here, if another replica may have it."""
+    if served.homes.tell is None:
+        return
+    for _ in range(_TOLD_LOOKS):
+        if served.homes.find(facts.previous_response_id) is not None:
+            return
+        await asyncio.sleep(_TOLD_EVERY_S)
+
+
 def continued(served: ServedModel, facts: BodyFacts, principal: Principal) -> BodyFacts:
     """The facts with what a stored response brings into the prompt. Raises NotFound.
 
-    Another tenant's response is answered as an engine answers an id that it does not know.
+    Another tenant's response is answered as an engine answers an id that it does not know, and so
+    is one of which nobody knows whose it is, unless the gateway is open.
     """
     home = served.homes.find(facts.previous_response_id)
-    if home is None:
+    if home is None and principal is OPEN:
         return facts
-    if home.tenant != principal.tenant:
+    if home is None or home.tenant != principal.tenant:
         raise NotFound(
             f"Response with id '{facts.previous_response_id}' not found.",
             reason="response_not_found",

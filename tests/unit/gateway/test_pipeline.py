@@ -785,6 +785,42 @@ async def test_another_tenant_s_response_is_not_found() -> None:
     assert not bench.upstream.calls
 
 
+CONTINUED = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
+
+
+def with_key(body: bytes) -> Incoming:
+    return incoming(body, endpoint=RESPONSES, headers=KEY)
+
+
+async def test_a_response_that_nobody_knows_is_not_found_where_keys_are_asked_for() -> None:
+    bench = Bench(STORED, keyring=keys())
+    await bench.serve(with_key(CONTINUED))
+    refusal = bench.reply.refusal
+    assert refusal is not None
+    assert (refusal.status, refusal.reason) == (404, "response_not_found")
+    assert not bench.upstream.calls
+    bench.served.homes.remember("resp_1", Home(SHORT, 0, "t", 5))
+    await bench.serve(with_key(CONTINUED), FakeReply())
+    assert len(bench.upstream.calls) == 1
+
+
+async def test_an_open_gateway_relays_ids_that_it_does_not_know() -> None:
+    bench = Bench(STORED)
+    await bench.serve(incoming(CONTINUED, endpoint=RESPONSES))
+    assert len(bench.upstream.calls) == 1
+
+
+async def test_another_replica_s_fresh_response_is_waited_for() -> None:
+    bench = Bench(STORED, keyring=keys())
+    bench.served.homes.tell = lambda response_id, home: None
+    task = asyncio.create_task(bench.serve(with_key(CONTINUED)))
+    await asyncio.sleep(0.02)
+    assert bench.reply.refusal is None
+    bench.served.homes.learn("resp_1", Home(SHORT, 0, "t", 5))
+    await task
+    assert bench.reply.status == 200
+
+
 # -- health
 
 
