@@ -27,6 +27,8 @@ from gateway.ports import Upstream
 
 FIRST_AT_ONCE: Final = 128
 """Engines that are probed at a time before the first request is served."""
+MODELS_EVERY_S: Final = 30.0
+"""A worker's list of models is read again so often: an adapter may be loaded at any time."""
 OWN_SHARE: Final = 0.25
 """Of a probe's time: when the event loop stood still so long, a time-out says nothing."""
 
@@ -68,8 +70,8 @@ class Prober:
         self._pages = EnginePages(upstream, timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._watch = LoopWatch()
-        self._known: set[tuple[str, str, str]] = set()
-        """Model, pool, worker: whose list of models was read since it came up."""
+        self._read_s: dict[tuple[str, str, str], float] = {}
+        """Model, pool, worker: when its list of models was read last since it came up."""
 
     async def start(self) -> None:
         """Probe everything once, then go on in the background."""
@@ -148,7 +150,7 @@ class Prober:
             if fleet.probed(state, worker, ok=True):
                 _log.info("%s is ready", place)
             return
-        self._known.discard((served.name, state.name, name))
+        self._read_s.pop((served.name, state.name, name), None)
         if refused and not answers:
             changed = state.up[worker]
             fleet.unreachable(state, worker, why)
@@ -215,9 +217,10 @@ class Prober:
         return f"{path} answered {'too much' if page is None else page.status}"
 
     async def _misfit(self, served: ServedModel, pool: int, address: WorkerAddress) -> str:
-        """What of an engine's list of models does not fit, asked for once each time it comes up."""
+        """What of an engine's list of models does not fit, asked for when it comes up and later."""
         place = (served.name, served.pools[pool].name, address.id)
-        if place in self._known:
+        read_s = self._read_s.get(place)
+        if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
             return ""
         try:
             page = await self._pages.get(address, "/v1/models")
@@ -229,8 +232,9 @@ class Prober:
         models = [] if page is None or page.status != 200 else read_models(page.body)
         why = not_served(models, address.served_model or served.name)
         if not why:
-            self._known.add(place)
-            self._compare_window(served, pool, address, models)
+            self._read_s[place] = self._clock()
+            if read_s is None:
+                self._compare_window(served, pool, address, models)
             for alias, base in adapters(models, served.aliases).items():
                 if alias not in served.adapters:
                     served.adapters[alias] = base

@@ -168,6 +168,26 @@ async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptur
     assert "alias sql of m is a LoRA adapter at worker w0" in record.getMessage()
 
 
+async def test_an_adapter_that_is_loaded_later_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    served, engines, clock = fleet_of(1), FakeEngines(), FakeClock()
+    served = msgspec.structs.replace(served, aliases=frozenset({"sql"}))
+    engines.answer("/health")
+    card = '{"data":[{"id":"m","max_model_len":4096}%s]}'
+    engines.answer("/v1/models", card % "")
+    probing = Prober([served], interval_s=2.0, timeout_s=0.05, upstream=engines, clock=clock)
+    with caplog.at_level(logging.WARNING):
+        assert await probing.probe(served, 0, 0)
+    assert "max_model_len" in caplog.records[0].getMessage()
+    engines.answer("/v1/models", card % ',{"id":"sql","parent":"m"}')
+    with caplog.at_level(logging.WARNING):
+        for _ in range(30):
+            clock.advance(2.0)
+            assert await probing.probe(served, 0, 0)
+    assert served.adapters == {"sql": "m"}
+    assert len(caplog.records) == 2, "of the window it is told once"
+    assert engines.asked("/v1/models") == 3
+
+
 async def test_a_worker_that_streams_stays_in_the_rotation_whatever_probes_miss() -> None:
     served, engines = fleet_of(1), FakeEngines()
     engines.answer("/health")
