@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gateway.settings.config import Config
-from gateway.settings.fleet import ModelConfig, PoolConfig
+from gateway.settings.fleet import ModelConfig, PoolConfig, WorkerConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from predictor.artifact import load
@@ -21,6 +21,9 @@ KV_BYTES_FIX = "give the model's kv_bytes_per_token (2 x layers x KV heads x hea
 
 MOST_PORT = 65_535
 ONE_SERVES = "some thousand requests/s a core (docs/performance.md)"
+
+_THIS_HOST = frozenset({"localhost", "localhost.", "127.0.0.1", "::1", "0.0.0.0", "::"})  # noqa: S104
+"""Names of the loopback interface, and those that connect to it."""
 
 Models = Sequence[tuple[int, ModelConfig]]
 
@@ -232,7 +235,7 @@ def _check_shared_workers(document: Document, models: Models) -> None:
         for name, pool in model.pools.items():
             path: KeyPath = ("models", number, "pools", name, "workers")
             for index, worker in enumerate(pool.workers):
-                first = seen.setdefault(worker.id, (*path, index))
+                first = seen.setdefault(_engine(worker), (*path, index))
                 if first[:-1] != path:  # twice in one pool is told there
                     document.add(
                         (*path, index),
@@ -247,11 +250,19 @@ def _name(models: Models, path: KeyPath) -> str:
     return next(model.name for number, model in models if number == path[1])
 
 
+def _engine(worker: WorkerConfig) -> str:
+    """The worker's id, the same for all names of this host."""
+    address = worker.address()
+    if address.host in _THIS_HOST:
+        return f"this host:{address.port}{address.path_prefix}"
+    return address.id
+
+
 def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
     seen: dict[str, int] = {}
     for index, worker in enumerate(pool.workers):
         where = (*path, index)
-        first = seen.setdefault(worker.id, index)
+        first = seen.setdefault(_engine(worker), index)
         if first != index:
             document.add(
                 where,

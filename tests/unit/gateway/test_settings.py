@@ -332,6 +332,8 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("worker without host", edited(LONG_URL, "url: 'https://:80'"), 21, ["host"]),
     ("worker's blanks", edited(LONG_URL, "url: 'https://h /'"), 21, ["host"]),
     ("worker in two pools", edited(SHORT_WORKERS, 'workers: ["https://10.0.0.9:8000/v1"]'), 21, ["worker 10.0.0.9:8000 is in pool `short` of", "on line 16", "count twice", "engines of its own"]),  # noqa: E501
+    ("worker in two pools by another name", edited(SHORT_WORKERS, 'workers: ["http://localhost:8000"]').replace(LONG_URL, 'url: "http://[::1]:8000/v1"'), 21, ["worker [::1]:8000 is in pool `short` of", "on line 16"]),  # noqa: E501
+    ("worker twice by another name", edited(SHORT_WORKERS, 'workers: ["http://localhost:1", "http://127.0.0.1:1"]'), 16, ["worker 127.0.0.1:1 is listed twice", "remove one"]),  # noqa: E501
     ("worker twice", edited(SHORT_WORKERS, 'workers: ["http://h:1", "https://h:1"]'), 16, ["worker h:1 is listed twice", "remove one"]),  # noqa: E501
     ("no CA file", edited("api_key: ${LONG_KEY}", "ca_file: /nowhere/ca.pem"), 22, ["ca_file", "no such file", "PEM"]),  # noqa: E501
     ("CA without TLS", edited(LONG_URL, "url: http://h").replace("api_key: ${LONG_KEY}", "ca_file: c"), 22, ["without TLS"]),  # noqa: E501
