@@ -19,6 +19,7 @@ from gateway.policy.members import Members
 from gateway.policy.prefix_index import PrefixIndex
 from gateway.policy.prefix_news import PrefixNews
 from gateway.policy.prefix_points import Points, points_of
+from gateway.policy.progress import DECODE_TOKENS_PER_S
 from gateway.policy.rates import MeanRate
 from gateway.policy.routing import Routing
 from gateway.policy.scheduling import Job, Scheduler
@@ -55,8 +56,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     spill_queue: int
     timeouts: PhaseTimeouts = PhaseTimeouts()
     max_attempts: int = 3
-    slot_tokens_per_s: float = 0.0
-    """What a slot makes of the model's tokens/s; 0 where those are not enforced."""
+    slot_tokens_per_s: float = DECODE_TOKENS_PER_S
+    """What a slot makes of the model's tokens/s: the price of holding one."""
     held_share: float = 1.0
     """Of a pool's slots: what other proxies' leases may hold beyond reserved baselines."""
     kv_bytes_per_token: int = 0

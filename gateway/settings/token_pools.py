@@ -11,6 +11,7 @@ from gateway.policy.capacity import WorkerShare
 from gateway.policy.entitlement_terms import GIB, ModelShape, terms_from
 from gateway.policy.entitlements import PROFILES, Entitlement
 from gateway.policy.pool_terms import Terms
+from gateway.policy.progress import DECODE_TOKENS_PER_S
 from gateway.ports import EntitlementEntry
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig, PoolConfig
@@ -51,9 +52,12 @@ def base_terms(model: ModelConfig) -> Terms:
 
 
 def slot_tokens_per_s(model: ModelConfig) -> float:
-    """What a slot makes of the model's tokens/s, on average; 0 where those are not enforced."""
+    """What a slot makes of the model's tokens/s, on average.
+
+    Where those are not stated: the slowest that an engine decodes at.
+    """
     terms = base_terms(model)
-    return terms.tokens_per_s / sum(terms.slots) if terms.tokens_per_s else 0.0
+    return terms.tokens_per_s / sum(terms.slots) if terms.tokens_per_s else DECODE_TOKENS_PER_S
 
 
 def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:

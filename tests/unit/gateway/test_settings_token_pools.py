@@ -11,12 +11,14 @@ from gateway.policy.capacity import WorkerShare
 from gateway.policy.entitlement_fit import check_fit
 from gateway.policy.entitlement_terms import BadTerms, terms_from
 from gateway.policy.entitlements import PROFILES
+from gateway.policy.progress import DECODE_TOKENS_PER_S
 from gateway.settings import Config, ConfigError, parse, remarks
 from gateway.settings.token_pools import (
     base_terms,
     entries,
     managed,
     shape_of,
+    slot_tokens_per_s,
     terms_of,
     worker_shares,
 )
@@ -103,6 +105,12 @@ def test_base_terms_are_those_of_every_listed_worker() -> None:
     assert terms.largest_tokens == 65536
     assert (terms.headroom, terms.spill_queue, terms.mean_slo_ms) == (1, 3, 0)
     assert (terms.reclaim_spot, terms.profile) == (False, PROFILES["default"])
+
+
+def test_a_slot_has_a_price_where_no_pool_states_tokens_per_second() -> None:
+    stated, unstated = read(FLEET).models
+    assert slot_tokens_per_s(stated) == 25
+    assert slot_tokens_per_s(unstated) == DECODE_TOKENS_PER_S > 0
 
 
 def test_base_terms_take_the_rules_of_admission() -> None:

@@ -49,7 +49,7 @@ class Bench:
         self,
         *,
         default_max_tokens: int | None = None,
-        slot_tokens_per_s: float = 0.0,
+        slot_tokens_per_s: float = served_model().slot_tokens_per_s,
         held_share: float = 1.0,
         service_class: Any = "elastic",
     ) -> None:
@@ -367,6 +367,15 @@ async def test_a_slot_is_never_held_for_nothing(
     assert answer["charge_tokens"] == bench.account.used == 600
 
 
+async def test_a_failed_lease_pays_where_the_model_states_no_rate() -> None:
+    bench = Bench()
+    lease = (await bench.authorize()).json()["lease_id"]
+    bench.clock.advance(60.0)
+    answer = (await bench.usage(lease, status="failed")).json()
+    assert answer["held_tokens"] == answer["charge_tokens"] == bench.account.used == 600
+    await bench.client.aclose()
+
+
 async def test_what_was_used_is_charged_where_it_is_more_than_the_time_held() -> None:
     _, answer = await held_for(1.0, prompt_tokens=100, completion_tokens=60)
     assert (answer["charge_tokens"], answer["held_tokens"]) == (160, 0)
@@ -511,8 +520,8 @@ async def test_reports_teach_no_estimator(bench: Bench) -> None:
 
 
 async def test_a_lease_that_nobody_reports_is_charged_its_estimate(bench: Bench) -> None:
-    lease = (await bench.authorize(lease_s=20)).json()["lease_id"]
-    bench.clock.advance(19.9)
+    lease = (await bench.authorize(lease_s=10)).json()["lease_id"]
+    bench.clock.advance(9.9)
     bench.desk.sweep()
     assert bench.desk.held == 1
     bench.clock.advance(0.1)
