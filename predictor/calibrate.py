@@ -96,8 +96,9 @@ class Bucketed:
         before, before_all = self.buckets[bucket], self._global
         step, step_all = BUCKET_STEP * e, GLOBAL_STEP * e
         if pulls is not None:
-            step = held(pulls, bucket, step, CALIBRATION_PULL)
-            step_all = held(pulls, BUCKETS, step_all, CALIBRATION_PULL)
+            most = CALIBRATION_PULL / (1 + len(self._heard))
+            step = held(pulls, bucket, step, most)
+            step_all = held(pulls, BUCKETS, step_all, most)
         self._set(bucket, before + step)
         self._set_global(before_all + step_all)
         moved, moved_all = self.buckets[bucket] - before, self._global - before_all

@@ -223,6 +223,7 @@ class PrefillPredictor:
             "calibration": self._calibration.state(),
             "speeds": self._speeds.state(),
             "prior": {"s": list(self._prior.s), "seen": self._prior.seen},
+            "tenants": self._tenants.state(),
         }
 
     def merge(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -232,6 +233,9 @@ class PrefillPredictor:
         """
         self._calibration.merge(_parts(states, "calibration"))
         self._speeds.merge(_parts(states, "speeds"))
+        self._tenants.merge(
+            state.get("tenants") for state in states.values() if isinstance(state, Mapping)
+        )
         if self._root is None:
             self._merge_prior(_parts(states, "prior"))
 

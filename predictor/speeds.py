@@ -85,7 +85,7 @@ class Speeds:
         before = self._log[worker]
         change = log(1.0 + gain * error)
         if pulls is not None:
-            change = held(pulls, worker, change, SPEED_PULL)
+            change = held(pulls, worker, change, SPEED_PULL / (1 + len(self._heard)))
         self._set(worker, before + change)
         moved = self._log[worker] - before
         self._own[worker] += moved

@@ -3,10 +3,13 @@
 What a tenant's requests have moved, in sum, stays within a bound for each learned logarithm.
 What one pulls beyond its due, the others' requests pull back, and it has nothing left to pull
 with. A tenant that nobody else is known beside is not held: nobody else knows better.
+Processes add up what they learn, so each allows a tenant its part of the bound.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from math import log
-from typing import Final
+from typing import Any, Final
 
 Pulls = dict[int, float]
 """What one tenant has moved, in sum, by the index of the logarithm."""
@@ -20,20 +23,22 @@ CALIBRATION_PULL: Final = log(2.0) / 2
 
 
 def held(pulls: Pulls, index: int, step: float, most: float) -> float:
-    """As much of a step as leaves the tenant within its bound."""
+    """As much of a step as leaves the tenant within its bound, or brings it back there."""
     pulled = pulls.get(index, 0.0)
     if -most <= pulled + step <= most:
         return step
-    return (most if step > 0.0 else -most) - pulled
+    return (most if pulled + step > 0.0 else -most) - pulled
 
 
 class Tenants:
     """What each tenant has moved: calibration, and speeds."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_elsewhere", "_known")
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Pulls, Pulls]] = {}
+        self._elsewhere: set[str] = set()
+        """Of those that other processes know: two of each process at most."""
 
     def of(self, client: str) -> tuple[Pulls, Pulls] | None:
         """Pulls on calibration and on speeds; None where the tenant is not held."""
@@ -47,7 +52,21 @@ class Tenants:
                 pulls = known.get(client)
             if pulls is None:
                 pulls = known[client] = ({}, {})
-        return pulls if len(known) > 1 else None
+        return pulls if len(known) > 1 or self._elsewhere - {client} else None
+
+    def state(self) -> list[str]:
+        """Two that are known here, so that each of them is known beside another."""
+        return list(islice(self._known, 2))
+
+    def merge(self, states: Iterable[Any]) -> None:
+        """Take in which tenants the other processes know."""
+        self._elsewhere = {
+            client
+            for state in states
+            if isinstance(state, list)
+            for client in state[:2]
+            if isinstance(client, str)
+        }
 
     def forget(self, worker: int) -> None:
         """Another engine is there now."""

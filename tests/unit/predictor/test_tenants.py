@@ -2,11 +2,12 @@
 
 from math import exp, log
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from predictor import PrefillPredictor
-from predictor.tenants import CALIBRATION_PULL, MOST_TENANTS, SPEED_PULL, Tenants
+from predictor.tenants import CALIBRATION_PULL, MOST_TENANTS, SPEED_PULL, Tenants, held
 from tests.unit.predictor.made import small_artifact, x_of
 
 WORKERS = 3
@@ -61,6 +62,66 @@ def test_no_tenant_moves_anothers_prediction_by_more_than_its_bound(
     for then, now in zip(before, predictions(predictor), strict=True):
         assert abs(log(now[0] / then[0])) <= mean_most
         assert abs(log(now[1] / then[1])) <= quantile_most
+
+
+REPLICAS = 3
+
+
+def told(replicas: list[PrefillPredictor]) -> None:
+    states = {str(number): replica.state() for number, replica in enumerate(replicas)}
+    for number, replica in enumerate(replicas):
+        replica.merge({name: state for name, state in states.items() if name != str(number)})
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, REPLICAS - 1), min_size=1, max_size=REPLICAS, unique=True),
+            st.integers(0, WORKERS - 1),
+            st.sampled_from(LENGTHS),
+            st.sampled_from([1e-3, 0.5, 2.0, 1e3]),
+            st.integers(50, 150),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@example([([0, 1, 2], 1, 2000, 1e3, 150)] * 3)
+def test_several_gateways_hold_a_tenant_to_one_bound(
+    attack: list[tuple[list[int], int, int, float, int]],
+) -> None:
+    replicas = [both_known() for _ in range(REPLICAS)]
+    for _ in range(20):  # what they have learned so far becomes one
+        told(replicas)
+    before = [predictions(replica) for replica in replicas]
+    for which, worker, length, times, count in attack:
+        for number in which:
+            for _ in range(count):
+                teach(replicas[number], "attacker", worker, length, times)
+        told(replicas)
+    mean_most = 2 * SPEED_PULL + 1e-2
+    quantile_most = mean_most + 4 * CALIBRATION_PULL
+    for replica, known in zip(replicas, before, strict=True):
+        for then, now in zip(known, predictions(replica), strict=True):
+            assert abs(log(now[0] / then[0])) <= mean_most
+            assert abs(log(now[1] / then[1])) <= quantile_most
+
+
+def test_a_tenant_that_is_alone_at_one_gateway_is_held_there_too() -> None:
+    shared, apart = both_known(), PrefillPredictor(small_artifact(), workers=WORKERS)
+    teach(apart, "attacker", 0, 2000, 1.0)
+    told([shared, apart])
+    for _ in range(2000):
+        teach(apart, "attacker", 1, 2000, 20.0)
+    told([shared, apart])
+    assert shared.slowness(1) <= exp(SPEED_PULL) + 1e-2
+    assert apart.slowness(1) <= exp(SPEED_PULL) + 1e-2
+
+
+def test_a_tenant_beyond_its_part_is_brought_back_whichever_way_it_pulls() -> None:
+    for step in (-0.01, 0.01):
+        assert 0.6 + held({0: 0.6}, 0, step, 0.2) == pytest.approx(0.2)
 
 
 def test_others_pull_back_what_one_pulls() -> None:
