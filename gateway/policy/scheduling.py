@@ -95,6 +95,7 @@ class Job:
         "share",
         "state",
         "stream",
+        "tenant",
         "worker",
     )
 
@@ -115,6 +116,7 @@ class Job:
         match: Match = (),
         excluded: Sequence[int] = (),
         home: int = -1,
+        tenant: str = "",
     ) -> None:
         self.owner = owner
         """The caller's own: what to wake or to send."""
@@ -124,6 +126,8 @@ class Job:
         self.arrived_s = arrived_s
         self.client = client
         """Whose fairness counter it feeds: an entitlement."""
+        self.tenant = tenant
+        """Whose entitlement that is."""
         self.band = band
         """0 protected, 1 elastic, 2 backfill."""
         self.share = share

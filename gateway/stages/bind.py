@@ -75,6 +75,7 @@ def job_of(
         lease.cost_tokens,
         lease.sequences,
         stream=facts.stream,
+        tenant=principal.tenant,
     )
 
 

@@ -20,7 +20,8 @@ _LEAST_WAIT_S = 0.01
 def admit(served: ServedModel, job: Job, scheduler: Scheduler) -> None:
     """Keep the queue within its limit (the job that asks is counted).
 
-    A full queue displaces: of the lowest band, the newest of whoever holds most for its share.
+    A full queue displaces: of the lowest band and there of the tenant that holds most for its
+    share, the newest request of its entitlement that does.
     Raises RateLimited when that is the job that asks; else the displaced one's `wait` does.
     """
     if sum(scheduler.waiting) <= served.queue.limit:
@@ -41,13 +42,18 @@ def admit(served: ServedModel, job: Job, scheduler: Scheduler) -> None:
 def _displaced(jobs: list[Job]) -> Job:
     """The one that makes room; `jobs` in order of arrival."""
     band = max(job.band for job in jobs)
+    lowest = [job for job in jobs if job.band == band]
+    largest = _largest(lowest, lambda job: job.tenant)
+    return _largest(largest, lambda job: job.client)[-1]
+
+
+def _largest(jobs: list[Job], holder: Callable[[Job], str]) -> list[Job]:
+    """The jobs of those who hold most for their share."""
     held: dict[str, float] = {}
     for job in jobs:
-        if job.band == band:
-            held[job.client] = held.get(job.client, 0.0) + 1.0 / job.share
+        held[holder(job)] = held.get(holder(job), 0.0) + 1.0 / job.share
     most = max(held.values())
-    newest = [job for job in jobs if job.band == band and held[job.client] >= most]
-    return newest[-1]
+    return [job for job in jobs if held[holder(job)] >= most]
 
 
 def _full(served: ServedModel) -> RateLimited:

@@ -1,6 +1,7 @@
 """Stages 7 to 9 with a scheduler: who waits, who is woken, and that every job is given back."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from typing import cast
 
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.store.memory import MemoryLeases
-from gateway.domain import DecisionRecord, Incoming, Lease
+from gateway.domain import DecisionRecord, Incoming, Lease, Principal
 from gateway.errors import RateLimited
 from gateway.exchange import wake
 from gateway.pipeline import Pipeline
@@ -116,7 +117,13 @@ class OneAtATime:
 class Bench:
     """A pipeline over fakes whose short pool has a scheduler."""
 
-    def __init__(self, *script: Script, limit: int = 10, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        *script: Script,
+        limit: int = 10,
+        timeout_s: float = 5.0,
+        keyring: Keyring | None = None,
+    ) -> None:
         plain = served_model(workers=(2, 1))
         self.scheduler = OneAtATime(plain, SHORT)
         self.prefixes = (PrefixIndex(2), PrefixIndex(1))
@@ -132,7 +139,7 @@ class Bench:
         self.store = MemoryLeases({"m": self.served}, self.clock)
         self.pipeline = Pipeline(
             models={"m": self.served},
-            keyring=Keyring({}),
+            keyring=keyring or Keyring({}),
             store=self.store,
             upstream=self.upstream,
             metrics=Metrics(),
@@ -239,6 +246,38 @@ async def test_a_full_queue_refuses_with_429_and_a_full_refund() -> None:
     assert bench.record("r3").prompt_tokens is None
     for task in (second, first):
         await bench.leave(task)
+    bench.assert_nothing_leaks()
+
+
+async def test_a_tenant_that_fills_the_queue_by_many_entitlements_keeps_nobody_out() -> None:
+    keys = {"a1": "a", "a2": "a", "a3": "a", "b": "b"}
+    bench = Bench(
+        HANG,
+        limit=40,
+        keyring=Keyring(
+            {
+                hashlib.sha256(key.encode()).digest(): Principal(entitlement=key, tenant=tenant)
+                for key, tenant in keys.items()
+            }
+        ),
+    )
+
+    def begin(key: str, number: int) -> tuple[asyncio.Task[None], FakeReply]:
+        headers = [(b"authorization", b"Bearer " + key.encode())]
+        name = f"{key}-{number}"
+        return bench.begin(name, incoming(chat_body(stream=True), request_id=name, headers=headers))
+
+    crowd = [begin(f"a{1 + number % 3}", number) for number in range(60)]
+    await bench.until_waiting(40)
+    others = [begin("b", number) for number in range(20)]
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert len(bench.scheduler.queue) == 40
+    assert sum(job.tenant == "b" for job in bench.scheduler.queue) == 20
+    assert all(reply.refusal is None for _, reply in others)
+    for task, _ in [*crowd, *others]:
+        task.cancel()
+    await asyncio.gather(*(task for task, _ in [*crowd, *others]), return_exceptions=True)
     bench.assert_nothing_leaks()
 
 

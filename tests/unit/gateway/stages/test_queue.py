@@ -25,8 +25,8 @@ async def crowd(served: ServedModel, scheduler: Scheduler, jobs: list[Job]) -> N
         served.queued[job] = scheduler
 
 
-def job(client: str, band: int = 1, share: float = 1.0) -> Job:
-    return Job(None, 1, 1, 0.0, client, band, share)
+def job(client: str, band: int = 1, share: float = 1.0, tenant: str = "") -> Job:
+    return Job(None, 1, 1, 0.0, client, band, share, tenant=tenant or client)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def job(client: str, band: int = 1, share: float = 1.0) -> Job:
         ([job("a", share=9.0), job("a", share=9.0), job("b")], job("c"), 3),
         ([job("a"), job("s", 2), job("a")], job("a"), 1),
         ([job("g", 0), job("g", 0), job("g", 0)], job("s", 2), 3),
+        ([job(f"a{n}", tenant="a") for n in range(3)], job("b"), 2),
+        ([job("a1", tenant="a"), job("a1", tenant="a"), job("b")], job("a2", tenant="a"), 1),
     ],
 )
 async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
