@@ -56,10 +56,12 @@ test: $(VENV)/.dev redis promtool
 TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway tests/contract tests/integration \
 	tests/e2e
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
+IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis
 	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-		-W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning" \
-		-m "not alone and not image" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+		$(IGNORE_THROW) -m "not alone and not image" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest $(IGNORE_THROW) -m alone \
+		$(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
 
 # What the image holds and serves, and what pip installs.
 test-image: image redis promtool
