@@ -36,6 +36,8 @@ WHO = "adm1n000"
 NAMES = ("a", "f")
 """The last one is the configuration file's."""
 GATEWAYS = 3
+SKEWS_S = (0.0, 0.45, -0.45)
+"""What each gateway's clock shows beyond the true time."""
 WHAT = (
     *("create", "create", "add_key", "revoke", "revoke", "delete", "suspend", "resume", "expire"),
     "change",
@@ -151,7 +153,7 @@ class OperatorsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.clock = FakeClock(1_900_000_000.0)
+        self.clocks = [FakeClock(1_900_000_000.0 + skew_s) for skew_s in SKEWS_S]
         self.shared = type(self).opener()
         self.keys = [Key("f", secret) for secret in FILE_KEYS]
         self.suspended: dict[str, bool] = {}
@@ -165,19 +167,19 @@ class OperatorsMachine(RuleBasedStateMachine):
         self.refusing: list[set[str]] = []
         """By gateway: keys that it ended, or heard of as revoked."""
         self.desks: list[Desk] = []
-        for _ in range(GATEWAYS):
-            self.desks.append(self.started(0))
+        for at in range(GATEWAYS):
+            self.desks.append(self.started(at, 0))
             self.refusing.append(set())
         self.settle()
 
     def run(self, call: Coroutine[Any, Any, _T]) -> _T:
         return self.loop.run_until_complete(call)
 
-    def started(self, number: int) -> Desk:
+    def started(self, at: int, number: int) -> Desk:
         """A gateway with the file's first edition, or a later one."""
         keys = [sha(key) for key in FILE_KEYS[: number + 1]]
         entry = from_file("f", *keys, digest=str(number))
-        desk = Desk(cast("FlakyDirectory", self.shared.open()), clock=self.clock)
+        desk = Desk(cast("FlakyDirectory", self.shared.open()), clock=self.clocks[at])
         return self.run(desk.start(entry, file_unix_s=100.0 * (number + 1)))
 
     # -- what operators do
@@ -281,7 +283,11 @@ class OperatorsMachine(RuleBasedStateMachine):
 
     def pass_time(self) -> None:
         """Gateways agree on the time better than operators are quick."""
-        self.clock.advance(1.0)
+        self.advance(1.0)
+
+    def advance(self, seconds: float) -> None:
+        for clock in self.clocks:
+            clock.advance(seconds)
 
     @rule(at=st.integers(0, GATEWAYS - 1))
     def poll(self, at: int) -> None:
@@ -326,7 +332,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         if edition:  # where it is new it says all anew, but for a suspension
             self.expires.pop("f", None)
         self.run(self.desks[at].sync.close())
-        self.desks[at] = self.started(edition)
+        self.desks[at] = self.started(at, edition)
         self.refusing[at] = {key.secret for key in self.keys if key.ended}
 
     @precondition(lambda self: self.older)
@@ -342,7 +348,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         self.run(self.desks[at].sync.close())
         self.last_writes_are_lost(which)
         self.expires.pop("f", None)
-        self.desks[at] = self.started(edition)
+        self.desks[at] = self.started(at, edition)
         self.refusing[at] = set()
         if changed:
             self.pass_time()
@@ -366,7 +372,7 @@ class OperatorsMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         for _ in range(3):
-            self.clock.advance(10.0)  # beyond any pause after a directory that was slow
+            self.advance(10.0)  # beyond any pause after a directory that was slow
             for desk in self.desks:
                 self.run(desk.sync.poll())
         known = [desk.sync.roster.entries for desk in self.desks]
