@@ -63,7 +63,9 @@ def test_fifty_large_bodies_at_once_stop_neither_the_gateway_nor_its_engines() -
     # One engine: without it the gateway is not ready.
     with Fleet(short=1, long=0, config=known()) as fleet, httpx.Client(trust_env=False) as client:
         senders = [
-            threading.Thread(target=send, args=(fleet.port, KEYS[number % len(KEYS)], body, statuses))
+            threading.Thread(
+                target=send, args=(fleet.port, KEYS[number % len(KEYS)], body, statuses)
+            )
             for number in range(BODIES)
         ]
         for sender in senders:

@@ -1,6 +1,7 @@
 """`sluice plan --verify`: planned beside simulated, yes or no."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,10 @@ def test_the_largest_cut_of_the_plan_is_the_simulation_s() -> None:
 def test_short_runs_and_their_bounds_are_told() -> None:
     checked = verify(planned(), most_requests=4000)
     assert checked.short_runs
-    assert any("give --verify-requests" in note for note in checked.notes)
+    told = "\n".join(checked.notes)
+    advised = re.findall(r"give --verify-requests (.*)", told)
+    assert advised
+    assert all(words.isdigit() and int(words) >= 10_000 for words in advised)
     enough = verify(planned(), most_requests=60_000)
     assert any("(95 %)" in note for note in enough.notes)
 

@@ -1,6 +1,7 @@
 """`sluice simulate`: its verdict is its exit code, and bad input says what to change."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sluice.recorded import read_traffic
 from sluice.simulate import simulate
 from sluice.simulating import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
 
+README = Path(__file__).parents[3] / "README.md"
 SMALL = ("--workload", "azure", "--rate", "20", "--requests", "3000")
 FILE = """\
 version: 1
@@ -79,6 +81,23 @@ def test_the_answer_for_machines_is_the_same_for_the_same_seed() -> None:
     (pool,) = found[0]["summary"]["pools"]
     assert pool["instances"] == 3
     assert found[0]["summary"]["requests"] == 3000
+
+
+def test_the_number_of_requests_that_it_advises_can_be_pasted() -> None:
+    found = answer("--workload", "azure", "--rate", "100", "--requests", "2000", "--fleet", "9")
+    advised = [word for note in found["notes"] for word in re.findall(r"--requests (.*)", note)]
+    assert advised
+    assert all(int(word) >= 10_000 and word.isdigit() for word in advised)
+
+
+def test_the_line_in_the_readme_runs() -> None:
+    (line,) = re.findall(r"`sluice simulate (.*?)`", README.read_text("utf-8"))
+    args = (
+        re.sub(r" \[[^]]*\]", "", line).replace("SOURCE", "azure").replace("--rate R", "--rate 20")
+    )
+    result = run(*args.split(), "--requests", "300")
+    assert result.exit_code in (0, 1), result.output
+    assert "300 requests" in result.stdout
 
 
 def test_a_duration_takes_the_place_of_a_number() -> None:
