@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import httpx
+import msgspec
 
 LIMIT_S: Final = 1.0
 MOST_ANSWER_BYTES: Final = 16 << 20
@@ -51,7 +52,7 @@ class ReplicaCalls:
         """What this replica says; None also where it does not understand another version."""
         try:
             return self._answers[topic](payload)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, msgspec.MsgspecError):
             return None
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:

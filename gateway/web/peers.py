@@ -2,12 +2,13 @@
 
 A client's connection is one replica's, and whatever it asks must not depend on which: a decision
 is found wherever it was made, lists and loads are those of all, usage is reported to whoever
-holds the lease. A replica that does not answer in time is left out.
+holds the lease. A replica that does not answer in time, or answers as another version would, is
+left out.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from gateway.policy.served import ServedModel
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
+_T = TypeVar("_T")
 
 
 class Peers(Protocol):
@@ -52,7 +54,29 @@ class NoPeers:
         """See Peers."""
 
 
+def _understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Iterator[_T]:
+    """The answers that are of this version."""
+    for answer in answers:
+        try:
+            yield decode(answer)
+        except (ValueError, msgspec.MsgspecError):
+            continue
+
+
 # -- decisions
+
+
+class _Timed(msgspec.Struct):
+    time_unix_s: float
+
+
+_timed: Final = msgspec.json.Decoder(list[_Timed]).decode
+
+
+def _records(answer: bytes) -> list[dict[str, Any]]:
+    _timed(answer)
+    records: list[dict[str, Any]] = msgspec.json.decode(answer)
+    return records
 
 
 def answer_decisions(
@@ -75,9 +99,8 @@ async def newest(
     peers: Peers, topic: str, own: Sequence[object], count: int
 ) -> list[dict[str, Any]]:
     """The newest records of all replicas, newest first; `own` are this one's."""
-    told = await peers.ask(topic, b"%d" % count)
-    records = [msgspec.json.decode(_json(own)), *(msgspec.json.decode(each) for each in told)]
-    merged = [record for each in records for record in each]
+    told = [_json(own), *await peers.ask(topic, b"%d" % count)]
+    merged = [record for records in _understood(_records, told) for record in records]
     return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
 
 
@@ -88,6 +111,8 @@ def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) 
 
 # -- refusals
 
+_counts: Final = msgspec.json.Decoder(dict[str, int]).decode
+
 
 def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> None:
     """Answer the others with how often this replica refused an entitlement, by reason."""
@@ -97,8 +122,8 @@ def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> 
 async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
     """How often all replicas did; `own` is this one's count."""
     total = Counter(own)
-    for told in await peers.ask("refused", name.encode()):
-        total.update(msgspec.json.decode(told, type=dict[str, int]))
+    for told in _understood(_counts, await peers.ask("refused", name.encode())):
+        total.update(told)
     return dict(total)
 
 
@@ -139,7 +164,7 @@ def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
 
 async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
     """Add what the others have in flight to models as `/admin/pools` shows them."""
-    for told in map(_loads, await peers.ask("load")):
+    for told in _understood(_loads, await peers.ask("load")):
         for model in shown:
             for pool, load in zip(model["pools"], told.get(model["model"], ()), strict=False):
                 pool["inflight"] += load.inflight
@@ -200,7 +225,7 @@ async def settle_anywhere(
         return settle(principal, report)
     except NotFound as unknown:
         asked = _pack(_Reported(principal=principal, report=report))
-        answers = [_answer(payload) for payload in await peers.ask("usage", asked)]
+        answers = list(_understood(_answer, await peers.ask("usage", asked)))
         if not answers:
             raise unknown from None
         if answers[0].settled is None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
 import pytest
 import respx
 
@@ -78,12 +79,15 @@ def test_what_this_replica_says() -> None:
     def length(payload: bytes) -> bytes | None:
         if payload == b"?":
             raise ValueError
+        if payload == b"!":
+            return msgspec.msgpack.encode(msgspec.msgpack.decode(payload, type=str))
         return b"%d" % len(payload) if payload else None
 
     calls.on("length", length)
     assert calls.answer("length", b"four") == b"4"
     assert calls.answer("length", b"") is None
-    assert calls.answer("length", b"?") is None, "of another version"
+    for question in (b"?", b"!"):
+        assert calls.answer("length", question) is None, "of another version"
     assert calls.answer("unknown", b"four") is None
     assert calls.knows(calls.token)
     assert not any(map(calls.knows, ("", "x", ReplicaCalls(list).token, "\u00e9")))

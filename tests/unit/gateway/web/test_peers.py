@@ -1,4 +1,4 @@
-"""What the control plane asks other processes, over peers that answer at once."""
+"""What the control plane asks other replicas, over peers that answer at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ DONE = Settled(
 
 
 class Others:
-    """Other processes, as one answers them."""
+    """Other replicas, as one answers them."""
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
@@ -49,6 +49,13 @@ class Others:
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         self.topics[topic] = respond
+
+
+class Odd(Others):
+    """Other replicas, and first of them one of another version."""
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        return [b'[{"x":"of another version"}]', b"\xc1", *await super().ask(topic, payload)]
 
 
 class Made(msgspec.Struct):
@@ -80,7 +87,7 @@ async def test_a_decision_is_found_wherever_it_was_made() -> None:
 
 
 async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
-    others = Others(2)
+    others = Odd(2)
     kept = [msgspec.Raw(msgspec.json.encode(Made("o", time_s))) for time_s in (4.0, 2.0)]
     answer_decisions(others, lambda _: None, lambda count: kept[:count])
     found = await newest(others, "decisions", [Made("own", 3.0), Made("own", 1.0)], 4)
@@ -96,7 +103,7 @@ async def test_load_is_added_up() -> None:
     served = served_model()
     served.pools[0].inflight, served.pools[0].active[1], served.pools[0].tokens[1] = 3, 2, 900
     served.pools[0].beyond_window_tokens = 9_003
-    others = Others(2)
+    others = Odd(2)
     answer_load(others, [served])
     shown: list[dict[str, Any]] = [
         {
@@ -121,7 +128,7 @@ async def test_load_is_added_up() -> None:
 
 
 async def test_refusals_are_added_up() -> None:
-    others = Others(2)
+    others = Odd(2)
     answer_refusals(others, lambda name: {"tokens": 2} if name == "e" else {})
     own = {"tokens": 1, "kv": 1}
     assert await all_refusals(others, own, "e") == {"tokens": 5, "kv": 1}
@@ -129,14 +136,14 @@ async def test_refusals_are_added_up() -> None:
 
 
 async def test_usage_is_settled_by_whoever_holds_the_lease() -> None:
-    others = Others()
+    others = Odd()
     answer_usage(others, known)
     assert await settle_anywhere(others, unknown, WHO, REPORT) == DONE
     assert await settle_anywhere(NoPeers(), lambda *_: DONE, WHO, REPORT) == DONE
 
 
 async def test_usage_of_a_lease_that_nobody_holds_is_not_found() -> None:
-    others = Others()
+    others = Odd()
     answer_usage(others, unknown)
     for peers in (others, NoPeers()):
         with pytest.raises(NotFound):
@@ -157,6 +164,6 @@ async def test_a_report_that_the_holder_refuses_is_refused_alike() -> None:
     )
 
 
-def test_a_process_that_is_alone_hears_nothing() -> None:
+def test_a_replica_that_is_alone_hears_nothing() -> None:
     alone: module.Peers = NoPeers()
     alone.on("decision", lambda _: b"")
