@@ -10,6 +10,7 @@ import gc
 import tracemalloc
 from collections import deque
 from hashlib import sha256
+from itertools import chain
 from random import Random
 from typing import Any, Final
 
@@ -198,10 +199,10 @@ def _probes(served: ServedModel, size: Size) -> Figures:
 
 
 def _scheduler(served: ServedModel, size: Size) -> Figures:
-    """A tick, the notes for other processes, and a worker that goes and returns."""
+    """A tick, the notes for other replicas, and a worker that goes and returns."""
     scheduler = served.schedulers[0]
     assert scheduler is not None
-    notes = SchedulerNotes([served], _Board(), "p", lambda _: 2)
+    notes = SchedulerNotes([served], _Board(), "p", lambda _: 2, _clock)
     pool = served.pools[0]
 
     def flap() -> None:
@@ -212,7 +213,7 @@ def _scheduler(served: ServedModel, size: Size) -> Figures:
 
     return {
         "tick_us": least_us(lambda: scheduler.tick(_clock())),
-        "notes_ms": least_us(lambda: deque(notes.exchange(_clock()), maxlen=0)) / 1e3,
+        "notes_ms": least_us(lambda: deque(chain(notes.tell(), notes.hear()), maxlen=0)) / 1e3,
         "flap_ms": least_us(flap) / 1e3 / 2,
         "recentre_ms": least_us(lambda: Speeds(size.workers).recentre()) / 1e3,
         "keeping_ms": least_us(lambda: Keeping(size.workers, 500_000)) / 1e3,
@@ -220,7 +221,7 @@ def _scheduler(served: ServedModel, size: Size) -> Figures:
 
 
 class _Board:
-    """Where one other process has the same to say."""
+    """Where one other replica has the same to say."""
 
     def __init__(self) -> None:
         self._payload = b""
@@ -232,7 +233,7 @@ class _Board:
     def peers(self, name: str) -> list[bytes]:
         """See Board."""
         note = msgspec.msgpack.decode(self._payload)
-        return [msgspec.msgpack.encode({**note, "process": "q"})]
+        return [msgspec.msgpack.encode({**note, "replica": "q"})]
 
 
 def file_point(size: Size) -> Figures:

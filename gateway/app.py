@@ -207,7 +207,6 @@ class Gateway:
             wrong_keys=wrong_keys,
             bodies=BodyBytes(config.server.max_held_body_bytes // config.server.workers),
         )
-        self._clock = clock
 
     def _answer(self, peers: Peers) -> None:
         """Answer the other replicas from what this one has."""
@@ -272,15 +271,13 @@ class Gateway:
                     await writer.flush()
 
     async def _tick(self) -> None:
-        """Have schedulers look after what no request brings about, and exchange notes."""
+        """Have schedulers look after what no request brings about."""
         while True:
             await asyncio.sleep(_TICK_S)
             try:
                 self.pipeline.tick()
-                for _ in self.replicas.exchange(self._clock()):
-                    await asyncio.sleep(0)
             except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("looking after schedulers and replicas failed")
+                _log.exception("looking after schedulers failed")
 
 
 def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:

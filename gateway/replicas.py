@@ -16,15 +16,13 @@ from urllib.parse import urlsplit
 from gateway.adapters.fleet_notes import FleetNotes
 from gateway.adapters.listening import own_address
 from gateway.adapters.replica_calls import Address, ReplicaCalls
-from gateway.adapters.scheduler_notes import EVERY_S, SchedulerNotes
+from gateway.adapters.scheduler_notes import SchedulerNotes
 from gateway.policy import prefix_points
 from gateway.policy.served import ServedModel, drain_worker
 from gateway.settings import Config
 from gateway.web.peers import Answers, NoPeers, Peers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gateway.adapters.store.redis_board import RedisBoard
 
 _log = logging.getLogger("sluice.state")
@@ -49,11 +47,9 @@ class Replicas:
         self._models = models
         self._counted = counted
         self._balanced = [m.name for m in config.models if m.scheduling.policy == "bfio"]
-        self._told_s = 0.0
         self._calls: ReplicaCalls | None = None
         self._board: RedisBoard | None = None
         self._fleet: FleetNotes | None = None
-        self._schedulers: SchedulerNotes | None = None
         if config.state.url.startswith("redis"):
             self._share(config, clock, port)
 
@@ -82,13 +78,11 @@ class Replicas:
         hits = drain_worker(self._models, worker, on=on)
         if hits and self._fleet is not None and self._board is not None:
             self._fleet.drained(worker, on=on)
-            for _ in self._fleet.exchange():
-                pass
             self._board.hurry()
         return hits
 
     async def start(self) -> None:
-        """Hear of the others; waits some seconds at most."""
+        """Hear of the others, and what they drained; waits some seconds at most."""
         if self._board is not None:
             await self._board.start()
 
@@ -99,23 +93,18 @@ class Replicas:
         if self._calls is not None:
             await self._calls.close()
 
-    def exchange(self, now_s: float) -> "Iterator[None]":
-        """Tell and hear, if it is time, yielding where requests should go on meanwhile."""
-        if self._board is None or now_s - self._told_s < EVERY_S:
-            return
-        self._told_s = now_s
-        if self._fleet is not None:
-            yield from self._fleet.exchange()
-        if self._schedulers is not None:
-            yield from self._schedulers.exchange(now_s)
-        for model in [name for name in self._balanced if self.count(name) > 1]:
+    def _sharing(self, model: str) -> int:
+        """The same, for schedulers: several must not share ranks, and it is said once."""
+        count = self.count(model)
+        if count > 1 and model in self._balanced:
             self._balanced.remove(model)
             _log.warning(
                 "%d replicas serve %s: each balances only its own requests over the ranks; serve "
                 "it by one replica, or by another policy than bfio (docs/adr/0008)",
-                self.count(model),
+                count,
                 model,
             )
+        return count
 
     def _share(self, config: Config, clock: Callable[[], float], port: int) -> None:
         host = own_address(config.server.host, _host_of(config.state.url))
@@ -135,8 +124,9 @@ class Replicas:
             chance=random.random,
         )
         self._board = board
-        self._fleet = FleetNotes(self._models, board, clock, time.time)
-        self._schedulers = SchedulerNotes(self._models, board, replica, self.count)
+        self._fleet = FleetNotes(self._models, board, replica, clock, time.time)
+        board.listen(self._fleet)
+        board.listen(SchedulerNotes(self._models, board, replica, self._sharing, clock))
 
     def _digest_by(self, seed: int) -> None:
         """Digest prompts by another seed: what is known by the old one is void."""

@@ -23,10 +23,10 @@ from gateway.policy import fleet
 from gateway.policy.homes import Home
 from gateway.policy.served import ServedModel, drain_worker
 
-HOMES_TOLD_S: Final = 5.0
+HOMES_TOLD_S: Final = 3.0
 """A response's home is told for so long: a replica that misses an exchange hears it in the next."""
 MOST_HOMES: Final = 2_000
-MOST_DRAINS: Final = 10_000
+MOST_DRAINS: Final = 1_000
 _HOMES_AT_ONCE: Final = 200
 
 
@@ -36,12 +36,15 @@ class _Drain(msgspec.Struct, frozen=True):
 
 
 class _Note(msgspec.Struct):
+    replica: str
     workers: int
     """A digest of the model's workers, pool by pool."""
     ejected: list[list[int]]
     drains: dict[str, _Drain]
     homes: list[tuple[str, Home]]
-    """By response id."""
+    """By response id, the newest last."""
+    homes_told: int
+    """Since the replica began, these included: so each is learned once."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -55,17 +58,25 @@ class FleetNotes:
         self,
         models: Iterable[ServedModel],
         board: Board,
+        replica: str,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`clock` monotonic, that of the pools; `wall_clock` Unix time. In seconds."""
+        """`replica`: a name that stands for this replica from its start to its end.
+
+        `clock` monotonic, that of the pools; `wall_clock` Unix time. In seconds.
+        """
         self._models = list(models)
         self._board = board
+        self._replica = replica
         self._clock = clock
         self._wall_clock = wall_clock
         self._drains: dict[str, _Drain] = {}
         self._digests = {served.name: _digest(served) for served in self._models}
         self._homes: dict[str, deque[tuple[float, str, Home]]] = {}
+        self._homes_told = dict.fromkeys(self._digests, 0)
+        self._homes_heard: dict[str, dict[str, int]] = {name: {} for name in self._digests}
+        """By model and replica, its `homes_told`."""
         for served in self._models:
             self._homes[served.name] = deque(maxlen=MOST_HOMES)
             served.homes.tell = partial(self._remembered, served.name)
@@ -74,20 +85,28 @@ class FleetNotes:
         """An admin drained an engine here, or returned it."""
         self._keep(worker, _Drain(changed_unix_s=self._wall_clock(), on=on))
 
-    def exchange(self) -> Iterator[None]:
-        """Tell and hear, yielding where requests should go on meanwhile. Raises nothing."""
+    def tell(self) -> Iterator[None]:
+        """Put up notes, yielding where requests should go on meanwhile."""
         for served in self._models:
-            name = f"fleet:{served.name}"
-            self._board.publish(name, _encode(self._note(served)))
-            for payload in self._board.peers(name):
+            self._board.publish(f"fleet:{served.name}", _encode(self._note(served)))
+            yield
+
+    def hear(self) -> Iterator[None]:
+        """Take over what the others told, likewise. Raises nothing that they can cause."""
+        for served in self._models:
+            heard = self._homes_heard[served.name]
+            told: dict[str, int] = {}
+            for payload in self._board.peers(f"fleet:{served.name}"):
                 try:
                     note = _decode(payload)
                 except msgspec.DecodeError:
                     continue
-                yield from self._hear(served, note)
-            yield
+                told[note.replica] = note.homes_told
+                yield from self._hear(served, note, heard.get(note.replica, 0))
+            self._homes_heard[served.name] = told
 
     def _remembered(self, model: str, response_id: str, home: Home) -> None:
+        self._homes_told[model] += 1
         self._homes[model].append((self._clock(), response_id, home))
 
     def _note(self, served: ServedModel) -> _Note:
@@ -96,6 +115,7 @@ class FleetNotes:
         while homes and homes[0][0] < now_s - HOMES_TOLD_S:
             homes.popleft()
         return _Note(
+            replica=self._replica,
             workers=self._digests[served.name],
             ejected=[
                 [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
@@ -105,21 +125,24 @@ class FleetNotes:
             ],
             drains=self._drains,
             homes=[(response_id, home) for _, response_id, home in homes],
+            homes_told=self._homes_told[served.name],
         )
 
-    def _hear(self, served: ServedModel, note: _Note) -> Iterator[None]:
+    def _hear(self, served: ServedModel, note: _Note, homes_heard: int) -> Iterator[None]:
         for worker, drain in note.drains.items():
             known = self._drains.get(worker)
             if known is None or drain.changed_unix_s > known.changed_unix_s:
                 self._keep(worker, drain)
                 drain_worker(self._models, worker, on=drain.on)
+        yield
         if note.workers != self._digests[served.name]:
             return
         for pool, ejected in zip(served.pools, note.ejected, strict=False):
             for index in ejected:
                 if 0 <= index < len(pool.workers):
                     fleet.doubt(pool, index, served.health, self._clock())
-        for count, (response_id, home) in enumerate(note.homes[:MOST_HOMES]):
+        new = min(max(0, note.homes_told - homes_heard), MOST_HOMES, len(note.homes))
+        for count, (response_id, home) in enumerate(note.homes[len(note.homes) - new :]):
             served.homes.learn(response_id, home)
             if count % _HOMES_AT_ONCE == 0:
                 yield

@@ -8,7 +8,7 @@ ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
@@ -16,11 +16,9 @@ import msgspec
 from gateway.policy.quartz import Quartz
 from gateway.policy.served import ServedModel
 
-EVERY_S = 1.0
-
 
 class Board(Protocol):
-    """Notes by name, the newest of each process."""
+    """Notes by name, the newest of each replica."""
 
     def publish(self, name: str, payload: bytes) -> None:
         """Put up a note for the others."""
@@ -30,7 +28,7 @@ class Board(Protocol):
 
 
 class _Note(msgspec.Struct):
-    process: str
+    replica: str
     scheduler: dict[str, Any]
     predictor: dict[str, Any]
     prefixes: dict[str, Any]
@@ -42,75 +40,100 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Note).decode
 
 
+class _Share(NamedTuple):
+    """A scheduler that shares its workers with those of other replicas."""
+
+    name: str
+    served: ServedModel
+    pool: int
+    scheduler: Quartz
+
+
 class SchedulerNotes:
-    """Keeps one process's schedulers in step with the others'."""
+    """Keeps one replica's schedulers in step with the others'."""
 
     def __init__(
         self,
         models: Iterable[ServedModel],
         board: Board,
-        process: str,
+        replica: str,
         replicas: Callable[[str], int],
+        clock: Callable[[], float],
     ) -> None:
-        """`process`: a name that stands for this process from its start to its end.
+        """`replica`: a name that stands for this replica from its start to its end.
 
-        `replicas` tells how many processes serve a model, this one included.
+        `replicas` tells how many replicas serve a model, this one included; `clock` is that of
+        the schedulers.
         """
         self._models = [model for model in models if model.schedulers]
         self._board = board
-        self._process = process
+        self._replica = replica
         self._replicas = replicas
+        self._clock = clock
         self._told: set[str] = set()
         """Whose schedulers have heard of others."""
 
-    def exchange(self, now_s: float) -> Iterator[None]:
-        """Tell and hear, yielding where requests should go on meanwhile.
+    def tell(self) -> Iterator[None]:
+        """Put up notes, yielding where requests should go on meanwhile."""
+        for share in self._shares():
+            if self._count(share.served) > 1 or share.name in self._told:
+                self._board.publish(share.name, _encode(self._note(share)))
+                yield
 
-        Raises nothing that another process can cause.
+    def hear(self) -> Iterator[None]:
+        """Take over what the others told, likewise.
+
+        Raises nothing that another replica can cause.
         """
         for served in self._models:
-            replicas = max(1, self._replicas(served.name))
-            for pool, scheduler in enumerate(served.schedulers):
-                if scheduler is None:
-                    continue
-                scheduler.replicas = replicas
-                if not (isinstance(scheduler, Quartz) and served.predictors and served.prefixes):
-                    continue
-                name = f"{served.name}/{pool}"
-                served.news[pool].listened(by_others=replicas > 1)
-                if replicas > 1:
-                    self._told.add(name)
-                elif name not in self._told:
-                    continue  # nobody is there, nor was lately
-                else:
-                    self._told.discard(name)
-                yield from self._exchange(name, served, pool, scheduler, now_s)
+            for scheduler in filter(None, served.schedulers):
+                scheduler.replicas = self._count(served)
+        for share in self._shares():
+            heard = self._count(share.served) > 1
+            share.served.news[share.pool].listened(by_others=heard)
+            if heard:
+                self._told.add(share.name)
+            elif share.name not in self._told:
+                continue  # nobody is there, nor was lately
+            else:
+                self._told.discard(share.name)
+            yield from self._hear(share)
 
-    def _exchange(
-        self, name: str, served: ServedModel, pool: int, scheduler: Quartz, now_s: float
-    ) -> Iterator[None]:
-        predictor = served.predictors[pool]
-        news = served.news[pool]
-        own = _Note(
-            process=self._process,
-            scheduler=scheduler.state(),
-            predictor=predictor.state(),
-            prefixes=news.tell(),
-            workers=_digest(served, pool),
+    def _count(self, served: ServedModel) -> int:
+        return max(1, self._replicas(served.name))
+
+    def _shares(self) -> Iterator[_Share]:
+        for served in self._models:
+            if served.predictors and served.prefixes:
+                for pool, scheduler in enumerate(served.schedulers):
+                    if isinstance(scheduler, Quartz):
+                        yield _Share(f"{served.name}/{pool}", served, pool, scheduler)
+
+    def _note(self, share: _Share) -> _Note:
+        return _Note(
+            replica=self._replica,
+            scheduler=share.scheduler.state(),
+            predictor=share.served.predictors[share.pool].state(),
+            prefixes=share.served.news[share.pool].tell(),
+            workers=_digest(share.served, share.pool),
         )
-        self._board.publish(name, _encode(own))
+
+    def _hear(self, share: _Share) -> Iterator[None]:
+        served, pool = share.served, share.pool
+        digest = _digest(served, pool)
         notes = {}
-        for payload in self._board.peers(name):
+        for payload in self._board.peers(share.name):
             try:
                 note = _decode(payload)
             except msgspec.DecodeError:
                 continue
-            if note.workers == own.workers:
-                notes[note.process] = note
-        scheduler.merge({process: note.scheduler for process, note in notes.items()}, now_s)
-        predictor.merge({process: note.predictor for process, note in notes.items()})
-        told = {process: note.prefixes for process, note in notes.items()}
-        for _ in news.hear(told, served.prefixes[pool]):
+            if note.workers == digest:
+                notes[note.replica] = note
+        told = {replica: note.scheduler for replica, note in notes.items()}
+        share.scheduler.merge(told, self._clock())
+        served.predictors[pool].merge({name: note.predictor for name, note in notes.items()})
+        prefixes = {replica: note.prefixes for replica, note in notes.items()}
+        for _ in served.news[pool].hear(prefixes, served.prefixes[pool]):
             yield
 
 

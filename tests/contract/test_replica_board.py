@@ -1,7 +1,7 @@
 """Replicas of one Redis hear of one another, agree on a seed, and go on when Redis is away."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -66,7 +66,7 @@ async def test_notes_reach_all_others_and_not_oneself(fleet: Fleet) -> None:
     three.publish("m/0", b"")
     await fleet.exchange()
     assert sorted(three.peers("m/0")) == [b"from one", b"from two"]
-    assert sorted(one.peers("m/0")) == [b"", b"from two"]
+    assert one.peers("m/0") == [b"from two"]
     assert [board.replicas("m") for board in (one, two, three)] == [3, 3, 3]
 
 
@@ -104,12 +104,92 @@ async def test_all_use_the_seed_of_whoever_began_first(fleet: Fleet) -> None:
     assert fleet.seeds == {"b": oldest, "c": oldest, "d": oldest}
 
 
-async def test_a_note_that_is_too_large_stays_away(fleet: Fleet) -> None:
+async def test_a_note_that_is_too_large_stays_away_and_is_logged_once(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
-    one.publish("m/0", b"x" * (MOST_BYTES + 1))
     two.publish("m/0", b"y")
+    for _ in range(2):
+        one.publish("m/0", b"x" * (MOST_BYTES + 1))
+        await fleet.exchange()
+    assert (two.peers("m/0"), one.peers("m/0")) == ([], [b"y"])
+    assert caplog.text.count(f"the note m/0 is too large to tell: {MOST_BYTES + 1} bytes") == 1
+
+
+async def test_a_replica_that_ends_is_gone_at_once_and_its_last_notes_are_heard(
+    fleet: Fleet,
+) -> None:
+    one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
+    two.publish("m/0", b"")
     await fleet.exchange()
-    assert (two.peers("m/0"), one.peers("m/0")) == ([b""], [b"y"])
+    assert (two.replicas("m"), len(two.others())) == (2, 1)
+    one.publish("m/0", b"the last")
+    await fleet.boards.pop(0).close()
+    await two.exchange()
+    assert (two.replicas("m"), two.others()) == (1, [])
+    assert two.peers("m/0") == [b"the last"]
+    late = fleet.join("c", 3.0)
+    await fleet.exchange()
+    assert (late.replicas("m"), two.replicas("m")) == (2, 2)
+
+
+class Listener:
+    """Tells a number that grows, and keeps what it heard."""
+
+    def __init__(self, board: RedisBoard) -> None:
+        self.board = board
+        self.told = 0
+        self.heard: list[bytes] = []
+        board.listen(self)
+
+    def tell(self) -> Iterator[None]:
+        self.told += 1
+        self.board.publish("m/0", b"%d" % self.told)
+        yield
+
+    def hear(self) -> Iterator[None]:
+        yield
+        self.heard = self.board.peers("m/0")
+
+
+async def test_listeners_tell_right_before_each_exchange_and_hear_right_after(
+    fleet: Fleet,
+) -> None:
+    one, two = (Listener(fleet.join(name, 1.0)) for name in "ab")
+    for number in range(1, 4):
+        await one.board.exchange()
+        await two.board.exchange()
+        assert two.heard == [b"%d" % number]
+    fleet.clock.advance(SILENT_S + 1)
+    await two.board.exchange()
+    assert two.heard == [], "also that nobody is there any more"
+
+
+async def test_whoever_starts_has_heard_of_the_others_notes(fleet: Fleet) -> None:
+    Listener(fleet.join("a", 1.0))
+    await fleet.exchange()
+    late = Listener(fleet.join("b", 1.0))
+    await late.board.start()
+    assert late.heard == [b"2"]
+
+
+async def test_a_listener_that_fails_silences_no_other(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Listener):
+        def tell(self) -> Iterator[None]:
+            yield
+            raise ValueError("a defect")
+
+        hear = tell
+
+    board = fleet.join("a", 1.0)
+    Failing(board)
+    two = Listener(fleet.join("b", 1.0))
+    one = Listener(board)
+    await fleet.exchange()
+    assert (one.heard, two.heard) == ([b"1"], [b"2"])
+    assert "a defect" in caplog.text
 
 
 async def test_junk_in_redis_is_ignored(fleet: Fleet) -> None:
@@ -118,7 +198,7 @@ async def test_junk_in_redis_is_ignored(fleet: Fleet) -> None:
     one, two = fleet.join("a", 1.0), fleet.join("b", 2.0)
     await fleet.exchange()
     with redis.Redis.from_url(fleet.url) as client:
-        (key,) = client.keys("*notes2")
+        (key,) = client.keys("*notes3")
         for number, junk in enumerate((b"", b"9 9 junk", b"9 99999999999999999 \x81\xff")):
             client.hset(key, f"r:junk{number}", junk)
     await fleet.exchange()

@@ -2,19 +2,21 @@
 
 Rules:
 - Once a second one round trip tells all notes of this replica and hears those of others
-  (`redis_exchange`); no request waits for it. While Redis is away notes of others run out
-  (SILENT_S), and each replica goes on with what it knows.
+  (`redis_exchange`); no request waits for it. Listeners renew their notes right before it and
+  take over the others' right after it. While Redis is away notes of others run out (SILENT_S),
+  and each replica goes on with what it knows.
 - Every model has a note in which each replica says that it is there, where it is asked, and the
   seed of its prompt digests. All use the seed of the replica that began first, so that prompts
-  compare, and keep it when that replica ends.
-- A note is MOST_BYTES at most, and of MOST_REPLICAS others the first are heard.
+  compare, and keep it when that replica ends. A replica that ends takes its own back.
+- An empty note is none. A note is MOST_BYTES at most, and of MOST_REPLICAS others the first are
+  heard.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
 
 import msgspec
 
@@ -31,10 +33,22 @@ SILENT_S: Final = 5
 TTL_S: Final = 60
 MOST_BYTES: Final = 1 << 20
 MOST_REPLICAS: Final = 128
-KIND: Final = "notes2"
+KIND: Final = "notes3"
 """Another layout of notes gets another kind: versions side by side don't hear one another."""
 
 _log = logging.getLogger("sluice.state")
+
+
+class Listener(Protocol):
+    """Tells and hears notes; where it yields, requests go on."""
+
+    def tell(self) -> Iterator[None]:
+        """Put up what the others should hear now."""
+        ...
+
+    def hear(self) -> Iterator[None]:
+        """Take over what the others have told, or that they are silent."""
+        ...
 
 
 class Seed(msgspec.Struct, frozen=True, order=True):
@@ -94,6 +108,9 @@ class RedisBoard:
         self._mine: dict[str, bytes] = {}
         self._theirs: dict[str, dict[str, tuple[float, bytes]]] = {}
         """By name and replica: when it was written, by this clock, and the note."""
+        self._listeners: list[Listener] = []
+        self._too_large: set[str] = set()
+        self._closing = False
         self._breaker = Breaker()
         self._away = False
         self._hurry = asyncio.Event()
@@ -104,9 +121,18 @@ class RedisBoard:
         """Whether Redis answers."""
         return self._breaker.closed
 
+    def listen(self, listener: Listener) -> None:
+        """Have a listener tell before each exchange, and hear after it."""
+        self._listeners.append(listener)
+
     def publish(self, name: str, payload: bytes) -> None:
         """Put up a note for the others; one that is too large stays away."""
-        self._mine[name] = payload if len(payload) <= MOST_BYTES else b""
+        if len(payload) > MOST_BYTES:
+            if name not in self._too_large:
+                _log.warning("the note %s is too large to tell: %d bytes", name, len(payload))
+            self._too_large.add(name)
+            payload = b""
+        self._mine[name] = payload
 
     def peers(self, name: str) -> list[bytes]:
         """The others' notes of that name."""
@@ -131,25 +157,40 @@ class RedisBoard:
         self._hurry.set()
 
     async def start(self) -> None:
-        """Hear of the others, then keep telling; waits LIMIT_S at most."""
+        """Hear of the others and what they told, then keep telling; waits LIMIT_S at most."""
         await self.exchange()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop, and let go of the connection."""
+        """Say the last, which is that this replica is gone, and let go of the connection."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        self._closing = True
+        await self.exchange()
         await self._exchange.close()
 
     async def exchange(self) -> None:
-        """One exchange, if the breaker allows it. Never raises but for cancellation."""
-        if not self._breaker.allows(self._clock()):
-            return
-        here = _encode(_Presence(self._seed, self._address.url, self._address.token))
-        notes = {name: self._note(here) for name in self._presence}
+        """Tell and hear, if the breaker allows it. Never raises but for cancellation."""
+        if self._breaker.allows(self._clock()):
+            await self._go_through(listener.tell() for listener in self._listeners)
+            await self._round_trip()
+        await self._go_through(listener.hear() for listener in self._listeners)
+
+    async def _go_through(self, parts: Iterable[Iterator[None]]) -> None:
+        for part in parts:
+            try:
+                for _ in part:
+                    await asyncio.sleep(0)
+            except Exception:  # noqa: BLE001 - a defect must not end the task
+                _log.exception("telling or hearing notes failed")
+
+    async def _round_trip(self) -> None:
+        presence = _Presence(self._seed, self._address.url, self._address.token)
+        here = self._note(b"" if self._closing else _encode(presence))
+        notes = dict.fromkeys(self._presence, here)
         notes |= {name: self._note(payload) for name, payload in self._mine.items()}
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -180,7 +221,9 @@ class RedisBoard:
                 note = _decode_note(record)
             except msgspec.DecodeError:
                 continue
-            if note.replica in held or len(held) < MOST_REPLICAS:
+            if not note.payload:
+                held.pop(note.replica, None)
+            elif note.replica in held or len(held) < MOST_REPLICAS:
                 held[note.replica] = (now_s - age_s, note.payload)
         self._theirs[name] = self._living(name)
 

@@ -1,6 +1,7 @@
 """Replicas tell one another of drained and ejected engines, and where stored responses live."""
 
 from collections import deque
+from itertools import chain
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from gateway.adapters import fleet_notes
 from gateway.adapters.fleet_notes import HOMES_TOLD_S, FleetNotes
 from gateway.policy import fleet
-from gateway.policy.homes import Home
+from gateway.policy.homes import Home, ResponseHomes
 from gateway.policy.served import ServedModel, drain_worker
 from tests.builders import served_model
 from tests.fakes import FakeClock
@@ -25,21 +26,26 @@ class Replicas:
         self.boards = Boards()
         self.served: list[ServedModel] = []
         self.notes: list[FleetNotes] = []
+        self.wall_clocks: list[FakeClock] = []
         for _ in range(count):
             self.join()
 
     def join(self, workers: tuple[int, int] = (2, 1)) -> ServedModel:
         served = served_model(workers=workers)
-        board = self.boards.of(f"replica {len(self.served)}")
+        name = f"replica {len(self.served)}"
         self.served.append(served)
-        self.notes.append(FleetNotes([served], board, self.clock, self.clock))
+        self.wall_clocks.append(FakeClock(1_700_000_000.0))
+        self.notes.append(
+            FleetNotes([served], self.boards.of(name), name, self.clock, self.wall_clocks[-1])
+        )
         return served
 
     def exchange(self) -> None:
         for _ in range(2):
-            self.clock.advance(1.0)
+            for clock in (self.clock, *self.wall_clocks):
+                clock.advance(1.0)
             for each in self.notes:
-                deque(each.exchange(), maxlen=0)
+                deque(chain(each.tell(), each.hear()), maxlen=0)
 
     def drain(self, replica: int, worker: str, *, on: bool) -> None:
         assert drain_worker([self.served[replica]], worker, on=on)
@@ -56,7 +62,6 @@ def test_an_engine_is_drained_in_all_replicas_and_the_newest_change_holds() -> N
     replicas.drain(0, worker, on=True)
     replicas.exchange()
     assert [draining(served) for served in replicas.served] == [[False, True]] * 3
-    replicas.clock.advance(1.0)
     replicas.drain(2, worker, on=False)
     replicas.exchange()
     assert [draining(served) for served in replicas.served] == [[False, False]] * 3
@@ -103,6 +108,24 @@ def test_stored_responses_are_found_by_all_and_told_for_a_while_only() -> None:
     late = replicas.join()
     replicas.exchange()
     assert late.homes.find("resp-1") is None
+
+
+def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(2)
+    learned: list[str] = []
+    learn = ResponseHomes.learn
+
+    def note(homes: ResponseHomes, response_id: str, home: Home) -> None:
+        if homes is replicas.served[1].homes:
+            learned.append(response_id)
+        learn(homes, response_id, home)
+
+    monkeypatch.setattr(ResponseHomes, "learn", note)
+    for number in range(3):
+        replicas.served[0].homes.remember(f"r{number}", HOME)
+        replicas.served[0].homes.remember(f"s{number}", HOME)
+        replicas.exchange()
+    assert learned == ["r0", "s0", "r1", "s1", "r2", "s2"]
 
 
 def test_a_replica_of_other_workers_takes_over_drains_only() -> None:
