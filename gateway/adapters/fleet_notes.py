@@ -28,9 +28,10 @@ HOMES_TOLD_S: Final = 3.0
 MOST_HOMES: Final = 2_000
 MOST_DRAINS: Final = 1_000
 _HOMES_AT_ONCE: Final = 200
+_LATER_S: Final = 0.001
 
 
-class _Drain(msgspec.Struct, frozen=True):
+class _Drain(msgspec.Struct, frozen=True, order=True):
     changed_unix_s: float
     on: bool
 
@@ -83,7 +84,11 @@ class FleetNotes:
 
     def drained(self, worker: str, *, on: bool) -> None:
         """An admin drained an engine here, or returned it."""
-        self._keep(worker, _Drain(changed_unix_s=self._wall_clock(), on=on))
+        changed_unix_s = self._wall_clock()
+        known = self._drains.get(worker)
+        if known is not None:  # maybe by a host whose clock is ahead of this one's
+            changed_unix_s = max(changed_unix_s, known.changed_unix_s + _LATER_S)
+        self._keep(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
 
     def tell(self) -> Iterator[None]:
         """Put up notes, yielding where requests should go on meanwhile."""
@@ -131,7 +136,7 @@ class FleetNotes:
     def _hear(self, served: ServedModel, note: _Note, homes_heard: int) -> Iterator[None]:
         for worker, drain in note.drains.items():
             known = self._drains.get(worker)
-            if known is None or drain.changed_unix_s > known.changed_unix_s:
+            if known is None or drain > known:
                 self._keep(worker, drain)
                 drain_worker(self._models, worker, on=drain.on)
         yield

@@ -67,6 +67,27 @@ def test_an_engine_is_drained_in_all_replicas_and_the_newest_change_holds() -> N
     assert [draining(served) for served in replicas.served] == [[False, False]] * 3
 
 
+def test_an_undo_holds_also_where_the_clock_of_the_drain_was_ahead() -> None:
+    replicas = Replicas(3)
+    replicas.wall_clocks[0].advance(10.0)
+    worker = replicas.served[0].pools[0].workers[1]
+    for on in (True, False, True):
+        replicas.drain(0, worker, on=on)
+        replicas.exchange()
+        replicas.drain(1, worker, on=not on)
+        replicas.exchange()
+        assert [draining(served) for served in replicas.served] == [[False, not on]] * 3
+
+
+def test_of_two_changes_at_the_same_time_one_holds_everywhere() -> None:
+    replicas = Replicas(2)
+    worker = replicas.served[0].pools[0].workers[1]
+    replicas.drain(0, worker, on=False)
+    replicas.drain(1, worker, on=True)
+    replicas.exchange()
+    assert [draining(served) for served in replicas.served] == [[False, True]] * 2
+
+
 def test_a_replica_that_starts_later_hears_of_drains_from_whoever_lives() -> None:
     replicas = Replicas(2)
     replicas.drain(0, replicas.served[0].pools[0].workers[0], on=True)
