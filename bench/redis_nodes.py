@@ -1,5 +1,6 @@
 """Redis in numbers: a cluster of three nodes, and a sentinel with its master."""
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ class _Nodes:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGCONT)
         self._children.__exit__(*_)
 
     def _start(self, port: int, *options: str) -> None:
@@ -47,6 +50,10 @@ class _Nodes:
         self._children.forget(process)
         process.kill()
         process.wait(10.0)
+
+    def hang(self, port: int) -> None:
+        """Stop one: connections are accepted by the kernel, nothing is answered."""
+        self._processes[port].send_signal(signal.SIGSTOP)
 
 
 class RedisCluster(_Nodes):

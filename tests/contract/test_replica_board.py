@@ -1,14 +1,22 @@
 """Replicas of one Redis hear of one another, agree on a seed, and go on when Redis is away."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
+from bench.redis_nodes import RedisCluster
 from bench.redis_server import RedisServer
 from gateway.adapters.replica_calls import Address
 from gateway.adapters.store import redis_board
-from gateway.adapters.store.redis_board import MOST_BYTES, SILENT_S, RedisBoard, Seed
+from gateway.adapters.store.redis import RedisState
+from gateway.adapters.store.redis_board import KIND, MOST_BYTES, SILENT_S, RedisBoard, Seed
+from gateway.adapters.store.redis_exchange import key_of
+from gateway.adapters.store.redis_route import TIMEOUT_S
+from gateway.policy.learned import Sums
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.redis
@@ -224,6 +232,49 @@ async def test_away_each_goes_on_alone_and_back_they_hear_again(
         assert (one.up, one.replicas("m"), two.replicas("m")) == (True, 2, 2)
         for board in fleet.boards:
             await board.close()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_cluster_s_dead_node_takes_only_its_own_notes_along(
+    tmp_path: Path, silent: bool
+) -> None:
+    with RedisCluster(tmp_path) as cluster:
+        fleet = Fleet(cluster.url)
+        models = tuple("abcdefgh")
+        one, two = fleet.join("a", 1.0, models=models), fleet.join("b", 2.0, models=models)
+        owners = {
+            model: cluster.owner(key_slot(key_of(f"replicas:{model}", KIND).encode()))
+            for model in models
+        }
+        dead = owners["a"]
+        assert len(set(owners.values())) > 1
+        await fleet.exchange()
+        assert {one.replicas(model) for model in models} == {2}
+        if silent:
+            cluster.hang(dead)
+        else:
+            cluster.kill(dead)
+        for _ in range(4):
+            began_s = time.monotonic()
+            await fleet.exchange()
+            assert time.monotonic() - began_s < 4 * (2 * TIMEOUT_S + 0.25)
+        for board in (one, two):
+            seen = {model: board.replicas(model) for model in models}
+            assert seen == {model: 1 if owner == dead else 2 for model, owner in owners.items()}
+            assert board.up
+            await board.close()
+
+
+async def test_learned_figures_that_a_dead_node_did_not_take_are_missing(tmp_path: Path) -> None:
+    with RedisCluster(tmp_path) as cluster:
+        state = RedisState(cluster.url)
+        owners = {s: cluster.owner(key_slot(key_of(s, "learned").encode())) for s in "abcdefgh"}
+        learned = {s: {"ratio.prose": Sums(epoch=1, n=1, sums={})} for s in owners}
+        assert (await state.exchange(learned)).missing == set()
+        cluster.kill(owners["a"])
+        lost = {subject for subject, owner in owners.items() if owner == owners["a"]}
+        assert (await state.exchange(learned)).missing == lost
+        await state.close()
 
 
 async def test_each_knows_where_the_others_are_asked(fleet: Fleet) -> None:

@@ -64,7 +64,8 @@ class RedisState:
             ]
             if found:
                 peers[subject] = tuple(found)
-        missing = frozenset(subject for subject, heard in told.items() if not heard.held)
+        held = {subject for subject, heard in told.items() if heard.held}
+        missing = frozenset(records.keys() - held)
         return Heard(peers=peers, missing=missing)
 
     async def close(self) -> None:

@@ -11,10 +11,13 @@ Rules:
   `ttl_s` after its last exchange. Time is the server's.
 - Connecting and each answer take TIMEOUT_S at most and an exchange twice that; after a failure
   the connection is closed. There are no retries here: the breaker decides.
+- In a cluster each subject is exchanged by itself, all at the same time: a node that is away takes
+  only its own along.
 """
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,6 +31,8 @@ from gateway.errors import StateFailure
 
 _SCRIPT: Final = Path(__file__).with_name("lua").joinpath("exchange.lua").read_text("utf-8")
 _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+_log = logging.getLogger("sluice.state")
 
 
 class Told(NamedTuple):
@@ -57,37 +62,65 @@ class RedisExchange:
         self._since: dict[str, int] = {}
         self._route = route_of(url)
         self._connections: dict[str, Connection] = {}
+        self._failing = False
 
     async def exchange(self, records: Mapping[str, bytes]) -> dict[str, Told]:
-        """Store records (b"": none) and hear those of others. Raises StateFailure."""
+        """Store records (b"": none) and hear those of others.
+
+        Subjects whose node of a cluster is away are left out. Raises StateFailure when all are.
+        """
         self._sequence += 1
         subjects = list(records)
+        parts = [subjects] if self._route.one_server else [[subject] for subject in subjects]
+        answers = await asyncio.gather(*(self._tried(part, records) for part in parts))
+        told: dict[str, Told] = {}
+        failed: list[Exception] = []
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, Exception):
+                failed.append(answer)
+                continue
+            told |= {s: self._told(s, reply) for s, reply in zip(part, answer, strict=True)}
+        if failed and not told:
+            raise StateFailure(_reason(failed[0])) from failed[0]
+        if failed and not self._failing:
+            _log.warning("%d of %d keys: %s", len(failed), len(parts), _reason(failed[0]))
+        self._failing = bool(failed)
+        return told
+
+    async def close(self) -> None:
+        """Close connections, so that no late answer is taken for the next call's."""
+        for name in list(self._connections):
+            await self._hang_up(name)
+
+    async def _tried(
+        self, subjects: Sequence[str], records: Mapping[str, bytes]
+    ) -> list[list[bytes]] | Exception:
+        """Answers of subjects on one server, or why there are none."""
         calls = [
             (
                 self.replica,
                 self._sequence,
-                record,
+                records[subject],
                 self._since.get(subject, 0),
                 self._silent_s,
                 self._ttl_s,
             )
-            for subject, record in records.items()
+            for subject in subjects
         ]
+        name = "" if self._route.one_server else subjects[0]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
-                replies = await self._call(subjects, calls)
+                return await self._trip(name, subjects, calls)
         except (RedisError, OSError, TimeoutError) as error:
-            await self.close()
-            raise StateFailure(_reason(error)) from error
-        return {
-            subject: self._told(subject, reply)
-            for subject, reply in zip(subjects, replies, strict=True)
-        }
+            await self._hang_up(name)
+            return error
+        except BaseException:
+            await self._hang_up(name)
+            raise
 
-    async def close(self) -> None:
-        """Close connections, so that no late answer is taken for the next call's."""
-        connections, self._connections = self._connections, {}
-        for connection in connections.values():
+    async def _hang_up(self, name: str) -> None:
+        connection = self._connections.pop(name, None)
+        if connection is not None:
             await close(connection)
 
     def _told(self, subject: str, reply: Sequence[bytes]) -> Told:
@@ -101,21 +134,14 @@ class RedisExchange:
         ]
         return Told(held=bool(int(held)), records=records)
 
-    async def _call(
-        self, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
-    ) -> list[list[bytes]]:
-        """One round trip to each server; three when it does not know the script."""
-        if self._route.one_server:
-            return await self._trip(subjects, calls)
-        replies = []
-        for subject, arguments in zip(subjects, calls, strict=True):
-            replies += await self._trip([subject], [arguments])
-        return replies
-
     async def _trip(
-        self, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
+        self, name: str, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
     ) -> list[list[bytes]]:
-        connection = await self._connected(subjects)
+        """One round trip; three when the server does not know the script."""
+        connection = self._connections.get(name)
+        if connection is None:
+            key = key_of(subjects[0] if subjects else "", self._kind)
+            connection = self._connections[name] = await self._route.open(key)
         commands = [
             ("EVALSHA", _SHA, 1, key_of(subject, self._kind), *arguments)
             for subject, arguments in zip(subjects, calls, strict=True)
@@ -137,15 +163,6 @@ class RedisExchange:
             await connection.send_command("SCRIPT", "LOAD", _SCRIPT, check_health=False)
             await connection.read_response()
         raise RedisError("the server forgets its scripts")
-
-    async def _connected(self, subjects: Sequence[str]) -> Connection:
-        """The connection to the server that holds these subjects."""
-        name = "" if self._route.one_server or not subjects else subjects[0]
-        found = self._connections.get(name)
-        if found is None:
-            key = key_of(subjects[0] if subjects else "", self._kind)
-            found = self._connections[name] = await self._route.open(key)
-        return found
 
 
 def _reason(error: Exception) -> str:
