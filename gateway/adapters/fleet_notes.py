@@ -145,7 +145,7 @@ class FleetNotes:
         for pool, ejected in zip(served.pools, note.ejected, strict=False):
             for index in ejected:
                 if 0 <= index < len(pool.workers):
-                    fleet.doubt(pool, index, served.health, self._clock())
+                    fleet.doubt(pool, index, self._clock())
         new = min(max(0, note.homes_told - homes_heard), MOST_HOMES, len(note.homes))
         for count, (response_id, home) in enumerate(note.homes[len(note.homes) - new :]):
             served.homes.learn(response_id, home)

@@ -9,9 +9,13 @@ Times are arguments, in seconds of any monotonic clock.
 
 from collections.abc import Sequence
 from math import inf
+from typing import Final
 
 from gateway.policy.health_rules import MISSES, HealthRules
 from gateway.policy.progress import Progress
+
+DOUBTED_S: Final = 2.5
+"""How long a doubt lasts that is not said again: two exchanges of replicas."""
 
 
 class PoolState:
@@ -22,6 +26,7 @@ class PoolState:
         "alive",
         "beyond_window_tokens",
         "cursor",
+        "doubted_until_s",
         "draining",
         "ejected_until_s",
         "ejections",
@@ -82,6 +87,8 @@ class PoolState:
         self.draining = [False] * n
         self.failures = [0] * n
         """Consecutive failures."""
+        self.doubted_until_s = [0.0] * n
+        """Until then one failure ejects, by the engine's first worker; see `doubt`."""
         self.ejections = [0] * n
         self.ejected_until_s = [0.0] * n
         self.alive = list(range(n))
@@ -177,6 +184,7 @@ def succeeded(pool: PoolState, worker: int) -> None:
     """A served exchange clears its engine's failure count and ejection history."""
     head = pool.siblings[worker][0]
     pool.failures[head] = 0
+    pool.doubted_until_s[head] = 0.0
     if pool.ejections[head]:  # without, it is in the rotation: nobody's list changes
         pool.ejections[head] = 0
         for rank in pool.siblings[worker]:
@@ -188,7 +196,7 @@ def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bo
     """Note a failed exchange; True when this one ejects the worker, with all of its engine."""
     head = pool.siblings[worker][0]  # counts for the engine
     pool.failures[head] += 1
-    if pool.failures[head] < rules.eject_after:
+    if pool.failures[head] < rules.eject_after and pool.doubted_until_s[head] <= now_s:
         return False
     eject(pool, worker, rules, now_s)
     return True
@@ -198,6 +206,7 @@ def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> Non
     """Prefer others to a worker's engine for a while, twice as long as the time before."""
     head = pool.siblings[worker][0]
     pool.failures[head] = 0
+    pool.doubted_until_s[head] = 0.0
     wait_s = min(rules.eject_s * 2.0 ** pool.ejections[head], rules.max_eject_s)
     pool.ejections[head] = min(pool.ejections[head] + 1, 16)
     for rank in pool.siblings[worker]:
@@ -205,11 +214,14 @@ def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> Non
     _refresh(pool)
 
 
-def doubt(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> None:
-    """Another replica ejected a worker's engine: here one failure is enough to do the same."""
+def doubt(pool: PoolState, worker: int, now_s: float) -> None:
+    """Another replica has ejected a worker's engine: here one failure is enough to do the same.
+
+    Said once a second while that ejection lasts.
+    """
     head = pool.siblings[worker][0]
     if pool.ejected_until_s[head] <= now_s:
-        pool.failures[head] = max(pool.failures[head], rules.eject_after - 1)
+        pool.doubted_until_s[head] = now_s + DOUBTED_S
 
 
 def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections") -> None:
@@ -249,6 +261,7 @@ def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
         pool.up[rank] = ok
         if ok:
             pool.failures[rank] = 0
+            pool.doubted_until_s[rank] = 0.0
             pool.ejected_until_s[rank] = 0.0
     _refresh(pool)
     return True

@@ -120,6 +120,18 @@ def test_own_success_outweighs_what_others_say() -> None:
     assert not fleet.failed(two, 1, rules, replicas.clock())
 
 
+def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
+    replicas = Replicas(2)
+    one, two = (served.pools[0] for served in replicas.served)
+    rules = replicas.served[0].health
+    fleet.eject(one, 1, rules, replicas.clock())
+    while one.ejected_until_s[1] > replicas.clock():
+        replicas.exchange()
+    replicas.exchange()
+    replicas.exchange()
+    assert not fleet.failed(two, 1, rules, replicas.clock())
+
+
 def test_stored_responses_are_found_by_all_and_told_for_a_while_only() -> None:
     replicas = Replicas(2)
     replicas.served[0].homes.remember("resp-1", HOME)
@@ -158,7 +170,7 @@ def test_a_replica_of_other_workers_takes_over_drains_only() -> None:
     replicas.drain(0, worker, on=True)
     replicas.exchange()
     assert other.homes.find("resp-1") is None
-    assert other.pools[0].failures == [0, 0, 0]
+    assert other.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
     assert other.pools[0].draining[1]
 
 
