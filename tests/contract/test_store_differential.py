@@ -420,21 +420,53 @@ def test_calls_that_share_a_script_do_as_if_each_came_alone(
             assert found[0] == found[1]
 
 
+def some_admit(lease_id: str, **more: Any) -> dict[str, Any]:
+    request = {
+        "entitlement": "a",
+        "pool": 0,
+        "alternates": [],
+        "estimate_tokens": 1,
+        "kv_bytes": 0,
+        "sequences": 1,
+    }
+    return {"lease_id": lease_id, "owner": "o", "observe": False, "request": {**request, **more}}
+
+
 def test_a_call_that_fails_spares_those_that_share_its_script(redis_process: RedisServer) -> None:
     with redis_process.client() as client:
         pair = Pair(client, Terms(slots=(4, 4)))
         pair.define(Entitlement(name="a", model="m"))
-        request = {
-            "entitlement": "a",
-            "pool": 0,
-            "alternates": [],
-            "estimate_tokens": 1,
-            "kv_bytes": 0,
-            "sequences": 1,
-        }
-        admit = {"lease_id": "l", "owner": "o", "observe": False, "request": request}
-        broken = {**admit, "lease_id": "x", "request": {**request, "pool": "none"}}
-        answers = pair.group([("admit", broken), ("admit", admit), ("settle", {"lease_id": "l"})])
+        calls = [
+            ("admit", some_admit("x", pool="none")),
+            ("admit", some_admit("l")),
+            ("settle", {"lease_id": "l"}),
+        ]
+        answers = pair.group(calls)
         assert isinstance(answers[0], Exception)
         assert not isinstance(decision(answers[1])[0], Denial)
         assert answers[2] == 1
+
+
+def test_a_call_that_a_full_server_refuses_is_not_counted(redis_process: RedisServer) -> None:
+    with redis_process.client() as client:
+        pair = Pair(client, Terms(slots=(4, 4), kv_bytes=(1_000, 1_000)))
+        pair.define(Entitlement(name="a", model="m"))
+        for lease_id in ("kept", "settled"):
+            pair.script("admit", **some_admit(lease_id))
+        client.config_set("maxmemory", 1)
+        try:
+            answers = pair.group(
+                [
+                    ("admit", some_admit("refused", kv_bytes=5)),
+                    ("resize", {"lease_id": "kept", "estimate_tokens": 9, "kv_bytes": 9}),
+                    ("settle", {"lease_id": "settled", "charge": 5, "timely": True}),
+                ]
+            )
+        finally:
+            client.config_set("maxmemory", 0)
+        assert [isinstance(answer, Exception) for answer in answers] == [True, True, False]
+        assert "OOM" in str(answers[0])
+        seen = book_of(pair.script("view", names=["a"]))
+        assert [(pool.inflight, pool.kv_bytes) for pool in seen.pools] == [(1, 0), (0, 0)]
+        account = seen.accounts["a"]
+        assert (account.total, account.kv_bytes, account.debited) == (1, 0, 2 + 4)

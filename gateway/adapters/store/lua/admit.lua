@@ -228,10 +228,10 @@ local function admit(id, owner, observe, request)
     spilled = place.spilled,
     evicted = false,
   }
+  hold(account, lease, id)
   move(account, place.pool, request.sequences, request.kv_bytes)
   pay(account, funded, request.estimate_tokens)
   account.debited = account.debited + request.estimate_tokens
-  hold(account, lease, id)
   return granted(account, lease, place.contended, gives_way(account, lease))
 end
 

@@ -5,6 +5,9 @@
 --
 -- Returns what each returns, in order; an error stands in its place. The book and the accounts
 -- are read and written once, and only the functions that are called for are made.
+--
+-- What a call changed until it failed is saved with the rest. So calls write first and count then:
+-- without memory a server refuses a script's first write, and none after one that it took.
 
 local failed = load_book()
 if failed then return failed end

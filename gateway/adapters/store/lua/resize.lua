@@ -11,15 +11,16 @@ return function(arg)
   local account = account_of(lease.entitlement)
   average(account)
   local more = arg.estimate_tokens - lease.estimate_tokens
+  local more_bytes = arg.kv_bytes - lease.kv_bytes
+  lease.estimate_tokens = arg.estimate_tokens
+  lease.kv_bytes = arg.kv_bytes
+  keep(lease, arg.lease_id)
   pay(account, lease.funded, more)
   if more >= 0 then
     account.debited = account.debited + more
   else
     account.refunded = account.refunded - more
   end
-  move(account, lease.pool, 0, arg.kv_bytes - lease.kv_bytes)
-  lease.estimate_tokens = arg.estimate_tokens
-  lease.kv_bytes = arg.kv_bytes
-  keep(lease, arg.lease_id)
+  move(account, lease.pool, 0, more_bytes)
   return 1
 end
