@@ -307,6 +307,41 @@ def test_sigterm_drains_every_replica(fleet: Fleet) -> None:
     fleet.forget_gateway()
 
 
+def test_one_replica_expects_the_hits_of_what_another_sent() -> None:
+    with (
+        RedisServer() as redis,
+        Fleet(short=3, long=0, config={"state": {"url": redis.url}}, further=[{}]) as fleet,
+    ):
+        one, two = (replica.url for replica in fleet.replicas)
+        wait_until(lambda: _replicas_at(one) == _replicas_at(two) == 2)
+        texts = [f"Document {number}. " * 900 for number in range(4)]
+        sent = [_decision(one, text) for text in texts]
+        assert all(record["expected_hit_tokens"] == 0 for record in sent)
+        time.sleep(2.0)
+        again = [_decision(two, text) for text in texts]
+        for first, second in zip(sent, again, strict=True):
+            assert second["worker"] == first["worker"]
+            assert second["expected_hit_tokens"] > 0.5 * second["prompt_tokens"]
+        page = httpx.get(two + "/metrics", trust_env=False).text
+        assert "sluice_store_up 1" in page
+
+
+def _decision(url: str, text: str) -> dict[str, Any]:
+    """The record of a request, when it has ended."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 5,
+        "mock_output_tokens": 5,
+        "stream": True,
+    }
+    answer = httpx.post(url + CHAT, json=body, trust_env=False, timeout=30)
+    assert answer.status_code == 200
+    path = f"/admin/decisions/{answer.headers['x-request-id']}"
+    wait_until(lambda: admin(url, "GET", path).status_code == 200)
+    return dict(admin(url, "GET", path).json())
+
+
 def test_a_replica_that_cannot_start_ends_the_gateway(redis: RedisServer, tmp_path: Path) -> None:
     fleet = fleet_of(redis, tmp_path, usage_export={"path": str(tmp_path)})
     with pytest.raises(ChildDied, match="ended with status 1"), fleet:
