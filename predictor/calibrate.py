@@ -31,7 +31,7 @@ LIMIT: Final = 3.0
 WINDOW: Final = 400
 """Requests over which coverage and misses are counted."""
 _PULL: Final = 0.05
-"""Of the distance to the other processes' mean, at each merge."""
+"""Of the distance to the other replicas' mean, at each merge."""
 
 
 def bucket_of(x: Sequence[float]) -> int:
@@ -113,9 +113,9 @@ class Bucketed:
         return {"c": [*self.buckets, self._global], "own": list(self._own), "seen": self.seen}
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add what other processes have learned since the last merge.
+        """Add what other replicas have learned since the last merge.
 
-        All then move as one process that sees every request would. What remains between them,
+        All then move as one replica that sees every request would. What remains between them,
         by clamps and late joiners, is drawn together a little each time.
         """
         heard: dict[str, list[float]] = {}

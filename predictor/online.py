@@ -218,7 +218,7 @@ class PrefillPredictor:
         return self._factors[worker]
 
     def state(self) -> dict[str, Any]:
-        """What was learned, as plain values, for the other processes of this gateway."""
+        """What was learned, as plain values, for the other replicas."""
         return {
             "calibration": self._calibration.state(),
             "speeds": self._speeds.state(),

@@ -110,7 +110,7 @@ class Speeds:
         return {"log": list(self._log), "own": list(self._own), "seen": list(self.seen)}
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add what other processes have learned since the last merge, as calibration does."""
+        """Add what other replicas have learned since the last merge, as calibration does."""
         workers = len(self.factors)
         heard: dict[str, list[float]] = {}
         values = self._log

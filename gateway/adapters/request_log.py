@@ -5,8 +5,8 @@ some twenty small objects a request would be all over the memory, and a thread t
 batch holds the interpreter for milliseconds. Lines are joined by the dozen for the same reason:
 the next ones are written where these were. A timer hands the lines to one writer thread; what
 cannot be written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted,
-because a full disk must not stop requests. Worker processes append to the same file, each its
-own batches (`appending`): lines stay whole, and in order within a process.
+because a full disk must not stop requests. Replicas of one host append to the same file, each
+its own batches (`appending`): lines stay whole, and in order within a replica.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ class ServedShares:
         self._most = most
         self._used: dict[str, tuple[float, float]] = {}  # kilotokens at a time, latest last
         self._totals: dict[str, float] = {}  # served here since the client came
-        self._heard: dict[str, Mapping[str, Any]] = {}  # the same of the other processes
+        self._heard: dict[str, Mapping[str, Any]] = {}  # the same of the other replicas
 
     def __len__(self) -> int:
         return len(self._used)
@@ -42,13 +42,13 @@ class ServedShares:
         self._totals[client] = self._totals.get(client, 0.0) + tokens / 1000.0
 
     def state(self) -> dict[str, float]:
-        """Kilotokens served here, by client, since each came: for the other processes."""
+        """Kilotokens served here, by client, since each came: for the other replicas."""
         return dict(self._totals)
 
     def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
-        """Count what the other processes, by name, have served since the last merge.
+        """Count what the other replicas, by name, have served since the last merge.
 
-        The first word of a process only says where it stands.
+        The first word of a replica only says where it stands.
         """
         heard: dict[str, Mapping[str, Any]] = {}
         for name, totals in states.items():

@@ -92,7 +92,7 @@ def reap(book: TokenPool, now_s: float, most: int = REAPED_AT_ONCE) -> int:
 def lapse(book: TokenPool, lease_id: str, now_s: float) -> bool:
     """End a lease of which nothing more will be heard, charging its estimate; False: not held.
 
-    Its time is up, or the process that served it is gone.
+    Its time is up, or the replica that served it is gone.
     """
     lease = book.leases.take(lease_id)
     if lease is None:

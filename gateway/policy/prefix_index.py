@@ -11,8 +11,8 @@ tell what they keep, so it is modelled and then corrected by what they report:
 Rules:
 - `insert` touches all points of a prompt, so what lies before a point is never older.
 - No call walks over more than it was given: entries go oldest first, a few at each insert.
-- State is of one process: a gateway process learns from what it sends itself, and digests
-  differ between processes (`prefix_points`). Of several, each expects fewer hits than come.
+- State is of one replica: it learns from what it sends itself, and from what others on the same
+  Redis tell (`prefix_news`). Of several without one, each expects fewer hits than come.
 """
 
 from collections import deque

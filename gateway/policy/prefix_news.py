@@ -1,11 +1,11 @@
-"""Which prompts were sent where, told to the other processes that share the workers.
+"""Which prompts were sent where, told to the other replicas that share the workers.
 
-A process that knows only its own prompts expects a fraction of the hits there are: of four
-gateways each would know a quarter. So each tells the others what it sent, and enters what they
+A replica that knows only its own prompts expects a fraction of the hits there are: of four
+each would know a quarter. So each tells the others what it sent, and enters what they
 tell into its index.
 
 Rules:
-- Digests of prompts have a secret seed, so processes understand one another only if they use
+- Digests of prompts have a secret seed, so replicas understand one another only if they use
   the same one (`prefix_points.use_seed`); a check value says whether they do.
 - Of a prompt is told what is new: its points from the last one on that the worker held. Whoever
   heard of the prompts before knows the others, and the one where this prompt leaves them is as
@@ -44,7 +44,7 @@ _POINT: Final = struct.Struct("<qq")
 
 
 def check() -> int:
-    """Equal in processes whose digests compare."""
+    """Equal in replicas whose digests compare."""
     return xxh3_64_intdigest(b"sluice prefixes", seed()) >> 1
 
 
@@ -58,7 +58,7 @@ class Index(Protocol):
 
 
 class PrefixNews:
-    """One pool's: what this process sent lately, and what it has heard of the others."""
+    """One pool's: what this replica sent lately, and what it has heard of the others."""
 
     __slots__ = ("_heard", "_number", "_runs", "_told", "wanted")
 
@@ -71,7 +71,7 @@ class PrefixNews:
         """Numbers and chapters of the last tellings; None where nothing was new."""
         self._number = 0
         self._heard: dict[str, int] = {}
-        """The last chapter heard of each process."""
+        """The last chapter heard of each replica."""
 
     def sent(
         self, points: Points, worker: int, tokens_per_byte: float, hit_tokens: int = 0
@@ -98,7 +98,7 @@ class PrefixNews:
         return len(self._runs)
 
     def tell(self) -> dict[str, Any]:
-        """Plain values for the other processes."""
+        """Plain values for the other replicas."""
         new = None
         if self._runs:
             self._number += 1
@@ -110,7 +110,7 @@ class PrefixNews:
     def hear(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
         """Enter what the others, by their names, have sent; yields how many runs were new.
 
-        In slices, so that requests can go on between them. A name stands for one process from its
+        In slices, so that requests can go on between them. A name stands for one replica from its
         start to its end. What is malformed, or was digested with another seed, is ignored.
         """
         self._heard = {name: self._heard.get(name, 0) for name in states}

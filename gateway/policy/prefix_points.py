@@ -65,7 +65,7 @@ _MARKS: Final[dict[str, tuple[bytes, ...]]] = {
 
 
 _seed: int = hash(b"sluice prefixes") & maxsize
-"""Python's own is random, but the same where processes were given one PYTHONHASHSEED."""
+"""Python's own is random, but the same where replicas were given one PYTHONHASHSEED."""
 
 
 def seed() -> int:

@@ -92,7 +92,7 @@ def workers_of(mask: int, most: int) -> list[int]:
 
 
 def seconds(value: object) -> float:
-    """A duration that another process tells; 0 for what is none."""
+    """A duration that another replica tells; 0 for what is none."""
     if isinstance(value, int | float) and 0.0 < value < inf:
         return float(value)
     return 0.0

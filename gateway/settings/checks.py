@@ -40,7 +40,7 @@ def check_config(document: Document, config: Config) -> None:
     if held_bytes < config.server.max_body_bytes:
         document.add(
             ("server", "max_held_body_bytes"),
-            f"{held_bytes:,} bytes for each process, below max_body_bytes",
+            f"{held_bytes:,} bytes for each replica, below max_body_bytes",
             f"give at least {config.server.max_body_bytes * config.server.workers}",
         )
     if (found := unfit_workers(config)) is not None:

@@ -48,7 +48,7 @@ class ServerConfig(Section):
     max_body_bytes: Count = 33_554_432
     """Larger request bodies are refused with 413."""
     max_held_body_bytes: Count = 2_147_483_648
-    """Of all request bodies from announcement to answer, over all processes; an entitlement may
+    """Of all request bodies from announcement to answer, over all `workers`; an entitlement may
     hold as much as is still free, more is refused with 429 or 503."""
     max_header_bytes: Count = 65_536
     """Larger request heads are refused with 431."""

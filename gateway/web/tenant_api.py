@@ -91,7 +91,7 @@ def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
 
 
 def refusals(metrics: Metrics, name: str) -> dict[str, int]:
-    """Refusals by reason that this process counted since it started."""
+    """Refusals by reason that this replica counted since it started."""
     return {
         reason: int(count)
         for (entitlement, decision, reason), count in metrics.admission.values.items()

@@ -3,7 +3,7 @@
 -- A transcription of gateway/policy/ledger.py, buckets.py and leases.py, names and order of
 -- floating-point operations included, so that both give the same decisions.
 --
--- KEYS     all of one model and one hash tag, `sluice:3:{MODEL}:NAME`, the same for every script:
+-- KEYS     all of one model and one hash tag, `sluice:4:{MODEL}:NAME`, the same for every script:
 --   1 state         hash: "terms", "book" -> msgpack maps; "clock" -> two times, see book_time
 --   2 defs          hash: entitlement -> msgpack map of its terms
 --   3 accounts      hash: entitlement -> msgpack map of its counters; absent means all zero
