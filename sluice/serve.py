@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gateway.settings import Config, unfit_workers
+from gateway.settings import Config, unfit_ports, unfit_workers
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -24,9 +24,10 @@ def serve(
 ) -> None:
     """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
     loaded = listening_on(load_or_exit(config), host, port, workers)
-    if (found := unfit_workers(loaded)) is not None:
-        typer.echo(f"--workers: {found[0]}; {found[1]}", err=True)
-        raise typer.Exit(2)
+    for option, unfit in (("--workers", unfit_workers), ("server.management_port", unfit_ports)):
+        if (found := unfit(loaded)) is not None:
+            typer.echo(f"{option}: {found[0]}; {found[1]}", err=True)
+            raise typer.Exit(2)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -4,7 +4,7 @@
 with file, line, column, dotted path and fix. Secrets are `SecretStr` and stand in no message.
 """
 
-from gateway.settings.checks import unfit_workers
+from gateway.settings.checks import unfit_ports, unfit_workers
 from gateway.settings.config import (
     Config,
     EntitlementConfig,
@@ -54,5 +54,6 @@ __all__ = [
     "parse",
     "remarks",
     "schema",
+    "unfit_ports",
     "unfit_workers",
 ]

@@ -45,12 +45,24 @@ def check_config(document: Document, config: Config) -> None:
         )
     if (found := unfit_workers(config)) is not None:
         document.add(("server", "workers"), *found)
-    if config.server.management_port and config.server.management_port == config.server.port:
-        document.add(
-            ("server", "management_port"),
-            "the clients' port",
-            "give another one, or 0 to have both on one port",
+    if (found := unfit_ports(config)) is not None:
+        document.add(("server", "management_port"), *found)
+
+
+def unfit_ports(config: Config) -> tuple[str, str] | None:
+    """Why clients cannot have `server.port`, and what to do."""
+    server = config.server
+    first = server.management_port
+    several = server.workers if server.workers > 1 else 0
+    if not first or not first <= server.port <= first + several:
+        return None
+    if several:
+        return (
+            f"the clients' port, {server.port}, is one of the {several + 1} from here on, "
+            "which the replicas' metrics and admin routes take",
+            f"give one below {max(server.port - several, 1)} or above {server.port}",
         )
+    return ("the clients' port", "give another one, or 0 to have both on one port")
 
 
 def unfit_workers(config: Config) -> tuple[str, str] | None:

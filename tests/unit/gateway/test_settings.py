@@ -813,9 +813,16 @@ WORKERS = "server: {workers: 3, management_port: 9100}\nstate: {url: 'redis://h:
         (", management_port: 9100", "", "a free port with 3 free ones after it"),
         ("9100", "65533", "a free port with 3 free ones after it"),
         ("workers: 3, management_port: 9100", "management_port: 8080", "the clients' port"),
+        ("9100", "8077", "give one below 8077 or above 8080"),
+        ("9100", "8080", "give one below 8077 or above 8080"),
     ],
 )
 def test_what_several_replicas_lack_is_said(was: str, now: str, said: str) -> None:
     assert read(ONE_POOL + WORKERS).server.workers == 3
     with pytest.raises(ConfigError, match=said):
         read(ONE_POOL + WORKERS.replace(was, now))
+
+
+@pytest.mark.parametrize("port", ["8076", "8081"])
+def test_the_clients_port_may_be_beside_those_of_the_replicas(port: str) -> None:
+    read(ONE_POOL + WORKERS.replace("9100", port))

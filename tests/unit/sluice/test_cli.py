@@ -135,6 +135,21 @@ def test_serve_refuses_a_bad_file_before_it_starts_anything(tmp_path: Path) -> N
     assert "did you mean `port`?" in result.stderr
 
 
+@pytest.mark.parametrize("args", [["--port", "9103"], ["--port", "9100", "--workers", "1"]])
+def test_serve_refuses_a_port_from_its_options_that_the_management_ports_take(
+    args: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "s.yaml"
+    server = "server: {workers: 3, management_port: 9100}\nstate: {url: 'redis://h:1/0'}\n"
+    pool = "{max_model_len: 10, max_num_seqs: 1, workers: ['http://h:1']}"
+    path.write_text(
+        f"version: 1\n{server}models: [{{name: m, pools: {{all: {pool}}}}}]\n", encoding="utf-8"
+    )
+    result = run(serve, "-c", str(path), *args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("server.management_port: the clients' port")
+
+
 def test_serve_takes_the_address_from_its_options() -> None:
     config = load(EXAMPLE, SECRETS)
     assert listening_on(config, None, None) == config
