@@ -5,18 +5,23 @@
   replicas of several hosts do; nothing that a request needs is here.
 - Each listens for itself with SO_REUSEPORT. The port is bound here, too, so that a second gateway
   started by mistake is refused and no other program takes the port meanwhile.
-- A replica that dies is started again, after a pause that grows. One that does not get ready at
-  the start, or dies MOST_DEATHS times within DEATHS_WITHIN_S, ends the gateway.
+- A replica that ends is started again, after a pause that grows; one that does not get ready within
+  START_S is killed. One that does not get ready at the start, or dies MOST_DEATHS times within
+  DEATHS_WITHIN_S, ends the gateway.
+- Replicas whose supervisor was killed let go of their ports at once and drain, so a start waits
+  PORT_S for a port in use.
 - SIGTERM and SIGINT go to every replica, which drains; a second one too. SIGHUP does nothing.
 - `server.management_port` itself tells which replicas there are, for Prometheus.
 """
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import pickle
 import signal
+import socket
 import sys
 import time
 from collections import deque
@@ -32,6 +37,9 @@ from gateway.web.replica_list import ReplicaList
 
 START_S: Final = 60.0
 """How long a replica may take to get ready."""
+PORT_S: Final = 5.0
+"""How long a port may be in use at the start."""
+PORT_EVERY_S: Final = 0.1
 MOST_DEATHS: Final = 5
 DEATHS_WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.1
@@ -68,28 +76,29 @@ class Supervisor:
         self._config = config
         self._on_ready = on_ready
         self._port = config.server.port
-        self._replicas = [Replica(n + 1, self) for n in range(config.server.workers)]
+        self.replicas = [Replica(n + 1, self) for n in range(config.server.workers)]
         self.ending = asyncio.Event()
         self.failed = False
 
     async def serve(self) -> int:
         """Until a signal, or until the replicas cannot be kept up. Raises OSError."""
         server = self._config.server
-        held = reserved(server.host, server.port)
+        held = await when_free(lambda: reserved(server.host, server.port))
         try:
             self._port = port_of(held)
             loop = asyncio.get_running_loop()
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self._signalled)
             ignore_hangup(loop)
-            async with ReplicaList(bound(server.host, server.management_port), self._ports):
-                keeping = [asyncio.create_task(replica.keep()) for replica in self._replicas]
+            listed = await when_free(lambda: bound(server.host, server.management_port))
+            async with ReplicaList(listed, self.ports):
+                keeping = [asyncio.create_task(replica.keep()) for replica in self.replicas]
                 await self._wait_ready()
                 await asyncio.gather(*keeping)
         finally:
             for sock in held:
                 sock.close()
-        clean = all(replica.clean for replica in self._replicas)
+        clean = all(replica.clean for replica in self.replicas)
         return 0 if clean and not self.failed else 1
 
     def give_up(self, why: str) -> None:
@@ -110,19 +119,20 @@ class Supervisor:
         """Where a replica shows its metrics and takes admin's calls."""
         return self._config.server.management_port + index
 
-    def _ports(self) -> list[int]:
-        return [self.management_port(r.index) for r in self._replicas if r.ready.is_set()]
+    def ports(self) -> list[int]:
+        """Management ports of the replicas that serve now."""
+        return [self.management_port(r.index) for r in self.replicas if r.serves]
 
     async def _wait_ready(self) -> None:
         """Until every replica serves, or one cannot."""
-        waits = [asyncio.ensure_future(replica.ready.wait()) for replica in self._replicas]
+        waits = [asyncio.ensure_future(replica.ready.wait()) for replica in self.replicas]
         ending = asyncio.ensure_future(self.ending.wait())
         all_ready = asyncio.ensure_future(asyncio.wait(waits))
         await asyncio.wait(
             [all_ready, ending], timeout=START_S, return_when=asyncio.FIRST_COMPLETED
         )
         if not self.ending.is_set():
-            if not all(replica.ready.is_set() for replica in self._replicas):
+            if not all(replica.ready.is_set() for replica in self.replicas):
                 self.give_up(f"not every replica got ready within {START_S:g} s")
             elif self._on_ready is not None:
                 self._on_ready(self._port)
@@ -131,22 +141,34 @@ class Supervisor:
 
     def _signalled(self) -> None:
         if self.ending.is_set():
-            for replica in self._replicas:
+            for replica in self.replicas:
                 replica.signal(signal.SIGTERM)
         else:
-            _log.info("draining %d replicas", len(self._replicas))
+            _log.info("draining %d replicas", len(self.replicas))
             self._end()
 
     def _end(self) -> None:
         self.ending.set()
-        for replica in self._replicas:
+        for replica in self.replicas:
             replica.signal(signal.SIGTERM)
         limit_s = self._config.server.drain_timeout_s + GRACE_S
         asyncio.get_running_loop().call_later(limit_s, self._kill)
 
     def _kill(self) -> None:
-        for replica in self._replicas:
+        for replica in self.replicas:
             replica.signal(signal.SIGKILL)
+
+
+async def when_free(bind: Callable[[], list[socket.socket]]) -> list[socket.socket]:
+    """Bind a port once nobody has it. Raises OSError, also after PORT_S."""
+    end_s = time.monotonic() + PORT_S
+    while True:
+        try:
+            return bind()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end_s:
+                raise
+        await asyncio.sleep(PORT_EVERY_S)
 
 
 class Replica:
@@ -157,15 +179,17 @@ class Replica:
         self.index = index
         self.ready = asyncio.Event()
         """Set once it serves; stays set for its successors."""
+        self.serves = False
+        """Whether its process of now got ready and has not ended."""
         self.clean = True
         """Whether it ended as it should."""
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._process: asyncio.subprocess.Process | None = None
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
 
     async def keep(self) -> None:
         """Run it, again and again, until all end."""
-        ending = self._supervisor.ending
+        ending = self.supervisor.ending
         while not ending.is_set():
             status = await self._run()
             if ending.is_set():
@@ -174,11 +198,11 @@ class Replica:
             self.clean = False
             _log.error("replica %d ended with status %d", self.index, status)
             if not self.ready.is_set():
-                self._supervisor.give_up(f"replica {self.index} did not get ready; see its log")
+                self.supervisor.give_up(f"replica {self.index} did not get ready; see its log")
                 return
             pause_s = self._pause_s(time.monotonic())
             if pause_s is None:
-                self._supervisor.give_up(
+                self.supervisor.give_up(
                     f"replica {self.index} died {MOST_DEATHS} times within {DEATHS_WITHIN_S:g} s"
                 )
                 return
@@ -203,26 +227,39 @@ class Replica:
     async def _run(self) -> int:
         """Start it and wait for its end; its exit status."""
         levels = {name: logging.getLogger(name or None).level for name in _LOGGERS}
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.child"),
-            json.dumps({"index": self.index, "levels": levels}),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent, which passes it on
-        )
-        if self._supervisor.ending.is_set():  # while it was started
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway.child"),
+                json.dumps({"index": self.index, "levels": levels}),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the parent, which passes it on
+            )
+        except OSError as error:  # no process, memory or open file is left
+            _log.error("replica %d cannot be started: %s", self.index, error)
+            return 1
+        late = asyncio.get_running_loop().call_later(START_S, self._kill_late)
+        if self.supervisor.ending.is_set():  # while it was started
             self.signal(signal.SIGTERM)
         listening = asyncio.create_task(self._listen(process))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            packed = self._supervisor.config_of(self.index)
+            packed = self.supervisor.config_of(self.index)
             if process.stdin is not None:
                 # The pipe stays open: its end tells the replica that this process is gone.
                 process.stdin.write(len(packed).to_bytes(8) + packed)
                 await process.stdin.drain()
         status = await process.wait()
+        late.cancel()
         self._process = None
         await listening
+        self.serves = False
         return status
+
+    def _kill_late(self) -> None:
+        """End a process that has not got ready in time."""
+        if not self.serves:
+            _log.error("replica %d did not get ready within %g s", self.index, START_S)
+            self.signal(signal.SIGKILL)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         """Hear when it serves."""
@@ -232,4 +269,5 @@ class Replica:
             if READY in part:
                 if self.ready.is_set():
                     _log.warning("replica %d serves again", self.index)
+                self.serves = True
                 self.ready.set()

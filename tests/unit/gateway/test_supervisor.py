@@ -1,11 +1,15 @@
 """The supervisor's patience with replicas that die, and what it does with one only."""
 
+import asyncio
 import pickle
+import socket
+import sys
 from typing import Any
 
 import pytest
 
 from gateway import supervisor
+from gateway.adapters.listening import bound
 from gateway.settings import Config, parse
 from gateway.supervisor import DEATHS_WITHIN_S, MOST_DEATHS, MOST_PAUSE_S, Replica, Supervisor
 
@@ -69,9 +73,71 @@ def test_one_replica_is_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> N
     assert served == [(made, {"on_ready": None})]
 
 
-def test_a_port_in_use_ends_it_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    import socket
+def replica_of(monkeypatch: pytest.MonkeyPatch, program: list[str] | OSError) -> Replica:
+    """A replica that served before, and whose successors are this program."""
+    start = asyncio.create_subprocess_exec
 
+    async def started(*_: str, **more: Any) -> asyncio.subprocess.Process:
+        if isinstance(program, OSError):
+            raise program
+        return await start(*program, **more)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    monkeypatch.setattr(supervisor, "MOST_PAUSE_S", 0.01)
+    (replica, _) = Supervisor(config(2), None).replicas
+    replica.ready.set()
+    return replica
+
+
+async def test_a_replica_that_cannot_be_started_again_is_tried_as_often_as_one_that_dies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = replica_of(monkeypatch, BlockingIOError(11, "no process is left"))
+    await asyncio.wait_for(replica.keep(), 10)
+    assert caplog.text.count("no process is left") == MOST_DEATHS
+    assert f"died {MOST_DEATHS} times" in caplog.text
+
+
+async def test_a_successor_that_hangs_at_its_start_is_not_listed_and_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "START_S", 0.2)
+    replica = replica_of(monkeypatch, [sys.executable, "-c", "import time; time.sleep(60)"])
+    keeping = asyncio.create_task(replica.keep())
+    await asyncio.sleep(0.1)
+    assert not replica.serves
+    await asyncio.wait_for(keeping, 20)
+    assert caplog.text.count("ended with status -9") == MOST_DEATHS
+
+
+async def test_only_replicas_that_serve_now_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, time; os.write(1, b'ready\\n'); time.sleep(0.5)"
+    replica = replica_of(monkeypatch, [sys.executable, "-c", program])
+    whole = replica.supervisor
+    assert whole.ports() == []
+    keeping = asyncio.create_task(replica.keep())
+    async with asyncio.timeout(20):
+        while whole.ports() != [9101]:
+            await asyncio.sleep(0.01)
+        await keeping
+    assert whole.ports() == []
+
+
+async def test_a_start_waits_for_a_port_that_is_let_go_of() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = taken.getsockname()
+        asyncio.get_running_loop().call_later(0.3, taken.close)
+        (found,) = await supervisor.when_free(lambda: bound(*address))
+    assert found.getsockname() == address
+    found.close()
+
+
+def test_a_port_in_use_ends_it_with_an_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PORT_S", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
