@@ -125,6 +125,7 @@ class Fleet:
         """
         self._children = Children()
         self._stack = contextlib.ExitStack()
+        self._folder = Path()
         ports = free_ports(short + long + 1 + len(further))
         shapes = [("short", short_window, short_slots)] * short
         shapes += [("long", long_window, long_slots)] * long
@@ -167,17 +168,15 @@ class Fleet:
     def __enter__(self) -> Self:
         self._stack.enter_context(self._children)
         try:
-            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
             for engine in self.engines:
                 self.start_engine(engine)
             for engine in self.engines:
                 self._children.wait_for(f"{engine.url}/health")
             for replica in self.replicas:
-                self._start_replica(replica, folder)
-            self.gateway = self.replicas[0].process
+                self.start_replica(replica)
             for replica in self.replicas:
-                for url in (replica.url, *replica.managed_at):
-                    self._children.wait_for(f"{url}/ready")
+                self.wait_ready(replica)
         except BaseException:
             self._stack.close()
             raise
@@ -201,6 +200,19 @@ class Fleet:
             engine.process.send_signal(sig)
             engine.process.wait(10.0)
             engine.process = None
+
+    def start_replica(self, replica: Replica) -> None:
+        """Start (or start again) a gateway's process."""
+        file = self._folder / f"sluice-{replica.port}.yaml"
+        file.write_text(yaml.safe_dump(replica.config, sort_keys=False), encoding="utf-8")
+        command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
+        replica.process = self._children.start([*command, "--log-level", "warning"], quiet=True)
+        self.gateway = self.replicas[0].process
+
+    def wait_ready(self, replica: Replica) -> None:
+        """Wait until all processes of a gateway are ready."""
+        for url in (replica.url, *replica.managed_at):
+            self._children.wait_for(f"{url}/ready")
 
     def kill_replica(self, replica: Replica) -> None:
         """Kill a gateway's process."""
@@ -242,12 +254,6 @@ class Fleet:
                 return time.monotonic() - begin
             time.sleep(0.02)
         raise TimeoutError("the fleet did not become idle")
-
-    def _start_replica(self, replica: Replica, folder: Path) -> None:
-        file = folder / f"sluice-{replica.port}.yaml"
-        file.write_text(yaml.safe_dump(replica.config, sort_keys=False), encoding="utf-8")
-        command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
-        replica.process = self._children.start([*command, "--log-level", "warning"], quiet=True)
 
 
 def read_metrics(url: str) -> dict[str, float]:

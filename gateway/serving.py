@@ -6,13 +6,14 @@
 import asyncio
 import gc
 import logging
+import select
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import uvicorn
 
@@ -25,22 +26,36 @@ from gateway.settings import Config
 from gateway.web.client_connection import SWEEP_EVERY_S
 from gateway.web.protocol import GatewayProtocol
 
+LAST_REQUESTS_S: Final = 1.0
+"""How long connections to a replica that leaves a shared port may take to send a request."""
+
 _log = logging.getLogger("sluice")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but the first SIGTERM drains: /ready says 503 while running requests finish."""
+    """uvicorn, but the first SIGTERM drains: /ready says 503 while running requests finish.
+
+    A replica that shares the clients' port stops listening on it as soon as it drains, so that new
+    connections are the others'. Each connection that it has is served one request more.
+    """
 
     def __init__(
         self,
         config: uvicorn.Config,
         gateway: Gateway,
         on_ready: Callable[[int], None] | None,
+        *,
+        shared: int,
     ) -> None:
+        """`shared`: how many of the sockets, the first ones, other replicas listen beside."""
         super().__init__(config)
         self._gateway = gateway
         self._on_ready = on_ready
+        self._shared = shared
+        self._closes = 0
+        """Listeners to close, the first ones."""
         self._drain_until_s: float | None = None
+        self._last_requests_until_s = 0.0
         self._next_sweep_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -52,10 +67,21 @@ class _Server(uvicorn.Server):
         if self._drain_until_s is not None:
             super().handle_exit(sig, frame)
             return
-        drain_s = self._gateway.config.server.drain_timeout_s
-        self._gateway.data_plane.draining = True
-        self._drain_until_s = time.monotonic() + drain_s
-        _log.info("draining: %d requests running", self._gateway.data_plane.running)
+        now_s, plane = time.monotonic(), self._gateway.data_plane
+        if self._shared:
+            self._closes = self._shared
+            self._last_requests_until_s = now_s + LAST_REQUESTS_S
+            plane.last_requests = True
+        plane.draining = True
+        self._drain_until_s = now_s + self._gateway.config.server.drain_timeout_s
+        _log.info("draining: %d requests running", plane.running)
+
+    def parent_gone(self, loop: asyncio.AbstractEventLoop, parent: int) -> None:
+        """Drain, and let go of every port: a new supervisor's replicas listen there."""
+        loop.remove_reader(parent)
+        if self._drain_until_s is None:
+            self.handle_exit(signal.SIGTERM, None)
+        self._closes = sys.maxsize
 
     async def on_tick(self, counter: int) -> bool:
         now_s = time.monotonic()
@@ -66,10 +92,23 @@ class _Server(uvicorn.Server):
                 if isinstance(connection, GatewayProtocol):
                     connection.sweep(loop_s)
         if self._drain_until_s is not None:
-            idle = self._gateway.data_plane.running == 0
-            if idle or time.monotonic() > self._drain_until_s:
+            await self._stop_listening()
+            waits = self.server_state.connections and now_s < self._last_requests_until_s
+            idle = self._gateway.data_plane.running == 0 and not waits
+            if idle or now_s > self._drain_until_s:
                 self.should_exit = True
         return await super().on_tick(counter)
+
+    async def _stop_listening(self) -> None:
+        """Close listeners, each when no connection waits in it: the kernel would reset those."""
+        closes, self._closes = self._closes, 0
+        for server in self.servers[:closes]:
+            waiting = select.poll()
+            for listener in server.sockets:
+                waiting.register(listener.fileno(), select.POLLIN)
+            while waiting.poll(0):
+                await asyncio.sleep(0)  # the loop accepts it
+            server.close()
 
 
 async def serve(
@@ -85,6 +124,7 @@ async def serve(
     """
     listed = config.server
     sockets = bound(listed.host, listed.port, shared=parent is not None)
+    shared = 0 if parent is None else len(sockets)
     management = sockets
     if listed.management_port:
         management = bound(listed.host, listed.management_port)
@@ -119,19 +159,15 @@ async def serve(
         ),
         gateway,
         on_ready,
+        shared=shared,
     )
     loop = asyncio.get_running_loop()
     ignore_hangup(loop)
     if parent is not None:
-        loop.add_reader(parent, _parent_gone, loop, parent, server)
+        loop.add_reader(parent, server.parent_gone, loop, parent)
     async with gateway.running():
         _calm_gc()
         await server.serve(sockets)
-
-
-def _parent_gone(loop: asyncio.AbstractEventLoop, parent: int, server: _Server) -> None:
-    loop.remove_reader(parent)
-    server.handle_exit(signal.SIGTERM, None)
 
 
 def _calm_gc() -> None:

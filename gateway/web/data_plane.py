@@ -86,6 +86,9 @@ class DataPlane:
         self.bodies = bodies or BodyBytes()
         self.draining = False
         """New requests are refused while the running ones finish."""
+        self.last_requests = False
+        """While it drains, each connection is served one request more: the port's new ones are
+        other replicas'."""
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,7 +175,7 @@ class DataPlane:
                 reason="method_not_allowed",
                 code="method_not_allowed",
             )
-        if self.draining:
+        if self.draining and not self.last_requests:
             raise Unavailable(
                 "This gateway is shutting down. Try again: another one will answer.",
                 reason="shutting_down",

@@ -394,7 +394,7 @@ class GatewayProtocol(ClientConnection):
         head, announced = self._head, self._announced
         length = int(announced) if announced.isdigit() else 0
         self._reply = reply = DirectReply(endpoint, self)
-        reply.close_connection = not self.parser.should_keep_alive()
+        reply.close_connection = not self.parser.should_keep_alive() or data_plane.draining
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
             if length > COUNTED_FROM_BYTES and data_plane.proves(head):

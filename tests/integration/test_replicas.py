@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.redis
 
 CHAT = "/v1/chat/completions"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+BODY = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hello there"}],
+    "max_tokens": 4,
+    "mock_output_tokens": 4,
+}
 LIMIT = 3
 COUNT = 2
 
@@ -38,11 +45,11 @@ def entitlement(name: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def fleet_of(redis: RedisServer, folder: Path, **config: Any) -> Fleet:
+def fleet_of(redis: RedisServer, folder: Path, *, speed: int = 20, **config: Any) -> Fleet:
     fleet = Fleet(
         short=1,
         long=0,
-        mock=("--speed", "20"),
+        mock=("--speed", str(speed)),
         config={
             "entitlements": [entitlement("a", max_concurrency=LIMIT), entitlement("free")],
             "request_log": {"path": str(folder / "log.jsonl")},
@@ -64,13 +71,7 @@ class Client:
         self.url = fleet.url
 
     def chat(self, name: str, tokens: int = 4, **more: Any) -> httpx.Response:
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "hello there"}],
-            "max_tokens": tokens,
-            "mock_output_tokens": tokens,
-            **more,
-        }
+        body = {**BODY, "max_tokens": tokens, "mock_output_tokens": tokens, **more}
         return self.post(CHAT, f"sk-{name}", body)
 
     def post(self, path: str, key: str, body: Any) -> httpx.Response:
@@ -355,3 +356,77 @@ def test_replicas_end_when_their_supervisor_is_gone(redis: RedisServer, tmp_path
         left = children(fleet.gateway.pid)
         fleet.kill_replica(fleet.replicas[0])
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+
+
+def test_replicas_restarted_one_by_one_lose_no_request(redis: RedisServer, tmp_path: Path) -> None:
+    with fleet_of(redis, tmp_path) as fleet, ThreadPoolExecutor(4) as threads:
+        assert fleet.gateway is not None
+        pid, done = fleet.gateway.pid, threading.Event()
+
+        def ask(number: int) -> Counter[int]:
+            found: Counter[int] = Counter()
+            while not done.is_set():
+                if number % 2:
+                    found[Client(fleet).chat("free").status_code] += 1
+                    continue
+                with kept(fleet) as client:  # one that honours `connection: close`
+                    found.update(client.post(CHAT, json=BODY).status_code for _ in range(20))
+            return found
+
+        asking = [threads.submit(ask, number) for number in range(4)]
+        for victim in children(pid):
+            os.kill(victim, signal.SIGTERM)
+            wait_until(lambda victim=victim: not Path(f"/proc/{victim}").exists())  # type: ignore[misc]
+            wait_until(lambda: len(children(pid)) == COUNT and _all_answer(fleet))
+        done.set()
+        found = sum((future.result(30) for future in asking), Counter[int]())
+    assert set(found) == {200}
+
+
+def test_a_draining_replica_accepts_no_connection_and_shows_its_metrics_to_the_end(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    with fleet_of(redis, tmp_path, speed=5) as fleet, ThreadPoolExecutor(1) as threads:
+        assert fleet.gateway is not None
+        one, other = fleet.replicas[0].managed_at
+        headers = {"authorization": "Bearer sk-free"}
+        long = {**BODY, "max_tokens": 3000, "mock_output_tokens": 3000}
+        running = threads.submit(httpx.post, one + CHAT, json=long, headers=headers, timeout=60)
+        wait_until(lambda: _leases_at(one) == 1)
+        os.kill(children(fleet.gateway.pid)[0], signal.SIGTERM)
+        wait_until(lambda: httpx.get(one + "/ready", trust_env=False).status_code == 503)
+        time.sleep(0.3)  # the next look at what has to be done
+        before = requests_at(other)
+        assert [Client(fleet).chat("free").status_code for _ in range(20)] == [200] * 20
+        wait_until(lambda: requests_at(other) == before + 20)
+        assert _leases_at(one) == 1
+        assert running.result(60).status_code == 200
+
+
+def test_a_gateway_starts_while_the_replicas_of_one_that_was_killed_still_drain(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    with fleet_of(redis, tmp_path, speed=5) as fleet, ThreadPoolExecutor(1) as threads:
+        assert fleet.gateway is not None
+        running = threads.submit(Client(fleet).chat, "free", 3000)
+        wait_until(lambda: fleet.leases() == 1)
+        left = children(fleet.gateway.pid)
+        fleet.kill_replica(fleet.replicas[0])
+        fleet.start_replica(fleet.replicas[0])
+        fleet.wait_ready(fleet.replicas[0])
+        assert any(Path(f"/proc/{pid}").exists() for pid in left), "one drains yet"
+        assert Client(fleet).chat("free").status_code == 200
+        assert running.result(60).status_code == 200
+
+
+def kept(fleet: Fleet) -> httpx.Client:
+    """A client that keeps its connection."""
+    headers = {"authorization": "Bearer sk-free"}
+    return httpx.Client(base_url=fleet.url, headers=headers, timeout=30, trust_env=False)
+
+
+def requests_at(url: str) -> float:
+    """Requests that one replica answered well."""
+    page = httpx.get(url + "/metrics", trust_env=False).text.splitlines()
+    lines = [line for line in page if line.startswith("sluice_requests_total{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if 'outcome="ok"' in line)
