@@ -257,8 +257,8 @@ class Gateway:
                 self.boundaries,
                 self.telemetry,
             ):
+                closing.push_async_callback(part.close)  # also of a start that is cancelled
                 await part.start()
-                closing.push_async_callback(part.close)
             await closing.enter_async_context(self.pools.running(self.pipeline.extend))
             self.desk.start()
             closing.push_async_callback(self.desk.close)

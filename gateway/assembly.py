@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -126,31 +126,25 @@ class TokenPools:
     @asynccontextmanager
     async def running(self, extend: Callable[[], None]) -> AsyncIterator[None]:
         """Keep everything current while the block runs; `extend` has streams reserve more."""
-        apart = None if isinstance(self.store, MemoryLeases) else self.store
-        if apart is not None:
-            await apart.start()
-        # Where an admin may have made entitlements, nobody comes in before they are known.
-        await self.registry.start(self._file, guarded=self._guarded)
-        if self._kept is not None:
-            await self._kept.start()
-        await self.keeper.start()
-        await self._look()
-        chores = [
-            asyncio.create_task(self._often(FIGURES_EVERY_S, self._look)),
-            asyncio.create_task(self._extending(extend)),
-        ]
-        try:
-            yield
-        finally:
-            for chore in chores:
-                chore.cancel()
-            await asyncio.gather(*chores, return_exceptions=True)
-            await self.keeper.close()
+        async with AsyncExitStack() as closing:
+            if not isinstance(self.store, MemoryLeases):
+                closing.push_async_callback(self.store.close)
+                await self.store.start()
+            closing.push_async_callback(self.registry.close)
+            # Where an admin may have made entitlements, nobody comes in before they are known.
+            await self.registry.start(self._file, guarded=self._guarded)
             if self._kept is not None:
-                await self._kept.close()
-            if apart is not None:
-                await apart.close()
-            await self.registry.close()
+                closing.push_async_callback(self._kept.close)
+                await self._kept.start()
+            closing.push_async_callback(self.keeper.close)
+            await self.keeper.start()
+            await self._look()
+            for chore in (
+                self._often(FIGURES_EVERY_S, self._look),
+                self._extending(extend),
+            ):
+                closing.push_async_callback(_end, asyncio.create_task(chore))
+            yield
 
     def _open_store(
         self, config: Config, books: Mapping[str, TokenPool]
@@ -233,3 +227,8 @@ class TokenPools:
         while True:
             await asyncio.sleep(EXTEND_EVERY_S)
             extend()
+
+
+async def _end(chore: asyncio.Task[None]) -> None:
+    chore.cancel()
+    await asyncio.gather(chore, return_exceptions=True)

@@ -1,0 +1,65 @@
+"""The objects of one process begin and end together, whenever it is told to end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from gateway.settings import parse
+
+FILE = """
+version: 1
+models:
+  - name: m
+    pools:
+      only: {max_model_len: 4096, max_num_seqs: 8, workers: ["http://127.0.0.1:9"]}
+"""
+
+
+def parts(gateway: Gateway) -> list[Any]:
+    """What is started with the process, in order."""
+    return [
+        gateway.replicas,
+        gateway.learning,
+        gateway.prober,
+        gateway.boundaries,
+        gateway.telemetry,
+        gateway.pools.registry,
+        gateway.pools.keeper,
+    ]
+
+
+@pytest.mark.parametrize("number", range(7))
+async def test_a_start_that_is_cancelled_leaves_nothing_open(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(parse(FILE, "sluice.yaml", {}))
+    part, closed, hangs = parts(gateway)[number], [], asyncio.Event()
+    start, close = part.start, part.close
+
+    async def hanging(*given: Any, **more: Any) -> None:
+        await start(*given, **more)
+        hangs.set()
+        await asyncio.Event().wait()
+
+    async def closing() -> None:
+        closed.append(part)
+        await close()
+
+    monkeypatch.setattr(part, "start", hanging)
+    monkeypatch.setattr(part, "close", closing)
+    before = asyncio.all_tasks()
+    run = asyncio.create_task(run_until_cancelled(gateway))
+    async with asyncio.timeout(10):
+        await hangs.wait()
+        run.cancel()
+        await asyncio.wait([run])
+    assert run.cancelled()
+    assert closed == [part]
+    assert asyncio.all_tasks() == before
+
+
+async def run_until_cancelled(gateway: Gateway) -> None:
+    async with gateway.running():
+        pytest.fail("it has not started")
