@@ -2,7 +2,7 @@
 
 A call carries the token of the replica that is asked, which it registers beside its address:
 whoever reads Redis may ask, nobody else. A replica that does not answer within LIMIT_S is left
-out.
+out. Any tenant's look-up may ask, so AT_ONCE are under way at a time; the others wait.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 LIMIT_S: Final = 1.0
+AT_ONCE: Final = 8
 MOST_ANSWER_BYTES: Final = 16 << 20
 PATH: Final = "/internal/replicas/"
 
@@ -39,6 +40,7 @@ class ReplicaCalls:
         self._living = living
         self._answers: dict[str, Callable[[bytes], bytes | None]] = {}
         self._client: httpx.AsyncClient | None = None
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         """Register what answers a topic; None says that this replica has no answer."""
@@ -57,13 +59,14 @@ class ReplicaCalls:
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         """What the others answer. Raises nothing."""
-        living = self._living()
-        if not living:
+        if not self._living():
             return []
-        if self._client is None:
-            self._client = httpx.AsyncClient(timeout=LIMIT_S, trust_env=False)
-        asked = (self._ask(self._client, address, topic, payload) for address in living)
-        return [found for found in await asyncio.gather(*asked) if found is not None]
+        async with self._turns:
+            client = self._client = self._client or httpx.AsyncClient(
+                timeout=LIMIT_S, trust_env=False
+            )
+            asked = (self._ask(client, address, topic, payload) for address in self._living())
+            return [found for found in await asyncio.gather(*asked) if found is not None]
 
     async def close(self) -> None:
         """Let go of connections."""

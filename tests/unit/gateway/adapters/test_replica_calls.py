@@ -1,6 +1,7 @@
 """Replicas ask one another over HTTP; whoever does not answer, or may not, is left out."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 import respx
 
 from gateway.adapters import replica_calls
-from gateway.adapters.replica_calls import PATH, Address, ReplicaCalls
+from gateway.adapters.replica_calls import AT_ONCE, PATH, Address, ReplicaCalls
 
 ONE = Address("http://one:1", "t1")
 TWO = Address("http://two:2", "t2")
@@ -91,3 +92,22 @@ def test_what_this_replica_says() -> None:
     assert calls.answer("unknown", b"four") is None
     assert calls.knows(calls.token)
     assert not any(map(calls.knows, ("", "x", ReplicaCalls(list).token, "\u00e9")))
+
+
+@respx.mock
+async def test_a_flood_of_questions_is_asked_a_few_at_a_time(calls: ReplicaCalls) -> None:
+    running, most = Counter[str](), Counter[str]()
+
+    async def slowly(request: httpx.Request) -> httpx.Response:
+        host = request.url.host
+        running[host] += 1
+        most[host] = max(most[host], running[host])
+        await asyncio.sleep(0.01)
+        running[host] -= 1
+        return httpx.Response(200, content=b"1")
+
+    for address in (ONE, TWO):
+        respx.post(address.url + PATH + "load").mock(side_effect=slowly)
+    found = await asyncio.gather(*(calls.ask("load") for _ in range(50)))
+    assert found == [[b"1", b"1"]] * 50
+    assert most == {"one": AT_ONCE, "two": AT_ONCE}
