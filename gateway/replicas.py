@@ -5,6 +5,7 @@ themselves (`gateway.assembly`); here are presence, notes, and questions from on
 """
 
 import importlib
+import ipaddress
 import logging
 import random
 import secrets
@@ -107,7 +108,7 @@ class Replicas:
         return count
 
     def _share(self, config: Config, clock: Callable[[], float], port: int) -> None:
-        host = own_address(config.server.host, _host_of(config.state.url))
+        host = _asked_at(config)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
         # An extra: only who configures Redis needs its client.
@@ -134,6 +135,29 @@ class Replicas:
         for index in (index for model in self._models for index in model.prefixes):
             for worker in range(index.workers):
                 index.forget(worker)
+
+
+def loopback_of_many(config: Config) -> str | None:
+    """What to say of an address to be asked at that means another machine on every other host."""
+    host = _asked_at(config)
+    redis = _host_of(config.state.url)
+    if not config.state.url.startswith("redis") or not _loopback(host) or _loopback(redis):
+        return None
+    return (
+        f"replicas on other hosts cannot ask this one: it registers {host} on the Redis of {redis}; "
+        "set server.host to 0.0.0.0, or to an address that they reach"
+    )
+
+
+def _asked_at(config: Config) -> str:
+    return own_address(config.server.host, _host_of(config.state.url))
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _host_of(url: str) -> str:

@@ -22,6 +22,7 @@ from gateway.adapters.listening import bound, port_of
 from gateway.adapters.open_files import allow_open_files, files_needed, shortage
 from gateway.app import Gateway
 from gateway.errors import StateFailure
+from gateway.replicas import loopback_of_many
 from gateway.settings import Config
 from gateway.web.client_connection import SWEEP_EVERY_S
 from gateway.web.protocol import GatewayProtocol
@@ -194,6 +195,8 @@ def run(
     """
     if warns and not config.entitlements:
         _log.warning("no entitlements are configured: the gateway is open to any key or none")
+    if warns and (said := loopback_of_many(config)) is not None:
+        _log.warning("%s", said)
     give_back_large_blocks()
     _allow_open_files(config, warns=warns)
     try:
