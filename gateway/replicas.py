@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import random
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -144,8 +145,8 @@ def loopback_of_many(config: Config) -> str | None:
     if not config.state.url.startswith("redis") or not _loopback(host) or _loopback(redis):
         return None
     return (
-        f"replicas on other hosts cannot ask this one: it registers {host} on the Redis of {redis}; "
-        "set server.host to 0.0.0.0, or to an address that they reach"
+        f"replicas on other hosts cannot ask this one: it registers {host} on the Redis "
+        f"of {redis}; set server.host to 0.0.0.0, or to an address that they reach"
     )
 
 
@@ -155,9 +156,10 @@ def _asked_at(config: Config) -> str:
 
 def _loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
 
 def _host_of(url: str) -> str:

@@ -58,8 +58,7 @@ def unfit_ports(config: Config) -> tuple[str, str] | None:
         return None
     if several:
         return (
-            f"the clients' port, {server.port}, is one of the {several + 1} from here on, "
-            "which the replicas' metrics and admin routes take",
+            f"the clients' port, {server.port}, is among these {several + 1} of the replicas",
             f"give one below {max(server.port - several, 1)} or above {server.port}",
         )
     return ("the clients' port", "give another one, or 0 to have both on one port")
