@@ -170,6 +170,7 @@ class Gateway:
                 names=names,
                 metrics=self._page(clock),
                 peers=peers,
+                management_port=port if port_apart else 0,
                 answers=self.replicas.answers,
                 drain=self.replicas.drain,
                 find_decision=self.ring.find,

@@ -25,7 +25,9 @@ _INSTEAD: Final = {
 }
 """Error code -> what takes the place of the gateway's hint, which names a route."""
 
-UrlOption = Annotated[str, typer.Option("--url", help="The gateway.")]
+UrlOption = Annotated[
+    str, typer.Option("--url", help="The gateway: its management port where it has one.")
+]
 KeyFileOption = Annotated[
     Path | None,
     typer.Option(

@@ -21,6 +21,7 @@ from gateway.policy.head import read_head
 from gateway.policy.served import ServedModel
 from gateway.web.admin import admin_router
 from gateway.web.data_plane import too_large
+from gateway.web.management import managed
 from gateway.web.metrics import CONTENT_TYPE
 from gateway.web.problems import error_body, error_headers, json_response
 from gateway.web.surface import Control
@@ -82,8 +83,9 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
 
     @app.get("/")
-    async def root() -> dict[str, Any]:
+    async def root(request: Request) -> dict[str, Any]:
         """What this is, and where to go on."""
+        inner = managed(request.scope, control.management_port)
         return {
             "name": "sluice",
             "version": control.version,
@@ -94,7 +96,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
                 "models": "/v1/models",
                 "alive": "/health",
                 "ready": "/ready",
-                "Prometheus": "/metrics",
+                **({"Prometheus": "/metrics"} if inner else {}),
             },
         }
 

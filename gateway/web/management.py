@@ -1,6 +1,6 @@
 """Metrics and admin routes on a port of their own: on the clients' port they are unknown."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from gateway.errors import NotFound
@@ -42,4 +42,9 @@ class Management:
     def _hides(self, scope: Scope) -> bool:
         path: str = scope["path"]
         inner = any(path == each or path.startswith(each + "/") for each in INNER)
-        return inner and (scope.get("server") or ("", None))[1] != self._port
+        return inner and not managed(scope, self._port)
+
+
+def managed(scope: Mapping[str, Any], port: int) -> bool:
+    """Whether a request came to the management port; 0: there is no other one."""
+    return port == 0 or (scope.get("server") or ("", None))[1] == port

@@ -86,6 +86,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Take a worker out of the rotation (True) or return it: of how many pools."""
     peers: Peers = NoPeers()
     """Other replicas that serve the same clients."""
+    management_port: int = 0
+    """Where metrics and admin routes are served; 0: on every port."""
     answers: Answers | None = None
     """None: no other replica asks."""
     registry: EntitlementDesk | None = None

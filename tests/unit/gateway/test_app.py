@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.app import Gateway
@@ -15,6 +16,19 @@ models:
     pools:
       only: {max_model_len: 4096, max_num_seqs: 8, workers: ["http://127.0.0.1:9"]}
 """
+
+
+@pytest.mark.parametrize(("port", "shown"), [(8080, False), (9100, True)])
+async def test_the_root_page_names_metrics_where_they_are(port: int, *, shown: bool) -> None:
+    server = "server: {port: 8080, management_port: 9100}\n"
+    gateway = Gateway(parse(FILE + server, "sluice.yaml", {}), port=9100)
+    app: Any = gateway.data_plane
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url=f"http://gateway:{port}"
+    ) as client:
+        paths = (await client.get("/")).json()["paths"]
+        assert (await client.get("/metrics")).status_code == (200 if shown else 404)
+    assert ("Prometheus" in paths) == shown
 
 
 def parts(gateway: Gateway) -> list[Any]:
