@@ -22,7 +22,6 @@ def everything(
     engine_urls: Sequence[str],
     *,
     state: str = "memory://",
-    workers: int = 1,
     concurrency: int = 20_000,
 ) -> Path:
     """Write the configuration to `folder`, give its path.
@@ -41,7 +40,7 @@ def everything(
     file = folder / f"sluice-{port}.yaml"
     file.write_text(
         f"""version: 1
-server: {{host: 127.0.0.1, port: {port}, workers: {workers}, max_connections: 20000}}
+server: {{host: 127.0.0.1, port: {port}, max_connections: 20000}}
 state: {{url: "{state}"}}
 request_log: {{path: "{folder}/requests-{port}.jsonl"}}
 usage_export: {{path: "{folder}/usage-{port}.jsonl"}}

@@ -68,7 +68,7 @@ class Engine:
 class Replica:
     """One gateway process, or several on one port (`server.workers`)."""
 
-    def __init__(self, port: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, port: int, config: dict[str, Any]) -> None:
         """`config`: its file."""
         self.port = port
         self.url = f"http://127.0.0.1:{port}"

@@ -30,7 +30,7 @@ from gateway.policy.buckets import (
 from gateway.policy.decision import Denial, DenialReason, Grant, Place, Request, Unit
 from gateway.policy.entitlements import RESERVING, SPILLED_WEIGHT
 from gateway.policy.held import Held
-from gateway.policy.leases import lapse, reap, renew, resize, settle
+from gateway.policy.leases import reap, renew, resize, settle
 from gateway.policy.ledger import DENIALS_KEPT, LEASE_TTL_S, Account, TokenPool
 from gateway.policy.placement import least_weight, overshoot
 from gateway.policy.plain_admission import comes_in
@@ -45,7 +45,6 @@ __all__ = [
     "Unit",
     "admit",
     "depth_tokens",
-    "lapse",
     "least_weight",
     "most_sequences",
     "overshoot",
