@@ -226,10 +226,10 @@ class PrefillPredictor:
             "tenants": self._tenants.state(),
         }
 
-    def merge(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in the states of the other processes, by their names; without one's own.
+    def merge(self, states: Mapping[str, Any]) -> None:
+        """Take in the states of the other replicas, by their names; without one's own.
 
-        A name stands for one process from its start to its end. What is malformed is ignored.
+        A name stands for one replica from its start to its end. What is malformed is ignored.
         """
         self._calibration.merge(_parts(states, "calibration"))
         self._speeds.merge(_parts(states, "speeds"))

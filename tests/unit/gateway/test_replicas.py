@@ -31,15 +31,14 @@ def config(host: str, url: str) -> Config:
 def test_several_replicas_before_balanced_ranks_say_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made, now_s, there = config("127.0.0.1", LOCAL), 100.0, 1
+    made, there = config("127.0.0.1", LOCAL), 1
     models = [served_model(made, model) for model in made.models]
     replicas = Replicas(made, models, time.monotonic, port=1, counted=lambda _: there)
-    list(replicas.exchange(now_s))
+    replicas._sharing("m")
     assert not caplog.messages
     there = 2
     for _ in range(3):
-        now_s += 5
-        list(replicas.exchange(now_s))
+        assert replicas._sharing("m") == 2
     (said,) = caplog.messages
     assert said.startswith("2 replicas serve m: each balances only its own requests")
 
