@@ -4,12 +4,32 @@ Writes the time of each arrival (monotonic seconds, a double) to stdout when it 
 are a Poisson process, whatever the reader does: an open loop.
 """
 
+import asyncio
 import struct
 import sys
 import time
+from collections.abc import AsyncIterator
 from random import Random
 
 _BATCH = 64
+_DUE = struct.Struct("<d")
+
+
+async def arrivals(rate: float, seconds: float) -> AsyncIterator[float]:
+    """The time of each arrival, when a pacer's process tells it."""
+    pacer = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.pacer", str(rate), str(seconds)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert pacer.stdout is not None
+    rest = b""
+    while data := await pacer.stdout.read(4096):
+        data = rest + data
+        whole = len(data) // _DUE.size * _DUE.size
+        rest = data[whole:]
+        for (due_s,) in _DUE.iter_unpack(data[:whole]):
+            yield due_s
+    await pacer.wait()
 
 
 def main(rate: float, seconds: float) -> None:
@@ -27,7 +47,7 @@ def main(rate: float, seconds: float) -> None:
         while due_s <= now_s and count < _BATCH:
             due_s += draw.expovariate(rate)
             count += 1
-        out.write(struct.pack("<d", time.monotonic()) * count)
+        out.write(_DUE.pack(time.monotonic()) * count)
         out.flush()
 
 

@@ -11,8 +11,6 @@ Times are CPU seconds by admission; one admission is one script call, and so is 
 import argparse
 import asyncio
 import os
-import struct
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +19,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from bench.pacer import arrivals
 from bench.redis_server import RedisServer
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
@@ -37,7 +36,6 @@ from gateway.policy.served import ServedModel
 from gateway.ports import Settlement
 
 USED = Settlement(usage=Usage(prompt_tokens=60, completion_tokens=30), dispatched=True)
-_DUE = struct.Struct("<d")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,23 +134,13 @@ class _Load:
 
     async def paced(self, rate: float, seconds: float) -> None:
         """Requests when the pacer says so."""
-        pacer = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.pacer", str(rate), str(seconds)),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert pacer.stdout is not None
         tasks: set[asyncio.Task[None]] = set()
-        rest = b""
-        while data := await pacer.stdout.read(4096):
-            data = rest + data
-            whole = len(data) // _DUE.size * _DUE.size
-            rest = data[whole:]
-            for (asked_s,) in _DUE.iter_unpack(data[:whole]):
-                self.began_s = self.began_s or asked_s
-                task = asyncio.create_task(self._one(asked_s))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-        await asyncio.gather(pacer.wait(), *tasks)
+        async for asked_s in arrivals(rate, seconds):
+            self.began_s = self.began_s or asked_s
+            task = asyncio.create_task(self._one(asked_s))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
 
     async def _one(self, asked_s: float) -> None:
         n = self._asked = self._asked + 1

@@ -1,19 +1,23 @@
 """`bench scale`, entitlements on Redis: CPU of both sides, the server's memory, its slowest call.
 
-A redis-server of the bench's own; one process enters the entitlements, then 64 clients ask, are
-admitted and settle by turns, each admission and each settlement a script.
+A redis-server of the bench's own; one process enters the entitlements. Then requests are admitted
+and settled, first by 64 clients that ask again when they are answered (saturated: the calls of
+one turn of the loop share a script), then at random times, 500 a second (paced: most calls have a
+script of their own).
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import uvloop
 from redis import Redis
 
+from bench.pacer import arrivals
 from bench.redis_server import RedisServer
+from bench.scale_measure import quantile
 from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
@@ -24,6 +28,8 @@ from gateway.ports import Settlement
 WORKERS: Final = 64
 TICK_S: Final = PROFILES["default"].tick_s
 _CLIENTS: Final = 64
+PACED_PER_S: Final = 500.0
+_PACED_S: Final = 6.0
 _PATIENCE: Final = 600
 _SLOW_US: Final = 1_000
 _USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
@@ -52,11 +58,10 @@ async def _measure(size: Size) -> Figures:
             await asks.answered(max(500, size.active or size.entitlements))
             found["active_bytes_each"] = (_memory(client) - empty) / size.entitlements
             client.slowlog_reset()
-            own_s, redis_s = time.process_time(), _redis_s(client)
-            await asks.answered(size.requests)
-            found["own_us"] = (time.process_time() - own_s) / size.requests * 1e6
-            found["redis_us"] = (_redis_s(client) - redis_s) / size.requests * 1e6
+            found |= await _costs(client, asks, asks.answered(size.requests))
             found["call_hold_ms"] = _slowest_ms(client)
+            paced = await _costs(client, asks, asks.paced(PACED_PER_S, _PACED_S))
+            found |= {f"paced_{name}": value for name, value in paced.items()}
             client.slowlog_reset()
             await asyncio.sleep(max(0.0, ticked_s + TICK_S + 0.1 - time.monotonic()))
             own_s, redis_s = time.process_time(), _redis_s(client)
@@ -68,36 +73,67 @@ async def _measure(size: Size) -> Figures:
             return found
 
 
+async def _costs(client: Redis, asks: "_Asks", load: Awaitable[None]) -> Figures:
+    """CPU of both sides and scripts by request under a load, and how long admissions took."""
+    asks.latencies_ms.clear()
+    own_s, redis_s, scripts = time.process_time(), _redis_s(client), _scripts(client)
+    await load
+    count = len(asks.latencies_ms)
+    return {
+        "own_us": (time.process_time() - own_s) / count * 1e6,
+        "redis_us": (_redis_s(client) - redis_s) / count * 1e6,
+        "scripts": (_scripts(client) - scripts) / count,
+        "p50_ms": quantile(asks.latencies_ms, 0.5),
+        "p99_ms": quantile(asks.latencies_ms, 0.99),
+    }
+
+
 class _Asks:
-    """Requests by turns."""
+    """Requests that are admitted and settled at once."""
 
     def __init__(self, store: RedisLeases, size: Size) -> None:
         self._store = store
         self._active = size.active or size.entitlements
         self._asked = 0
+        self.latencies_ms: list[float] = []
 
     async def answered(self, requests: int) -> None:
-        """Return when so many more were admitted and settled."""
+        """Return when so many more were admitted and settled, by turns."""
         until = self._asked + requests
 
         async def client() -> None:
             while self._asked < until:
-                number = self._asked = self._asked + 1
-                lease = await self._store.admit(
-                    Ask(
-                        lease_id=f"lease-{number}",
-                        model="m",
-                        entitlement=f"entitlement-{number % self._active}",
-                        pool=0,
-                        alternates=(),
-                        cost_tokens=500,
-                        sequences=1,
-                    )
-                )
-                self._store.settle(lease, _USED)
+                await self._one(time.monotonic())
 
         await asyncio.gather(*(client() for _ in range(_CLIENTS)))
-        await self._store.pools("m")  # settlements are posted: those before it are done
+        await self._settled()
+
+    async def paced(self, rate: float, seconds: float) -> None:
+        """Requests when the pacer says so."""
+        async with asyncio.TaskGroup() as tasks:
+            async for asked_s in arrivals(rate, seconds):
+                tasks.create_task(self._one(asked_s))
+        await self._settled()
+
+    async def _one(self, asked_s: float) -> None:
+        number = self._asked = self._asked + 1
+        lease = await self._store.admit(
+            Ask(
+                lease_id=f"lease-{number}",
+                model="m",
+                entitlement=f"entitlement-{number % self._active}",
+                pool=0,
+                alternates=(),
+                cost_tokens=500,
+                sequences=1,
+            )
+        )
+        self.latencies_ms.append((time.monotonic() - asked_s) * 1e3)
+        self._store.settle(lease, _USED)
+
+    async def _settled(self) -> None:
+        """Settlements are posted: those before this call are done after it."""
+        await self._store.pools("m")
 
 
 @asynccontextmanager
@@ -133,6 +169,11 @@ def _memory(client: Redis) -> int:
 def _redis_s(client: Redis) -> float:
     told = client.info("cpu")
     return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+
+
+def _scripts(client: Redis) -> int:
+    told = client.info("commandstats")
+    return sum(int(told.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("eval", "evalsha"))
 
 
 def _slowest_ms(client: Redis) -> float:

@@ -7,6 +7,7 @@ import msgspec
 
 from bench.report import Row, at_most
 from bench.scale_measure import HOLD_MS
+from bench.scale_redis import PACED_PER_S
 from bench.scale_traffic import Size
 
 BIND_TIMES: Final = 2.0
@@ -15,6 +16,10 @@ REQUEST_TIMES: Final = 1.5
 EJECTED_TIMES: Final = 1.5
 SHARE: Final = 0.05
 """Of a core, that reading pages or probing may take."""
+REDIS_US: Final = {10: 80.0, 100_000: 100.0}
+"""Redis's CPU for an admission and its settlement, by entitlements."""
+REDIS_P50_MS: Final = 1.0
+REDIS_P99_MS: Final = 5.0
 _FEWEST_GROWTH: Final = 2
 """Points of a ladder below which nothing is said of growth."""
 
@@ -180,6 +185,9 @@ def _redis_rows(points: Sequence[Point]) -> list[Row]:
         )
         for point in points
     ]
+    for point in points:
+        if point.size.entitlements in REDIS_US and not _few(point.size):
+            rows += _redis_floors(f"Redis, {_who(point.size)}", point)
     ladder = [p for p in points if p is points[0] or not _few(p.size)]
     for side, figure in (("gateway", "own_us"), ("Redis", "redis_us")):
         name = f"Redis, {_who(ladder[-1].size)} over {ladder[0].size.entitlements}: {side}, times"
@@ -194,6 +202,24 @@ def _redis_rows(points: Sequence[Point]) -> list[Row]:
         )
     )
     return rows
+
+
+def _redis_floors(who: str, point: Point) -> list[Row]:
+    """What Redis costs and what it adds where calls share scripts, and where most do not."""
+    found, limit_us = point.figures, REDIS_US[point.size.entitlements]
+    rows = []
+    for load, prefix in (("saturated", ""), (f"paced, {PACED_PER_S:g}/s", "paced_")):
+        note = f"admit + settle, {found[f'{prefix}scripts']:.2f} scripts a request"
+        redis_us = found[f"{prefix}redis_us"]
+        rows.append(at_most(f"{who}, {load}: Redis, CPU-us a request", redis_us, limit_us, note))
+    note = (
+        f"saturated {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f}, with the wait of 64 clients"
+    )
+    return [
+        *rows,
+        at_most(f"{who}, paced: p50 added, ms", found["paced_p50_ms"], REDIS_P50_MS, note),
+        at_most(f"{who}, paced: p99 added, ms", found["paced_p99_ms"], REDIS_P99_MS),
+    ]
 
 
 def _lease_rows(points: Sequence[Point]) -> list[Row]:

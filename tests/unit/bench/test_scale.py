@@ -106,8 +106,22 @@ def test_ladders_stop_at_the_largest_size_asked() -> None:
 def test_large_ladders_have_few_active_ones_too() -> None:
     sizes = [s for kind, s in ladders(100_000, 50, redis=True) if kind == "redis"]
     assert [(s.entitlements, s.active) for s in sizes] == [
-        (1, 1), (100, 100), (10_000, 10_000), (10_000, 100), (100_000, 100_000), (100_000, 100),
+        (1, 1), (10, 10), (100, 100), (10_000, 10_000), (10_000, 100),
+        (100_000, 100_000), (100_000, 100),
     ]  # fmt: skip
+
+
+def test_redis_has_floors_at_ten_and_a_hundred_thousand_entitlements_under_both_loads() -> None:
+    figures = dict.fromkeys(("own_us", "scripts", "p50_ms", "p99_ms"), 1.0)
+    figures |= {f"paced_{name}": value for name, value in figures.items()}
+    figures |= dict.fromkeys(("tick_redis_ms", "tick_hold_ms", "active_bytes_each"), 1.0)
+    figures |= {"redis_us": 80.0, "paced_redis_us": 80.1}
+    sizes = [Size(entitlements=each, active=each) for each in (1, 10, 100_000)]
+    rows = rows_of([Point(kind="redis", size=size, figures=figures) for size in sizes])
+    assert [(row.target, row.holds) for row in rows if "Redis, CPU-us" in row.metric] == [
+        ("<= 80", True), ("<= 80", False), ("<= 100", True), ("<= 100", True),
+    ]  # fmt: skip
+    assert sum("paced: p" in row.metric for row in rows) == 4
 
 
 def test_conversations_grow_and_begin_alike() -> None:
