@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from bench.quartz_gossip import Gossip
 from bench.quartz_peers import CacheAware, TokenFair, Uncalibrated
 from bench.quartz_workloads import workloads
 from gateway.policy.fleet import PoolState
@@ -92,8 +93,14 @@ def run(
     seed: int = 0,
     profiles: Sequence[EngineProfile] | None = None,
     troubles: Sequence[Trouble] = (),
+    tell_prefixes: bool = True,
 ) -> Served:
-    """`serve` on the bench's workers, without the garbage collector: there are no cycles."""
+    """`serve` on the bench's workers, without the garbage collector: there are no cycles.
+
+    Several gateways exchange notes; `tell_prefixes`: also of which prompts they sent where.
+    """
+    several = len(gateways) > 1
+    gossip = Gossip(gateways, seed, prefixes=tell_prefixes) if several else None
     gc.disable()
     try:
         return serve(
@@ -102,6 +109,7 @@ def run(
             profiles=profiles or [WORKER] * WORKERS,
             troubles=troubles,
             seed=seed,
+            gossip=gossip,
         )
     finally:
         gc.enable()

@@ -8,7 +8,7 @@ Events of one time come in this order: engines, what is noticed late, trouble, t
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
@@ -20,7 +20,6 @@ from gateway.policy.prefix_capacity import Expected
 from gateway.policy.prefix_points import block_points
 from gateway.policy.scheduling import Job, Points
 from simulator.engine import Engine, EngineProfile, EngineRequest
-from simulator.experiments.scheduling_notes import merge
 from simulator.experiments.scheduling_records import (
     BLOCK_TOKENS,
     WORKER,
@@ -34,7 +33,6 @@ from simulator.experiments.scheduling_workers import Worker, events_of
 __all__ = ["BLOCK_TOKENS", "WORKER", "Demand", "Gateway", "Served", "Trouble", "serve"]
 
 TICK_S: Final = 0.25
-MERGE_S: Final = 1.0
 ATTEMPTS: Final = 5
 
 
@@ -46,8 +44,10 @@ class _Run:
         gateways: Sequence[Gateway],
         seed: int,
         notice_s: float,
+        gossip: Callable[[float], None] | None,
     ) -> None:
         n = len(demands)
+        self.gossip = gossip
         self.notice_s = notice_s
         self.notices: deque[tuple[float, int, str]] = deque()
         self.demands = demands
@@ -258,7 +258,7 @@ class _Run:
         self.pending = []
         events = events_of(troubles)
         n, at = len(self.demands), 0
-        tick_s, merge_s = TICK_S, MERGE_S
+        tick_s = TICK_S
         while at < n or self.open:
             while self.heap and self.due_s[self.heap[0][1]] != self.heap[0][0]:
                 heappop(self.heap)
@@ -283,9 +283,8 @@ class _Run:
                 tick_s += TICK_S
                 for gateway in self.gateways:
                     self.send(gateway, gateway.scheduler.tick(now_s), now_s)
-                if len(self.gateways) > 1 and now_s >= merge_s:
-                    merge_s += MERGE_S
-                    merge(self.gateways, now_s)
+                if self.gossip is not None:
+                    self.gossip(now_s)
                 self.flush(now_s)
             else:
                 self.arrive(at, now_s)
@@ -301,16 +300,18 @@ def serve(
     troubles: Sequence[Trouble] = (),
     seed: int = 0,
     notice_s: float = 0.0,
+    gossip: Callable[[float], None] | None = None,
 ) -> Served:
     """Run all requests to their end; which gateway a request comes to is drawn by the seed.
 
-    First tokens and ends are noticed `notice_s` late; ValueError for that with troubles.
+    `gossip` is called at every tick, for what the gateways tell one another. First tokens and ends
+    are noticed `notice_s` late; ValueError for that with troubles.
     """
     if notice_s and troubles:
         raise ValueError("what a worker in trouble answered is noticed at once")
     for gateway in gateways:
         gateway.scheduler.replicas = len(gateways)
-    run = _Run(demands, profiles, gateways, seed, notice_s)
+    run = _Run(demands, profiles, gateways, seed, notice_s, gossip)
     run.all(troubles)
     arrivals = np.array([d.arrival_s for d in demands])
     return Served(

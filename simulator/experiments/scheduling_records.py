@@ -90,15 +90,11 @@ class Gateway:
         scheduler: Scheduler,
         prefixes: Prefixes | None = None,
         predictor: PrefillPredictor | None = None,
-        *,
-        tells_prefixes: bool = True,
     ) -> None:
         self.pool = pool
         self.scheduler = scheduler
         self.prefixes = prefixes
         self.predictor = predictor
-        self.tells_prefixes = tells_prefixes
-        """Whether the gateways tell one another which prompts they sent where."""
         self.news = PrefixNews()
 
 

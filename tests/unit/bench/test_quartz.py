@@ -127,3 +127,16 @@ def test_token_fair_gives_more_to_a_larger_share() -> None:
     jobs = [*jobs_of(60, 3000, "a", 3.0), *jobs_of(60, 3000, "b", 1.0)]
     first = [job.client for job in in_order(scheduler, jobs)[:40]]
     assert 27 <= first.count("a") <= 33
+
+
+def test_gateways_hear_of_one_another_through_the_shipped_notes() -> None:
+    demands = mixed(0, MIXED)[:600]
+    hits = {}
+    for told in (True, False):
+        gateways = [make("QUARTZ") for _ in range(4)]
+        served = run(demands, gateways, tell_prefixes=told)
+        assert served.lost == 0
+        assert all(gateway.scheduler.replicas == 4 for gateway in gateways)
+        assert all(gateway.news.wanted for gateway in gateways)
+        hits[told] = served.cached_tokens.sum()
+    assert hits[True] > 1.1 * hits[False]
