@@ -73,6 +73,9 @@ class Replica:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.config = config
+        self.command: list[str] = []
+        self.env: Mapping[str, str] | None = None
+        """Beside this process's own."""
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -118,8 +121,11 @@ class Fleet:
         model: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         further: Sequence[Mapping[str, Any]] = (),
+        server: Mapping[str, Any] | None = None,
     ) -> None:
         """`mock`: further arguments of every mock; `model`, `config`: merged into the file.
+
+        `server`: merged into that section of every gateway's.
 
         `further`: one more gateway each, with this merged into its file.
         """
@@ -142,10 +148,10 @@ class Fleet:
             }
             for name, window, slots in dict.fromkeys(shapes)
         }
-        server = {"host": "127.0.0.1", "port": own, "admin_key": ADMIN_KEY}
+        section = {"host": "127.0.0.1", "port": own, "admin_key": ADMIN_KEY, **(server or {})}
         config_of_first: dict[str, Any] = {
             "version": 1,
-            "server": server,
+            "server": section,
             "health": {"interval_s": 0.25, "timeout_s": 1.0},
             "models": [
                 {
@@ -159,7 +165,7 @@ class Fleet:
         }
         self.replicas = [Replica(own, config_of_first)]
         for port, more in zip(others, further, strict=True):
-            told = {**config_of_first, "server": {**server, "port": port}, **more}
+            told = {**config_of_first, "server": {**section, "port": port}, **more}
             self.replicas.append(Replica(port, told))
         self.port = own
         self.url = self.replicas[0].url
@@ -168,12 +174,13 @@ class Fleet:
     def __enter__(self) -> Self:
         self._stack.enter_context(self._children)
         try:
-            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
             for engine in self.engines:
                 self.start_engine(engine)
             for engine in self.engines:
                 self._children.wait_for(f"{engine.url}/health")
             for replica in self.replicas:
+                replica.command = _serve(replica, folder)
                 self.start_replica(replica)
             for replica in self.replicas:
                 self.wait_ready(replica)
@@ -203,23 +210,22 @@ class Fleet:
 
     def start_replica(self, replica: Replica) -> None:
         """Start (or start again) a gateway's process."""
-        file = self._folder / f"sluice-{replica.port}.yaml"
-        file.write_text(yaml.safe_dump(replica.config, sort_keys=False), encoding="utf-8")
-        command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
-        replica.process = self._children.start([*command, "--log-level", "warning"], quiet=True)
+        replica.process = self._children.start(replica.command, env=replica.env, quiet=True)
         self.gateway = self.replicas[0].process
 
     def wait_ready(self, replica: Replica) -> None:
-        """Wait until all processes of a gateway are ready."""
+        """Wait until it, and each of its processes, says that it is."""
         for url in (replica.url, *replica.managed_at):
             self._children.wait_for(f"{url}/ready")
 
-    def kill_replica(self, replica: Replica) -> None:
-        """Kill a gateway's process."""
+    def kill_replica(
+        self, replica: Replica, sig: signal.Signals = signal.SIGKILL, limit_s: float = 10.0
+    ) -> None:
+        """Kill a gateway's process, and wait for its end."""
         if replica.process is not None:
             self._children.forget(replica.process)
-            replica.process.kill()
-            replica.process.wait(10.0)
+            replica.process.send_signal(sig)
+            replica.process.wait(limit_s)
             replica.process = None
 
     def forget_gateway(self) -> None:
@@ -265,6 +271,13 @@ def read_metrics(url: str) -> dict[str, float]:
             name, _, value = line.rpartition(" ")
             values[name] = float(value)
     return values
+
+
+def _serve(replica: Replica, folder: Path) -> list[str]:
+    file = folder / f"sluice-{replica.port}.yaml"
+    file.write_text(yaml.safe_dump(replica.config, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
+    return [*command, "--log-level", "warning"]
 
 
 def _mock(port: int, window: int, slots: int, more: Sequence[str]) -> list[str]:

@@ -34,17 +34,20 @@ def fleet_of(
     gateways: Sequence[Mapping[str, Any]],
     *,
     window_tokens: int = 2048,
+    slots: int = 32,
+    server: Mapping[str, Any] | None = None,
 ) -> Fleet:
-    """Two engines of 32 slots, and a gateway for each of what `gateways` adds to their files."""
+    """Two engines, and a gateway for each of what `gateways` adds to their files."""
     first, *further = gateways
     return Fleet(
         short=2,
         long=0,
         short_window=window_tokens,
-        short_slots=32,
+        short_slots=slots,
         mock=("--prefix-cache-tokens", "0"),
         config={"entitlements": list(entitlements), **first},
         further=[{"entitlements": list(entitlements), **more} for more in further],
+        server=server,
     )
 
 

@@ -80,7 +80,7 @@ class Load:
             while not self._stop.is_set():
                 leaves = draw.random() < shape.leaving
                 limit_s = draw.uniform(0.05, 0.6) if leaves else HUNG_S
-                body = _body(shape.output_tokens, stream=draw.random() < shape.streamed)
+                body = body_of(shape.output_tokens, stream=draw.random() < shape.streamed)
                 found = await self._ask(client, tenant, gateway, body, limit_s)
                 if found.status != 200:
                     with_pause = self._stop.wait()
@@ -119,7 +119,8 @@ class Load:
         return found
 
 
-def _body(output_tokens: int, *, stream: bool) -> bytes:
+def body_of(output_tokens: int, *, stream: bool) -> bytes:
+    """A chat of so many tokens."""
     return msgspec.json.encode(
         {
             "model": MODEL,

@@ -4,12 +4,16 @@ Hanging: one server is stopped (SIGSTOP) under four gateways, two of which share
 have (`local_share`) and two of which refuse (`closed`). What it knew is there afterwards.
 Killed: the node of a three-node cluster that holds the model's slot, under two gateways with
 `local_share`. It comes back empty, and the gateways tell it what they hold.
+Stopped: one server is killed under four gateways of both modes and comes back empty.
+Replaced: a master is killed under four, and a sentinel has its replica take over.
 """
 
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +21,7 @@ import msgspec
 from redis.crc import key_slot
 
 from bench.fleet import Fleet
-from bench.redis_nodes import RedisCluster, node
+from bench.redis_nodes import RedisCluster, SentinelledRedis, node
 from bench.redis_server import RedisServer
 from bench.replicas_books import (
     Books,
@@ -33,6 +37,8 @@ from bench.replicas_load import Load, Sent, Shape, most_at_once
 from bench.report import Row, at_least, at_most, equals
 
 AWAY_S: Final = 20.0
+FAILOVER_S: Final = 1.0
+"""When a replacement for a master begins to be waited for; the sentinel needs some .5 s."""
 BEFORE_S: Final = 6.0
 """Replicas hear of one another within a tick of 5 s."""
 AFTER_S: Final = 3.0
@@ -72,15 +78,11 @@ def hanging_rows() -> list[Row]:
     """Part 3, one server."""
     found = Outage()
     modes = ("local_share", "local_share", "closed", "closed")
-    with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
-        gateways, files = exports_in(Path(folder), len(modes))
-        for more, mode in zip(gateways, modes, strict=True):
-            more["state"] = {"url": redis.url, "fail_mode": mode}
-        with fleet_of(_entitlements(), gateways) as fleet, redis.client() as client:
-            books = Books(client)
-            asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
-            found.after = settled(fleet, books, 15.0)
-            found.entries = ledger(fleet.replicas[0], files)
+    with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
+        asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
+        with redis.client() as client:
+            found.after = settled(fleet, Books(client), 15.0)
+        found.entries = ledger(fleet.replicas[0], files)
     name = "Redis hanging"
     exported = sum(abs(e.used - e.exported) for e in found.entries)
     return [
@@ -94,30 +96,73 @@ def cluster_rows() -> list[Row]:
     found = Outage()
     modes = ("local_share", "local_share")
     with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as cluster:
-        gateways, files = exports_in(Path(folder), len(modes))
-        for more in gateways:
-            more["state"] = {"url": cluster.url, "fail_mode": "local_share"}
-        with fleet_of(_entitlements(), gateways) as fleet:
-            port = cluster.owner(key_slot(_model_key().encode()))
-            asyncio.run(
-                _under_load(fleet, lambda: cluster.kill(port), lambda: cluster.start(port), found)
-            )
+        port = cluster.owner(key_slot(_model_key().encode()))
+        breaking, mending = partial(cluster.kill, port), partial(cluster.start, port)
+        with _fleet_on(cluster.url, modes) as (fleet, files):
+            asyncio.run(_under_load(fleet, breaking, mending, found))
             with node(port) as client:
                 found.after = settled(fleet, Books(client), 15.0)
             found.entries = ledger(fleet.replicas[0], files, since_unix_s=found.away_unix_s)
     name = "a cluster's node killed"
+    return [*_rows(name, found, modes), _lost(name, found)]
+
+
+def stopped_rows() -> list[Row]:
+    """Part 6, one server that comes back empty."""
+    found = Outage()
+    modes = ("local_share", "local_share", "closed", "closed")
+    with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
+        asyncio.run(_under_load(fleet, redis.kill, redis.start, found))
+        with redis.client() as client:
+            found.after = settled(fleet, Books(client), 15.0)
+        found.entries = ledger(fleet.replicas[0], files, since_unix_s=found.away_unix_s)
+    name = "Redis stopped, back empty"
+    return [*_rows(name, found, modes), _lost(name, found)]
+
+
+def sentinel_rows() -> list[Row]:
+    """Part 6, a master that its replica replaces; it stays away."""
+    found = Outage()
+    modes = ("local_share", "local_share", "closed", "closed")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SentinelledRedis(Path(folder)) as servers,
+        _fleet_on(servers.url, modes) as (fleet, files),
+    ):
+        breaking = partial(servers.kill, servers.master)
+        asyncio.run(_under_load(fleet, breaking, lambda: None, found, FAILOVER_S))
+        with node(servers.replica) as client:
+            found.after = settled(fleet, Books(client), 15.0)
+        found.entries = ledger(fleet.replicas[0], files)
+    name = "a master killed, its replica takes over"
+    return [
+        *_nobody_hung(name, found, modes),
+        *_right_after(name, found),
+        _lost(name, found),
+    ]
+
+
+def _lost(name: str, found: Outage) -> Row:
     at_s = found.away_at_s
     running = sum(s.status == 200 and s.at_s < at_s < s.end_s for s in found.sent)
-    return [
-        *_rows(name, found, modes),
-        at_most(
-            f"{name}: tokens settled since then that the new book does not have",
-            sum(abs(e.used - e.exported) for e in found.entries),
-            running * _MOST_TOKENS,
-            f"{running} requests were running then, {_MOST_TOKENS} tokens each at most; their "
-            "leases went with what Redis knew",
-        ),
-    ]
+    return at_most(
+        f"{name}: tokens settled since then that the new book does not have",
+        sum(abs(e.used - e.exported) for e in found.entries),
+        running * _MOST_TOKENS,
+        f"{running} requests were running then, {_MOST_TOKENS} tokens each at most; their "
+        "leases went with what Redis knew",
+    )
+
+
+@contextmanager
+def _fleet_on(url: str, modes: Sequence[str]) -> Iterator[tuple[Fleet, list[Path]]]:
+    """A gateway for each mode, on one Redis, and their exports."""
+    with tempfile.TemporaryDirectory() as folder:
+        gateways, files = exports_in(Path(folder), len(modes))
+        for more, mode in zip(gateways, modes, strict=True):
+            more["state"] = {"url": url, "fail_mode": mode}
+        with fleet_of(_entitlements(), gateways) as fleet:
+            yield fleet, files
 
 
 def _model_key() -> str:
@@ -133,7 +178,11 @@ def _entitlements() -> list[dict[str, Any]]:
 
 
 async def _under_load(
-    fleet: Fleet, breaking: Callable[[], None], mending: Callable[[], None], found: Outage
+    fleet: Fleet,
+    breaking: Callable[[], None],
+    mending: Callable[[], None],
+    found: Outage,
+    away_s: float = AWAY_S,
 ) -> None:
     load = Load([r.url for r in fleet.replicas], _SHAPE)
     load.start(
@@ -145,9 +194,9 @@ async def _under_load(
     await asyncio.sleep(BEFORE_S)
     breaking()
     found.away_at_s, found.away_unix_s = time.monotonic(), time.time()
-    await asyncio.sleep(AWAY_S - 1.0)
+    await asyncio.sleep(away_s - 1.0)
     found.seen_away = len(fleet.replicas) - await asyncio.to_thread(_up, fleet)
-    await asyncio.sleep(found.away_at_s + AWAY_S - time.monotonic())
+    await asyncio.sleep(found.away_at_s + away_s - time.monotonic())
     # Here and not on a thread: a process ends with the thread that started it.
     mending()
     found.back_at_s = time.monotonic()
@@ -181,11 +230,17 @@ def _rows(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
             )
         )
     rows += _shares(name, found, modes, while_away)
-    after = found.after
-    assert after is not None
     return [
         *rows,
         equals(f"{name}: gateways that said so", found.seen_away, len(modes)),
+        *_right_after(name, found),
+    ]
+
+
+def _right_after(name: str, found: Outage) -> list[Row]:
+    after = found.after
+    assert after is not None
+    return [
         at_most(f"{name}: s until all decide by it again", found.up_s, BACK_LIMIT_S),
         equals(f"{name}: leases left, and sequences counted", after.leases + after.pool, 0),
         equals(

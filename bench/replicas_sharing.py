@@ -5,6 +5,7 @@ leaves before its answer. What is in flight is read from Redis in transactions w
 """
 
 import asyncio
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ _MOST_TOKENS: Final = 128
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """What four gateways did together."""
 
+    name: str
     load: Load
     taken: list[Snapshot]
     engines: list[int]
@@ -62,20 +64,37 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
 def rows() -> list[Row]:
     """Part 1."""
+    return _shared("4 gateways", LENGTH_S, None)
+
+
+def version_rows() -> list[Row]:
+    """Part 8: every second gateway runs the code of SLUICE_BENCH_OLD, a checkout."""
+    name = "an older version beside this one"
+    old = os.environ.get("SLUICE_BENCH_OLD")
+    if old is None:
+        note = "not measured: SLUICE_BENCH_OLD is not the path of an older checkout"
+        return [Row(metric=name, measured=None, note=note)]
+    length_s = float(os.environ.get("SLUICE_BENCH_SECONDS", "60"))
+    return _shared(name, length_s, {"PYTHONPATH": old, "PYTHONSAFEPATH": "1"})
+
+
+def _shared(name: str, length_s: float, older: Mapping[str, str] | None) -> list[Row]:
+    """`older`: environment of every second gateway."""
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         gateways, files = exports_in(Path(folder), GATEWAYS)
-        with (
-            _fleet(redis.url, gateways) as fleet,
-            redis.client() as client,
-        ):
+        unstarted = _fleet(redis.url, gateways)
+        for replica in unstarted.replicas[1::2]:
+            replica.env = older
+        with unstarted as fleet, redis.client() as client:
             books = Books(client)
             load = Load([r.url for r in fleet.replicas], _SHAPE)
             began_s = time.monotonic()
             with Watch(books) as watch:
-                engines = asyncio.run(_under_load(fleet, load))
+                engines = asyncio.run(_under_load(fleet, load, length_s))
             length_s = time.monotonic() - began_s
             after = settled(fleet, books, 15.0)
             found = Sharing(
+                name=name,
                 load=load,
                 taken=watch.taken,
                 engines=engines,
@@ -104,10 +123,10 @@ def _fleet(redis_url: str, gateways: Sequence[Mapping[str, Any]]) -> Fleet:
     return fleet_of(entitlements, [{**more, "state": {"url": redis_url}} for more in gateways])
 
 
-async def _under_load(fleet: Fleet, load: Load) -> list[int]:
+async def _under_load(fleet: Fleet, load: Load, length_s: float) -> list[int]:
     load.start((t, n % GATEWAYS) for t, count in CLIENTS.items() for n in range(count))
     samples = []
-    until_s = time.monotonic() + LENGTH_S
+    until_s = time.monotonic() + length_s
     while time.monotonic() < until_s:
         await asyncio.sleep(0.1)
         running = await asyncio.gather(*(asyncio.to_thread(e.running) for e in fleet.engines))
@@ -126,27 +145,27 @@ def _limits(found: Sharing) -> list[Row]:
     stated = allowed + sum(RESERVED.values())
     return [
         Row(
-            metric="4 gateways: requests",
+            metric=f"{found.name}: requests",
             measured=len(found.load.sent),
             note=", ".join(f"{n} x {k}" for k, n in statuses.most_common()),
         ),
-        equals("4 gateways: requests that failed", failed, 0),
+        equals(f"{found.name}: requests that failed", failed, 0),
         at_most(
-            f"4 gateways: most in flight, of {SLOTS} slots",
+            f"{found.name}: most in flight, of {SLOTS} slots",
             max(t.pool for t in found.taken),
             stated,
             f"{len(found.taken):,} snapshots; {SLOTS} + overshoot {overshoot(SLOTS)} + "
             f"protected reserve {sum(RESERVED.values())}",
         ),
         at_most(
-            "4 gateways: most beyond slots, overshoot and what was protected then",
+            f"{found.name}: most beyond slots, overshoot and what was protected then",
             beyond,
             0,
             "less than 0: so many short of it",
         ),
-        equals("4 gateways: snapshots whose counters differ from their leases", differ, 0),
+        equals(f"{found.name}: snapshots whose counters differ from their leases", differ, 0),
         at_most(
-            "4 gateways: most in the engines",
+            f"{found.name}: most in the engines",
             max(found.engines),
             stated,
             f"{len(found.engines)} samples",
@@ -160,9 +179,9 @@ def _tenants(found: Sharing) -> list[Row]:
     running = LIMITS["metered-d"] * _MOST_TOKENS
     allowed = metered.depth + METERED_PER_S * found.length_s + running
     return [
-        at_most("4 gateways: most beyond an entitlement's limit", over, 0),
+        at_most(f"{found.name}: most beyond an entitlement's limit", over, 0),
         at_most(
-            "4 gateways: metered tenant's tokens",
+            f"{found.name}: metered tenant's tokens",
             metered.used,
             round(allowed),
             f"bucket {metered.depth} + {METERED_PER_S}/s x {found.length_s:.1f} s + {running} in "
@@ -176,15 +195,15 @@ def _ledgers(found: Sharing) -> list[Row]:
     entries, after = found.entries, found.after
     debited, refunded = sum(e.debited for e in entries), sum(e.refunded for e in entries)
     return [
-        equals("4 gateways: leases left, and sequences counted", after.leases + after.pool, 0),
+        equals(f"{found.name}: leases left, and sequences counted", after.leases + after.pool, 0),
         equals(
-            "4 gateways: tokens that debited - refunded - used is off",
+            f"{found.name}: tokens that debited - refunded - used is off",
             sum(e.off for e in entries),
             0,
             f"{debited:,} - {refunded:,} = {sum(e.used for e in entries):,}",
         ),
         equals(
-            "4 gateways: tokens that used differs from what was exported",
+            f"{found.name}: tokens that used differs from what was exported",
             sum(abs(e.used - e.exported) for e in entries),
             0,
         ),

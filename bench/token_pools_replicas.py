@@ -5,6 +5,9 @@
 3 Redis is away for 20 s, alone and as a cluster's node (`replicas_outage`).
 4 Observe mode changes no body and refuses nobody (`replicas_observe`).
 5 The store by itself: admissions a second, and their latency (`redis_leases`).
+6 Redis is stopped and comes back empty; a master is killed and replaced (`replicas_outage`).
+7 Three are restarted one after another under streams (`replicas_rolling`).
+8 An older version (SLUICE_BENCH_OLD, its checkout) beside this one (`replicas_sharing`).
 
 Only the last figures need a quiet machine.
 """
@@ -20,6 +23,7 @@ from bench import (
     replicas_kill,
     replicas_observe,
     replicas_outage,
+    replicas_rolling,
     replicas_sharing,
 )
 from bench.redis_server import redis_program
@@ -40,6 +44,10 @@ def run() -> Report:
         "a gateway is killed": replicas_kill.rows,
         "Redis hangs": replicas_outage.hanging_rows,
         "a cluster's node is killed": replicas_outage.cluster_rows,
+        "Redis is stopped": replicas_outage.stopped_rows,
+        "a master is killed": replicas_outage.sentinel_rows,
+        "rolling restart": replicas_rolling.rows,
+        "versions": replicas_sharing.version_rows,
         "observe": replicas_observe.rows,
         "the store": store,
     }
