@@ -73,7 +73,8 @@ class Gossip:
 
 def _served(gateway: Gateway, prefixes: bool) -> ServedModel:
     index = gateway.prefixes
-    hears = prefixes and isinstance(index, PrefixIndex)
+    if not (prefixes and isinstance(index, PrefixIndex)):
+        index = PrefixIndex(len(gateway.pool.workers))  # nobody asks it
     return ServedModel(
         name="m",
         routing=Routing(
@@ -89,6 +90,6 @@ def _served(gateway: Gateway, prefixes: bool) -> ServedModel:
         spill_queue=0,
         schedulers=(gateway.scheduler,),
         predictors=() if gateway.predictor is None else (gateway.predictor,),
-        prefixes=(index if hears else PrefixIndex(len(gateway.pool.workers)),),
+        prefixes=(index,),
         news=(gateway.news,),
     )

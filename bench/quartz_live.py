@@ -1,14 +1,16 @@
 """`python -m bench quartz-live`: QUARTZ and the peers' routers before the same mock engines.
 
 Four engines of one pool, each with a prefix cache of 160,000 tokens; by turns, three times, each
-time with fresh engines: the gateway with `policy: quartz` (its default) and `least-loaded`, and
-sglang-router and vllm-router (PyPI) with their cache-aware policies. Mixed: chat in turns and
-retrieval, at .8 and 1.1 of what the engines can do. Agents: 30,000 tokens of prompt, 80 % of it
-the same for 20 turns. A run whose engines were late by more than 10 % of the P99 is void.
+time with fresh engines: the gateway with `policy: quartz` (its default) and `least-loaded`, two
+with `quartz` on one Redis, to which a client's requests go by turns, and sglang-router and
+vllm-router (PyPI) with their cache-aware policies. Mixed: chat in turns and retrieval, at .8 and
+1.1 of what the engines can do. Agents: 30,000 tokens of prompt, 80 % of it the same for 20 turns.
+A run whose engines were late by more than 10 % of the P99 is void.
 
 Asked: no request fails; QUARTZ's P99 time to the first token on Mixed and its violations anywhere
 are no worse than those of the better router; its prefix hit rate on the agents is at least 90 %
-of what an infinite index would find. `SLUICE_BENCH_ROUNDS` makes it shorter.
+of what an infinite index would find, and that of two gateways 90 % of one's.
+`SLUICE_BENCH_ROUNDS` makes it shorter.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -27,6 +30,7 @@ from rich.progress import Progress
 from bench.fleet import Fleet, read_metrics
 from bench.quartz_live_load import (
     PEER_SYSTEMS,
+    SEVERAL,
     SYSTEMS,
     Load,
     agents,
@@ -35,6 +39,7 @@ from bench.quartz_live_load import (
     router,
     write_profile,
 )
+from bench.redis_server import RedisServer
 from bench.report import Report, Row, at_least, at_most, equals
 from bench.token_pools_records import quantile
 from simulator.engine import EngineProfile
@@ -54,6 +59,9 @@ AGENT_SPEED: Final = 4.0
 PAUSE_S: Final = 0.4
 _LATE_SHARE: Final = 0.10
 _WINDOW: Final = 65_536
+_HEARD_S: Final = 3.0
+_KEPT: Final = 0.9
+"""Of one gateway's hit rate, by two."""
 
 ENGINE: Final = EngineProfile(
     name="quartz-bench",
@@ -133,7 +141,19 @@ def rows_of(
         rows.append(
             equals(f"{workload}: {name}: requests failed", sum(r.failed for r in all_runs), 0)
         )
-    return [*rows, *_verdicts(workload, systems, sound)]
+    return [*rows, *_verdicts(workload, systems, sound), *_kept(workload, sound)]
+
+
+def _kept(workload: str, sound: dict[str, list[Run]]) -> list[Row]:
+    """The hit rate of two gateways on one Redis over that of one."""
+    one, two = (sound.get(name) for name in ("quartz", SEVERAL))
+    if not one or not two:
+        return []
+    rates = [median(run.hit_rate for run in runs) for runs in (two, one)]
+    note = f"{rates[0]:.3g} and {rates[1]:.3g}"
+    return [
+        at_least(f"{workload}: hit rate, {SEVERAL} over quartz", rates[0] / rates[1], _KEPT, note)
+    ]
 
 
 def _verdicts(workload: str, systems: Sequence[str], sound: dict[str, list[Run]]) -> list[Row]:
@@ -178,8 +198,13 @@ _FIGURES: Final[dict[str, Callable[[Run], float]]] = {
 def measure(name: str, workload: str, number: int) -> Run:
     """One run with engines and a router of its own."""
     speed = SPEED if workload in LOADS else AGENT_SPEED
-    policy = "least-loaded" if name in PEER_SYSTEMS else name
-    with tempfile.TemporaryDirectory() as folder:
+    policy = name.removesuffix(" x 2")
+    if name in PEER_SYSTEMS:
+        policy = "least-loaded"
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        several: list[dict[str, Any]] = []
+        if name == SEVERAL:
+            several = 2 * [{"state": {"url": stack.enter_context(RedisServer()).url}}]
         profile = write_profile(Path(folder), ENGINE)
         options = ("--profile-file", str(profile), "--speed", str(speed))
         fleet = Fleet(
@@ -188,21 +213,24 @@ def measure(name: str, workload: str, number: int) -> Run:
             short_window=_WINDOW,
             mock=options,
             model={"scheduling": {"policy": policy}},
+            config=several[0] if several else None,
+            further=several[1:],
         )
         with fleet, Children() as children:
-            url = fleet.url
+            urls = [replica.url for replica in fleet.replicas]
             engines = [engine.url for engine in fleet.engines]
             if name in PEER_SYSTEMS:
                 command, url = router(name, engines)
                 children.start(command, quiet=True, silent=True)
                 children.wait_for(f"{url}/health")
-            load = Load(url)
-            asyncio.run(_drive(load, url, workload, number, speed))
+                urls = [url]
+            load = Load(urls)
+            asyncio.run(_drive(load, urls, workload, number, speed))
             return _judge(load, [read_metrics(engine) for engine in engines])
 
 
-async def _drive(load: Load, url: str, workload: str, number: int, speed: float) -> None:
-    await _warm_up(url)
+async def _drive(load: Load, urls: Sequence[str], workload: str, number: int, speed: float) -> None:
+    await _warm_up(urls)
     if workload in LOADS:
         rate_per_s = LOADS[workload] * KNEE_PER_S
         await load.open_loop(mixed(number, rate_per_s, REQUESTS, speed))
@@ -210,9 +238,10 @@ async def _drive(load: Load, url: str, workload: str, number: int, speed: float)
         await load.closed_loops(agents(number, AGENTS, TURNS, speed), PAUSE_S)
 
 
-async def _warm_up(url: str) -> None:
-    """A few requests first: routers take a moment to find their workers."""
-    load = Load(url)
+async def _warm_up(urls: Sequence[str]) -> None:
+    """A few requests first: routers take a moment to find their workers, replicas one another."""
+    load = Load(urls)
+    await asyncio.sleep(_HEARD_S if len(urls) > 1 else 0.0)
     for _ in range(40):
         await load.open_loop(mixed(10_000, 100.0, 4, 1.0))
         if all(seen.whole for seen in load.seen[-4:]):

@@ -6,6 +6,7 @@ that two requests share exactly the beginning that they are meant to share.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,14 @@ import orjson
 
 from bench.fleet import MODEL
 from bench.overhead_peers import PEERS
+from bench.redis_server import redis_program
 from sluice.children import free_ports
 
+SEVERAL: Final = "quartz x 2"
+"""Two gateways on one Redis; a client's requests go to each by turns."""
 SYSTEMS: Final = (
     "quartz",
+    SEVERAL,
     "least-loaded",
     "sglang-router",
     "vllm-router",
@@ -149,15 +154,18 @@ def router(name: str, engines: Sequence[str]) -> tuple[list[str], str]:
 
 def installed(name: str) -> bool:
     """Whether a system can be started here."""
+    if name == SEVERAL:
+        return redis_program() is not None
     return name not in PEER_SYSTEMS or (PEERS / name / "bin").is_dir()
 
 
 class Load:
     """Sends requests over connections of their own and notes when their answers begin."""
 
-    def __init__(self, url: str) -> None:
-        host, _, port = url.removeprefix("http://").partition(":")
-        self._host, self._port = host, int(port)
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Each client's requests go to the `urls` by turns."""
+        self._addresses = [url.removeprefix("http://").partition(":")[::2] for url in urls]
+        self._turns: Counter[str] = Counter()
         self.seen: list[Seen] = []
         self.late_s = 0.0
         """The latest that a request was sent after it was due."""
@@ -187,12 +195,14 @@ class Load:
     async def _send(self, ask: Ask) -> None:
         seen = Seen(ask=ask)
         self.seen.append(seen)
+        host, port = self._addresses[self._turns[ask.client] % len(self._addresses)]
+        self._turns[ask.client] += 1
         begin_s = time.monotonic()
         try:
             async with asyncio.timeout(120):
-                reader, writer = await asyncio.open_connection(self._host, self._port)
+                reader, writer = await asyncio.open_connection(host, int(port))
                 try:
-                    writer.write(self._head(ask) + ask.body)
+                    writer.write(_head(ask, f"{host}:{port}") + ask.body)
                     head = await reader.readuntil(b"\r\n\r\n")
                     seen.status = int(head[9:12])
                     tail = b""
@@ -206,12 +216,13 @@ class Load:
         except (OSError, EOFError, TimeoutError):
             seen.whole = False
 
-    def _head(self, ask: Ask) -> bytes:
-        return (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: {self._host}:{self._port}\r\n"
-            f"content-type: application/json\r\nauthorization: Bearer sk-{ask.client}\r\n"
-            f"connection: close\r\ncontent-length: {len(ask.body)}\r\n\r\n"
-        ).encode()
+
+def _head(ask: Ask, host: str) -> bytes:
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n"
+        f"content-type: application/json\r\nauthorization: Bearer sk-{ask.client}\r\n"
+        f"connection: close\r\ncontent-length: {len(ask.body)}\r\n\r\n"
+    ).encode()
 
 
 def write_profile(folder: Path, profile: Any) -> Path:
