@@ -70,13 +70,15 @@ Store = Embedded | OnRedis
 """`true` is what has really passed, `machine` what the machine's clock shows."""
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
-async def opened(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Store]:
-    # Scripts read a clock that tests set where they would read the server's.
+@pytest.fixture(autouse=True)
+def _settable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts read a clock that tests set where they would read the server's."""
     monkeypatch.setattr(redis_scripts, "_SERVER_CLOCK", "local t = call('TIME')")
     monkeypatch.setattr(redis_scripts, "_TEST_CLOCK", "local t = {ARGV[#ARGV], 0}")
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     if request.param == "memory":
         yield Embedded()
         return
@@ -139,6 +141,17 @@ async def test_a_bucket_fills_by_what_has_passed(opened: Store, step_s: float) -
         await opened.store.admit(ask("c", 500))
     await passes(opened, 4.0)
     end(opened, await opened.store.admit(ask("d", 400)), 400)
+
+
+@pytest.mark.redis
+async def test_a_step_before_the_first_tick_fills_no_bucket(redis_server: RedisServer) -> None:
+    opened = OnRedis(redis_server.url)
+    await opened.store.start()
+    end(opened, await opened.store.admit(ask("a", 1000)), 1000)
+    opened.machine.advance(31.0)
+    with pytest.raises(RateLimited):
+        await opened.store.admit(ask("b", 500))
+    await opened.store.close()
 
 
 @pytest.mark.parametrize("step_s", STEPS)

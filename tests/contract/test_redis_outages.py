@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from bench.redis_server import RedisServer
+from gateway.adapters.store import redis_scripts
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Ask, Lease, Usage
@@ -53,6 +54,8 @@ LIMITS = {e.name: e.limit for e in ENTITLEMENTS}
 RATES = {e.name: e.tokens_per_s for e in ENTITLEMENTS if e.tokens_per_s}
 WHICH = st.integers(0, 11)
 """One of those there are: what is drawn depends on no answer."""
+LEAP_S = 2.0
+"""By so much time may go on in Redis before a gateway says what has passed."""
 KEEPER_S = 5.0
 """How often the gateway renews and ticks, at least."""
 
@@ -138,6 +141,9 @@ class OutagesMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.clock = FakeClock(NOW_S)
+        """What has passed."""
+        self.machine = FakeClock(NOW_S)
+        """What the clock of the machine, here also Redis's, shows."""
         self.redis = type(self).server.client()
         self.redis.flushall()
         self.door = Door(type(self).server.port)
@@ -172,9 +178,9 @@ class OutagesMachine(RuleBasedStateMachine):
             local=MemoryLeases(served, self.clock),
             fail_mode="local_share",
             owner="o",
-            wall_clock=self.clock,
+            wall_clock=self.machine,
             jitter=lambda: 0.0,
-            script_clock=self.clock,
+            script_clock=self.machine,
         )
         # No pause between two attempts to reach Redis: time stands still here.
         store._models["m"].link._clock = itertools.count(0, 1000).__next__
@@ -265,10 +271,20 @@ class OutagesMachine(RuleBasedStateMachine):
             step_s = min(seconds, KEEPER_S)
             seconds -= step_s
             self.clock.advance(step_s)
+            self.machine.advance(step_s)
             if self.door.open:  # no real time passes, in which it would come up
                 self.run(self.up())
             self.run(self.store.renew())
             self.run(self.store.tick())
+
+    @rule(seconds=st.sampled_from([-3600.0, -31.0, -1.0, 1.0, 31.0, 3600.0]))
+    def step_clock(self, seconds: float) -> None:
+        """Somebody sets the machine's clock: forward is worth LEAP_S at most, back is nothing."""
+        self.spend("r")
+        self.machine.advance(seconds)
+        for name, meter in self.meters.items() if seconds > 0 else ():
+            meter.over = max(0.0, meter.over - LEAP_S * RATES[name])
+        self.spend("r")
 
     @rule()
     def go_away(self) -> None:
@@ -366,7 +382,13 @@ class OutagesMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
-def test_any_history_of_outages_keeps_the_limits(redis_server: RedisServer) -> None:
+def test_any_history_of_outages_keeps_the_limits(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Scripts read a clock that tests set where they would read the server's.
+    monkeypatch.setattr(redis_scripts, "_SERVER_CLOCK", "local t = call('TIME')")
+    monkeypatch.setattr(redis_scripts, "_TEST_CLOCK", "local t = {ARGV[#ARGV], 0}")
+
     class Machine(OutagesMachine):
         server = redis_server
 

@@ -36,6 +36,8 @@ else
     pools = {}, surplus = 0, surplus_s = 0, surplus_per_s = given.tokens_per_s, own_served = 0,
     priority_denials = 0, ticked_s = now_s, settled = 0, refunds = 0, serial = 0, epoch = arg.epoch,
   }
+  -- From here on no step of the clock counts in full, even before the first tick.
+  if read_s then call('HSET', STATE, 'clock', string.format('%.6f %.6f', read_s, now_s)) end
 end
 for i = 1, #given.slots do book.pools[i] = book.pools[i] or new_pool() end
 local before = existed and terms
