@@ -233,9 +233,7 @@ class PrefillPredictor:
         """
         self._calibration.merge(_parts(states, "calibration"))
         self._speeds.merge(_parts(states, "speeds"))
-        self._tenants.merge(
-            state.get("tenants") for state in states.values() if isinstance(state, Mapping)
-        )
+        self._tenants.merge(_parts(states, "tenants"))
         if self._root is None:
             self._merge_prior(_parts(states, "prior"))
 

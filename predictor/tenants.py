@@ -6,7 +6,7 @@ with. A tenant that nobody else is known beside is not held: nobody else knows b
 Processes add up what they learn, so each allows a tenant its part of the bound.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import islice
 from math import log
 from typing import Any, Final
@@ -54,17 +54,18 @@ class Tenants:
                 pulls = known[client] = ({}, {})
         return pulls if len(known) > 1 or self._elsewhere - {client} else None
 
-    def state(self) -> list[str]:
+    def state(self) -> dict[str, Any]:
         """Two that are known here, so that each of them is known beside another."""
-        return list(islice(self._known, 2))
+        return {"known": list(islice(self._known, 2))}
 
-    def merge(self, states: Iterable[Any]) -> None:
+    def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in which tenants the other processes know."""
+        told = [state.get("known") for state in others.values()]
         self._elsewhere = {
             client
-            for state in states
-            if isinstance(state, list)
-            for client in state[:2]
+            for known in told
+            if isinstance(known, list)
+            for client in known[:2]
             if isinstance(client, str)
         }
 
