@@ -131,7 +131,6 @@ class Fleet:
         """
         self._children = Children()
         self._stack = contextlib.ExitStack()
-        self._folder = Path()
         ports = free_ports(short + long + 1 + len(further))
         shapes = [("short", short_window, short_slots)] * short
         shapes += [("long", long_window, long_slots)] * long

@@ -2,7 +2,7 @@
 
 - The data plane's requests are answered without ASGI: the body is collected here, one task
   runs the pipeline, the answer is written straight to the transport. All other requests
-  (control plane, HTTP/1.0) go through uvicorn's ASGI as ever.
+  (control plane, HTTP/1.0, HEAD) go through uvicorn's ASGI as ever.
 - While an answer runs, or waits to be read, whatever else the client sends is neither read nor
   answered: the connection closes after that answer. So nothing that a client sends can spoil one.
 - A lost connection runs the hooks its requests left in the scope, so a client that goes away
@@ -378,7 +378,8 @@ class GatewayProtocol(ClientConnection):
         asgi_busy = cycle is not None and not cycle.response_complete
         if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
             return None
-        return endpoint
+        # An answer to HEAD has no body, which only ASGI's server sees to.
+        return None if self.parser.get_method() == b"HEAD" else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
         # Neither holds a line break. A key is among them: compared in constant time.
