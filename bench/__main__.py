@@ -33,6 +33,7 @@ BENCHES = {
     "bfio-live": "balanced data-parallel ranks behind a barrier, in virtual and in real time",
     "quartz": "the QUARTZ paper's tables, the scheduler against other routers, ablations, scenes",
     "quartz-loads": "the default scheduler beside four routers: 8 workloads, 3 fleets, 4 loads",
+    "quartz-knees": "requests/s at the knee of each workload and fleet, for quartz-loads",
     "token-pools": "the token-pools paper's experiments on the shipped policy, in virtual time",
     "token-pools-replicas": "four gateways on one Redis: limits, a killed one, Redis away, observe",
     "token-pools-live": "a flood of spot through a real gateway, with token pools and without",

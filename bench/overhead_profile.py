@@ -13,6 +13,7 @@ from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import (
+    OPEN,
     CHAT,
     Binding,
     DecisionRecord,
@@ -62,7 +63,7 @@ def profile_rows(body: bytes) -> list[Row]:
     """CPU-us of each stage for one request with this body."""
     config = parse(_CONFIG, "profile.yaml", {})
     served = served_model(config, config.models[0])
-    keyring = authenticate.Keyring({sha256(_KEY).digest(): authenticate.OPEN})
+    keyring = authenticate.Keyring({sha256(_KEY).digest(): OPEN})
     headers = [
         (b"host", b"localhost"),
         (b"authorization", b"Bearer " + _KEY),

@@ -1,16 +1,16 @@
 """What several gateways of one simulation tell one another, by the shipped notes.
 
-`SchedulerNotes` over a board in memory, in virtual time, as late as over Redis: at a tick of its
-schedulers, once a second, a gateway puts up its notes and reads those that it has; every .9 to
-1.1 s its board brings them to the others and takes theirs along. The gateways' seconds begin
-apart. So the news is some 1.5 s old when it is heard, 3.3 s at most.
+`SchedulerNotes` over a board in memory, in virtual time, as late as over Redis: every
+`EVERY_S`, give or take a tenth, a gateway puts up its notes and at once reads those of the others,
+each as old as its own exchange.
 """
 
 from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from gateway.adapters.scheduler_notes import EVERY_S, SchedulerNotes
+from gateway.adapters.scheduler_notes import SchedulerNotes
+from gateway.adapters.store.redis_board import EVERY_S
 from gateway.policy.budget import LengthEstimator
 from gateway.policy.health_rules import HealthRules
 from gateway.policy.homes import ResponseHomes
@@ -19,8 +19,8 @@ from gateway.policy.routing import PoolShape, Routing
 from gateway.policy.served import ServedModel
 from simulator.experiments.scheduling import WORKER, Gateway
 
-_APART: Final = (0.9, 1.1)
-"""Seconds from one exchange of a board to the next, of `redis_board.EVERY_S`."""
+_APART: Final = (0.9 * EVERY_S, 1.1 * EVERY_S)
+"""Seconds from one exchange of a board to the next."""
 
 
 class _Board:
@@ -49,26 +49,32 @@ class Gossip:
     def __init__(self, gateways: Sequence[Gateway], seed: int, *, prefixes: bool = True) -> None:
         """`prefixes`: whether each hears of the others' prompts."""
         self._random = Random(f"gossip/{seed}")
+        self._now_s = 0.0
         told: dict[int, dict[str, bytes]] = {}
         self._boards = [_Board(place, told) for place in range(len(gateways))]
         self._notes = [
-            SchedulerNotes([_served(gateway, prefixes)], board, str(place), lambda _: len(gateways))
+            SchedulerNotes(
+                [_served(gateway, prefixes)],
+                board,
+                str(place),
+                lambda _: len(gateways),
+                lambda: self._now_s,
+            )
             for place, (gateway, board) in enumerate(zip(gateways, self._boards, strict=True))
         ]
-        self._board_due_s = [self._random.random() for _ in gateways]
-        self._note_due_s = [EVERY_S * self._random.random() for _ in gateways]
+        self._due_s = [EVERY_S * self._random.random() for _ in gateways]
 
     def __call__(self, now_s: float) -> None:
         """Do what is due."""
-        while (due_s := min(self._board_due_s)) <= now_s:
-            place = self._board_due_s.index(due_s)
+        self._now_s = now_s
+        while (due_s := min(self._due_s)) <= now_s:
+            place = self._due_s.index(due_s)
+            for _ in self._notes[place].tell():
+                pass
             self._boards[place].exchange()
-            self._board_due_s[place] += self._random.uniform(*_APART)
-        for place, notes in enumerate(self._notes):
-            if now_s >= self._note_due_s[place]:
-                self._note_due_s[place] = now_s + EVERY_S
-                for _ in notes.exchange(now_s):
-                    pass
+            for _ in self._notes[place].hear():
+                pass
+            self._due_s[place] += self._random.uniform(*_APART)
 
 
 def _served(gateway: Gateway, prefixes: bool) -> ServedModel:

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -162,14 +163,19 @@ def run_task(task: Task) -> tuple[Task, list[Figures]]:
     return task, found
 
 
+def processes() -> ProcessPoolExecutor:
+    """A fresh process for each core."""
+    return ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=die_with_parent
+    )
+
+
 def run_all(tasks: Iterable[Task], done: Callable[[], None]) -> Results:
-    """All tasks, in two processes; `done` is called for each."""
+    """All tasks, a process a core; `done` is called for each."""
     results: Results = {}
     found: dict[Task, list[Figures]] = {}
     listed = list(tasks)
-    with ProcessPoolExecutor(
-        2, mp_context=get_context("spawn"), initializer=die_with_parent
-    ) as pool:
+    with processes() as pool:
         for task, values in pool.map(run_task, listed):
             found[task] = values
             done()

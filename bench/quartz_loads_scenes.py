@@ -16,18 +16,29 @@ from simulator.experiments.scheduling import Demand
 HEAVY_SCENE: Final = "Heavy client"
 LOADS: Final = (0.5, 0.8, 1.0, 1.2)
 FLEETS: Final = (4, 16, 64)
-_KNEES: Final[Mapping[str, float]] = {
-    "Chat": 30.5,
-    "RAG": 8.5,
-    "Structured": 30.9,
-    "Mixed": 14.7,
-    "Mixed Bursty": 14.6,
-    "Agents": 5.2,
-    "Mooncake": 8.9,
-    "Heavy client": 14.4,
+_KNEES: Final[Mapping[int, Mapping[str, float]]] = {
+    4: {
+        "Chat": 29.1,
+        "RAG": 8.0,
+        "Structured": 30.7,
+        "Mixed": 14.0,
+        "Mixed Bursty": 14.0,
+        "Agents": 7.4,
+        "Mooncake": 8.5,
+        "Heavy client": 13.7,
+    },
+    16: {
+        "Chat": 112.5,
+        "RAG": 32.2,
+        "Structured": 120.5,
+        "Mixed": 53.5,
+        "Mixed Bursty": 53.1,
+        "Agents": 28.7,
+        "Mooncake": 34.1,
+        "Heavy client": 52.8,
+    },
 }
-"""Requests a second that 4 workers complete under the best of sticky, weighted and quartz (with a
-gate of 16 steps) when offered 1.15 times as many, over 9,000 requests."""
+"""Requests a second by workers and workload, as `python -m bench quartz-knees` measured them."""
 _TRACED: Final = 12_000
 """Requests of the Mooncake trace."""
 HEAVY: Final = "heavy"
@@ -88,8 +99,9 @@ SCENES: Final[Mapping[str, Scene]] = {
 
 
 def knee(scene: str, workers: int) -> float:
-    """Requests a second at the knee of so many workers: as many for each as with 4."""
-    return _KNEES[scene] * workers / 4
+    """Requests a second: as many a worker as of the largest fleet measured that is no larger."""
+    measured = max((fleet for fleet in _KNEES if fleet <= workers), default=min(_KNEES))
+    return _KNEES[measured][scene] * workers / measured
 
 
 def requests(workers: int) -> int:

@@ -123,6 +123,10 @@ class Principal(Record, frozen=True, kw_only=True):
     """The rate it is entitled to; 0 for none stated. Fairness weighs by it."""
 
 
+OPEN = Principal(entitlement="open", tenant="open")
+"""Whoever asks while no entitlement was ever entered."""
+
+
 class PhaseTimeouts(Record, frozen=True, kw_only=True):
     """How long each phase of an exchange with an engine may take, in seconds."""
 

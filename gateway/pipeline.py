@@ -15,7 +15,7 @@ from types import coroutine
 
 import msgspec
 
-from gateway.domain import BodyFacts, Incoming, Outcome, Principal, Prompt
+from gateway.domain import OPEN, BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.exchange import Exchange, answer_lines
 from gateway.policy.band import band_plan
@@ -158,7 +158,7 @@ class Pipeline:
         walk.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
         if facts.previous_response_id is not None:
-            if principal is not stage_authenticate.OPEN:
+            if principal is not OPEN:
                 await stage_estimate.heard_of(served, facts)
             walk.facts = facts = stage_estimate.continued(served, facts, principal)
         walk.estimate = estimate = stage_estimate.estimate(

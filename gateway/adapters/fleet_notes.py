@@ -1,4 +1,4 @@
-"""What replicas tell one another of the engines, about once a second.
+"""What replicas tell one another of the engines, twice a second.
 
 - Engines that an admin drains: the newest change of each holds in all replicas, and in those that
   start while one lives that knows it.
@@ -6,7 +6,7 @@
   `health.eject_after` of them.
 - Where stored responses live, so that a `previous_response_id` finds its engine from any replica.
 
-Load in flight is not told: at once a second it is so old that replicas fill the same worker
+Load in flight is not told: even half a second old it is so late that replicas fill the same worker
 (docs/adr/0008). A note that is malformed, or of other workers, is ignored.
 """
 

@@ -1,4 +1,4 @@
-"""What the schedulers of several replicas tell one another, about once a second.
+"""What the schedulers of several replicas tell one another, twice a second.
 
 Each replica has schedulers of its own over the same workers: it takes its share of every gate,
 and hears from the others what they learned of prefills, whom they served, what they have

@@ -3,11 +3,8 @@
 import hmac
 from collections.abc import Mapping, Sequence
 
-from gateway.domain import Principal
+from gateway.domain import OPEN, Principal
 from gateway.errors import Forbidden, Unauthorized
-
-OPEN = Principal(entitlement="open", tenant="open")
-"""Whoever asks while no entitlement was ever entered."""
 
 
 class Keyring:

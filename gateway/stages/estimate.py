@@ -6,22 +6,21 @@ from typing import Final
 
 import msgspec
 
-from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Principal, RequestHead
+from gateway.domain import OPEN, BodyFacts, Endpoint, LengthEstimate, Principal, RequestHead
 from gateway.errors import NotFound
 from gateway.policy.body import read_body
 from gateway.policy.category import category_from_header
 from gateway.policy.header_lines import pairs_of
 from gateway.policy.served import ServedModel
-from gateway.stages.authenticate import OPEN
 
 LIGHT_BYTES: Final = 64 * 1024
 """A smaller body is read at once, whatever is in it."""
 HEAVY_BYTES: Final = 4 * 1024 * 1024
 HEAVY_VALUES: Final = 20_000
 """Commas and opening brackets: values, as far as one sees without reading."""
-_TOLD_LOOKS: Final = 6
+_TOLD_LOOKS: Final = 4
 _TOLD_EVERY_S: Final = 0.5
-"""Another replica's response is known here after two exchanges, of one second each."""
+"""Another replica's response is known here after two exchanges, half a second each."""
 
 
 def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from gateway.domain import ROUTES, Endpoint, Incoming, Principal, RequestHead
+from gateway.domain import OPEN, ROUTES, Endpoint, Incoming, Principal, RequestHead
 from gateway.errors import (
     InternalError,
     MethodNotAllowed,
@@ -22,7 +22,6 @@ from gateway.errors import (
 )
 from gateway.policy.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
-from gateway.stages.authenticate import OPEN
 from gateway.web.asgi_reply import AsgiReply
 from gateway.web.body_bytes import BodyBytes, Share
 from gateway.web.wrong_keys import WrongKeys

@@ -1,7 +1,7 @@
 """Notes that replicas put up for one another on Redis: who is there, and what schedulers know.
 
 Rules:
-- Once a second one round trip tells all notes of this replica and hears those of others
+- Twice a second one round trip tells all notes of this replica and hears those of others
   (`redis_exchange`); no request waits for it. Listeners renew their notes right before it and
   take over the others' right after it. While Redis is away notes of others run out (SILENT_S),
   and each replica goes on with what it knows.
@@ -25,7 +25,7 @@ from gateway.adapters.store.redis_exchange import RedisExchange
 from gateway.errors import StateFailure
 from gateway.policy.breaker import Breaker
 
-EVERY_S: Final = 1.0
+EVERY_S: Final = 0.5
 LIMIT_S: Final = 2.0
 """One exchange, whatever Redis does."""
 SILENT_S: Final = 5

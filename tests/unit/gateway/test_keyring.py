@@ -10,7 +10,8 @@ from gateway.domain import Principal
 from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.head import digest_of
 from gateway.stages import authenticate as stage
-from gateway.stages.authenticate import OPEN, Keyring, authenticate
+from gateway.domain import OPEN
+from gateway.stages.authenticate import Keyring, authenticate
 
 
 def digest(key: str) -> bytes:
