@@ -15,10 +15,11 @@ and 4. What it does, in three rules:
   little lately goes first.
 
 Against the paper: psi prices running requests, without which short prompts would all follow the
-first one's cache; W-hat falls with first tokens and not with the clock; all workers are compared
-where they are few, since two at random lose to a plain prefix router; u counts what waits here
-of the client, too; there is no fallback, since where predictions fail together the score's terms
-keep their proportions (docs/scheduling.md has the measurements).
+first one's cache; W-hat falls with first tokens, and with the clock only by what the prefill in
+progress is predicted to take; all workers are compared where they are few, since two at random
+lose to a plain prefix router; u counts what waits here of the client, too; there is no fallback,
+since where predictions fail together the score's terms keep their proportions (docs/scheduling.md
+has the measurements).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """The prefill that each worker has ahead of it: bound here and without a first token yet.
 
 The expected wait (the paper's W-hat) is the predicted prefill of all that is bound to a worker,
-less what of the one in progress should be done. It falls only when first tokens come, so a worker
-that stalls, or whose slots are full, keeps its backlog and is chosen no more.
+less what of the one in progress should be done by now. By no more than that does it fall until
+first tokens come, so a worker that stalls, or whose slots are full, keeps the rest of its backlog.
 """
 
 from collections.abc import Sequence
