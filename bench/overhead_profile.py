@@ -13,8 +13,8 @@ from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import (
-    OPEN,
     CHAT,
+    OPEN,
     Binding,
     DecisionRecord,
     Incoming,

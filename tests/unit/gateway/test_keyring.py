@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.domain import Principal
+from gateway.domain import OPEN, Principal
 from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.head import digest_of
 from gateway.stages import authenticate as stage
-from gateway.domain import OPEN
 from gateway.stages.authenticate import Keyring, authenticate
 
 

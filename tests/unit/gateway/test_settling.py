@@ -6,10 +6,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gateway.domain import CHAT, DecisionRecord, Lease, Outcome, Prompt, Usage
+from gateway.domain import CHAT, OPEN, DecisionRecord, Lease, Outcome, Prompt, Usage
 from gateway.policy.body import read_body
 from gateway.settling import TOGETHER_S, Settling
-from gateway.domain import OPEN
 from gateway.telemetry import Metrics
 from gateway.walk import Walk
 from tests.builders import chat_body, incoming, served_model
