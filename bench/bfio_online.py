@@ -15,7 +15,7 @@ from bench.bfio_runs import (
     summary,
 )
 from bench.report import Row, at_least, at_most
-from gateway.policy.bfio_lookahead import horizon_steps
+from gateway.policy.bfio.lookahead import horizon_steps
 from simulator.barrier_group import Policy, simulate_group
 from simulator.barrier_lookahead import Oracle
 from simulator.barrier_policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobin

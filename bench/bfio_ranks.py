@@ -12,11 +12,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from gateway.policy import bfio, fleet
-from gateway.policy.fleet import PoolState
-from gateway.policy.rank_group import RankGroup, RankRules
+from gateway.policy.bfio import solver
+from gateway.policy.bfio.rank_group import RankGroup, RankRules
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
-from gateway.policy.scheduling import Job, Scheduler
+from gateway.policy.scheduling.scheduler import Job, Scheduler
 from simulator.engine import EngineProfile, EngineRequest
 from simulator.rank_group_engine import RankGroupEngine
 
@@ -41,9 +42,9 @@ _EXPECTED_OUTPUT: Final = 250
 MakeScheduler = Callable[[PoolState], Scheduler]
 
 SCHEDULERS: Final[dict[str, MakeScheduler]] = {
-    "bfio": lambda pool: RankGroup(pool, bfio.assign),
+    "bfio": lambda pool: RankGroup(pool, solver.assign),
     "least-KV, late": lambda pool: RankGroup(
-        pool, bfio.assign, rules=RankRules(per_slot=0, spare=1)
+        pool, solver.assign, rules=RankRules(per_slot=0, spare=1)
     ),
     "least-loaded, at once": lambda pool: make_scheduler("least-loaded", pool),
     "round-robin": lambda pool: make_scheduler("round-robin", pool),

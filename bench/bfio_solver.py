@@ -8,10 +8,10 @@ import numpy as np
 
 from bench.bfio_exact import least_objective, small_instance, tight_instance
 from bench.report import Row, at_most
-from gateway.policy.bfio import assign, fcfs, objective
-from gateway.policy.bfio_load import LoadHistogram
-from gateway.policy.bfio_lookahead import still_alive, survival_of
-from gateway.policy.bfio_state import Floats
+from gateway.policy.bfio.load_forecast import LoadHistogram
+from gateway.policy.bfio.lookahead import still_alive, survival_of
+from gateway.policy.bfio.solver import assign, fcfs, objective
+from gateway.policy.bfio.solver_state import Floats
 
 INSTANCES: Final = 50
 _WORKERS: Final = 64

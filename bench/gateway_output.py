@@ -28,10 +28,10 @@ from bench.fleet import Fleet
 from bench.gateway_accuracy import Answer, Ask, chat, drive, read_log
 from bench.report import Report, Row, equals
 from gateway.domain import CHAT, BodyFacts, DecisionRecord, Measure, Observation
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.estimator_profile import OutputMode
-from gateway.policy.pools import plan_pool
-from gateway.policy.routing import PoolShape, Routing
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.estimate.profile import OutputMode
+from gateway.policy.pools.routing import plan_pool
+from gateway.policy.pools.routing_table import PoolShape, Routing
 from simulator import tokenizer
 
 LIVE_PER_TRACE = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))

@@ -24,11 +24,11 @@ from gateway.domain import (
     Usage,
 )
 from gateway.models import served_model
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.head import read_head
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.sse import StreamMeter
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.request.head import read_head
+from gateway.policy.response.sse import StreamMeter
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.settings import parse
 from gateway.stages import (
     admit,

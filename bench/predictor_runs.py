@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from bench.quartz_workloads import MIXED, Shape, mixed
-from gateway.policy.fleet import PoolState
-from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from predictor.rows import Row

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from bench.report import Row, at_most
-from gateway.policy import fleet
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
-from gateway.policy.scheduling import Job
+from gateway.policy.scheduling.scheduler import Job
 from predictor.online import PrefillPredictor
 
 REQUESTS: Final = 4000

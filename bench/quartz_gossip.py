@@ -11,12 +11,12 @@ from typing import Final
 
 from gateway.adapters.scheduler_notes import SchedulerNotes
 from gateway.adapters.store.redis_board import EVERY_S
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.health_rules import HealthRules
-from gateway.policy.homes import ResponseHomes
-from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.routing import PoolShape, Routing
-from gateway.policy.served import ServedModel
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.policy.prefix.index import PrefixIndex
 from simulator.experiments.scheduling import WORKER, Gateway
 
 _APART: Final = (0.9 * EVERY_S, 1.1 * EVERY_S)

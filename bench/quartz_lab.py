@@ -15,9 +15,9 @@ import numpy as np
 from bench.quartz_gossip import Gossip
 from bench.quartz_peers import CacheAware, TokenFair, Uncalibrated
 from bench.quartz_workloads import workloads
-from gateway.policy.fleet import PoolState
-from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.quartz_profile import DEFAULT, QuartzProfile
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine import EngineProfile

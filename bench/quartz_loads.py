@@ -37,8 +37,8 @@ from bench.quartz_loads_scenes import (
 )
 from bench.quartz_peers import CacheAware, WeightedScores
 from bench.report import Report, Row, at_least, at_most
-from gateway.policy.fleet import PoolState
-from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER, Demand, Gateway, Served

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from gateway.policy import fleet
-from gateway.policy.fleet import PoolState
-from gateway.policy.immediate import NOTHING, Immediate
-from gateway.policy.quartz_backlog import Backlogs
-from gateway.policy.quartz_queue import WorkerQueues
-from gateway.policy.quartz_score import hit_tokens
-from gateway.policy.scheduling import Job
-from gateway.policy.sticky import pick_least
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.quartz.backlog import Backlogs
+from gateway.policy.quartz.score import hit_tokens
+from gateway.policy.quartz.worker_queues import WorkerQueues
+from gateway.policy.scheduling.baselines import NOTHING, Immediate
+from gateway.policy.scheduling.scheduler import Job
+from gateway.policy.scheduling.sticky import pick_least
 from predictor.features import features
 from predictor.online import PrefillPredictor
 

@@ -24,15 +24,15 @@ from bench.redis_server import RedisServer
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Ask, Usage
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.fleet import PoolState
-from gateway.policy.health_rules import HealthRules
-from gateway.policy.homes import ResponseHomes
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.routing import PoolShape, Routing
-from gateway.policy.served import ServedModel
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 
 USED = Settlement(usage=Usage(prompt_tokens=60, completion_tokens=30), dispatched=True)

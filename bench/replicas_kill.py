@@ -28,7 +28,7 @@ from bench.replicas_books import (
 )
 from bench.replicas_load import Load, Sent, Shape, most_at_once
 from bench.report import Row, at_least, at_most, equals
-from gateway.policy.ledger import LEASE_TTL_S
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 
 GATEWAYS: Final = 4
 HELD: Final = 50

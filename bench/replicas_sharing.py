@@ -29,7 +29,7 @@ from bench.replicas_books import (
 )
 from bench.replicas_load import Load, Shape
 from bench.report import Row, at_most, equals
-from gateway.policy.admission import overshoot
+from gateway.policy.admission.admission import overshoot
 
 GATEWAYS: Final = 4
 SLOTS: Final = 64

@@ -25,8 +25,8 @@ from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.keeper import Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask, Lease, Usage
-from gateway.policy.capacity import WorkerShare
-from gateway.policy.entitlement_terms import ModelShape
+from gateway.policy.admission.capacity import WorkerShare
+from gateway.policy.entitlements.terms import ModelShape
 from gateway.ports import Settlement
 from gateway.stages import authenticate
 from gateway.telemetry import Metrics

@@ -16,7 +16,7 @@ from bench.scale_redis import redis_point
 from bench.scale_traffic import Size
 from bench.scale_upkeep import file_point, index_point, upkeep_point
 from bench.scale_workers import INFLIGHT_EACH, STAGES, Loaded
-from gateway.policy import fleet
+from gateway.policy.fleet import fleet
 from gateway.web.metrics import MetricsPage
 
 Figures = dict[str, float]

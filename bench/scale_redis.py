@@ -22,7 +22,7 @@ from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Ask, Usage
-from gateway.policy.entitlements import PROFILES
+from gateway.policy.entitlements.entitlement import PROFILES
 from gateway.ports import Settlement
 
 WORKERS: Final = 64

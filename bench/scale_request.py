@@ -13,9 +13,9 @@ from gateway.domain import (
     Prompt,
     Usage,
 )
-from gateway.policy.prefix_capacity import Expected
-from gateway.policy.scheduling import Job, Prefix
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.scheduling.scheduler import Job, Prefix
 from gateway.stages import explain
 
 

@@ -9,10 +9,10 @@ import msgspec
 import orjson
 
 from gateway.models import served_model
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.served import ServedModel
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import EntitlementEntry
 from gateway.settings import parse
 

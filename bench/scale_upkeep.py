@@ -25,17 +25,17 @@ from gateway.adapters.scheduler_notes import SchedulerNotes
 from gateway.adapters.store.keeper import Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.upstream import Connection, ConnectionKey, HttpUpstream
-from gateway.policy import fleet
-from gateway.policy.capacity import WorkerShare
-from gateway.policy.engine_page import read_page
-from gateway.policy.fleet import PoolState
-from gateway.policy.ledger import TokenPool
-from gateway.policy.members import by_name
-from gateway.policy.pool_terms import Terms
-from gateway.policy.prefix_capacity import Keeping
-from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.prefix_points import points_of
-from gateway.policy.served import ServedModel
+from gateway.policy.admission.capacity import WorkerShare
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.engine_metrics import read_page
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.prefix.cache_estimate import Keeping
+from gateway.policy.prefix.digests import points_of
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.request.members import by_name
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.settings import ConfigError, HealthConfig, SchedulingConfig, parse
 from predictor.speeds import Speeds
 

@@ -16,9 +16,9 @@ from bench.scale_request import Request, record_of
 from bench.scale_traffic import SLOTS, Conversations, Size, book, entitlements, fleet_of, key_of
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import CHAT, Incoming, Outcome, Principal, RequestHead, Usage
-from gateway.policy import fleet
-from gateway.policy.head import read_head
-from gateway.policy.scheduling import Job
+from gateway.policy.fleet import fleet
+from gateway.policy.request.head import read_head
+from gateway.policy.scheduling.scheduler import Job
 from gateway.stages import admit, authenticate, bind, dispatch, estimate, explain, plan, settle
 from gateway.telemetry import Metrics
 

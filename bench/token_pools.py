@@ -23,7 +23,7 @@ from bench import (
     token_pools_sharing,
 )
 from bench.report import Report, Row
-from gateway.policy.entitlements import PROFILES, weight
+from gateway.policy.entitlements.entitlement import PROFILES, weight
 
 SEEDS: Final = 8
 _MEAN_SLO_MS: Final = 15_250.0

@@ -18,8 +18,8 @@ from bench.report import Row, at_most
 from bench.token_pools_clients import TOLD_S, Thread
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import SLOTS, quantile, spark
-from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
+from gateway.policy.token_pool.terms import Terms
 
 MOST_TICKS = 20
 """The longest drought asked for. Seven ticks take a debt above .9; and who asks again may have

@@ -15,12 +15,12 @@ from random import Random
 import msgspec
 
 from bench.token_pools_records import POOL_REASONS, Job, Refused, Sample
-from gateway.policy import admission, capacity, debt, eviction
-from gateway.policy.admission import Denial, Grant, Request
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import RENEW_EVERY_S, TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.waits import told_s
+from gateway.policy.admission import admission, capacity, debt, eviction
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.retry_after import told_s
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
 from simulator.engine import Emission, Engine, EngineProfile, EngineRequest
 
 EPOCH_S = 1_700_000_000.0

@@ -16,10 +16,10 @@ import msgspec
 from bench.report import Row, at_least, at_most
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import Job, Refused
-from gateway.policy import admission
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.pool_terms import Terms
-from gateway.policy.quantile import OutputLengths
+from gateway.policy.admission import admission
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.estimate.quantile import OutputLengths
+from gateway.policy.token_pool.terms import Terms
 from simulator.engine import EngineProfile
 
 WAYS = 3

@@ -27,8 +27,8 @@ import msgspec
 from bench.report import Row, equals
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import ITERATION_S, SLOTS, Sample, quantile, spark
-from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
+from gateway.policy.token_pool.terms import Terms
 
 SYSTEMS = ("no admission", "limits as sold", "limits that fit", "token pools")
 WAYS = len(SYSTEMS)

@@ -18,8 +18,8 @@ from bench.report import Row, at_most
 from bench.token_pools_clients import Thread
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import ITERATION_S, SLOTS, Job, quantile, spark
-from gateway.policy.entitlements import Entitlement, ServiceClass
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
+from gateway.policy.token_pool.terms import Terms
 
 RECLAIM_S = 0.5
 CANCEL_S = 0.02

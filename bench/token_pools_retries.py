@@ -14,12 +14,12 @@ from statistics import mean
 
 from bench.report import Row
 from bench.token_pools_lab import EPOCH_S
-from gateway.policy import admission
-from gateway.policy.admission import Denial, Request
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.waits import told_s
+from gateway.policy.admission import admission
+from gateway.policy.admission.admission import Denial, Request
+from gateway.policy.admission.retry_after import told_s
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 
 BURSTS = (1.5, 2.0, 3.0, 5.0)
 RETRIES = 2

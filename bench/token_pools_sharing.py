@@ -28,8 +28,8 @@ from bench.report import Row, equals
 from bench.token_pools_clients import TOLD_S, Thread
 from bench.token_pools_lab import Lab
 from bench.token_pools_records import Sample, spark
-from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
+from gateway.policy.token_pool.terms import Terms
 
 END_S = 300.0
 OUTAGE = (30.0, 120.0)

@@ -29,7 +29,7 @@ from gateway.assembly import TokenPools
 from gateway.domain import Principal
 from gateway.models import by_name, served_model
 from gateway.pipeline import Pipeline
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
 from gateway.replicas import Replicas
 from gateway.settings import Config
 from gateway.settings.boundaries import control_of

@@ -25,8 +25,8 @@ from gateway.adapters.store.keeper import Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.sqlite_leases import SqliteLeases
 from gateway.domain import DECISION_SCHEMA, PoolEvent
-from gateway.policy.ledger import TokenPool
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import RecordSink
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares

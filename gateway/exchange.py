@@ -3,8 +3,8 @@
 An attempt that fails before the client saw a byte is tried on another worker, in an alternate
 pool, or, after a context overflow, in the next larger window. The request keeps its one lease.
 
-A pool with a scheduler hands its requests to that (`gateway.policy.scheduling`): it may keep a
-job waiting, and whatever call frees room names the jobs to send. Those are woken here.
+A pool with a scheduler hands its requests to that (`gateway.policy.scheduling.scheduler`): it may
+keep a job waiting, and whatever call frees room names the jobs to send. Those are woken here.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from gateway.domain import (
     Prompt,
 )
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
-from gateway.policy import fleet
-from gateway.policy.homes import Home
-from gateway.policy.overflow import engine_message
-from gateway.policy.pools import larger_pools
-from gateway.policy.progress import Pending, allowed_s
-from gateway.policy.retry import Fault, hurts_health, next_step
-from gateway.policy.scheduling import NO_PREFIX, Job, Scheduler
-from gateway.policy.served import ServedModel
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.progress import Pending, allowed_s
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.response_affinity import Home
+from gateway.policy.pools.retry import Fault, hurts_health, next_step
+from gateway.policy.pools.routing import larger_pools
+from gateway.policy.response.overflow import engine_message
+from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.ports import ClientReply, LeaseStore, Lines, Upstream
 from gateway.stages import bind as stage_bind
 from gateway.stages import dispatch as stage_dispatch

@@ -7,21 +7,21 @@ import importlib
 from functools import partial
 
 from gateway.domain import PhaseTimeouts
-from gateway.policy.band_rules import CompressionRules
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.entitlements import PROFILES as PROFILES_OF_ADMISSION
-from gateway.policy.estimator_profile import PROFILES
-from gateway.policy.fleet import PoolState
-from gateway.policy.health_rules import HealthRules
-from gateway.policy.homes import ResponseHomes
-from gateway.policy.prefix_index import LEAST_ENTRIES, PrefixIndex
-from gateway.policy.prefix_news import PrefixNews
-from gateway.policy.rank_group import RankGroup
-from gateway.policy.routing import PoolShape, Routing
+from gateway.policy.bfio.rank_group import RankGroup
+from gateway.policy.entitlements.entitlement import PROFILES as PROFILES_OF_ADMISSION
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.estimate.profile import PROFILES
+from gateway.policy.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.model_runtime import QueueRules, ServedModel
+from gateway.policy.pools.compression_rules import CompressionRules
+from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.index import LEAST_ENTRIES, PrefixIndex
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
-from gateway.policy.scheduling import Scheduler
-from gateway.policy.served import QueueRules, ServedModel
-from gateway.policy.telemetry_view import TelemetryView, held_tokens, kv_usage
+from gateway.policy.scheduling.scheduler import Scheduler
 from gateway.settings import Config, ModelConfig
 from gateway.settings.boundaries import watch_of
 from gateway.settings.token_pools import slot_tokens_per_s
@@ -144,7 +144,7 @@ def _rank_group(pool: PoolState, view: TelemetryView) -> Scheduler | None:
     if len(pool.engines) == len(pool.workers):
         return None  # no engine of several ranks
     # numpy takes some 20 MB: only who balances ranks needs it.
-    solver = importlib.import_module("gateway.policy.bfio")
+    solver = importlib.import_module("gateway.policy.bfio.solver")
     return RankGroup(pool, solver.assign, observed=partial(held_tokens, view))
 
 

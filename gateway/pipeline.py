@@ -18,10 +18,10 @@ import msgspec
 from gateway.domain import OPEN, BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.exchange import Exchange, answer_lines
-from gateway.policy.band import band_plan
-from gateway.policy.band_rules import Band
-from gateway.policy.members import by_name
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.compression_rules import Band
+from gateway.policy.pools.compression_window import band_plan
+from gateway.policy.request.members import by_name
 from gateway.ports import BodyReads, ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
 from gateway.settling import TOGETHER_S, Settling
 from gateway.stages import adjust as stage_adjust

@@ -20,12 +20,12 @@ from gateway.domain import (
     WorkerAddress,
 )
 from gateway.errors import Refusal
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.learned import Learned, Peer
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.estimate.merge import Learned, Peer
+from gateway.policy.token_pool.terms import Terms
 
 Lines = bytes
-"""Headers as they are written, each line with its end (`gateway.policy.header_lines`)."""
+"""Headers as they are written, each line with its end (`gateway.policy.response.header_lines`)."""
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ from gateway.adapters.fleet_notes import FleetNotes
 from gateway.adapters.listening import own_address
 from gateway.adapters.replica_calls import Address, ReplicaCalls
 from gateway.adapters.scheduler_notes import SchedulerNotes
-from gateway.policy import prefix_points
-from gateway.policy.served import ServedModel, drain_worker
+from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.prefix import digests
 from gateway.settings import Config
 from gateway.web.peers import Answers, NoPeers, Peers
 
@@ -120,7 +120,7 @@ class Replicas:
             [model.name for model in self._models],
             replica=replica,
             address=Address(url, self._calls.token),
-            seed=module.Seed(since_unix_s=time.time(), value=prefix_points.seed()),
+            seed=module.Seed(since_unix_s=time.time(), value=digests.seed()),
             on_seed=self._digest_by,
             clock=clock,
             chance=random.random,
@@ -132,7 +132,7 @@ class Replicas:
 
     def _digest_by(self, seed: int) -> None:
         """Digest prompts by another seed: what is known by the old one is void."""
-        prefix_points.use_seed(seed)
+        digests.use_seed(seed)
         for index in (index for model in self._models for index in model.prefixes):
             for worker in range(index.workers):
                 index.forget(worker)

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from gateway.domain import Incoming, Lease, LengthEstimate, Outcome, Usage
-from gateway.policy import charging
-from gateway.policy.served import PRIORITY_FLAGS, ServedModel
+from gateway.policy.admission import charging
+from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
 from gateway.ports import LeaseStore, RecordSink
 from gateway.stages import explain as stage_explain
 from gateway.stages import settle as stage_settle

@@ -16,9 +16,9 @@ from gateway.domain import (
     Usage,
 )
 from gateway.errors import Refusal
-from gateway.policy.prefix_capacity import Expected
-from gateway.policy.scheduling import NO_PREFIX, Job, Scheduler
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.stages.forward import Relay
 
 _T = TypeVar("_T")

@@ -8,7 +8,7 @@ makes room cost nothing, and an answer that outgrows its estimate ends where it 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from gateway.policy.length_drift import bucket_edges, plan_points
+from gateway.policy.estimate.length_drift import bucket_edges, plan_points
 from planner.records import Plan, PoolPlan
 from planner.workload import Workload
 

@@ -5,8 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from gateway.policy.bfio_load import AGE_EDGES, middle_ages
-from gateway.policy.bfio_lookahead import still_alive, survival_of
+from gateway.policy.bfio.load_forecast import AGE_EDGES, middle_ages
+from gateway.policy.bfio.lookahead import still_alive, survival_of
 from simulator.barrier_records import Floats
 from simulator.barrier_state import Group
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gateway.policy.bfio import assign, fcfs
+from gateway.policy.bfio.solver import assign, fcfs
 from simulator.barrier_lookahead import LookAhead
 from simulator.barrier_records import Floats, Ints, Pairs
 from simulator.barrier_state import Group

@@ -1,16 +1,16 @@
 """Which instance of a pool takes a request: the gateway's policies, and baselines beside them.
 
 A dispatcher keeps one pool's load as the gateway sees it: requests sent and not finished. Who
-is available comes from `gateway.policy.fleet`. Another policy joins `DISPATCHERS`.
+is available comes from `gateway.policy.fleet.fleet`. Another policy joins `DISPATCHERS`.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from gateway.policy import fleet
-from gateway.policy.binding import bind_least_loaded
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.binding import bind_least_loaded
+from gateway.policy.fleet.fleet import PoolState
 from simulator.traffic import Random
 
 
@@ -26,12 +26,12 @@ class Dispatcher(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Instances failed or came back: `gateway.policy.fleet` knows which."""
+        """Instances failed or came back: `gateway.policy.fleet.fleet` knows which."""
         ...
 
 
 class LeastLoaded:
-    """`gateway.policy.binding`: least share of reserved tokens plus least share of sequences."""
+    """The gateway's own: least share of reserved tokens plus least share of sequences."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
         self._pool = pool

@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from gateway.policy import fleet as health
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet import fleet as health
+from gateway.policy.fleet.fleet import PoolState
 from simulator.dispatch import DISPATCHERS, MakeDispatcher
 from simulator.failures import Outage, changes_of, outages
 from simulator.fleet_spec import FleetSpec, PoolSpec, moved

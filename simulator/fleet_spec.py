@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.policy.routing import PoolShape, Routing
+from gateway.policy.pools.routing_table import PoolShape, Routing
 from simulator.dispatch import DISPATCHERS
 from simulator.profiles import EngineProfile
 

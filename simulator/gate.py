@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.policy import admission, debt, fleet
-from gateway.policy.admission import Denial, Request
-from gateway.policy.fleet import PoolState
-from gateway.policy.ledger import RENEW_EVERY_S, TokenPool
+from gateway.policy.admission import admission, debt
+from gateway.policy.admission.admission import Denial, Request
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
 
 DENIED = -1
 
@@ -54,7 +55,7 @@ class SpillGate:
 
 
 class TokenPoolGate:
-    """The gateway's token pools: `gateway.policy.admission` decides on a book of the caller's.
+    """The gateway's token pools: its admission decides on a token pool of the caller's.
 
     Time 0 is the book's epoch. Leases are renewed and debts are ticked as the gateway does,
     when the next request comes or goes.

@@ -1,7 +1,7 @@
 """Pools of a simulated fleet: the gateway's routing, and what compression does to lengths.
 
-Every request is planned by `gateway.policy.pools` with an estimate that is exact and a limit
-that is its answer's length, so that prompt + limit is its total. A plan depends on the total
+Every request is planned by `gateway.policy.pools.routing` with an estimate that is exact and a
+limit that is its answer's length, so that prompt + limit is its total. A plan depends on the total
 alone, so that each one that occurs is planned once.
 """
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gateway.domain import LengthEstimate, Plan
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.pools import plan_pool
-from gateway.policy.routing import Routing
+from gateway.policy.pools.routing import plan_pool
+from gateway.policy.pools.routing_table import Routing
 from simulator.traffic import Ints, Random
 
 REFUSED = -1

@@ -1,6 +1,6 @@
 """How this Sluice was built."""
 
-from gateway.policy import quartz
+from gateway.policy.quartz import quartz
 
 
 def compiled() -> bool:

@@ -14,13 +14,13 @@ from gateway.domain import (
     PhaseTimeouts,
     WorkerAddress,
 )
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.fleet import PoolState
-from gateway.policy.head import read_head
-from gateway.policy.health_rules import HealthRules
-from gateway.policy.homes import ResponseHomes
-from gateway.policy.routing import PoolShape, Routing
-from gateway.policy.served import ServedModel
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.policy.request.head import read_head
 
 SHORT, LONG = 0, 1
 

@@ -8,8 +8,8 @@ from gateway.adapters.entitlement_sync import EntitlementSync
 from gateway.adapters.registry import Registry
 from gateway.adapters.roster import File
 from gateway.adapters.store.directory import MemoryDirectory
-from gateway.policy.entitlement_terms import ModelShape, terms_from
-from gateway.policy.entitlements import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import ModelShape, terms_from
 from gateway.ports import AccountView, EntitlementEntry, Kept, PoolView, Written
 from gateway.stages.authenticate import Keyring
 from tests.fakes import FakeClock

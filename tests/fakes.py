@@ -9,8 +9,8 @@ import msgspec
 
 from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
-from gateway.policy.header_lines import pairs_of
-from gateway.policy.learned import Learned, Peer, Sums
+from gateway.policy.estimate.merge import Learned, Peer, Sums
+from gateway.policy.response.header_lines import pairs_of
 from gateway.ports import (
     CompressResult,
     CompressTask,

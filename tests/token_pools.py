@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.policy import admission
-from gateway.policy.admission import Denial, Grant, Request
-from gateway.policy.entitlements import Entitlement, ServiceClass
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.admission import admission
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 
 NOW_S = 1_700_000_000.0
 

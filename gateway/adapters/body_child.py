@@ -17,8 +17,8 @@ import msgspec
 from gateway.adapters.compress_child import NICENESS, framed, received
 from gateway.domain import ENDPOINTS, BodyFacts, Endpoint, Record
 from gateway.errors import BadRequest
-from gateway.policy.body import read_body
-from gateway.policy.members import locate
+from gateway.policy.request.body import read_body
+from gateway.policy.request.members import locate
 
 MOST_MEMORY_BYTES: Final = 4 << 30
 """Of address space: 32 MiB of empty lists are decoded to one of them."""

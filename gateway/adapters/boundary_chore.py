@@ -1,7 +1,7 @@
 """The minutely look at the boundaries: counts in, moves out, each logged with its reason.
 
-Decisions are `gateway.policy.boundary_control`'s. A move replaces the model's routing table at
-once; requests in flight keep what they were planned by.
+Decisions are `gateway.policy.pools.boundary_control`'s. A move replaces the model's routing table
+at once; requests in flight keep what they were planned by.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from gateway.domain import Record
-from gateway.policy.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
-from gateway.policy.boundary_watch import BoundaryWatch, Rising
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
+from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
 from gateway.telemetry import Metrics
 
 _log = logging.getLogger("sluice.boundary")

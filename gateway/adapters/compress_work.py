@@ -26,7 +26,7 @@ from compressor import (
 )
 from compressor.result import Result
 from gateway.errors import BadRequest
-from gateway.policy.members import locate
+from gateway.policy.request.members import locate
 from gateway.ports import CompressResult, CompressTask
 
 Counter = Callable[[str], int]

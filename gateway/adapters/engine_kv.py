@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.adapters.engine_pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.domain import WorkerAddress
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
 
 _METRIC: Final = "vllm:cache_config_info{"
 _LINE: Final = re.compile(rb"^%b[^\r\n]*" % _METRIC.encode(), re.MULTILINE)

@@ -14,9 +14,9 @@ from typing import Final
 
 from gateway.adapters.engine_pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.domain import WorkerAddress
-from gateway.policy.engine_page import ALIASES, missing, read_page
-from gateway.policy.served import ServedModel
-from gateway.policy.telemetry_view import STALE_S, EngineSample, TelemetryView, record
+from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
+from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, record
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import Upstream
 
 MOST_PAGES_PER_S: Final = 128.0

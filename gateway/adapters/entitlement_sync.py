@@ -37,9 +37,9 @@ from gateway.adapters.roster import File, Roster, merge
 from gateway.adapters.store_dues import StoreDues
 from gateway.domain import Principal
 from gateway.errors import StateFailure
-from gateway.policy.entitlement_terms import ModelShape
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.rates import MeanRate
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.mean_rate import MeanRate
+from gateway.policy.entitlements.terms import ModelShape
 from gateway.ports import Directory, EntitlementEntry, Removal, TokenPools
 
 POLL_S: Final = 1.0

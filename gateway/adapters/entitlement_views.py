@@ -6,8 +6,8 @@ from typing import Final
 
 from gateway.adapters.roster import Place, Roster
 from gateway.errors import BadRequest, NotFound, StateFailure
-from gateway.policy.entitlement_terms import GIB, ModelShape, fields_from
-from gateway.policy.entitlements import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import GIB, ModelShape, fields_from
 from gateway.ports import AccountView, EntitlementEntry, PoolView, TokenPools
 
 SLICE: Final = 500

@@ -19,9 +19,9 @@ from zlib import crc32
 import msgspec
 
 from gateway.adapters.scheduler_notes import Board
-from gateway.policy import fleet
-from gateway.policy.homes import Home
-from gateway.policy.served import ServedModel, drain_worker
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.pools.response_affinity import Home
 
 HOMES_TOLD_S: Final = 3.0
 """A response's home is told for so long: a replica that misses an exchange hears it in the next."""

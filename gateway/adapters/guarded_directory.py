@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from gateway.errors import StateFailure
-from gateway.policy.breaker import Breaker
+from gateway.policy.fleet.breaker import Breaker
 from gateway.ports import Directory, EntitlementEntry, Kept, Written
 
 LIMIT_S: Final = 2.0

@@ -1,7 +1,7 @@
 """Health probes: each worker's /health, the models it lists, its KV cache, its progress.
 
 One task an engine, whose ranks share the verdict. A probe changes only whether a worker is in the
-rotation, never its load; how many must be missed is `gateway.policy.fleet`'s. A worker that
+rotation, never its load; how many must be missed is `gateway.policy.fleet.fleet`'s. A worker that
 refused a request's connection is probed again at the next interval and returns by itself. Probes
 are spread evenly over the interval: a round of thousands at once would keep the event loop from
 requests.
@@ -18,11 +18,11 @@ from gateway.adapters.engine_kv import EngineKv
 from gateway.adapters.engine_pages import NOT_HAD, EnginePages, Page
 from gateway.adapters.loop_watch import LoopWatch
 from gateway.domain import WorkerAddress
-from gateway.policy import fleet
-from gateway.policy.engine_models import EngineModel, adapters, not_served, read_models
-from gateway.policy.engine_page import read_page
-from gateway.policy.served import ServedModel
-from gateway.policy.telemetry_view import EngineSample
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.engine_metrics import read_page
+from gateway.policy.fleet.engine_models import EngineModel, adapters, not_served, read_models
+from gateway.policy.fleet.engine_telemetry import EngineSample
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import Upstream
 
 FIRST_AT_ONCE: Final = 128

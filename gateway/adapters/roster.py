@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from gateway.adapters.reconcile import changed
-from gateway.policy.entitlements import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import EntitlementEntry
 
 Place = tuple[int, str]

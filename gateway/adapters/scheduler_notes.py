@@ -13,8 +13,8 @@ from zlib import crc32
 
 import msgspec
 
-from gateway.policy.quartz import Quartz
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.quartz.quartz import Quartz
 
 
 class Board(Protocol):

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.policy.entitlements import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import EntitlementEntry, TokenPools
 
 SLICE: Final = 50

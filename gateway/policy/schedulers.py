@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from gateway.policy.fleet import PoolState
-from gateway.policy.immediate import LeastLoaded, RoundRobin, Sticky
-from gateway.policy.quartz import Quartz
-from gateway.policy.quartz_profile import DEFAULT, QuartzProfile
-from gateway.policy.quartz_score import KvUsage, Predictor
-from gateway.policy.scheduling import Scheduler
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
+from gateway.policy.quartz.quartz import Quartz
+from gateway.policy.quartz.score import KvUsage, Predictor
+from gateway.policy.scheduling.baselines import LeastLoaded, RoundRobin, Sticky
+from gateway.policy.scheduling.scheduler import Scheduler
 
 NAMES: Final = ("least-loaded", "round-robin", "sticky", "quartz")
 PREDICTING: Final = frozenset({"quartz"})

@@ -1,7 +1,7 @@
 """A model's boundary section as the policy takes it: what is watched, and what may move."""
 
-from gateway.policy.boundary_control import BoundaryControl, Bounds
-from gateway.policy.boundary_watch import BoundaryWatch
+from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
+from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.settings.fleet import ModelConfig
 
 

@@ -1,14 +1,14 @@
 """Entitlements against one another and against their models: names, keys, terms, reservations.
 
-Terms are those that `gateway.policy.entitlement_terms` makes of a section, so that a line of
+Terms are those that `gateway.policy.entitlements.terms` makes of a section, so that a line of
 the file and a POST to the admin API mean the same. Reservations must fit the most replicas;
 what does not fit today's is pending until there are more.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gateway.policy.entitlement_terms import GIB, BadTerms, ModelShape, terms_from
-from gateway.policy.entitlements import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import GIB, BadTerms, ModelShape, terms_from
 from gateway.settings.checks import KV_BYTES_FIX, NO_KV_BYTES, Models
 from gateway.settings.config import EntitlementConfig
 from gateway.settings.explain import nearest

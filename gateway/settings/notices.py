@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from gateway.policy.entitlements import BACKFILL
-from gateway.policy.served import PRIORITY_FLAGS
+from gateway.policy.entitlements.entitlement import BACKFILL
+from gateway.policy.model_runtime import PRIORITY_FLAGS
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.token_pools import managed, terms_of

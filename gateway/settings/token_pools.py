@@ -7,11 +7,11 @@ has keys only: requests are counted and spill over, and nobody is refused.
 import hashlib
 import json
 
-from gateway.policy.capacity import WorkerShare
-from gateway.policy.entitlement_terms import GIB, ModelShape, terms_from
-from gateway.policy.entitlements import PROFILES, Entitlement
-from gateway.policy.pool_terms import Terms
-from gateway.policy.progress import DECODE_TOKENS_PER_S
+from gateway.policy.admission.capacity import WorkerShare
+from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
+from gateway.policy.entitlements.terms import GIB, ModelShape, terms_from
+from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.policy.token_pool.terms import Terms
 from gateway.ports import EntitlementEntry
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig, PoolConfig

@@ -7,7 +7,7 @@ enter there; else it is refused, and what it had reserved is refunded.
 import msgspec
 
 from gateway.domain import Lease, LengthEstimate, Plan, Prompt
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import LeaseStore
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.domain import Ask, Lease, LengthEstimate, Plan, Principal
 from gateway.errors import BadRequest
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import LeaseStore
 
 

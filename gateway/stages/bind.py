@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 
 from gateway.domain import Binding, BodyFacts, Lease, LengthEstimate, Principal
 from gateway.errors import Unavailable
-from gateway.policy import fleet
-from gateway.policy.binding import bind_least_loaded
-from gateway.policy.scheduling import BANDS, Job, Prefix
-from gateway.policy.served import ServedModel
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.binding import bind_least_loaded
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.scheduling.scheduler import BANDS, Job, Prefix
 
 
 def bind(

@@ -5,9 +5,9 @@ limit. Whatever goes wrong, the request goes on as it came, to the pool that hol
 """
 
 from gateway.domain import BodyFacts, Incoming, LengthEstimate, Prompt
-from gateway.policy.band import fixed_tokens, lowered
-from gateway.policy.band_rules import Band
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.compression_rules import Band
+from gateway.policy.pools.compression_window import fixed_tokens, lowered
 from gateway.ports import CompressRunner, CompressTask
 
 

@@ -5,7 +5,7 @@ LoRA adapter of the engine's), a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
 engine, which are removed; the class's own `priority` where the engines have such a field, and
 the data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
-headers only those listed in `gateway.policy.head` travel: client keys never do.
+headers only those listed in `gateway.policy.request.head` travel: client keys never do.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from gateway.domain import (
     Prompt,
     WorkerAddress,
 )
-from gateway.policy.header_lines import lines_of, pairs_of
-from gateway.policy.multipart import written
-from gateway.policy.pools import defaulted_cap
-from gateway.policy.served import ServedModel
-from gateway.policy.splice import Pieces, edits, with_usage
-from gateway.policy.sse import streams_usage_chunk
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.routing import defaulted_cap
+from gateway.policy.request.multipart import written
+from gateway.policy.request.splice import Pieces, edits, with_usage
+from gateway.policy.response.header_lines import lines_of, pairs_of
+from gateway.policy.response.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
 
 _RANKS = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 3}

@@ -8,10 +8,10 @@ import msgspec
 
 from gateway.domain import OPEN, BodyFacts, Endpoint, LengthEstimate, Principal, RequestHead
 from gateway.errors import NotFound
-from gateway.policy.body import read_body
-from gateway.policy.category import category_from_header
-from gateway.policy.header_lines import pairs_of
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.request.body import read_body
+from gateway.policy.request.category import category_from_header
+from gateway.policy.response.header_lines import pairs_of
 
 LIGHT_BYTES: Final = 64 * 1024
 """A smaller body is read at once, whatever is in it."""

@@ -24,14 +24,14 @@ from gateway.domain import (
     Usage,
 )
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
-from gateway.policy.admission import DenialReason
-from gateway.policy.charging import charge_tokens
-from gateway.policy.denials import limit_lines
-from gateway.policy.overflow import engine_message
-from gateway.policy.pools import can_serve
-from gateway.policy.retry import Fault
-from gateway.policy.scheduling import Job
-from gateway.policy.served import ServedModel
+from gateway.policy.admission.admission import DenialReason
+from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.admission.denials import limit_lines
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.retry import Fault
+from gateway.policy.pools.routing import can_serve
+from gateway.policy.response.overflow import engine_message
+from gateway.policy.scheduling.scheduler import Job
 from gateway.ports import Lines
 from gateway.telemetry import Metrics
 

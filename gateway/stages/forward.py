@@ -14,8 +14,9 @@ import msgspec
 
 from gateway.domain import RESPONSES, BodyFacts, Dialect, Endpoint, Outcome, Usage, WorkerAddress
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
-from gateway.policy.answers import read_answer, response_id
-from gateway.policy.overflow import (
+from gateway.policy.pools.retry import Fault
+from gateway.policy.response.answers import read_answer, response_id
+from gateway.policy.response.overflow import (
     engine_message,
     has_error_shape,
     in_band_status,
@@ -25,8 +26,7 @@ from gateway.policy.overflow import (
     overflow_window_of_event,
     refuses_priority,
 )
-from gateway.policy.retry import Fault
-from gateway.policy.sse import StreamMeter, choices_of
+from gateway.policy.response.sse import StreamMeter, choices_of
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024

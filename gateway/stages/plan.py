@@ -6,13 +6,13 @@ loaded pool that can hold it, as it would behind a bare relay.
 
 from gateway.domain import BodyFacts, Endpoint, Incoming, LengthEstimate, Plan, Principal
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.band import band_of
-from gateway.policy.band_rules import Band
-from gateway.policy.members import Members
-from gateway.policy.pools import can_serve, plan_pool
-from gateway.policy.scheduling import NO_PREFIX, Prefix
-from gateway.policy.served import ServedModel
-from gateway.policy.stickiness import mostly_new, stay
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.compression_rules import Band
+from gateway.policy.pools.compression_window import band_of
+from gateway.policy.pools.pool_affinity import mostly_new, stay
+from gateway.policy.pools.routing import can_serve, plan_pool
+from gateway.policy.request.members import Members
+from gateway.policy.scheduling.scheduler import NO_PREFIX, Prefix
 
 _PARAMS = {"completions": "prompt", "embeddings": "input", "responses": "input"}
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from gateway.domain import Incoming
 from gateway.errors import RateLimited
-from gateway.policy.scheduling import Job, Scheduler
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.scheduling.scheduler import Job, Scheduler
 
 _RETRY_S = 2.0
 _LEAST_WAIT_S = 0.01

@@ -17,9 +17,9 @@ from gateway.domain import (
     Prompt,
     Usage,
 )
-from gateway.policy.prefix_capacity import Expected
-from gateway.policy.scheduling import Prefix
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
 
 _CUT = frozenset({"length", "max_tokens", "incomplete"})
@@ -43,8 +43,8 @@ def settle(
 def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
     """What the request used: the engine's report, else prompt as estimated + tokens emitted.
 
-    `outcome.usage` is what is believed (`gateway.policy.charging`). None, a full refund, when the
-    client got an error instead of an answer.
+    `outcome.usage` is what is believed (`gateway.policy.admission.charging`). None, a full refund,
+    when the client got an error instead of an answer.
     """
     usage = outcome.usage
     if usage is not None and usage.source == "engine":

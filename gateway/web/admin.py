@@ -9,8 +9,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Response
 
 from gateway.errors import Forbidden, NotFound, Unauthorized
-from gateway.policy import fleet
-from gateway.policy.served import ServedModel
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import PoolView
 from gateway.web.admin_entitlements import entitlement_routes
 from gateway.web.peers import add_load, find_decision, newest

@@ -14,12 +14,12 @@ from msgspec import Meta
 
 from gateway.domain import Limits, Record
 from gateway.errors import TooLarge
-from gateway.policy.body import MAX_CHOICES, MAX_MODEL_CHARS
-from gateway.policy.denials import limit_lines
-from gateway.policy.external import Report, Wanted
-from gateway.policy.head import MAX_REQUEST_ID, read_head
-from gateway.policy.header_lines import pairs_of
-from gateway.policy.refusals import undecodable
+from gateway.policy.admission.denials import limit_lines
+from gateway.policy.admission.external_admission import Report, Wanted
+from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
+from gateway.policy.request.head import MAX_REQUEST_ID, read_head
+from gateway.policy.request.refusals import undecodable
+from gateway.policy.response.header_lines import pairs_of
 from gateway.web.admission_desk import AdmissionDesk
 from gateway.web.peers import NoPeers, Peers, settle_anywhere
 from gateway.web.surface import Authenticate

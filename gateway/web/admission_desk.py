@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 
 from gateway.domain import CHAT, DecisionRecord, Lease, LengthEstimate, Principal, Usage
 from gateway.errors import NotFound, Refusal, Unavailable
-from gateway.policy.external import (
+from gateway.policy.admission.external_admission import (
     Admitted,
     Ending,
     HeldLease,
@@ -35,8 +35,8 @@ from gateway.policy.external import (
     usage_of,
     with_time_held,
 )
-from gateway.policy.pools import defaulted_cap
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.routing import defaulted_cap
 from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate

@@ -2,8 +2,8 @@
 
 from gateway.domain import DECISION_SCHEMA, DecisionRecord, LengthEstimate, Principal
 from gateway.errors import Refusal
-from gateway.policy.external import Ending, HeldLease, Settled, Wanted
-from gateway.policy.served import ServedModel
+from gateway.policy.admission.external_admission import Ending, HeldLease, Settled, Wanted
+from gateway.policy.model_runtime import ServedModel
 
 _OUTCOMES: dict[Ending, tuple[str, int]] = {
     "ok": ("ok", 200),

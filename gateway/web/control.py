@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from gateway.domain import MESSAGES, Dialect
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
-from gateway.policy import fleet
-from gateway.policy.head import read_head
-from gateway.policy.served import ServedModel
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.request.head import read_head
 from gateway.web.admin import admin_router
 from gateway.web.data_plane import too_large
 from gateway.web.management import managed

@@ -20,7 +20,7 @@ from gateway.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from gateway.policy.head import announced_bytes, read_head
+from gateway.policy.request.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
 from gateway.web.asgi_reply import AsgiReply
 from gateway.web.body_bytes import BodyBytes, Share

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gateway.domain import Endpoint
 from gateway.errors import Refusal
-from gateway.policy.header_lines import lines_of
+from gateway.policy.response.header_lines import lines_of
 from gateway.ports import Lines
 from gateway.web.body_bytes import Share
 from gateway.web.problems import error_body, error_event, error_headers

@@ -5,8 +5,8 @@ from typing import Final
 
 from gateway.counts import Counter
 from gateway.domain import Record
-from gateway.policy import fleet
-from gateway.policy.served import ServedModel
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import AccountView, PoolView
 from gateway.telemetry import Metrics
 from gateway.web.exposition import (

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.policy.scheduling import BAND_NAMES
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.scheduling.scheduler import BAND_NAMES
 from gateway.web.exposition import Family, gauge
 
 BY_POOL: Final = ("model", "pool")

@@ -14,8 +14,8 @@ import msgspec
 
 from gateway.domain import Principal, Record
 from gateway.errors import BadRequest, NotFound, Refusal
-from gateway.policy.external import Report, Settled
-from gateway.policy.served import ServedModel
+from gateway.policy.admission.external_admission import Report, Settled
+from gateway.policy.model_runtime import ServedModel
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.domain import ROUTES, Endpoint, RequestHead
 from gateway.errors import Refusal, Unavailable
-from gateway.policy.head import read_head
+from gateway.policy.request.head import read_head
 from gateway.web.body_bytes import COUNTED_FROM_BYTES, BodyBytes
 from gateway.web.client_connection import ClientConnection
 from gateway.web.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large

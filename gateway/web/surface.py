@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.domain import Principal
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import PoolView
 from gateway.web.metrics import MetricsPage
 from gateway.web.peers import Answers, NoPeers, Peers

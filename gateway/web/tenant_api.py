@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.domain import Principal, Record
-from gateway.policy.entitlement_terms import ModelShape, fields_from
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.head import read_head
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import ModelShape, fields_from
+from gateway.policy.request.head import read_head
 from gateway.ports import AccountView
 from gateway.telemetry import Metrics
 from gateway.web.peers import NoPeers, Peers, all_refusals

@@ -1,6 +1,6 @@
 """A boundary that moves by itself, on engines that preempt, before and after a step in traffic.
 
-The gateway's own controller (`gateway.policy.boundary_control`) steers a simulated fleet of a
+The gateway's own controller (`gateway.policy.pools.boundary_control`) steers a simulated fleet of a
 short and a long pool whose engines allocate KV by block as sequences grow. Estimates are exact,
 so that preemptions are all that goes wrong. From `step_s` on requests come faster: the short
 pool's KV cache no longer holds all that is routed to it.
@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from gateway.policy.boundary_control import SAMPLE_S, BoundaryControl, Bounds, Move, Sample
+from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Bounds, Move, Sample
 from simulator.fleet import FleetSpec, PoolSpec, simulate
 from simulator.outcome import Outcome
 from simulator.profiles import EngineProfile

@@ -1,7 +1,7 @@
 """A prefix index that forgets nothing: what a router without bounds would expect to find."""
 
-from gateway.policy.prefix_capacity import Expected
-from gateway.policy.scheduling import Match, Points
+from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.scheduling.scheduler import Match, Points
 
 
 class UnboundedPrefixes:

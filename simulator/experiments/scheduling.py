@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from gateway.policy import fleet
-from gateway.policy.prefix_capacity import Expected
-from gateway.policy.prefix_points import block_points
-from gateway.policy.scheduling import Job, Points
+from gateway.policy.fleet import fleet
+from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.digests import block_points
+from gateway.policy.scheduling.scheduler import Job, Points
 from simulator.engine import Engine, EngineProfile, EngineRequest
 from simulator.experiments.scheduling_records import (
     BLOCK_TOKENS,

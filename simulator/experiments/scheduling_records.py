@@ -5,10 +5,10 @@ from typing import Final, Literal, Protocol
 import msgspec
 import numpy as np
 
-from gateway.policy.fleet import PoolState
-from gateway.policy.prefix_capacity import Expected
-from gateway.policy.prefix_news import PrefixNews
-from gateway.policy.scheduling import Match, Points, Scheduler
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.scheduling.scheduler import Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine import EngineProfile
 
@@ -60,7 +60,7 @@ class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Prefixes(Protocol):
-    """What of `gateway.policy.prefix_index.PrefixIndex` is used; points are in tokens."""
+    """What of `gateway.policy.prefix.index.PrefixIndex` is used; points are in tokens."""
 
     workers: int
 

@@ -16,8 +16,8 @@ from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.adapters.store.sqlite_leases import SqliteLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from tests.builders import served_model
 from tests.fakes import FakeClock

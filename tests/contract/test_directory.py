@@ -18,8 +18,8 @@ from gateway.adapters.store.directory import MemoryDirectory, open_directory
 from gateway.adapters.store.sqlite import SqliteState, open_file
 from gateway.adapters.store.sqlite_directory import TOMBSTONE_S, SqliteDirectory
 from gateway.errors import StateFailure
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.learned import Sums
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.estimate.merge import Sums
 from gateway.ports import Directory, EntitlementEntry, Kept, Removal
 from tests.fakes import FakeClock
 

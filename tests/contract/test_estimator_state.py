@@ -15,7 +15,7 @@ from gateway.adapters.store import redis as redis_adapter
 from gateway.adapters.store.learning import NoState, open_state
 from gateway.adapters.store.redis import RedisState, key_of
 from gateway.errors import StateFailure
-from gateway.policy.learned import Learned, Sums
+from gateway.policy.estimate.merge import Learned, Sums
 from gateway.ports import EstimatorState
 from tests.fakes import FakeShared, FakeState
 

@@ -24,10 +24,10 @@ from bench.redis_server import RedisServer
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Lease, Usage
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.served import ServedModel
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import LeaseStore, Settlement
 from tests.builders import LONG, SHORT, ask, routing, served_model
 from tests.fakes import FakeClock, FakeStore

@@ -30,8 +30,8 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import Refusal
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, Settlement
 from tests.builders import served_model
 from tests.contract.test_token_pool_invariants import Meter

@@ -16,7 +16,7 @@ from gateway.adapters.store.redis import RedisState
 from gateway.adapters.store.redis_board import KIND, MOST_BYTES, SILENT_S, RedisBoard, Seed
 from gateway.adapters.store.redis_exchange import key_of
 from gateway.adapters.store.redis_route import TIMEOUT_S
-from gateway.policy.learned import Sums
+from gateway.policy.estimate.merge import Sums
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.redis

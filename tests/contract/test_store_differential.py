@@ -17,11 +17,11 @@ from redis import Redis
 from bench.redis_server import RedisServer
 from gateway.adapters.store.redis_kept import book_of, decision, moved
 from gateway.adapters.store.redis_scripts import GROUPED, Calls, Scripts, argument
-from gateway.policy import admission, debt, eviction
-from gateway.policy.admission import Denial, DenialReason, Request
-from gateway.policy.entitlements import CLASSES, PROFILES, Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.admission import admission, debt, eviction
+from gateway.policy.admission.admission import Denial, DenialReason, Request
+from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 pytestmark = pytest.mark.redis
 T = TypeVar("T")

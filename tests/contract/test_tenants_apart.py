@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal
-from gateway.policy.ledger import LEASE_TTL_S
-from gateway.policy.pool_terms import Terms
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 from gateway.ports import Settlement
 from tests.contract.test_token_pool_invariants import OPENERS, Opened, Opener, opener_on
 from tests.histories import histories

@@ -43,11 +43,11 @@ from gateway.adapters.store.redis_leases import RedisLeases
 from gateway.adapters.store.sqlite_leases import SqliteLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.policy.capacity import Capacity, survey
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.placement import overshoot
-from gateway.policy.pool_terms import Terms
+from gateway.policy.admission.capacity import Capacity, survey
+from gateway.policy.admission.placement import overshoot
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
 from tests.builders import served_model
 from tests.fakes import FakeClock

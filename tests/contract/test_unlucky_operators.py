@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from bench.redis_server import RedisServer
 from gateway.adapters.store.directory import open_directory
 from gateway.errors import Refusal
-from gateway.policy.head import digest_of
+from gateway.policy.request.head import digest_of
 from gateway.ports import Directory
 from tests.entitlement_fakes import Desk, FlakyDirectory, from_file
 from tests.fakes import FakeClock

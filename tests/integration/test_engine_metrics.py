@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from gateway.adapters.engine_metrics import EngineMetrics
-from gateway.policy.served import ServedModel
-from gateway.policy.telemetry_view import EngineSample
+from gateway.policy.fleet.engine_telemetry import EngineSample
+from gateway.policy.model_runtime import ServedModel
 from simulator.engine import EngineProfile
 from simulator.mock_server import MockConfig, parse_faults
 from sluice.mock import make_server

@@ -25,10 +25,10 @@ from gateway.adapters.store.redis_pools import FailMode
 from gateway.adapters.store.redis_scripts import Calls, Scripts, argument
 from gateway.domain import Ask, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.policy.entitlements import Entitlement, ServiceClass
-from gateway.policy.learned import Sums
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
+from gateway.policy.estimate.merge import Sums
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, EntitlementEntry, Settlement
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from gateway.adapters.store.sqlite_leases import SqliteLeases
-from gateway.policy import admission
-from gateway.policy.ledger import LEASE_TTL_S
+from gateway.policy.admission import admission
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 from tests.token_pools import entitled, pool
 
 ROOT = Path(__file__).parents[2]

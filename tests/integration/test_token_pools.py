@@ -17,7 +17,7 @@ import pytest
 from bench.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
 from bench.redis_server import RedisServer
 from gateway.domain import DecisionRecord
-from gateway.policy.replay import replay
+from gateway.policy.admission.replay import replay
 
 CHAT = "/v1/chat/completions"
 

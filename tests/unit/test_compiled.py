@@ -25,7 +25,7 @@ COMPILED = sorted(
 )
 DECISIONS = """
 import hashlib, numpy as np
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
@@ -96,7 +96,9 @@ def test_what_is_left_out_is_there_and_has_to_be(name: str) -> None:
 
 
 def test_what_decides_is_compiled() -> None:
-    assert {"gateway/policy/quartz.py", "gateway/policy/admission.py"} <= set(COMPILED)
+    assert {"gateway/policy/quartz/quartz.py", "gateway/policy/admission/admission.py"} <= set(
+        COMPILED
+    )
     assert len(COMPILED) > 60
 
 

@@ -18,10 +18,10 @@ import gateway.pipeline
 import gateway.settling
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
-from gateway.policy.admission import DenialReason
-from gateway.policy.head import FORWARDED
-from gateway.policy.retry import FaultKind
-from gateway.policy.steering import STEERING_FIELDS
+from gateway.policy.admission.admission import DenialReason
+from gateway.policy.pools.retry import FaultKind
+from gateway.policy.request.head import FORWARDED
+from gateway.policy.request.steering import STEERING_FIELDS
 from gateway.settings import parse
 from gateway.telemetry import Metrics
 from gateway.web.metrics import MetricsPage
@@ -201,7 +201,11 @@ def _engine_reasons(value: ast.expr) -> Iterator[str]:
 
 
 def test_plan_reasons_are_documented() -> None:
-    files = ("policy/pools.py", "policy/band.py", "stages/plan.py")
+    files = (
+        "policy/pools/routing.py",
+        "policy/pools/compression_window.py",
+        "stages/plan.py",
+    )
     source = "".join(text_of(f"gateway/{file}") for file in files)
     documented = [
         name

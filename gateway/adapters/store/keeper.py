@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.adapters.store.keeper_model import KeptModel, ModelSpec, Store
 from gateway.adapters.store.replicas import Replicas
-from gateway.policy.ledger import RENEW_EVERY_S
+from gateway.policy.token_pool.token_pool import RENEW_EVERY_S
 from gateway.ports import PoolView
 
 __all__ = ["Keeper", "ModelSpec", "Store"]

@@ -18,8 +18,7 @@ import msgspec
 
 from gateway.adapters.store.replicas import Replicas
 from gateway.domain import Record
-from gateway.policy import fleet
-from gateway.policy.capacity import (
+from gateway.policy.admission.capacity import (
     Capacity,
     Standing,
     WorkerShare,
@@ -27,9 +26,10 @@ from gateway.policy.capacity import (
     most_capacity,
     survey,
 )
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.fleet import PoolState
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.token_pool.terms import Terms
 from gateway.ports import TokenPools, Upkeep
 
 _log = logging.getLogger("sluice.pools")

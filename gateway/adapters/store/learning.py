@@ -17,9 +17,9 @@ from typing import Final
 
 from gateway.adapters.store.sqlite import SqliteState
 from gateway.errors import StateFailure
-from gateway.policy.breaker import FIRST_PAUSE_S, Breaker
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.learned import Ledger, Sums
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.estimate.merge import Ledger, Sums
+from gateway.policy.fleet.breaker import FIRST_PAUSE_S, Breaker
 from gateway.ports import EstimatorState, Heard
 
 LIMIT_S: Final = 2.0

@@ -10,8 +10,8 @@ import msgspec
 from gateway.adapters.store.lease_snapshot import AccountCopy, Batch, Grave, Part, PoolCopy
 from gateway.adapters.store.sqlite import open_file
 from gateway.errors import StateFailure
-from gateway.policy.held import Held
-from gateway.policy.ledger import TOMBSTONES
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.token_pool import TOMBSTONES
 
 SCHEMA: Final = 1
 PAUSE_S: Final = 0.0005

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.policy.accounts import Account, Journal
-from gateway.policy.debt import SETTLED
-from gateway.policy.held import Held
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.admission.debt import SETTLED
+from gateway.policy.token_pool.counters import Account, Journal
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 SLICE: Final = 200
 """Accounts and leases copied between two pauses."""

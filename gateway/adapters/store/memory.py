@@ -1,8 +1,8 @@
 """The embedded lease store: in memory, one process.
 
-A managed model's leases live in its `TokenPool`, which `gateway.policy.admission` decides over;
-every call is atomic because none awaits. A model that is not managed has a plain ledger: it
-counts and spills over, and refuses nobody. Either way the pools' own in-flight counters
+A managed model's leases live in its `TokenPool`, which `gateway.policy.admission.admission`
+decides over; every call is atomic because none awaits. A model that is not managed has a plain
+ledger: it counts and spills over, and refuses nobody. Either way the pools' own in-flight counters
 (`PoolState.inflight`) say what this process has in flight.
 """
 
@@ -17,12 +17,13 @@ import msgspec
 from gateway.adapters.store.memory_pools import SLICE, MemoryPools, account_view
 from gateway.adapters.store.steady import SteadyClock
 from gateway.domain import Ask, Lease
-from gateway.policy import admission, eviction, fleet
-from gateway.policy.admission import Denial, Grant, Request
-from gateway.policy.charging import charge_tokens
-from gateway.policy.denials import limits_of, refusal_of
-from gateway.policy.ledger import TokenPool
-from gateway.policy.served import ServedModel
+from gateway.policy.admission import admission, eviction
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.admission.denials import limits_of, refusal_of
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 
 __all__ = ["MemoryLeases", "account_view", "lease_of"]

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.adapters.store.steady import SteadyClock
-from gateway.policy import admission, debt
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import REAPED_AT_ONCE, Account, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.admission import admission, debt
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import REAPED_AT_ONCE, Account, TokenPool
 from gateway.ports import AccountView, PoolView
 
 SLICE = 250

@@ -1,8 +1,8 @@
 """What estimators learned, shared by replicas through Redis (7 days after the last exchange).
 
 One subject per model and estimator profile, `sluice:1:{PROFILE:MODEL}:learned`, exchanged once a
-second (`redis_exchange`). Merging is done by the reader, in `gateway.policy.learned`, which says
-why order and repetition do not matter.
+second (`redis_exchange`). Merging is done by the reader, in `gateway.policy.estimate.merge`, which
+says why order and repetition do not matter.
 """
 
 import logging
@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.adapters.store import redis_exchange
 from gateway.adapters.store.redis_exchange import RedisExchange
-from gateway.policy.learned import Learned, Peer, Sums
+from gateway.policy.estimate.merge import Learned, Peer, Sums
 from gateway.ports import Heard
 
 INTERVAL_S: Final = 1.0

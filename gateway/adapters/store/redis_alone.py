@@ -11,11 +11,11 @@ from gateway.adapters.store.redis_kept import Kept
 from gateway.adapters.store.redis_levels import take_back
 from gateway.adapters.store.redis_share import entitlement_share, share_of, terms_share
 from gateway.domain import Ask, Lease
-from gateway.policy import admission, debt, eviction
-from gateway.policy.admission import Denial, Grant, Request
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.admission import admission, debt, eviction
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 
 
 class Alone:

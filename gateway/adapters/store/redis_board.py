@@ -23,7 +23,7 @@ import msgspec
 from gateway.adapters.replica_calls import Address
 from gateway.adapters.store.redis_exchange import RedisExchange
 from gateway.errors import StateFailure
-from gateway.policy.breaker import Breaker
+from gateway.policy.fleet.breaker import Breaker
 
 EVERY_S: Final = 0.5
 LIMIT_S: Final = 2.0

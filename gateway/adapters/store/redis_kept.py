@@ -7,10 +7,10 @@ import msgspec
 from gateway.adapters.store.redis_scripts import argument
 from gateway.adapters.store.redis_wire import Op
 from gateway.domain import Ask, Lease
-from gateway.policy.admission import Denial, Grant
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.admission.admission import Denial, Grant
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 
 _decode = msgspec.msgpack.decode
 ALONE = "+"

@@ -21,10 +21,10 @@ from gateway.adapters.store.redis_scripts import Calls, Scripts
 from gateway.adapters.store.redis_wire import Wire
 from gateway.adapters.store.steady import SteadyClock
 from gateway.domain import Ask, Lease
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.served import ServedModel
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import AccountView, PoolView, Settlement
 
 EVICTED_EVERY_S: Final = 0.1

@@ -8,9 +8,9 @@ the next time: a Redis that flaps fills nobody's bucket.
 """
 
 from gateway.adapters.store.redis_kept import Kept
-from gateway.policy.admission import Denial, Grant
-from gateway.policy.buckets import depth_tokens, own_level, pay, surplus_level
-from gateway.policy.ledger import TokenPool
+from gateway.policy.admission.admission import Denial, Grant
+from gateway.policy.token_pool.buckets import depth_tokens, own_level, pay, surplus_level
+from gateway.policy.token_pool.token_pool import TokenPool
 
 
 def told(book: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: float) -> None:

@@ -27,7 +27,7 @@ from gateway.adapters.store.redis_route import TIMEOUT_S
 from gateway.adapters.store.redis_scripts import argument
 from gateway.adapters.store.redis_wire import Lost, Op, Wire
 from gateway.errors import StateFailure
-from gateway.policy.breaker import Breaker
+from gateway.policy.fleet.breaker import Breaker
 
 BATCH: Final = 256
 MOST_CALLS: Final = 4_096

@@ -19,11 +19,11 @@ from gateway.adapters.store.redis_pools import Process, RedisPools
 from gateway.adapters.store.redis_scripts import argument
 from gateway.domain import Ask, Lease
 from gateway.errors import Refusal, Unavailable
-from gateway.policy.admission import Denial, Grant
-from gateway.policy.charging import charge_tokens
-from gateway.policy.denials import refusal_of
-from gateway.policy.ledger import TokenPool
-from gateway.policy.served import ServedModel
+from gateway.policy.admission.admission import Denial, Grant
+from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.admission.denials import refusal_of
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 
 

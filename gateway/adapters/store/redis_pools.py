@@ -19,9 +19,9 @@ from gateway.adapters.store.redis_link import Away, Link
 from gateway.adapters.store.redis_scripts import argument
 from gateway.adapters.store.redis_wire import Lost
 from gateway.domain import Record
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, PoolView
 
 FailMode = Literal["local_share", "closed"]

@@ -11,10 +11,10 @@ import msgspec
 
 from gateway.adapters.store.redis_kept import Kept
 from gateway.adapters.store.redis_levels import lend
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.held import Held
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 
 def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float) -> TokenPool:

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.policy.capacity import (
+from gateway.policy.admission.capacity import (
     ReplicaGoal,
     WorkerShare,
     demand_sequences,
     desired_replicas,
 )
-from gateway.policy.entitlements import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import TokenPools
 
 SLICE: Final = 250

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import StateFailure
-from gateway.policy.learned import Learned, Peer, Sums
+from gateway.policy.estimate.merge import Learned, Peer, Sums
 from gateway.ports import Heard
 
 INTERVAL_S: Final = 5.0

@@ -28,7 +28,7 @@ from gateway.adapters.store import lease_snapshot
 from gateway.adapters.store.lease_rows import Rows, load, open_tables, write
 from gateway.adapters.store.lease_snapshot import Batch, collect
 from gateway.errors import StateFailure
-from gateway.policy.ledger import Journal, TokenPool
+from gateway.policy.token_pool.token_pool import Journal, TokenPool
 
 SAVE_EVERY_S: Final = 1.0
 LIMIT_S: Final = 2.0

@@ -9,7 +9,7 @@ from bench import bfio_runs, bfio_solver, bfio_theory, bfio_traces
 from bench.bfio_exact import least_objective, small_instance, tight_instance
 from bench.bfio_runs import by_class, by_kaplan_meier, mean_of
 from bench.bfio_table import between, spread
-from gateway.policy.bfio import assign, objective
+from gateway.policy.bfio.solver import assign, objective
 from simulator.barrier_work import like_burst
 
 

@@ -10,8 +10,8 @@ import pytest
 from bench.quartz_lab import POLICIES, Figures, figures, make, paired, run
 from bench.quartz_peers import CacheAware, TokenFair
 from bench.quartz_workloads import MIXED, REQUESTS, mixed, mooncake, workloads
-from gateway.policy.fleet import PoolState
-from gateway.policy.scheduling import Job
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.scheduling.scheduler import Job
 from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER
 
 

@@ -8,7 +8,7 @@ import pytest
 from bench.quartz_knees import completed_per_s
 from bench.quartz_loads import DEFAULT, OTHERS, Cell, Seen, figures, make, misses, run_task
 from bench.quartz_loads_scenes import HEAVY, SCENES, knee
-from gateway.policy.prefix_index import PrefixIndex
+from gateway.policy.prefix.index import PrefixIndex
 from simulator.experiments.scheduling import Demand, Served
 
 CELL = Cell(scene="Mixed", workers=4, load=0.5)

@@ -18,11 +18,11 @@ from bench.soak_fill import (
 )
 from bench.soak_gateway import MOCKED, PREFIXES, TIGHT, _extend
 from bench.soak_visits import CHAT, RESPONSES
-from gateway.policy.conversations import KEPT, Conversations
-from gateway.policy.homes import MAX_HOMES
-from gateway.policy.members import by_name
-from gateway.policy.prefix_index import LEAST_ENTRIES
-from gateway.policy.prefix_points import points_of
+from gateway.policy.pools.conversations import KEPT, Conversations
+from gateway.policy.pools.response_affinity import MAX_HOMES
+from gateway.policy.prefix.digests import points_of
+from gateway.policy.prefix.index import LEAST_ENTRIES
+from gateway.policy.request.members import by_name
 from gateway.settings import load
 from gateway.settings.model_parts import SchedulingConfig
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench import texts
 from gateway.domain import COMPLETIONS
-from gateway.policy.body import read_body
+from gateway.policy.request.body import read_body
 from simulator import tokenizer
 
 LENGTHS = (250, 1000, 4000)

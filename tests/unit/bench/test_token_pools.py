@@ -28,8 +28,8 @@ from bench.token_pools_live import Outcome
 from bench.token_pools_protection import END_S, GUARANTEED, arrivals, experiment
 from bench.token_pools_records import ITERATION_S, SLOTS, quantile, spark
 from bench.token_pools_sharing import COPILOT, REPORTS, SYNTH
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
 
 QUIET = """
 import sys

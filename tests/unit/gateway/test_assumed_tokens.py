@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.assumed_tokens import AssumedTokens
-from gateway.policy.scheduling import Job, Scheduler
+from gateway.policy.scheduling.scheduler import Job, Scheduler
 
 
 class Timers:

@@ -13,11 +13,11 @@ from gateway.domain import DecisionRecord, Incoming, Lease, Principal
 from gateway.errors import RateLimited
 from gateway.exchange import wake
 from gateway.pipeline import Pipeline
-from gateway.policy import fleet
-from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.scheduling import Job
-from gateway.policy.served import QueueRules, ServedModel
-from gateway.policy.sse import DONE
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import QueueRules, ServedModel
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.response.sse import DONE
+from gateway.policy.scheduling.scheduler import Job
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from tests.around import Around

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import OPEN, Principal
 from gateway.errors import Forbidden, Unauthorized
-from gateway.policy.head import digest_of
+from gateway.policy.request.head import digest_of
 from gateway.stages import authenticate as stage
 from gateway.stages.authenticate import Keyring, authenticate
 

@@ -29,13 +29,13 @@ from gateway.domain import (
 )
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.pipeline import Pipeline
-from gateway.policy import fleet
-from gateway.policy.head import read_head
-from gateway.policy.header_lines import pairs_of
-from gateway.policy.homes import Home
-from gateway.policy.progress import Pending
-from gateway.policy.served import ServedModel
-from gateway.policy.sse import DONE
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.progress import Pending
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.response_affinity import Home
+from gateway.policy.request.head import read_head
+from gateway.policy.response.header_lines import pairs_of
+from gateway.policy.response.sse import DONE
 from gateway.ports import LeaseStore
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics

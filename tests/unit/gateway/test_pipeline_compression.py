@@ -12,11 +12,11 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
-from gateway.policy import fleet
-from gateway.policy.band_rules import CompressionRules
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet import fleet
+from gateway.policy.pools.compression_rules import CompressionRules
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import CompressResult
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics

@@ -12,10 +12,10 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import COMPLETIONS, COUNT_TOKENS, DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.sse import DONE
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.response.sse import DONE
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from tests.builders import (

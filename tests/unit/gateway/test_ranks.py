@@ -9,11 +9,11 @@ from gateway.adapters.engine_kv import EngineKv
 from gateway.adapters.probes import Prober
 from gateway.domain import CHAT, TRANSCRIPTIONS, Binding, BodyFacts, Prompt
 from gateway.models import served_model as model_of
-from gateway.policy.body import read_body
-from gateway.policy.fleet import PoolState
-from gateway.policy.header_lines import pairs_of
-from gateway.policy.rank_group import RankGroup
-from gateway.policy.served import ServedModel
+from gateway.policy.bfio.rank_group import RankGroup
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.request.body import read_body
+from gateway.policy.response.header_lines import pairs_of
 from gateway.ports import UpstreamCall
 from gateway.settings import Config, ConfigError, parse
 from gateway.stages.dispatch import upstream_call

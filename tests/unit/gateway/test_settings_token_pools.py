@@ -7,11 +7,11 @@ import yaml
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.capacity import WorkerShare
-from gateway.policy.entitlement_fit import check_fit
-from gateway.policy.entitlement_terms import BadTerms, terms_from
-from gateway.policy.entitlements import PROFILES
-from gateway.policy.progress import DECODE_TOKENS_PER_S
+from gateway.policy.admission.capacity import WorkerShare
+from gateway.policy.entitlements.baseline_fit import check_fit
+from gateway.policy.entitlements.entitlement import PROFILES
+from gateway.policy.entitlements.terms import BadTerms, terms_from
+from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.settings import Config, ConfigError, parse, remarks
 from gateway.settings.token_pools import (
     base_terms,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.domain import CHAT, OPEN, DecisionRecord, Lease, Outcome, Prompt, Usage
-from gateway.policy.body import read_body
+from gateway.policy.request.body import read_body
 from gateway.settling import TOGETHER_S, Settling
 from gateway.telemetry import Metrics
 from gateway.walk import Walk

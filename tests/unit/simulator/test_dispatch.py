@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy import fleet
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
 from simulator.dispatch import DISPATCHERS, LeastLoaded, ShortestQueue
 
 COUNT = 200

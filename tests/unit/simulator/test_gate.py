@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.fleet import PoolState
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from simulator.fleet import FleetSpec, PoolSpec, simulate
 from simulator.gate import Gate, TokenPoolGate
 from simulator.outcome import DONE, REFUSED_BY_GATE

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gateway.policy.routing import PoolShape, Routing
+from gateway.policy.pools.routing_table import PoolShape, Routing
 from simulator.routing import REFUSED, Route, route
 
 TWO = Routing(

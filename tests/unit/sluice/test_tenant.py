@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.errors import StateFailure
-from gateway.policy.head import digest_of
+from gateway.policy.request.head import digest_of
 from sluice.tenant import tenant
 from sluice.tenant_tables import listing
 from tests.entitlement_fakes import Desk

@@ -9,7 +9,7 @@
 -- gives way, issued_unix_s} or {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A
 -- lease id that is held gets its earlier grant.
 --
--- A transcription of gateway/policy/admission.py and limits.py.
+-- A transcription of gateway/policy/admission/admission.py and limits.py.
 
 local function not_in_force(entitlement)
   if entitlement.suspended then

@@ -1,6 +1,6 @@
 -- book, version 4: what every script of the lease store shares. It is put before each of them.
 --
--- A transcription of gateway/policy/ledger.py, buckets.py and leases.py, names and order of
+-- A transcription of gateway/policy/token_pool/token_pool.py, buckets.py and leases.py, names and order of
 -- floating-point operations included, so that both give the same decisions.
 --
 -- KEYS     all of one model and one hash tag, `sluice:4:{MODEL}:NAME`, the same for every script:

@@ -1,5 +1,5 @@
 -- evict, version 4: has others of a waiting lease's pool give way; a transcription of
--- gateway/policy/eviction.py.
+-- gateway/policy/admission/eviction.py.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_id, sequences, owner}: who waits, and what it needs

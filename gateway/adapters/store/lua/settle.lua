@@ -5,7 +5,7 @@
 --          now; else its life is unknown and teaches nothing.
 --
 -- Returns 1 when the lease was in force, else 0: the first usage that comes after a lease expired
--- replaces the estimate it was charged. A transcription of gateway/policy/leases.py.
+-- replaces the estimate it was charged. A transcription of gateway/policy/token_pool/leases.py.
 
 local function settle_late(id, charge)
   local kept = call('HGET', GRAVES, id)

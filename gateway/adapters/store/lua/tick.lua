@@ -1,6 +1,6 @@
 -- tick, version 4: hears a replica; where it leads and a tick is due, applies one slice of it.
 --
--- A transcription of gateway/policy/debt.py. A tick is applied in slices of `most` entitlements,
+-- A transcription of gateway/policy/admission/debt.py. A tick is applied in slices of `most` entitlements,
 -- all with the elapsed time and contention of its beginning; it goes on where a leader that
 -- vanished has left it. A model that nobody ticks for KEPT_S vanishes.
 --

@@ -7,7 +7,7 @@
 -- {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A denial is no
 -- refusal of work, which goes on where it was: nothing is remembered of it.
 --
--- A transcription of gateway/policy/admission.py.
+-- A transcription of gateway/policy/admission/admission.py.
 
 -- Checks 4, 7 and 8 for a lease that would come from another pool.
 local function inadmissible(account, lease, p)

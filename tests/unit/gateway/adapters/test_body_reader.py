@@ -15,9 +15,9 @@ import pytest
 from gateway.adapters.body_reader import BodyReader
 from gateway.domain import CHAT, COMPLETIONS, TRANSCRIPTIONS, BodyFacts, Endpoint
 from gateway.errors import BadRequest
-from gateway.policy.body import read_body
-from gateway.policy.members import locate
-from gateway.policy.splice import splice
+from gateway.policy.request.body import read_body
+from gateway.policy.request.members import locate
+from gateway.policy.request.splice import splice
 from gateway.stages.estimate import HEAVY_BYTES, LIGHT_BYTES, is_heavy
 
 MESSAGE = b'{"role":"user","content":"x"}'

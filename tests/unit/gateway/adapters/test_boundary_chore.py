@@ -9,9 +9,9 @@ import pytest
 
 from gateway.adapters.boundary_chore import BoundaryChore, EngineTotals
 from gateway.domain import Attempt
-from gateway.policy.boundary_control import BoundaryControl, Bounds
-from gateway.policy.boundary_watch import BoundaryWatch
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
+from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.telemetry import Metrics
 from tests.builders import decision, served_model
 

@@ -6,7 +6,7 @@ import pytest
 from gateway.adapters import engine_kv
 from gateway.adapters.engine_kv import EngineKv, kv_tokens
 from gateway.adapters.probes import Prober
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
 from simulator.mock_server.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.state import render_metrics

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.adapters import engine_metrics
 from gateway.adapters.engine_metrics import JITTER, EngineMetrics
-from gateway.policy.served import ServedModel
-from gateway.policy.telemetry_view import STALE_S, kv_usage
+from gateway.policy.fleet.engine_telemetry import STALE_S, kv_usage
+from gateway.policy.model_runtime import ServedModel
 from simulator.mock_server.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.sglang_state import render_sglang

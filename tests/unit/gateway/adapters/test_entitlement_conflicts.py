@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Conflict, NotFound
-from gateway.policy.head import digest_of
+from gateway.policy.request.head import digest_of
 from tests.entitlement_fakes import Desk, FlakyDirectory, from_file
 
 WHO = "adm1n000"

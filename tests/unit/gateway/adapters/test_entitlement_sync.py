@@ -13,8 +13,8 @@ import pytest
 from gateway.adapters.roster import File, Roster
 from gateway.adapters.store.sqlite_directory import SqliteDirectory
 from gateway.errors import Conflict, StateFailure
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.head import digest_of
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.request.head import digest_of
 from gateway.ports import EntitlementEntry, Kept
 from tests.entitlement_fakes import Desk, FlakyDirectory, from_file
 

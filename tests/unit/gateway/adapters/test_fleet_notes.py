@@ -8,9 +8,9 @@ import pytest
 
 from gateway.adapters import fleet_notes
 from gateway.adapters.fleet_notes import HOMES_TOLD_S, FleetNotes
-from gateway.policy import fleet
-from gateway.policy.homes import Home, ResponseHomes
-from gateway.policy.served import ServedModel, drain_worker
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.pools.response_affinity import Home, ResponseHomes
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.unit.gateway.adapters.test_scheduler_notes import Boards

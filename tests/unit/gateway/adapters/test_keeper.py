@@ -10,12 +10,12 @@ import pytest
 from gateway.adapters.store.keeper import STEP_S, Keeper, ModelSpec
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask
-from gateway.policy import fleet
-from gateway.policy.capacity import SURVEY_SLICE, WorkerShare
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.served import ServedModel
+from gateway.policy.admission.capacity import SURVEY_SLICE, WorkerShare
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from tests.around import Around
 from tests.builders import served_model
 from tests.fakes import FakeClock

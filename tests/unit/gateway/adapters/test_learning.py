@@ -12,8 +12,8 @@ from gateway.adapters.store.learning import Learning, NoState, open_state
 from gateway.adapters.store.sqlite import SqliteState
 from gateway.domain import Measure, Observation
 from gateway.errors import StateFailure
-from gateway.policy.breaker import MAX_PAUSE_S
-from gateway.policy.budget import LengthEstimator
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.fleet.breaker import MAX_PAUSE_S
 from gateway.ports import Heard
 from tests.fakes import FakeClock, FakeShared, FakeState
 

@@ -2,7 +2,7 @@
 
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Usage
-from gateway.policy import fleet
+from gateway.policy.fleet import fleet
 from gateway.ports import Settlement
 from tests.builders import LONG, SHORT, ask, served_model
 from tests.fakes import FakeClock

@@ -13,10 +13,10 @@ from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.memory_pools import SLICE
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited
-from gateway.policy.accounts import Journal
-from gateway.policy.capacity import SURVEY_SLICE, Capacity, survey
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.admission.capacity import SURVEY_SLICE, Capacity, survey
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.counters import Journal
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from tests.builders import served_model
 from tests.fakes import FakeClock

@@ -13,9 +13,9 @@ from gateway.adapters.engine_pages import EnginePages
 from gateway.adapters.probes import FIRST_AT_ONCE, Prober
 from gateway.adapters.upstream import HttpUpstream
 from gateway.domain import WorkerAddress
-from gateway.policy import fleet
-from gateway.policy.progress import Pending
-from gateway.policy.served import ServedModel
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.progress import Pending
+from gateway.policy.model_runtime import ServedModel
 from gateway.ports import UpstreamCall, UpstreamResponse
 from tests.builders import address, routing, served_model
 from tests.fakes import HANG, FakeClock, FakeEngines, Script, failure, whole

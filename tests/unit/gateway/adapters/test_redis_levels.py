@@ -6,10 +6,10 @@ from gateway.adapters.store.redis_kept import Kept
 from gateway.adapters.store.redis_levels import paid, seen, take_back, told
 from gateway.adapters.store.redis_share import share_of
 from gateway.domain import Lease
-from gateway.policy import admission
-from gateway.policy.admission import Denial, Grant, Request
-from gateway.policy.buckets import depth_tokens, surplus_level
-from gateway.policy.ledger import TokenPool
+from gateway.policy.admission import admission
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.token_pool.buckets import depth_tokens, surplus_level
+from gateway.policy.token_pool.token_pool import TokenPool
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 RATE = 10.0

@@ -16,9 +16,9 @@ from gateway.adapters.roster import File
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask, Principal
 from gateway.errors import BadRequest, Conflict, NotFound, Refusal, StateFailure, Unavailable
-from gateway.policy.head import digest_of
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.request.head import digest_of
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import PoolView, Settlement
 from gateway.stages.authenticate import Keyring
 from tests.builders import ask, served_model, short_and_long

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from gateway.adapters.scheduler_notes import SchedulerNotes
-from gateway.policy.prefix_index import PrefixIndex
-from gateway.policy.prefix_news import PrefixNews
-from gateway.policy.quartz import Quartz
-from gateway.policy.quartz_profile import DEFAULT
-from gateway.policy.scheduling import Job
-from gateway.policy.served import ServedModel
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.quartz.profile import DEFAULT
+from gateway.policy.quartz.quartz import Quartz
+from gateway.policy.scheduling.scheduler import Job
 from predictor.online import PrefillPredictor
 from tests.builders import served_model
 from tests.fakes import FakeClock

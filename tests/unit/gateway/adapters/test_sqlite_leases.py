@@ -14,11 +14,11 @@ from gateway.adapters.store.lease_snapshot import AccountCopy, Grave, collect
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.adapters.store.sqlite_leases import FORGET_S, SqliteLeases
 from gateway.domain import Ask, Usage
-from gateway.policy import admission
-from gateway.policy.accounts import Journal
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.held import Held
-from gateway.policy.ledger import LEASE_TTL_S, TokenPool
+from gateway.policy.admission import admission
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.counters import Journal
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from tests.builders import served_model
 from tests.fakes import FakeClock

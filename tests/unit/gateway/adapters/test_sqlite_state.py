@@ -13,8 +13,8 @@ import pytest
 from gateway.adapters.store.learning import Learning
 from gateway.adapters.store.sqlite import APPLICATION_ID, SCHEMA, SqliteState
 from gateway.errors import StateFailure
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.learned import Sums
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.estimate.merge import Sums
 from tests.fakes import FakeClock
 
 M = "default:m"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.policy.fleet import PoolState
-from gateway.policy.quartz import Quartz
-from gateway.policy.quartz_profile import QuartzProfile
-from gateway.policy.scheduling import Job
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.quartz.profile import QuartzProfile
+from gateway.policy.quartz.quartz import Quartz
+from gateway.policy.scheduling.scheduler import Job
 from predictor.features import features
 
 RATE = 10_000.0

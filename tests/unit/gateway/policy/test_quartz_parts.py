@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.fairness import ServedShares
-from gateway.policy.quartz_backlog import Backlogs
-from gateway.policy.quartz_queue import WorkerQueues
-from gateway.policy.quartz_score import hit_tokens, hits_of, workers_of
-from gateway.policy.quartz_writes import EVEN_TOKENS, LEAST, MOST, RecentWrites
-from gateway.policy.scheduling import Job, Match
-from gateway.policy.sticky import pick_least, pick_sticky
+from gateway.policy.quartz.backlog import Backlogs
+from gateway.policy.quartz.score import hit_tokens, hits_of, workers_of
+from gateway.policy.quartz.worker_queues import WorkerQueues
+from gateway.policy.quartz.write_rate import EVEN_TOKENS, LEAST, MOST, RecentWrites
+from gateway.policy.scheduling.fairness import ServedShares
+from gateway.policy.scheduling.scheduler import Job, Match
+from gateway.policy.scheduling.sticky import pick_least, pick_sticky
 from tests.unit.gateway.policy.scheduled import job_of, pool_of, quartz_of, submit_all
 
 

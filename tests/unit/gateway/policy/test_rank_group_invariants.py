@@ -6,11 +6,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.policy import bfio, fleet
-from gateway.policy.fleet import PoolState
-from gateway.policy.health_rules import HealthRules
-from gateway.policy.rank_group import RankGroup, RankRules
-from gateway.policy.scheduling import Job
+from gateway.policy.bfio import solver
+from gateway.policy.bfio.rank_group import RankGroup, RankRules
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.scheduling.scheduler import Job
 
 SLOTS, DEPTH, RANKS, MOST = 2, 1, 3, 12
 
@@ -23,7 +24,7 @@ class RankGroupMachine(RuleBasedStateMachine):
         names = tuple(f"e{i // RANKS}#{i % RANKS}" for i in range(2 * RANKS))
         self.pool = PoolState("p", names, SLOTS, [range(RANKS), range(RANKS, 2 * RANKS)])
         rules = RankRules(depth=DEPTH, most_waiting=MOST, maxage_steps=20, spare=2)
-        self.group = RankGroup(self.pool, bfio.assign, rules=rules)
+        self.group = RankGroup(self.pool, solver.assign, rules=rules)
         self.now_s = 0.0
         self.waiting: list[Job] = []
         self.running: list[Job] = []

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from gateway.policy import fleet
-from gateway.policy.binding import bind_least_loaded
-from gateway.policy.fleet import PoolState
-from gateway.policy.immediate import LeastLoaded, RoundRobin, Sticky
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.binding import bind_least_loaded
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.scheduling.baselines import LeastLoaded, RoundRobin, Sticky
 from tests.unit.gateway.policy.scheduled import job_of, pool_of
 
 

@@ -25,8 +25,8 @@ from gateway.domain import (
     Measure,
     Observation,
 )
-from gateway.policy.budget import LengthEstimator
-from gateway.policy.learned import Ledger, Peer
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.estimate.merge import Ledger, Peer
 
 HONEST = ("a", "b", "c", "d")
 APART = 0.05

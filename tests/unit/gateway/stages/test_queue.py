@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.policy.scheduling import Job, Scheduler
-from gateway.policy.served import QueueRules, ServedModel
+from gateway.policy.model_runtime import QueueRules, ServedModel
+from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.stages import queue
 from tests.builders import served_model
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.errors import StateFailure
-from gateway.policy.head import digest_of
+from gateway.policy.request.head import digest_of
 from gateway.stages.authenticate import authenticate
 from gateway.telemetry import Metrics
 from gateway.web.admin_entitlements import MAX_BODY_BYTES

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Ask, Principal
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
-from gateway.policy.served import ServedModel
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
 from gateway.web import admission_desk, admission_places
@@ -245,7 +245,7 @@ async def test_a_key_opens_its_own_model_only() -> None:
         wall_clock=bench.clock,
     )
     from gateway.errors import Forbidden
-    from gateway.policy.external import Wanted
+    from gateway.policy.admission.external_admission import Wanted
 
     owner = Principal(entitlement="e", tenant="t", model="m")
     with pytest.raises(Forbidden, match="'m' only"):

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.domain import CHAT, MESSAGES, Incoming, Principal
 from gateway.errors import UpstreamBroken
-from gateway.policy.head import read_head
+from gateway.policy.request.head import read_head
 from gateway.ports import ClientReply
 from gateway.web.data_plane import DISCONNECT_HOOK, DataPlane, Message, Receive, Scope, Send
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.policy.boundary_watch import BoundaryWatch
+from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.ports import AccountView, PoolView
 from gateway.telemetry import Metrics
 from gateway.web.metrics import MetricsPage, PoolFigures, StoreCounts

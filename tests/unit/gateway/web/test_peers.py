@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import Principal
 from gateway.errors import BadRequest, NotFound
-from gateway.policy.external import Report, Settled
+from gateway.policy.admission.external_admission import Report, Settled
 from gateway.web import peers as module
 from gateway.web.peers import (
     NoPeers,

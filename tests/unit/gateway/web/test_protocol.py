@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.domain import CHAT
-from gateway.policy.head import digest_of
+from gateway.policy.request.head import digest_of
 from gateway.web import client_connection
 from gateway.web.protocol import GatewayProtocol
 from tests.plane import MAX_HEAD, SOON_S, Connection, Gateway, request, until

@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from gateway.adapters.store.memory import MemoryLeases
 from gateway.domain import Principal
 from gateway.errors import Unauthorized
-from gateway.policy.entitlement_terms import ModelShape
-from gateway.policy.entitlements import Entitlement
-from gateway.policy.head import digest_of
-from gateway.policy.ledger import TokenPool
-from gateway.policy.pool_terms import Terms
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import ModelShape
+from gateway.policy.request.head import digest_of
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.telemetry import Metrics
 from gateway.web.tenant_api import TenantView, tenant_router
 from tests.builders import ask, served_model

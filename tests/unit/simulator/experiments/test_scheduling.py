@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.fleet import PoolState
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine import Engine, EngineRequest

@@ -1,0 +1,240 @@
+"""May this request enter? One atomic decision over a model's token pool, and its settlement.
+
+Order of checks (token-pools paper, section 4.3, with what it leaves open):
+
+0 expired leases are reaped; a lease id that is held gets its earlier grant.
+1 the entitlement is in force.  3 the request can ever fit.  4 concurrency.  5 token rate.
+6 KV (`gateway.policy.admission.limits`).  7 a contended pool, 8 an uncontended one
+(`gateway.policy.admission.placement`).
+(2, a missing output limit, was replaced by its default before the cost was computed.)
+
+Invariants: a pool's in-flight and KV are the sums over its leases; what a grant takes, exactly
+one settlement or expiry gives back; nothing is ever negative but a bucket in debt.
+`charge` is whole tokens, so debited - refunded = used exactly.
+
+Decisions change nothing until they are granted or refused, here, in one go: the embedded
+store calls these functions, the Redis scripts are their transcription.
+"""
+
+from gateway.policy.admission import limits, placement
+from gateway.policy.admission.decision import Denial, DenialReason, Grant, Place, Request, Unit
+from gateway.policy.admission.fast_path import comes_in
+from gateway.policy.admission.placement import least_weight, overshoot
+from gateway.policy.admission.retry_after import MOST_S, tenant_of, wait_too
+from gateway.policy.entitlements.entitlement import RESERVING, SPILLED_WEIGHT
+from gateway.policy.token_pool.buckets import (
+    BUCKET_S,
+    average,
+    depth_tokens,
+    most_sequences,
+    pay,
+    surplus_depth,
+    surplus_level,
+    weight_now,
+)
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.leases import reap, renew, resize, settle
+from gateway.policy.token_pool.token_pool import DENIALS_KEPT, LEASE_TTL_S, Account, TokenPool
+
+__all__ = [
+    "BUCKET_S",
+    "Denial",
+    "DenialReason",
+    "Grant",
+    "Request",
+    "Unit",
+    "admit",
+    "depth_tokens",
+    "least_weight",
+    "most_sequences",
+    "overshoot",
+    "reap",
+    "renew",
+    "resize",
+    "settle",
+    "surplus_depth",
+    "surplus_level",
+    "transfer",
+    "weight_now",
+]
+
+
+def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> Grant | Denial:
+    """Decide and take the lease.
+
+    `observe`: the model's; a denial is then noted, not applied, and no bucket pays for what
+    would have been refused.
+    """
+    if now_s >= book.reap_at_s:
+        reap(book, now_s)
+    account = book.accounts.get(request.entitlement)
+    if account is None:
+        return Denial(reason="entitlement_unknown")
+    held = book.leases.get(request.lease_id)
+    if held is not None:
+        return _granted(book, book.accounts[held.entitlement], held, contended=False)
+    average(account, now_s)
+    w = weight_now(book, account)
+    would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
+    if not comes_in(book, account, request, now_s):
+        found = _decide(book, account, request, w, now_s)
+        if isinstance(found, Denial):
+            _refused(book, account, request, w, found, now_s)
+            if not (observe or account.terms.observe):
+                return found
+            would_deny, funded = found.reason, "none"
+        else:
+            place, funded = found
+            pool, spilled, contended = place.pool, place.spilled, place.contended
+    lease = Held(
+        request.lease_id,
+        request.entitlement,
+        pool,
+        request.sequences,
+        request.estimate_tokens,
+        request.kv_bytes,
+        min(w, SPILLED_WEIGHT) if spilled else w,
+        now_s,
+        now_s + LEASE_TTL_S,
+        funded,
+        request.owner,
+        would_deny,
+        spilled,
+    )
+    book.move(account, pool, request.sequences, request.kv_bytes)
+    if funded == "own" and not would_deny:
+        account.level -= request.estimate_tokens  # check 5 filled it and found enough
+    else:
+        pay(book, account, funded, request.estimate_tokens, now_s)
+    account.debited += request.estimate_tokens
+    book.hold(account, lease)
+    return _granted(book, account, lease, contended=contended)
+
+
+def transfer(
+    book: TokenPool, lease_id: str, pool: int, now_s: float, *, force: bool
+) -> Denial | None:
+    """Move a lease to another pool; without `force` only if it would be admitted there.
+
+    None when it moved, was there already, or is no longer in force. A denial is no refusal of
+    work, which goes on where it was: nothing is remembered of it.
+    """
+    lease = book.leases.get(lease_id)
+    if lease is None or lease.pool == pool:
+        return None
+    account = book.accounts[lease.entitlement]
+    average(account, now_s)
+    book.release(account, lease)
+    denial = None if force else _inadmissible(book, account, lease, pool, now_s)
+    if denial is None:
+        lease.pool = pool
+    book.move(account, lease.pool, lease.sequences, lease.kv_bytes)
+    book.file(account, lease)
+    return denial
+
+
+# -- the decision
+
+
+def _decide(
+    book: TokenPool, account: Account, request: Request, w: float, now_s: float
+) -> Denial | tuple[Place, str]:
+    """Checks 1-8: a denial, or the place and which bucket pays."""
+    denial = (
+        limits.not_in_force(account.terms, now_s)
+        or limits.misfit(book, account, request)
+        or limits.over_concurrency(book, account, request, now_s)
+    )
+    if denial is not None:
+        return denial
+    funded = limits.funded_by(book, account, request.estimate_tokens, now_s)
+    if not funded:
+        return limits.over_rate(book, account, request, now_s)
+    denial = limits.over_kv(book, account, request, now_s)
+    if denial is not None:
+        return denial
+    found = placement.place(book, account, request, w)
+    if not found.denied:
+        return found, funded
+    if placement.within_reserve(account, request):  # and yet denied: the pool does not hold it
+        return limits.unbound(book, account.terms)
+    return placement.pool_denial(book, account, request, w, found, now_s)
+
+
+def _inadmissible(
+    book: TokenPool, account: Account, lease: Held, pool: int, now_s: float
+) -> Denial | None:
+    """Checks 4, 7 and 8 for a lease that would come from another pool."""
+    request = Request(
+        lease_id=lease.id,
+        entitlement=lease.entitlement,
+        pool=pool,
+        estimate_tokens=lease.estimate_tokens,
+        kv_bytes=lease.kv_bytes,
+        sequences=lease.sequences,
+    )
+    denial = limits.over_concurrency(book, account, request, now_s)
+    if denial is not None:
+        return denial
+    found = placement.place(book, account, request, lease.weight)
+    if book.terms.slots[pool] <= 0:
+        found = Place(pool, contended=True, denied="priority")
+    if not found.denied:
+        return None
+    return placement.pool_denial(book, account, request, lease.weight, found, now_s)
+
+
+# -- what follows from a decision
+
+
+def _refused(
+    book: TokenPool, account: Account, request: Request, w: float, denial: Denial, now_s: float
+) -> None:
+    """Remember what this refusal was promised, so that the next one is told to wait longer."""
+    if denial.of_pool:
+        state = book.pools[request.pool]
+        tenant = tenant_of(account)
+        state.denials_last.forget(tenant)
+        state.denials.note(tenant, w, DENIALS_KEPT)
+        state.denied += 1
+        slots = book.terms.slots[request.pool]
+        wait_too(account, request.sequences, slots, state.service_s, now_s)
+        if placement.could_outrank(book, request):  # else no debt would help, so none is owed
+            account.denied += 1
+            book.priority_denials += 1
+            book.active.add(request.entitlement)
+    elif denial.reason == "tokens":
+        # Nobody is told more than MOST_S, so nothing beyond that was promised either.
+        rate = account.terms.tokens_per_s or book.surplus_per_s
+        kept = max(0.0, account.promised - rate * max(0.0, now_s - account.promised_s))
+        account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
+        account.promised_s = now_s
+    elif denial.reason in ("concurrency", "kv"):
+        service_s = book.pools[request.pool].service_s
+        wait_too(account, request.sequences, account.total, service_s, now_s)
+
+
+def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool) -> Grant:
+    terms, pool = account.terms, lease.pool
+    limit, used = most_sequences(book, account), account.total
+    protected = False
+    if terms.service_class in RESERVING:
+        here, baseline = account.own(pool), terms.baseline_of(pool)
+        protected = not lease.spilled and here <= baseline
+        if terms.service_class == "guaranteed":
+            limit, used = baseline, here
+    return Grant(
+        pool=pool,
+        weight=lease.weight,
+        spilled=lease.spilled,
+        contended=contended,
+        protected=protected,
+        funded=lease.funded,
+        would_deny=lease.would_deny,
+        limit_sequences=limit,
+        inflight_sequences=used,
+        depth_tokens=depth_tokens(book, account) if terms.tokens_per_s > 0 else 0.0,
+        level_tokens=account.level,
+        rate_tokens_per_s=terms.tokens_per_s,
+        service_s=book.pools[pool].service_s,
+    )

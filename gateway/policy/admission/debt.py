@@ -1,0 +1,101 @@
+"""The tick: what the last seconds teach about who was underserved and who overran.
+
+Token-pools paper, eq. 2 and 3, with three rules it is silent on: debt grows only while the pool
+is contended and the entitlement was denied what weight could have let in (else an idle tenant, or
+one whose request no full pool ever takes, builds debt up to 1); only elastic entitlements have
+any; below `least_debt` credit is not remembered.
+"""
+
+from collections.abc import Iterable
+
+from gateway.policy.token_pool.buckets import surplus_level
+from gateway.policy.token_pool.recent_denials import Refused
+from gateway.policy.token_pool.token_pool import Account, TokenPool
+
+SETTLED = 1e-3
+"""Debt and burst below this need no further ticks."""
+
+
+def tick(
+    book: TokenPool,
+    names: Iterable[str],
+    elapsed_s: float,
+    now_s: float,
+    *,
+    contended: bool | None = None,
+) -> None:
+    """Apply a tick to these entitlements, after `elapsed_s` since the last one.
+
+    Ticks that were missed decay what stood (gamma^k) and average over the whole time. Whoever
+    ticks in slices says how `contended` it was at the start.
+    """
+    if contended is None:
+        contended = is_contended(book)
+    for name in names:
+        account = book.accounts.get(name)
+        if account is None:
+            book.active.discard(name)
+            continue
+        update(book, account, elapsed_s, now_s, contended=contended)
+        idle = not account.total and abs(account.debt) <= SETTLED and account.burst <= SETTLED
+        if idle:
+            book.active.discard(name)
+
+
+def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
+    """End the tick for the pool as a whole, once every active entitlement had its part."""
+    surplus_level(book, now_s)
+    lent_per_s = book.terms.tokens_per_s - book.own_served / max(1e-3, elapsed_s)
+    book.surplus_per_s = max(0.0, lent_per_s)
+    book.own_served = 0
+    book.priority_denials = 0
+    for pool in book.pools:
+        pool.denials_last, pool.denials = pool.denials, Refused()
+        pool.denied_last, pool.denied = pool.denied, 0
+    book.ticked_s = now_s
+
+
+def is_contended(book: TokenPool) -> bool:
+    """Whether any pool is full, or weight could have let in who was denied in this tick."""
+    full = any(
+        pool.inflight >= slots for pool, slots in zip(book.pools, book.terms.slots, strict=False)
+    )
+    return full or book.priority_denials > 0
+
+
+def update(
+    book: TokenPool, account: Account, elapsed_s: float, now_s: float, *, contended: bool
+) -> None:
+    """Eq. 2 and 3 for one entitlement; its counters of the tick start again."""
+    terms, profile = account.terms, book.terms.profile
+    elapsed_s = max(1e-3, elapsed_s)
+    missed = max(1, int(elapsed_s / profile.tick_s + 0.5))
+    dt = max(0.0, now_s - account.since_s)
+    sequences = (account.inflight_seconds + account.total * dt) / elapsed_s
+    kv = (account.kv_seconds + account.kv_bytes * dt) / elapsed_s
+    rate = account.served / elapsed_s
+    debt_kept = profile.debt_keep**missed
+    burst_kept = profile.burst_keep**missed
+    if terms.service_class == "elastic" and terms.tokens_per_s > 0:
+        gap = (terms.tokens_per_s - rate) / terms.tokens_per_s
+        if gap > 0 and not (contended and account.denied):
+            gap = 0.0
+        debt = debt_kept * account.debt + (1 - debt_kept) * gap
+        account.debt = min(max(debt, profile.least_debt), 1.0)
+    else:
+        account.debt = 0.0
+    over = _over(rate, terms.tokens_per_s)
+    over = over + _over(kv, float(terms.kv_bytes))
+    over = over + _over(sequences, float(sum(terms.baseline)))
+    account.burst = burst_kept * account.burst + (1 - burst_kept) * over
+    account.epoch = -1
+    book.note(account)
+    account.served = 0
+    account.denied = 0
+    account.inflight_seconds = 0.0
+    account.kv_seconds = 0.0
+    account.since_s = now_s
+
+
+def _over(used: float, baseline: float) -> float:
+    return max(0.0, used / baseline - 1) if baseline > 0 else 0.0

@@ -1,0 +1,195 @@
+"""Requests that another proxy forwards: what it tells of them, and what they are charged."""
+
+from typing import Literal
+
+import msgspec
+
+from gateway.domain import BodyFacts, Lease, LengthEstimate, Measure, Principal, Record, Usage
+from gateway.errors import BadRequest
+from gateway.policy.admission.charging import believed, charge_tokens
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.request.refusals import invalid, missing
+
+Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
+"""How a lease ended; expired: nobody reported in time; evicted: a protected request waited."""
+
+
+class Wanted(Record, frozen=True, kw_only=True):
+    """A request that another proxy would forward."""
+
+    model: str
+    input_tokens: int | None = None
+    """All prompts, as the proxy counted; else the text's size."""
+    text_bytes: int | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    request_id: str | None = None
+    lease_s: float = 600.0
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """How it ended. Absent tokens: what is known is charged, see `usage_of`."""
+
+    lease_id: str
+    status: Literal["ok", "failed", "cancelled"] = "ok"
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    latency_s: float | None = None
+
+
+class Settled(Record, frozen=True, kw_only=True):
+    """What a lease came to; the same however often it is reported."""
+
+    lease_id: str
+    status: Ending
+    charge_tokens: int | None
+    """None for a full refund."""
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    held_tokens: int = 0
+    """Of the completion's: what the time held came to beyond what was used."""
+
+
+class Admitted(Record, frozen=True, kw_only=True):
+    """A lease that is held for the proxy."""
+
+    lease: Lease
+    pool: str
+    max_tokens: int | None
+    """The limit to send upstream: the request's own, or the model's default."""
+    expires_in_s: float
+
+
+class HeldLease(Record, frozen=True, kw_only=True):
+    """A lease that waits for its usage."""
+
+    lease: Lease
+    served: ServedModel
+    principal: Principal
+    estimate: LengthEstimate
+    wanted: Wanted
+    received_s: float
+    received_unix_s: float
+
+
+def facts_of(wanted: Wanted) -> BodyFacts:
+    """What estimating needs. Raises BadRequest when nothing says how long the prompt is."""
+    if wanted.input_tokens is not None:
+        measure = Measure(
+            text_bytes=0,
+            longest_text_bytes=0,
+            exact_tokens=wanted.input_tokens,
+            longest_exact_tokens=wanted.input_tokens,
+        )
+    elif wanted.text_bytes is not None:
+        measure = Measure(
+            text_bytes=wanted.text_bytes, longest_text_bytes=wanted.text_bytes, messages=1
+        )
+    else:
+        raise missing("input_tokens")
+    return BodyFacts(
+        model=wanted.model,
+        measure=measure,
+        cap_tokens=wanted.max_tokens,
+        cap_field="max_tokens",
+        sequences_per_prompt=wanted.n,
+    )
+
+
+def usage_of(report: Report, held: HeldLease) -> Usage | None:
+    """What to charge for a report; None refunds all.
+
+    ok needs the prompt's tokens. failed without tokens is refunded. cancelled without them is
+    charged the prompt as estimated. Raises BadRequest for what is not believed of an engine either
+    (`gateway.policy.admission.charging`).
+    """
+    prompt, completion = report.prompt_tokens, report.completion_tokens
+    if prompt is None:
+        if report.status == "ok":
+            raise missing("prompt_tokens")
+        if report.status == "failed" and not completion:
+            return None
+        prompt = held.estimate.input_tokens_total
+    if report.status == "failed" and not prompt + completion:
+        return None
+    usage = Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=min(report.cached_tokens, prompt),
+    )
+    window_tokens = held.served.routing.pools[held.lease.pool].window_tokens
+    if believed(usage, held.estimate, window_tokens) is not usage:
+        raise _impossible(usage, held, window_tokens)
+    return usage
+
+
+def _impossible(usage: Usage, held: HeldLease, window_tokens: int) -> BadRequest:
+    estimate = held.estimate
+    if not usage.prompt_tokens:
+        return invalid("prompt_tokens", "no engine serves a request without a prompt.")
+    cap = estimate.cap_tokens
+    if cap is not None and usage.completion_tokens > cap * estimate.sequences:
+        return invalid("completion_tokens", f"the request allows {cap * estimate.sequences}.")
+    field = "prompt_tokens" if usage.prompt_tokens > window_tokens else "completion_tokens"
+    return invalid(
+        field,
+        f"prompt and completion together are more than the pool's window and twice the estimate "
+        f"allow ({window_tokens} tokens a sequence).",
+    )
+
+
+def estimated_usage(held: HeldLease) -> Usage:
+    """What was reserved, as usage: the charge when nobody reported."""
+    estimate = held.estimate
+    return Usage(
+        prompt_tokens=estimate.input_tokens_total,
+        completion_tokens=estimate.sequences * estimate.output_tokens,
+        source="counted",
+    )
+
+
+def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple[Usage | None, int]:
+    """Usage that is charged at least what the slots held would have made, and how much that adds.
+
+    Else a slot could be held for nothing: it is the proxy that says what was used.
+    """
+    price_tokens = int(held_s * held.served.slot_tokens_per_s * held.estimate.sequences)
+    used_tokens = 0 if usage is None else _charge(held, usage)
+    missing_tokens = price_tokens - used_tokens
+    if missing_tokens <= 0:
+        return usage, 0
+    usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
+    completion_tokens = usage.completion_tokens + missing_tokens
+    return msgspec.structs.replace(usage, completion_tokens=completion_tokens), missing_tokens
+
+
+def _charge(held: HeldLease, usage: Usage) -> int:
+    return charge_tokens(
+        held.served.admission, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+    )
+
+
+def settled_as(
+    held: HeldLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
+) -> Settled:
+    """What a lease came to; `usage` None is a full refund."""
+    if usage is None:
+        return Settled(
+            lease_id=held.lease.id,
+            status=ending,
+            charge_tokens=None,
+            prompt_tokens=None,
+            completion_tokens=None,
+            cached_tokens=None,
+        )
+    return Settled(
+        lease_id=held.lease.id,
+        status=ending,
+        charge_tokens=_charge(held, usage),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        held_tokens=held_tokens,
+    )

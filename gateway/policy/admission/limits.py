@@ -1,0 +1,155 @@
+"""Checks 1 to 6: is the entitlement in force, can the request ever fit, is it within its limits?
+
+Token-pools paper, section 4.3. Nothing here changes state but the buckets' filling with time.
+"""
+
+from gateway.policy.admission.decision import Denial, DenialReason, Request, Unit
+from gateway.policy.admission.placement import overshoot
+from gateway.policy.admission.retry_after import concurrency_wait_s, kv_wait_s, tokens_wait_s
+from gateway.policy.entitlements.entitlement import BORROWING, Entitlement
+from gateway.policy.token_pool.buckets import (
+    BUCKET_S,
+    depth_tokens,
+    may_borrow,
+    most_sequences,
+    own_level,
+    surplus_depth,
+    surplus_level,
+)
+from gateway.policy.token_pool.token_pool import Account, TokenPool
+
+
+def not_in_force(terms: Entitlement, now_s: float) -> Denial | None:
+    """Check 1."""
+    if terms.suspended:
+        return Denial(reason="entitlement_suspended")
+    if 0 < terms.expires_unix_s <= now_s:
+        return Denial(reason="entitlement_expired")
+    return None
+
+
+def unbound(book: TokenPool, terms: Entitlement) -> Denial:
+    """The denial of a request within a reserve that its pool does not hold today."""
+    once = terms.created <= book.terms.ever_bound_until
+    reason: DenialReason = "entitlement_degraded" if once else "entitlement_pending"
+    return Denial(reason=reason, wait_s=BUCKET_S)
+
+
+def misfit(book: TokenPool, account: Account, request: Request) -> Denial | None:
+    """Check 3: what no waiting would help."""
+    terms = account.terms
+    most = terms.limit
+    guaranteed = terms.service_class == "guaranteed"
+    if guaranteed:
+        most = terms.baseline_of(request.pool)
+    if request.sequences > most and (most or guaranteed):
+        return _never("sequences", most, request.sequences)
+    depth = 0.0
+    if terms.tokens_per_s > 0:
+        depth = depth_tokens(book, account)
+    elif terms.service_class in BORROWING:
+        depth = surplus_depth(book)
+    if 0 < depth < request.estimate_tokens:
+        return _never("tokens", depth, request.estimate_tokens)
+    kv_limit = terms.kv_bytes_limit or terms.kv_bytes
+    if 0 < kv_limit < request.kv_bytes:
+        return _never("bytes of KV cache", kv_limit, request.kv_bytes)
+    if request.sequences == 1 and request.kv_bytes <= book.terms.kv_of(request.pool):
+        return None
+    return _too_large_for_pools(book, request)
+
+
+def _too_large_for_pools(book: TokenPool, request: Request) -> Denial | None:
+    """No pool that may serve it could hold it when empty. One that is away may come back."""
+    pools = (request.pool, *request.alternates)
+    slots = [book.terms.slots[pool] for pool in pools]
+    room = max(n + overshoot(n) for n in slots)
+    if request.sequences > room and any(slots):
+        return _never("sequences", room, request.sequences)
+    kv_room = [book.terms.kv_of(pool) for pool in pools]
+    if all(kv_room) and request.kv_bytes > max(kv_room):
+        return _never("bytes of KV cache", max(kv_room), request.kv_bytes)
+    return None
+
+
+def _never(unit: Unit, limit: float, requested: float) -> Denial:
+    return Denial(reason="exceeds_entitlement", limit=limit, requested=requested, unit=unit)
+
+
+def over_concurrency(
+    book: TokenPool, account: Account, request: Request, now_s: float
+) -> Denial | None:
+    """Check 4: r_e over all pools; guaranteed is held to its baseline, pool by pool too.
+
+    Without any ready worker C is no limit: binding says that nobody is there.
+    """
+    terms = account.terms
+    limit, used = most_sequences(book, account), account.total
+    if terms.service_class == "guaranteed":
+        here = terms.baseline_of(request.pool)
+        if account.own(request.pool) + request.sequences > here:
+            limit, used = here, account.own(request.pool)
+    elif not limit:
+        return None
+    if used + request.sequences <= limit:
+        return None
+    return Denial(
+        reason="concurrency",
+        wait_s=concurrency_wait_s(account, book.pools[request.pool].service_s, used, now_s),
+        limit=limit,
+        used=used,
+        requested=request.sequences,
+    )
+
+
+def funded_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> str:
+    """Check 5: own, surplus or none (no rate is set) - which bucket pays; "" for neither."""
+    terms = account.terms
+    if terms.tokens_per_s > 0:
+        level = own_level(account, depth_tokens(book, account), now_s)
+        if level >= tokens:
+            return "own"
+        # Below zero it pays first: to borrow then would be a way around the debt.
+        if level < 0 or terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
+            return ""
+    elif terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
+        return "none"
+    if surplus_level(book, now_s) >= tokens and may_borrow(terms, account, tokens, now_s):
+        return "surplus"
+    return ""
+
+
+def over_rate(book: TokenPool, account: Account, request: Request, now_s: float) -> Denial:
+    """The denial when no bucket pays."""
+    terms = account.terms
+    if terms.tokens_per_s > 0:
+        rate, level, limit = terms.tokens_per_s, account.level, depth_tokens(book, account)
+    else:
+        rate, level, limit = book.surplus_per_s, book.surplus, surplus_depth(book)
+    return Denial(
+        reason="tokens",
+        wait_s=tokens_wait_s(account, request.estimate_tokens, level, rate, now_s),
+        limit=limit,
+        used=limit - level,
+        requested=request.estimate_tokens,
+        unit="tokens",
+    )
+
+
+def over_kv(book: TokenPool, account: Account, request: Request, now_s: float) -> Denial | None:
+    """Check 6: chi_e over all pools."""
+    limit = account.terms.kv_bytes_limit or account.terms.kv_bytes
+    if not limit:
+        return None
+    short = account.kv_bytes + request.kv_bytes - limit
+    if short <= 0:
+        return None
+    service_s = book.pools[request.pool].service_s
+    return Denial(
+        reason="kv",
+        wait_s=kv_wait_s(account, short, account.kv_bytes, service_s, now_s),
+        limit=limit,
+        used=account.kv_bytes,
+        requested=request.kv_bytes,
+        unit="bytes of KV cache",
+    )

@@ -1,0 +1,153 @@
+"""Checks 7 and 8: which pool takes the request now, or does its traffic have to stand back?
+
+Contended (its pool is full): protected traffic passes, the rest needs more weight than the
+least in flight, and room under the overshoot. Uncontended: backfill leaves headroom. A pool
+that is more than full spills into an alternate's idle room (token-pools paper, section 4.3).
+
+Protected is what is within a reserve that its pool holds. Where workers were lost and it holds
+the reserve no more, such requests take what is free, and the place of classes that reserve
+nothing; likewise in an alternate while their own pool has no worker. So nobody with a reserve
+is refused while a pool that can serve the request serves a lower class.
+"""
+
+from math import inf
+
+from gateway.policy.admission.decision import Denial, Place, Request
+from gateway.policy.admission.retry_after import before, priority_wait_s
+from gateway.policy.entitlements.entitlement import BACKFILL, RESERVING
+from gateway.policy.token_pool.token_pool import Account, TokenPool
+
+
+def least_weight(book: TokenPool, pool: int) -> float:
+    """The admission threshold: the least weight in flight in a pool; 0 when it is empty."""
+    return book.pools[pool].weights.least()
+
+
+def overshoot(slots: int) -> int:
+    """Sequences beyond capacity that outranking traffic may take."""
+    return max(1, -(-slots // 8))
+
+
+def place(book: TokenPool, account: Account, request: Request, w: float) -> Place:
+    """The asked pool, an alternate with idle room, or nothing."""
+    terms = account.terms
+    pool, n = request.pool, request.sequences
+    slots = book.terms.slots[pool]
+    used = occupied(book, account, pool)
+    reserved = within_reserve(account, request)
+    protected = reserved and book.bound(terms, pool)
+    kv_full = kv_over(book, pool, request.kv_bytes, 0)
+    contended = kv_full or used + n > slots
+    if not contended:
+        within = account.own(pool) + n <= terms.baseline_of(pool)
+        fills_up = protected or (within and not reserved and terms.service_class not in BACKFILL)
+        if fills_up or used + n <= slots - book.terms.headroom:
+            return Place(pool)
+    elif slots <= 0 or (not protected and (kv_full or used + n > slots + book.terms.spill_queue)):
+        for other in request.alternates:
+            if _idle_room(book, account, other, request):
+                return Place(other, spilled=True)
+    if reserved and (slots <= 0 or not protected):
+        for other in (pool, *request.alternates):
+            if _makes_way(book, account, other, request):
+                full = contended or other != pool
+                return Place(other, contended=full, spilled=other != pool)
+    # Without slots nobody is there to queue for: binding says so.
+    if protected or slots <= 0:
+        return Place(pool, contended=True)
+    if not contended or (reserved and not book.pools[pool].unreserved):
+        return Place(pool, contended, denied="priority")
+    return _outranking(book, request, w, used)
+
+
+def could_outrank(book: TokenPool, request: Request) -> bool:
+    """Whether weight alone could let a request into a full pool.
+
+    What is broader than the overshoot waits for the pool to empty, whatever it weighs.
+    """
+    slots, kv_bytes = book.terms.slots[request.pool], book.terms.kv_of(request.pool)
+    fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
+    return fits and request.sequences <= overshoot(slots)
+
+
+def within_reserve(account: Account, request: Request) -> bool:
+    """Whether a request is within what its entitlement reserves in the asked pool."""
+    if account.terms.service_class not in RESERVING:
+        return False
+    baseline = account.terms.baseline_of(request.pool)
+    return account.own(request.pool) + request.sequences <= baseline
+
+
+def _makes_way(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
+    """Whether a pool would hold the request but for classes that reserve nothing."""
+    lower = book.pools[pool].unreserved
+    reserved = occupied(book, account, pool) - lower
+    return lower > 0 and reserved + request.sequences <= book.terms.slots[pool]
+
+
+def _outranking(book: TokenPool, request: Request, w: float, used: int) -> Place:
+    """Check 7 for traffic that is not protected; preemptible never outranks anybody."""
+    pool, slots = request.pool, book.terms.slots[request.pool]
+    service_class = book.accounts[request.entitlement].terms.service_class
+    # Nothing in flight and yet contended: all is kept for idle dedicated baselines.
+    least = least_weight(book, pool) or inf
+    if service_class == "preemptible" or w <= least:
+        return Place(pool, contended=True, denied="priority")
+    if used + request.sequences > slots + overshoot(slots):
+        return Place(pool, contended=True, denied="priority")
+    if kv_over(book, pool, request.kv_bytes, book.terms.kv_of(pool) // 8):
+        return Place(pool, contended=True, denied="kv")
+    return Place(pool, contended=True)
+
+
+def occupied(book: TokenPool, account: Account, pool: int) -> int:
+    """Slots that are taken, or kept for dedicated entitlements other than this one."""
+    state = book.pools[pool]
+    if not state.idle_dedicated:
+        return state.inflight
+    reserved, terms = state.idle_dedicated, account.terms
+    if terms.service_class == "dedicated" and book.bound(terms, pool) and not terms.suspended:
+        reserved -= max(0, terms.baseline_of(pool) - account.inflight[pool])
+    return state.inflight + reserved
+
+
+def kv_over(book: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
+    """Whether a pool's KV would be over its capacity and an allowance beyond it."""
+    capacity = book.terms.kv_of(pool)
+    return capacity > 0 and book.pools[pool].kv_bytes + kv_bytes > capacity + allowance
+
+
+def _idle_room(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
+    """Whether an alternate pool has slots and KV that nobody else would have."""
+    free = book.terms.slots[pool] - book.terms.headroom
+    if occupied(book, account, pool) + request.sequences > free:
+        return False
+    return not kv_over(book, pool, request.kv_bytes, 0)
+
+
+def pool_denial(
+    book: TokenPool, account: Account, request: Request, w: float, found: Place, now_s: float
+) -> Denial:
+    """The denial of a place that was not given."""
+    state, slots = book.pools[found.pool], book.terms.slots[found.pool]
+    if found.denied == "kv":
+        capacity = book.terms.kv_of(found.pool)
+        short = state.kv_bytes + request.kv_bytes - capacity
+        freed_per_s = max(1.0, state.kv_bytes / max(1e-3, state.service_s))
+        return Denial(
+            reason="kv",
+            wait_s=short * (before(state, account, w, slots, now_s) + 1) / freed_per_s,
+            limit=capacity,
+            used=state.kv_bytes,
+            requested=request.kv_bytes,
+            unit="bytes of KV cache",
+            of_pool=True,
+        )
+    return Denial(
+        reason="priority",
+        wait_s=priority_wait_s(state, account, w, slots, now_s),
+        limit=slots,
+        used=occupied(book, account, found.pool),
+        requested=request.sequences,
+        of_pool=True,
+    )

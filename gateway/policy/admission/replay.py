@@ -1,0 +1,114 @@
+"""What admission would decide again, from the request log of one gateway on embedded state.
+
+The log holds, beside the decisions, what changed the token pools in between (`PoolEvent`). Fed
+in order of time to the same policy code, from a book that starts empty, every admission comes
+to the same decision: the log proves the policy, and another policy can be tried on it.
+Held are logs written from the gateway's start; a log that begins later starts with full buckets.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.domain import Record
+from gateway.policy.admission import admission, debt
+from gateway.policy.admission.admission import Denial, Request
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
+
+
+class Replayed(Record, frozen=True, kw_only=True):
+    """One admission, as it was logged and as it is decided now."""
+
+    lease_id: str
+    logged: str
+    """The reason it was, or in observe mode would have been, denied for; "" for admitted."""
+    decided: str
+
+
+class _Step(Record, frozen=True, kw_only=True):
+    unix_s: float
+    kind: str
+    line: Mapping[str, Any]
+    detail: Any = None
+
+
+def replay(lines: Iterable[Mapping[str, Any]], model: str) -> list[Replayed]:
+    """Decide the admissions of a model again; `lines` are the log's, decoded.
+
+    Raises ValueError when the log does not begin with the model's terms.
+    """
+    steps = sorted(_steps(lines, model), key=lambda step: step.unix_s)
+    if not steps or steps[0].kind != "terms":
+        raise ValueError(f"the log does not begin with the terms of the model {model}")
+    book = TokenPool(msgspec.convert(steps[0].detail, Terms))
+    pools: dict[str, int] = {}
+    book.ticked_s = steps[0].unix_s
+    found: list[Replayed] = []
+    for step in steps:
+        if step.kind == "admit":
+            found.append(_admitted(book, step, pools))
+        else:
+            _changed(book, step, pools)
+    return found
+
+
+def _steps(lines: Iterable[Mapping[str, Any]], model: str) -> Iterable[_Step]:
+    for line in lines:
+        if line.get("model") != model:
+            continue
+        if "event" in line:
+            yield _Step(
+                unix_s=line["unix_s"], kind=line["event"], line=line, detail=line.get("detail")
+            )
+        elif line.get("admitted_unix_s") is not None:
+            yield _Step(unix_s=line["admitted_unix_s"], kind="admit", line=line)
+            for unix_s, kind, amount in line.get("lease_changes", ()):
+                yield _Step(unix_s=unix_s, kind=kind, line=line, detail=amount)
+            yield _Step(unix_s=line["settled_unix_s"], kind="settle", line=line)
+
+
+def _admitted(book: TokenPool, step: _Step, pools: Mapping[str, int]) -> Replayed:
+    line = step.line
+    request = Request(
+        lease_id=line["lease_id"],
+        entitlement=line["entitlement"],
+        pool=pools[line["asked_pool"]],
+        alternates=tuple(pools[name] for name in line.get("alternates", ())),
+        estimate_tokens=line["reserved_tokens"],
+        kv_bytes=line.get("reserved_kv_bytes", 0),
+        sequences=line.get("sequences", 1),
+    )
+    decided = admission.admit(book, request, step.unix_s, observe=True)
+    return Replayed(
+        lease_id=request.lease_id,
+        logged=line.get("would_deny") or "",
+        decided=decided.reason if isinstance(decided, Denial) else decided.would_deny,
+    )
+
+
+def _changed(book: TokenPool, step: _Step, pools: dict[str, int]) -> None:
+    detail, lease_id, now_s = step.detail, step.line.get("lease_id", ""), step.unix_s
+    match step.kind:
+        case "terms":
+            book.change(msgspec.convert(detail, Terms))
+            pools.update({name: index for index, name in enumerate(step.line["pools"])})
+        case "entitlement":
+            book.define(msgspec.convert(detail, Entitlement))
+        case "removed":
+            book.remove(detail)
+        case "tick":
+            debt.tick(book, list(book.active), detail, now_s)
+            debt.close(book, detail, now_s)
+        case "resize":
+            held = book.leases.get(lease_id)
+            per_token = 0 if held is None else held.kv_bytes // max(1, held.estimate_tokens)
+            admission.resize(book, lease_id, detail, detail * per_token, now_s)
+        case "transfer":
+            admission.transfer(book, lease_id, detail, now_s, force=True)
+        case "settle":
+            admission.settle(book, lease_id, step.line.get("charge_tokens"), now_s)
+        case _:
+            raise ValueError(f"unknown event: {step.kind}")

@@ -1,0 +1,1 @@
+"""BF-IO: balances data-parallel ranks that compute each step together."""

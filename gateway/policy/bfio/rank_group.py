@@ -1,0 +1,254 @@
+"""BF-IO for data-parallel ranks: one central line, bound late, balanced at the barrier.
+
+The ranks of one engine compute in lockstep: a step lasts as long as the fullest rank's, so the
+others' lead is lost ("A Universal Load Balancing Principle", sections 3 and 4). Requests are
+sticky once sent, hence they wait here, and each slot that comes free is filled with the
+request that levels the ranks' KV loads best.
+
+- A rank is sent at most its slots and a small depth; deeper queues would bind too early.
+- Bands keep their order. Within a band the first by key, two for each free slot and a few, are
+  what is chosen from: fairness decides who is there, balance which of them goes.
+- Key: arrival in seconds, plus the seconds of the group's work that the client had lately
+  beyond an even part (u of QUARTZ, section 4.3, made relative: a lone client's order stays).
+- Who was passed over for `maxage_steps` steps goes first.
+- Ranks of one engine live and die together; waiting jobs belong to no rank, so none is lost.
+
+Without look-ahead (H = 0): it is worth 1 % at most and needs output lengths.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Final
+
+import msgspec
+
+from gateway.policy.bfio.rank_choice import Assign, choose, hit_tokens
+from gateway.policy.bfio.rank_load import RankLoad, Sent, StepClock, streamed
+from gateway.policy.bfio.rank_queue import RankLine
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.scheduling.fairness import ServedShares
+from gateway.policy.scheduling.scheduler import BAND_NAMES, Job
+
+NOTHING: Final[Sequence[Job]] = ()
+CANDIDATES_KEPT: Final = 8
+_ALL: Final = "*"
+"""Counts all clients together; no entitlement has this name."""
+
+
+class RankRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a group is filled."""
+
+    depth: int = 1
+    """Requests a rank may hold beyond its slots, 0 to 8: they bridge the way to the engine."""
+    per_slot: int = 2
+    """Waiting requests to choose from, for each free slot."""
+    spare: int = 6
+    """And so many more: with one slot free, a choice of two is hardly one."""
+    maxage_steps: int = 200
+    """Steps that a request may be passed over."""
+    fairness: float = 2.0
+    """Seconds that a request is put back for each second of work its client had too much."""
+    fairness_tau_s: float = 10.0
+    """How fast that is forgotten."""
+    most_waiting: int = 65_536
+    """Jobs that wait at most; more are not taken."""
+
+
+ObservedTokens = Callable[[int, float], float | None]
+"""(rank, now) -> KV tokens that its engine's telemetry reports, None where that is not fresh."""
+
+
+class RankGroup:
+    """A Scheduler of late binding; see `gateway.policy.scheduling.scheduler`."""
+
+    gates = False
+    coverage: float | None = None
+
+    def __init__(
+        self,
+        pool: PoolState,
+        solve: Assign,
+        *,
+        rules: RankRules | None = None,
+        observed: ObservedTokens | None = None,
+    ) -> None:
+        """The pool's workers are ranks, those of one engine as `pool.engines` says."""
+        self.replicas = 1
+        self.rules = rules or RankRules()
+        self.steps = StepClock()
+        self.ranks = [RankLoad(self.steps) for _ in pool.workers]
+        self.shares = ServedShares(self.rules.fairness_tau_s)
+        self._pool = pool
+        self._solve = solve
+        self._observed = observed
+        self._line = RankLine()
+        self._orders = 0
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """See Scheduler."""
+        return self._line.waiting
+
+    @property
+    def limit(self) -> int:
+        """Sequences that one rank may be sent: this process's share of slots and depth."""
+        held = self._pool.slots_per_worker + self.rules.depth
+        return max(1, ceil(held / self.replicas))
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        known = fleet.available(self._pool, now_s)
+        if not known or self._line.total >= self.rules.most_waiting:
+            job.state = "nowhere"
+            return NOTHING
+        if job.home not in known:
+            job.home = -1
+        job.order = self._orders
+        self._orders += 1
+        job.policy = Sent()
+        job.key = job.arrived_s + self.rules.fairness * self._excess_s(job, now_s)
+        self._line.put(job)
+        return self._fill(now_s)
+
+    def first_token(
+        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
+    ) -> Sequence[Job]:
+        """See Scheduler. Prefills are not gated here."""
+        if job.state == "sent" and not assumed:
+            job.state = "answering"
+        return NOTHING
+
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state not in ("sent", "answering"):
+            return NOTHING
+        self.ranks[job.worker].remove(job, now_s)
+        if job.emitted is not None:
+            tokens = streamed(job, now_s, self.steps.step_s) // max(1, job.sequences)
+            self.steps.ended(tokens, now_s - job.sent_s)
+        job.state = "gone"
+        job.emitted = None
+        return self._fill(now_s)
+
+    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "waiting":
+            self._line.take(job)
+            job.state = "gone"
+        return NOTHING
+
+    def tick(self, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        self.shares.sweep(now_s)
+        known = fleet.available(self._pool, now_s)
+        if not known:
+            lost = list(self._line.all())
+            self._line = RankLine()
+            for job in lost:
+                job.state = "nowhere"
+            return lost
+        if self._observed is not None:
+            for index, rank in enumerate(self.ranks):
+                tokens = self._observed(index, now_s)
+                if tokens is not None:
+                    rank.observe(tokens, now_s)
+        return self._fill(now_s)
+
+    # Filling the free slots
+
+    def _fill(self, now_s: float) -> Sequence[Job]:
+        """Send whoever has room, engine by engine, the one with most room first."""
+        limit = self.limit
+        if not self._line.total or all(rank.sequences >= limit for rank in self.ranks):
+            return NOTHING
+        out: list[Job] = []
+        known = set(fleet.available(self._pool, now_s))
+        for rank in self._line.homes:
+            if rank not in known:
+                self._line.release(rank)
+            else:
+                self._fill_homed(rank, out, now_s)
+        groups = [[w for w in ranks if w in known] for ranks in self._pool.engines]
+        groups.sort(key=lambda ranks: -sum(map(self._room, ranks)))
+        for ranks in groups:
+            if any(map(self._room, ranks)):
+                self._fill_group(ranks, len(known), out, now_s)
+        return out
+
+    def _room(self, rank: int) -> int:
+        return max(0, self.limit - self.ranks[rank].sequences)
+
+    def _fill_homed(self, rank: int, out: list[Job], now_s: float) -> None:
+        """Those that must go to one rank go first there: their prompt is in its cache."""
+        for band in range(len(BAND_NAMES)):
+            for job in self._line.homed(rank, band, self._room(rank)):
+                if self._room(rank):
+                    self._send(job, rank, out, now_s)
+
+    def _fill_group(self, ranks: list[int], known: int, out: list[Job], now_s: float) -> None:
+        """Fill one engine's ranks band by band."""
+        rules = self.rules
+        for band in range(len(BAND_NAMES)):
+            caps = [self._room(rank) for rank in ranks]
+            count = rules.per_slot * sum(caps) + rules.spare
+            if not any(caps) or not self._line.waiting[band]:
+                continue
+            jobs = self._line.first(band, count)
+            self._fill_again(ranks, [j for j in jobs if j.excluded], known, out, now_s)
+            jobs = [job for job in jobs if not job.excluded]
+            caps = [self._room(rank) for rank in ranks]
+            waits_s = [self._passed_over_s(job, now_s) for job in jobs]
+            loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
+            maxage_s = rules.maxage_steps * self.steps.step_s
+            for item, index in choose(self._solve, ranks, loads, caps, jobs, waits_s, maxage_s):
+                # A request of several sequences may have taken what was left.
+                if self._room(ranks[index]):
+                    jobs[item].candidates = list(zip(ranks, loads, strict=True))[:CANDIDATES_KEPT]
+                    self._send(jobs[item], ranks[index], out, now_s)
+
+    def _fill_again(
+        self, ranks: list[int], jobs: list[Job], known: int, out: list[Job], now_s: float
+    ) -> None:
+        """Those that failed somewhere: not there again, unless nothing else is in the rotation."""
+        for job in jobs:
+            left = [rank for rank in ranks if rank not in job.excluded]
+            if not left and len(ranks) == known:
+                left = ranks
+            free = [rank for rank in left if self._room(rank)]
+            if free:
+                loads = [self.ranks[rank].tokens(now_s) for rank in free]
+                self._send(job, free[loads.index(min(loads))], out, now_s)
+
+    @staticmethod
+    def _passed_over_s(job: Job, now_s: float) -> float:
+        """How long a job has been among those to choose from."""
+        notes = job.policy
+        if notes.offered_s < 0:
+            notes.offered_s = now_s
+        waited_s: float = now_s - notes.offered_s
+        return waited_s
+
+    def _send(self, job: Job, worker: int, out: list[Job], now_s: float) -> None:
+        self._line.take(job)
+        rank = self.ranks[worker]
+        job.worker = worker
+        job.state = "sent"
+        job.sent_s = now_s
+        job.score = rank.tokens(now_s)
+        job.active = rank.sequences
+        job.hit_tokens = hit_tokens(job, worker)
+        rank.add(job, now_s)
+        uncached = max(0, job.prompt_tokens - job.hit_tokens)
+        self.shares.served(job.client, uncached, now_s)
+        self.shares.served(_ALL, uncached, now_s)
+        out.append(job)
+
+    def _excess_s(self, job: Job, now_s: float) -> float:
+        """Seconds of the group's work that a job's client had beyond an even part of it."""
+        total = self.shares.kilotokens(_ALL, now_s)
+        if total <= 0:
+            return 0.0
+        even = total / max(1, len(self.shares) - 1)
+        own = self.shares.kilotokens(job.client, now_s) / job.share
+        return max(0.0, own - even) / total * self.rules.fairness_tau_s

@@ -1,0 +1,1 @@
+"""What a tenant is owed: terms, service class, weight."""

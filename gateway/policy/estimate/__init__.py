@@ -1,0 +1,1 @@
+"""How many tokens a request will take, learned from what requests took."""

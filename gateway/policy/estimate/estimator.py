@@ -1,0 +1,283 @@
+"""Token budgets: what a request is expected to take, learned from what requests took.
+
+One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
+- A request teaches its own tenant's figures only. Those of a tenant that was taught enough are
+  all that decides about it; a newer one gets what most tenants agree on
+  (`gateway.policy.estimate.by_tenant`). So no tenant decides about another's requests.
+- L_in = ceil(bytes / c*) + template, c* = c - gamma sigma: overestimating is the safe side.
+- The template's fixed tokens and the ratio are fitted apart: prompts under
+  SMALL_PROMPT_TOKENS teach the template, longer ones the ratio (a template that no prompt is
+  shorter than is learned as part of it); media and token ids stay out of the ratio.
+- Three output figures: the client's cap, the expected q_out, and L_out = min(cap, q_out)
+  (or the cap itself under `output_estimate: cap`), `default_max_tokens` for a cap not set.
+- Reported usage is not believed blindly: impossible values are counted and ignored.
+"""
+
+from math import ceil
+from typing import Any, Final
+
+from gateway.domain import (
+    BodyFacts,
+    Category,
+    Endpoint,
+    LengthEstimate,
+    Measure,
+    Observation,
+)
+from gateway.policy.estimate.merge import Part
+from gateway.policy.estimate.profile import DEFAULT, EstimatorProfile, OutputMode
+from gateway.policy.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS
+from gateway.policy.estimate.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
+from gateway.policy.estimate.tenant_figures import (
+    ENDPOINTS_BY_NAME,
+    MAX_MEDIA,
+    MAX_TEMPLATE,
+    TemplateKind,
+    TenantFigures,
+)
+from gateway.policy.request.counting import MEDIA_TOKENS
+
+SMALL_PROMPT_TOKENS: Final = 128
+
+_UNSEEN_NOISE = 0.35
+_LEAST_NOISE = 0.02
+_PAIRED = frozenset({"rerank", "score"})
+
+
+def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
+    """Which fixed tokens an engine adds: they differ with tools, and for plain prompts."""
+    if measure.messages:
+        return "tools" if measure.tools else "chat"
+    return "pair" if endpoint in _PAIRED else "plain"
+
+
+class LengthEstimator:
+    """Estimates lengths for one model, and learns from served requests."""
+
+    __slots__ = (
+        "_figures",
+        "_fit_template",
+        "ignored",
+        "observations",
+        "output_mode",
+        "profile",
+    )
+
+    def __init__(
+        self,
+        profile: EstimatorProfile = DEFAULT,
+        *,
+        output_mode: OutputMode | None = None,
+        output_prior_tokens: int = PRIOR_TOKENS,
+        media_tokens: int = MEDIA_TOKENS,
+    ) -> None:
+        """Start from the settings.
+
+        `output_mode` overrides the profile's (`output_estimate`); `output_prior_tokens` is
+        expected of an answer, `media_tokens` of a media part, until usage teaches better.
+        """
+        self.profile: Final = profile
+        self.output_mode: Final = output_mode or profile.output_mode
+        self.observations = 0
+        self.ignored: dict[str, int] = {}
+        """Parts of observations that taught nothing, by reason."""
+        self._fit_template: Final = profile.fit_template
+        self._figures: Final = TenantFigures(profile, media_tokens, output_prior_tokens)
+
+    def estimate(
+        self,
+        endpoint: Endpoint,
+        facts: BodyFacts,
+        tenant: str,
+        category: Category | None = None,
+        default_max_tokens: int | None = None,
+    ) -> LengthEstimate:
+        """The budget of one request; `category` overrides what the text looked like.
+
+        `default_max_tokens` is the limit that is sent for a client that set none.
+        """
+        measure = facts.measure
+        category = category or measure.category
+        ratio = self._figures.ratios[category].of(tenant)
+        longest_bytes = measure.longest_text_bytes
+        exact = measure.longest_exact_tokens
+        template = 0
+        if self._fit_template and not exact:
+            fit = self._figures.templates[template_kind(endpoint.name, measure)].of(tenant)
+            template = ceil(fit.a + fit.b * measure.messages)
+        longest = ceil(longest_bytes / ratio.conservative) + template + exact
+        if measure.media_parts:
+            media = ceil(
+                self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens)
+            )
+        else:
+            media = 0
+        prompts = measure.prompts
+        if prompts == 1:
+            longest += media
+            total = longest
+        else:
+            total = (
+                ceil(measure.text_bytes / ratio.conservative)
+                + template * prompts
+                + measure.exact_tokens
+                + media
+            )
+            longest += min(media, ceil(2 * media / prompts))
+        sequences = prompts * facts.sequences_per_prompt
+        cap = facts.cap_tokens
+        expected = output = 0
+        if endpoint.generates:
+            expected = self._figures.outputs.expected(endpoint.name, category, tenant)
+            limit = default_max_tokens if cap is None else cap
+            if limit is None:
+                output = expected
+            else:
+                output = limit if self.output_mode == "cap" or limit < expected else expected
+        return LengthEstimate(
+            category=category,
+            text_bytes=longest_bytes,
+            ratio=ratio.mean,
+            ratio_conservative=ratio.conservative,
+            template_tokens=template,
+            input_tokens=longest,
+            input_tokens_total=total,
+            input_tokens_lowest=ceil(longest_bytes / ratio.plausible) + exact,
+            cap_tokens=cap,
+            expected_output_tokens=expected,
+            output_tokens=output,
+            fit_tokens=longest + output,
+            cost_tokens=total + sequences * output,
+            sequences=sequences,
+        )
+
+    def learn(self, observation: Observation) -> None:
+        """Take what a served request reported; impossible reports are counted, not used."""
+        self.observations += 1
+        self._learn_input(observation)
+        self._learn_output(observation)
+
+    def _learn_input(self, observation: Observation) -> None:
+        measure, tenant = observation.measure, observation.tenant
+        if not observation.learn_ratio:
+            self._ignore("prompt_changed")
+            return
+        tokens = self._reported(observation, "prompt_tokens")
+        if tokens is None or measure.exact_tokens:
+            return
+        ratio = self._figures.ratios[measure.category].begun(tenant)
+        kind = template_kind(observation.endpoint, measure)
+        fixed = self._fixed_tokens(kind, measure, tenant)
+        if measure.media_parts:
+            self._learn_media(tenant, ratio, measure, tokens - fixed)
+            return
+        size = measure.text_bytes
+        if not size:
+            return
+        if not self._possible(size, tokens, fixed, measure):
+            self._ignore("prompt_tokens_out_of_range")
+            return
+        # Apart, or an error of the one would pass for the other: from prompts of like lengths
+        # template and ratio would drift away together.
+        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
+            if self._fit_template:
+                text = size / ratio.mean
+                fit = self._figures.templates[kind].taught(tenant)
+                noise = _noise(ratio, text)
+                fit.add(measure.prompts, measure.messages, tokens - text, noise)
+        else:
+            text = tokens - fixed
+            own = self._figures.ratios[measure.category].taught(tenant)
+            own.add(size / text, text / measure.prompts)
+
+    def _possible(self, size: int, tokens: int, fixed: float, measure: Measure) -> bool:
+        """Whether a count can be true: bytes per token within [0.5, 16].
+
+        Small prompts may be mostly template, of which there is an upper bound.
+        """
+        if size > HIGHEST_RATIO * tokens:
+            return False
+        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
+            room = MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages
+            return tokens <= size / LOWEST_RATIO + room
+        text = tokens - fixed
+        return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
+
+    def _learn_media(self, tenant: str, ratio: Ratio, measure: Measure, tokens: float) -> None:
+        """`tokens` without the template's."""
+        text = measure.text_bytes / ratio.mean
+        media = tokens - text
+        if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
+            self._ignore("prompt_tokens_out_of_range")
+            return
+        noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
+        fit = self._figures.media.taught(tenant)
+        fit.add(measure.media_parts, measure.media_tokens, media, noise)
+
+    def _fixed_tokens(self, kind: TemplateKind, measure: Measure, tenant: str) -> float:
+        if not self._fit_template:
+            return 0.0
+        return self._figures.templates[kind].begun(tenant).value(measure.prompts, measure.messages)
+
+    def _learn_output(self, observation: Observation) -> None:
+        endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
+        if endpoint is None or not endpoint.generates:
+            return
+        tokens = self._reported(observation, "completion_tokens")
+        if tokens is None:
+            return
+        each = ceil(tokens / max(observation.sequences, 1))
+        if each > MAX_TOKENS:
+            self._ignore("completion_tokens_out_of_range")
+            return
+        self._figures.outputs.add(
+            observation.endpoint,
+            observation.measure.category,
+            observation.tenant,
+            each,
+            cut=observation.output_censored,
+        )
+
+    def _reported(self, observation: Observation, field: str) -> int | None:
+        """A count as the engine sent it, when it is a positive integer.
+
+        By name: what its annotation says is a promise, and engines lie.
+        """
+        value: object = getattr(observation, field)
+        if value is None:
+            self._ignore(f"{field}_missing")
+        elif type(value) is not int:
+            self._ignore(f"{field}_not_an_integer")
+        elif value < 1:
+            self._ignore(f"{field}_not_positive")
+        else:
+            return value
+        return None
+
+    def _ignore(self, reason: str) -> None:
+        self.ignored[reason] = self.ignored.get(reason, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that was learned, for the admin endpoint and the metrics."""
+        return {
+            "profile": self.profile.name,
+            "output_mode": self.output_mode,
+            "observations": self.observations,
+            "ignored": dict(self.ignored),
+            **self._figures.snapshot(),
+        }
+
+    def parts(self) -> dict[str, Part]:
+        """See Learner."""
+        return self._figures.parts()
+
+    def part(self, name: str) -> Part | None:
+        """See Learner."""
+        return self._figures.part(name)
+
+
+def _noise(ratio: Ratio, text_tokens: float) -> float:
+    """Variance of a count around bytes / c, in tokens squared."""
+    seen = ratio.observations
+    relative = max(ratio.spread / ratio.mean, _LEAST_NOISE) if seen else _UNSEEN_NOISE
+    return 1.0 + (relative * text_tokens) ** 2

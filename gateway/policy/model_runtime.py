@@ -1,0 +1,127 @@
+"""One model as the gateway serves it: routing table, estimator, and the state of its pools."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.domain import PhaseTimeouts, WorkerAddress
+from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
+from gateway.policy.entitlements.mean_rate import MeanRate
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.engine_telemetry import TelemetryView
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.policy.pools.boundary_watch import BoundaryWatch
+from gateway.policy.pools.compression_rules import CompressionRules
+from gateway.policy.pools.conversations import Conversations
+from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.routing_table import Routing
+from gateway.policy.prefix.digests import Points, points_of
+from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.request.members import Members
+from gateway.policy.scheduling.scheduler import Job, Scheduler
+from predictor.online import PrefillPredictor
+
+PRIORITY_FLAGS: Final = {
+    "vllm": "--scheduling-policy priority",
+    "sglang": "--enable-priority-scheduling",
+}
+"""What an engine is started with so that it heeds priorities, by `engine_priority`."""
+
+
+class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait in the gateway for a worker of one pool, and how long."""
+
+    limit: int = 1000
+    """Requests a pool."""
+    timeout_s: float = 60.0
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stages need to know of a model. The states inside are mutable."""
+
+    name: str
+    routing: Routing
+    """Read once where a request is planned; `move_boundaries` replaces it."""
+    estimator: LengthEstimator
+    pools: tuple[PoolState, ...]
+    workers: tuple[tuple[WorkerAddress, ...], ...]
+    """By pool, in the order of `pools[i].workers`."""
+    health: HealthRules
+    homes: ResponseHomes
+    spill_queue: int
+    timeouts: PhaseTimeouts = PhaseTimeouts()
+    max_attempts: int = 3
+    slot_tokens_per_s: float = DECODE_TOKENS_PER_S
+    """What a slot makes of the model's tokens/s: the price of holding one."""
+    held_share: float = 1.0
+    """Of a pool's slots: what other proxies' leases may hold beyond reserved baselines."""
+    kv_bytes_per_token: int = 0
+    """0 where KV is not enforced."""
+    admission: AdmissionProfile = PROFILES["default"]
+    reclaim_s: float = 0.5
+    """How long a protected request waits for its first byte before others give way."""
+    engine_priority: Literal["none", "vllm", "sglang"] = "none"
+    """Whose `priority` field the engines understand."""
+    compression: CompressionRules | None = None
+    """None where it is not enabled."""
+    conversations: Conversations = msgspec.field(default_factory=Conversations)
+    schedulers: tuple[Scheduler | None, ...] = ()
+    """By pool; None, or nothing at all: the least loaded worker, at once."""
+    queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
+    """Jobs whose requests wait here, in order of arrival, and where."""
+    predictors: tuple[PrefillPredictor, ...] = ()
+    """By pool, where a scheduler predicts; else nothing."""
+    prefixes: tuple[PrefixIndex, ...] = ()
+    """By pool, where a scheduler looks at prefixes; else nothing."""
+    news: tuple[PrefixNews, ...] = ()
+    """By pool, what the other replicas are told of prefixes; with `prefixes`."""
+    telemetry: tuple[TelemetryView, ...] = ()
+    """By pool, where engines' own figures are read; else nothing."""
+    tells_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    """(pool, worker) of engines that have told cached tokens: of them silence means none."""
+    rates: MeanRate = msgspec.field(default_factory=MeanRate)
+    """Of its entitlements."""
+    salted: bool = False
+    """Whether tenants' prefix caches are kept apart."""
+    queue: QueueRules = QueueRules()
+    observe_admission: bool = False
+    """Admission is computed and counted, not applied (so it is where all of the model is)."""
+    aliases: frozenset[str] = frozenset()
+    """Its other names."""
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    """Aliases that engines list as LoRA adapters -> the base: they are sent as they are."""
+    watch: BoundaryWatch | None = None
+    """What settled requests say of the boundaries."""
+
+    def points(self, endpoint_name: str, tenant: str, members: Members, text_bytes: int) -> Points:
+        """Where a prompt of this tenant's may share its beginning with others."""
+        return points_of(endpoint_name, members, text_bytes, tenant if self.salted else "")
+
+    def move_boundaries(self, tokens: Sequence[int]) -> None:
+        """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""
+        pools = self.routing.pools
+        moved = tuple(
+            msgspec.structs.replace(shape, boundary_tokens=boundary)
+            for shape, boundary in zip(pools[:-1], tokens, strict=True)
+        )
+        # The one field that changes: everybody holds this object, and an attribute is set at once.
+        msgspec.structs.force_setattr(
+            self, "routing", msgspec.structs.replace(self.routing, pools=(*moved, pools[-1]))
+        )
+
+
+def drain_worker(models: Iterable[ServedModel], worker: str, *, on: bool) -> int:
+    """Take a worker out of the rotation of every pool it is in, or return it; how many."""
+    hits = 0
+    for served in models:
+        for pool in served.pools:
+            for i, known in enumerate(pool.workers):
+                if known == worker:
+                    fleet.drain(pool, i, on=on)
+                    hits += 1
+    return hits

@@ -1,0 +1,1 @@
+"""Which pool serves a request, and where the boundaries between pools lie."""

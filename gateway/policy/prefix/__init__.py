@@ -1,0 +1,1 @@
+"""Which worker probably holds how much of a prompt in its prefix cache."""

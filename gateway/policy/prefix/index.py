@@ -1,0 +1,196 @@
+"""Which worker of a pool probably holds how much of a prompt in its prefix cache.
+
+Digest -> (stamp, bit mask of workers), in one dictionary bounded by entries. The engines do not
+tell what they keep, so it is modelled and then corrected by what they report:
+
+- Each worker keeps what was touched lately, as much as its cache holds (`prefix_capacity`), and
+  that is learned from the `cached_tokens` they report. Tokens are counted on one clock for the
+  pool: the mean over its workers of what prompts sent to them were expected to leave uncached.
+- `forget` is for a worker that restarted: what was touched before counts no more for it.
+
+Rules:
+- `insert` touches all points of a prompt, so what lies before a point is never older.
+- No call walks over more than it was given: entries go oldest first, a few at each insert.
+- State is of one replica: it learns from what it sends itself, and from what others on the same
+  Redis tell (`prefix_news`). Of several without one, each expects fewer hits than come.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.policy.prefix.cache_estimate import DEFAULT_CAPACITY_TOKENS, Expected, Keeping
+from gateway.policy.scheduling.scheduler import Match
+
+DEFAULT_ENTRIES: Final = 262_144
+LEAST_ENTRIES: Final = 8_192
+_CHUNKS: Final = 32
+"""In which entries are kept by age; whole ones, of about equal size."""
+
+
+class PrefixIndex:
+    """The prefixes of one pool. Lengths of points times `tokens_per_byte` are tokens."""
+
+    __slots__ = (
+        "_chunk",
+        "_chunk_entries",
+        "_chunk_stamp",
+        "_chunks",
+        "_clock",
+        "_entries",
+        "_full",
+        "_keeping",
+        "workers",
+    )
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        max_entries: int = DEFAULT_ENTRIES,
+        capacity_tokens: int = DEFAULT_CAPACITY_TOKENS,
+    ) -> None:
+        """An index of `workers` (>= 1) with at most `max_entries` (>= 8,192) digests.
+
+        `capacity_tokens` (>= 1) is where each worker's begins. Raises ValueError.
+        """
+        if workers < 1 or max_entries < LEAST_ENTRIES or capacity_tokens < 1:
+            raise ValueError(
+                f"a prefix index has workers, capacity, and {LEAST_ENTRIES:,} entries or more"
+            )
+        self.workers = workers
+        self._full = (1 << workers) - 1
+        self._entries: dict[int, int] = {}
+        """Digest -> stamp << workers | mask."""
+        self._clock = 1.0
+        # A chunk is closed after the prompt that fills it: 62 digests more at most. With the
+        # one that fills, 34 exist at most.
+        self._chunk_entries = max_entries // (_CHUNKS + 3) - 62
+        self._chunk: list[int] = []
+        self._chunk_stamp = 1
+        self._chunks: deque[tuple[int, list[int]]] = deque()
+        """(first stamp after it, digests touched in it), oldest first."""
+        self._keeping = Keeping(workers, capacity_tokens)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def capacity_tokens(self) -> Sequence[int]:
+        """What each worker's cache is believed to hold, on the pool's clock."""
+        return self._keeping.capacity_tokens
+
+    def match(self, points: Sequence[tuple[int, int]], tokens_per_byte: float = 1.0) -> Match:
+        """Who holds how much: (tokens, mask), longest first; a mask includes those before it.
+
+        `tokens_per_byte` is the prompt's tokens by the last point's length; 1 where points
+        are in tokens.
+        """
+        if not self._entries:
+            return ()
+        get, workers, full = self._entries.get, self.workers, self._full
+        floor = self._keeping.newest_floor
+        found: list[tuple[int, int]] = []
+        seen = 0
+        for length, digest in reversed(points):
+            value = get(digest)
+            if value is None:
+                continue
+            mask = value & full
+            stamp = value >> workers
+            if stamp <= floor:
+                mask &= self._keeping.holding(stamp)
+            if mask | seen != seen:
+                seen |= mask
+                found.append((int(length * tokens_per_byte), seen))
+                if seen == full:
+                    break
+        return found
+
+    def insert(
+        self, points: Sequence[tuple[int, int]], worker: int, tokens_per_byte: float = 1.0
+    ) -> Expected:
+        """Note a prompt that is sent to a worker; what was expected of it until now."""
+        if not points:
+            return Expected(0, 0, 0)
+        hit, known, touched = self._touch(points, worker)
+        age = int(self._clock) - touched if known else 0
+        written = (points[-1][0] - hit) * tokens_per_byte
+        self._clock += written / self.workers
+        if len(self._chunk) >= self._chunk_entries:
+            self._chunk_stamp = int(self._clock) + 1
+            self._clock = float(self._chunk_stamp)
+            self._chunks.append((self._chunk_stamp, self._chunk))
+            self._chunk = []
+        if len(self._chunks) > _CHUNKS:
+            self._evict(2 * len(points) + 2)
+        if self._clock >= self._keeping.rebuild_at:
+            self._keeping.rebuild(self._clock)
+        return Expected(int(hit * tokens_per_byte), int(known * tokens_per_byte), age)
+
+    def withdraw(
+        self,
+        points: Sequence[tuple[int, int]],
+        worker: int,
+        expected: Expected,
+        tokens_per_byte: float = 1.0,
+    ) -> None:
+        """A prompt was sent and failed before its first token: take back what `insert` added."""
+        bit = 1 << worker
+        for length, digest in reversed(points):
+            if length * tokens_per_byte <= expected.known_tokens + 1:
+                break
+            value = self._entries.get(digest, 0)
+            if value & bit:
+                self._entries[digest] = value ^ bit
+
+    def forget(self, worker: int) -> None:
+        """A worker begins with an empty cache. At once, whatever the number of entries."""
+        self._keeping.forget(worker, self._clock)
+        self._clock = float(int(self._clock) + 1)
+
+    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
+        """Learn from `cached_tokens` as the engine reported them for a prompt.
+
+        Not to be called where it reported none. The prompt's own points stay: whatever was
+        missing, the worker has computed it now.
+        """
+        self._keeping.learn(worker, expected, cached_tokens, self._clock)
+
+    def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
+        """Stamp all points; lengths that the worker holds and was sent, and when that was."""
+        entries, workers, full, keeping = self._entries, self.workers, self._full, self._keeping
+        get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
+        bit, stamp = 1 << worker, int(self._clock)
+        since, floor = keeping.since[worker], keeping.newest_floor
+        fresh = stamp << workers | bit  # one object for all that are new
+        hit = known = touched = 0
+        for length, digest in points:
+            value = get(digest)
+            if value is None:
+                entries[digest] = fresh
+                add(digest)
+                continue
+            before, mask = value >> workers, value & full
+            if mask & bit and before > since:
+                known, touched = length, before
+            if before <= floor:
+                mask &= keeping.holding(before)
+            if mask & bit:
+                hit = length
+            if before < chunk_stamp:
+                add(digest)
+            mask |= bit
+            entries[digest] = fresh if mask == bit else stamp << workers | mask
+        return hit, known, touched
+
+    def _evict(self, most: int) -> None:
+        """Drop up to so many digests of the oldest chunk, but those touched later."""
+        after, chunk = self._chunks[0]
+        entries, workers = self._entries, self.workers
+        for _ in range(min(most, len(chunk))):
+            digest = chunk.pop()
+            if entries[digest] >> workers < after:
+                del entries[digest]
+        if not chunk:
+            self._chunks.popleft()

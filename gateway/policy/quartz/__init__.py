@@ -1,0 +1,1 @@
+"""QUARTZ: predicted prefill quantiles choose the worker and order the queue."""

@@ -1,0 +1,439 @@
+"""QUARTZ: predicted prefills choose the worker, order its queue and open its gate.
+
+Source: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Serving", sections 3
+and 4. What it does, in three rules:
+
+- Where: a job goes to the worker with the least S = W-hat + Q-hat + psi (equation 4): the
+  expected wait there (`quartz_backlog`), its own predicted prefill, and the price of what the
+  worker's cache does not hold (`locality_price`, `quartz_writes`) and of each request that runs
+  there (`request_price_s`).
+- When: it is sent at once if nothing is behind the worker's prefill in progress, or if all that
+  is then behind it takes at most `gate_s`. So the engine never idles between two prompts, and
+  all else waits here, where its order can still be changed.
+- In which order: by (band, k), the least first, k = s-hat + lambda x arrival + beta x u
+  (equations 6 to 8): short ones first, but nobody is overtaken for long, and who was served
+  little lately goes first.
+
+Against the paper: psi prices running requests, without which short prompts would all follow the
+first one's cache; W-hat falls with first tokens, and with the clock only by what the prefill in
+progress is predicted to take; all workers are compared where they are few, since two at random
+lose to a plain prefix router; u counts what waits here of the client, too; there is no fallback,
+since where predictions fail together the score's terms keep their proportions (docs/scheduling.md
+has the measurements).
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, Final
+
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.quartz.backlog import Backlogs
+from gateway.policy.quartz.profile import QuartzProfile
+from gateway.policy.quartz.score import (
+    Features,
+    KvUsage,
+    Predictor,
+    hit_tokens,
+    hits_of,
+    seconds,
+    workers_of,
+)
+from gateway.policy.quartz.worker_queues import WorkerQueues, uncached_tokens
+from gateway.policy.quartz.write_rate import LEAST, MOST, RecentWrites
+from gateway.policy.scheduling.fairness import ServedShares
+from gateway.policy.scheduling.scheduler import Job, Match
+from gateway.policy.scheduling.sticky import pick_least
+
+COMPARED: Final = 16
+"""Workers compared for one job, at most: all of a small fleet."""
+HOLDERS: Final = 8
+"""Of them, in a large fleet, those that hold most of the prompt."""
+NOTHING: Final[Sequence[Job]] = ()
+
+_Seen = tuple[Features, float, float, int]
+"""What was predicted from: x, mean, quantile, bucket."""
+
+
+class Quartz:
+    """One pool's Scheduler; `predictor` learns from it."""
+
+    __slots__ = (
+        "_available",
+        "_backlogs",
+        "_choice_mask",
+        "_cursor",
+        "_kv",
+        "_kv_usage",
+        "_orders",
+        "_pool",
+        "_predictor",
+        "_queues",
+        "_s_per_token",
+        "_seen_alive",
+        "_seen_until_s",
+        "_timed",
+        "_writes",
+        "profile",
+        "shares",
+    )
+
+    gates: bool = True
+
+    def __init__(
+        self,
+        pool: PoolState,
+        predictor: Predictor,
+        profile: QuartzProfile,
+        *,
+        kv_usage: KvUsage | None = None,
+    ) -> None:
+        workers = len(pool.workers)
+        self.profile = profile
+        self.shares = ServedShares(profile.fairness_tau_s)
+        """u of the clients."""
+        self._pool = pool
+        self._predictor = predictor
+        self._backlogs = Backlogs(workers)
+        self._queues = WorkerQueues(workers)
+        self._writes = RecentWrites(workers, profile.writes_tau_s)
+        self._kv_usage = kv_usage
+        self._kv = [0.0] * workers
+        """Share of each KV cache in use as of the last tick; 0 where it is not known."""
+        self._timed = [False] * workers
+        """Whose first tokens were seen: of the others nothing is known to gate by."""
+        self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
+        self._cursor = 0
+        self._orders = 0
+        self._seen_alive: list[int] | None = None
+        self._seen_until_s = -inf
+        self._available: Sequence[int] = ()
+        self._choice_mask = 0
+
+    @property
+    def replicas(self) -> int:
+        """See Scheduler."""
+        return self._backlogs.replicas
+
+    @replicas.setter
+    def replicas(self, replicas: int) -> None:
+        self._backlogs.replicas = replicas
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """See Scheduler."""
+        return self._queues.waiting
+
+    @property
+    def coverage(self) -> float | None:
+        """See Scheduler."""
+        return self._predictor.coverage
+
+    @property
+    def backlog_tokens(self) -> Sequence[int]:
+        """Uncached prefill of the requests sent to each worker and not seen answered yet."""
+        return self._backlogs.sent_tokens
+
+    def wait_s(self, worker: int, now_s: float) -> float:
+        """W-hat of a worker, >= 0."""
+        return self._backlogs.waits_s((worker,), now_s)[0]
+
+    # A job's way
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        job.order = self._orders
+        self._orders += 1
+        if not self._bind(job, now_s):
+            job.state = "nowhere"
+            return NOTHING
+        worker = job.worker
+        if not self._queues.lengths[worker] and self._open(worker, uncached_tokens(job)):
+            self._send(job, now_s)
+            return (job,)
+        job.key = self._key(job, now_s)
+        self._queues.push(job)
+        return self._pump(worker, now_s)
+
+    def first_token(
+        self,
+        job: Job,
+        now_s: float,
+        cached_tokens: int | None = None,
+        *,
+        assumed: bool = False,
+    ) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state != "sent":
+            return NOTHING
+        job.state = "answering"
+        worker = job.worker
+        self._backlogs.leave(job, now_s)
+        hit = job.hit_tokens if cached_tokens is None else cached_tokens
+        if hit < job.prompt_tokens:
+            self.shares.served(job.client, job.prompt_tokens - hit, now_s)
+        if not assumed:
+            x, mean_s, quantile_s, bucket = job.policy
+            predictor = self._predictor
+            took_s = now_s - job.sent_s
+            predictor.observe(worker, x, mean_s, quantile_s, bucket, took_s, job.client)
+            self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
+            self._timed[worker] = True
+        return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING
+
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "sent":
+            worker = job.worker
+            self._backlogs.leave(job, now_s)
+            if answered:
+                self.shares.served(job.client, uncached_tokens(job), now_s)
+            job.state = "gone"
+            if self._queues.lengths[worker]:
+                return self._pump(worker, now_s)
+        elif job.state == "answering":
+            job.state = "gone"
+        return NOTHING
+
+    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "waiting":
+            self._queues.forget(job)
+            self._backlogs.unbind(job)
+        return NOTHING
+
+    def tick(self, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        if self._kv_usage is not None:
+            self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
+        self.shares.sweep(now_s)
+        self._refresh(now_s)
+        out: list[Job] = []
+        lengths = self._queues.lengths
+        for worker, length in enumerate(lengths):
+            if length and not self._choice_mask >> worker & 1:
+                self._rebind(worker, out, now_s)
+        for worker, length in enumerate(lengths):
+            if length:
+                out += self._pump(worker, now_s)
+        return out
+
+    # What several gateways tell one another
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for the other gateways.
+
+        Who was served how much, and the work that each worker has been assigned here and has
+        not answered, in seconds.
+        """
+        return {"served": self.shares.state(), "pending_s": list(self._backlogs.bound_s)}
+
+    def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
+        """Take in the states of the others, by their names, as often as they are told.
+
+        What is malformed is ignored. The predictor has a `merge` of its own.
+        """
+        served: dict[str, Mapping[str, float]] = {}
+        others_s = [0.0] * len(self._kv)
+        for name, state in states.items():
+            theirs, totals = state.get("pending_s"), state.get("served")
+            if isinstance(totals, Mapping):
+                served[name] = totals
+            if isinstance(theirs, list | tuple) and len(theirs) == len(others_s):
+                others_s = [a + seconds(b) for a, b in zip(others_s, theirs, strict=True)]
+        self.shares.merge(served, now_s)
+        if states:
+            self._backlogs.tell(others_s)
+
+    # Where
+
+    def _bind(self, job: Job, now_s: float) -> bool:
+        """Choose the worker; False when there is none."""
+        if self._pool.alive is not self._seen_alive or now_s >= self._seen_until_s:
+            self._refresh(now_s)
+        choice = self._available
+        if not choice:
+            return False
+        if job.home >= 0 and job.home in choice:
+            choice = (job.home,)
+        elif job.excluded:
+            choice = [w for w in choice if w not in job.excluded] or choice
+        if self.profile.route == "score":
+            self._bind_best(job, self._candidates(choice, job.match, now_s), now_s)
+        else:
+            self._bind_least(job, choice)
+        _, job.mean_s, job.quantile_s, _ = job.policy
+        self._backlogs.bind(job)
+        self._writes.add(job.worker, uncached_tokens(job), now_s)
+        return True
+
+    def _candidates(
+        self, choice: Sequence[int], match: Match, now_s: float
+    ) -> list[tuple[int, int]]:
+        """Workers to compare, each with the hit expected there."""
+        if not self.profile.locality:
+            match = ()
+        if len(choice) > COMPARED:
+            choice = self._some(choice, match)
+        mask = self._choice_mask if choice is self._available else mask_of(choice)
+        if match and match[0][1] & mask == mask:
+            tokens = match[0][0]  # nearly every prompt: what an application begins with
+            return [(w, tokens) for w in choice]
+        hits = hits_of(match, mask)
+        return [(w, hits.get(w, 0)) for w in choice]
+
+    def _some(self, choice: Sequence[int], match: Match) -> Sequence[int]:
+        """Of many workers those that hold most, and some others, not always the same."""
+        some: list[int] = []
+        allowed = self._choice_mask if choice is self._available else mask_of(choice)
+        for _, holders in match:
+            if holders & allowed:
+                some = workers_of(holders & allowed, HOLDERS)
+                break
+        self._cursor += 1
+        count = COMPARED - len(some)
+        at = self._cursor * COMPARED % len(choice)
+        others = [*choice[at : at + count], *choice[: max(0, at + count - len(choice))]]
+        return [*some, *[w for w in others if w not in some]] if some else others
+
+    def _bind_best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> None:
+        """The least score; who cannot beat it by wait and psi alone is not predicted."""
+        profile, prompt, kv = self.profile, job.prompt_tokens, self._kv
+        s_per_token, active = self._s_per_token, self._pool.active
+        price, (written, even, mean) = profile.locality_price, self._writes.levels()
+        request_price_s = profile.request_price_s
+        waits_s = self._backlogs.waits_s([worker for worker, _ in candidates], now_s)
+        bases = []
+        for (worker, hit), wait_s in zip(candidates, waits_s, strict=True):
+            share = (written[worker] + even) / mean
+            if share < LEAST:
+                share = LEAST
+            elif share > MOST:
+                share = MOST
+            psi_s = price * share * (prompt - hit) * s_per_token[worker]
+            base = psi_s + wait_s + request_price_s * active[worker]
+            bases.append((base, active[worker], worker, hit))
+        if len(bases) > 1:
+            bases.sort()
+        least = inf
+        scores = []
+        predict, by_quantile = self._predictor.predict_request, profile.quantile
+        cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
+        for base, _, worker, hit in bases:
+            if base >= least:
+                break
+            seen = predict(worker, prompt, hit, cap, output, active[worker], 0, kv[worker], stream)
+            score = base + (seen[2] if by_quantile else seen[1])
+            scores.append((worker, score))
+            if score < least:
+                least = score
+                job.worker, job.hit_tokens, job.policy = worker, hit, seen
+        job.score, job.candidates = least, scores
+
+    def _bind_least(self, job: Job, choice: Sequence[int]) -> None:
+        """By requests, sent and waiting: the paper's ablation."""
+        active, lengths = self._pool.active, self._queues.lengths
+        load = [a + b for a, b in zip(active, lengths, strict=True)]
+        self._cursor += 1
+        job.worker = pick_least(choice, load, self._cursor)
+        job.hit_tokens = hit_tokens(job.match, job.worker)
+        job.score = float(load[job.worker])
+        job.candidates = ((job.worker, job.score),)
+        job.policy = self._predict(job, 0)
+
+    def _predict(self, job: Job, backlog_tokens: int) -> _Seen:
+        return self._predictor.predict_request(
+            job.worker,
+            job.prompt_tokens,
+            job.hit_tokens,
+            job.cap_tokens,
+            job.output_tokens,
+            self._pool.active[job.worker],
+            backlog_tokens,
+            self._kv[job.worker],
+            job.stream,
+        )
+
+    # In which order
+
+    def _key(self, job: Job, now_s: float) -> float:
+        """The key of a bound job that is about to wait."""
+        profile = self.profile
+        if profile.order != "size":
+            return job.arrived_s
+        size_s = job.quantile_s if profile.quantile else job.mean_s
+        excess = self._queues.excess_tokens(job.client, len(self.shares))
+        u = self.shares.kilotokens(job.client, now_s) + excess / 1000.0
+        fair_s = profile.fairness_s_per_kilotoken * u / job.share
+        return size_s + profile.aging * job.arrived_s + fair_s
+
+    # When
+
+    def _open(self, worker: int, tokens: int) -> bool:
+        """Whether a worker may be sent so many uncached tokens more."""
+        if not self._choice_mask >> worker & 1:
+            return False
+        if not self._timed[worker]:
+            return True
+        behind = self._backlogs.behind_tokens(worker)
+        if not behind:
+            return True
+        ahead_s = (behind + tokens) * self._s_per_token[worker]
+        return ahead_s * self._backlogs.replicas <= self.profile.gate_s
+
+    def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
+        """Send what the gate lets through, if the worker has not gone away meanwhile."""
+        if self._pool.alive is not self._seen_alive:
+            self._refresh(now_s)
+        out: list[Job] = []
+        while True:
+            job = self._queues.first(worker)
+            if job is None or not self._open(worker, uncached_tokens(job)):
+                return out
+            self._queues.pop(worker)
+            self._send(job, now_s)
+            out.append(job)
+
+    def _send(self, job: Job, now_s: float) -> None:
+        worker, backlogs = job.worker, self._backlogs
+        job.backlog_tokens = backlog_tokens = backlogs.sent_tokens[worker]
+        job.active = self._pool.active[worker]
+        job.kv_usage = self._kv[worker]
+        if backlog_tokens or job.state != "new":
+            # What is learned from is a prediction of now, with what is ahead of it there.
+            job.policy = self._predict(job, backlog_tokens)
+            job.quantile_s = job.policy[2]
+        job.expected_s = job.policy[1]
+        job.state = "sent"
+        job.sent_s = now_s
+        backlogs.send(job, uncached_tokens(job), now_s)
+
+    def _rebind(self, worker: int, out: list[Job], now_s: float) -> None:
+        """Bind a worker's queue anew; who finds no worker is appended, nowhere."""
+        for job in self._queues.drain(worker):
+            self._backlogs.unbind(job)
+            if self._bind(job, now_s):
+                job.key = self._key(job, now_s)
+                self._queues.push(job)
+            else:
+                job.state = "nowhere"
+                out.append(job)
+
+    def _refresh(self, now_s: float) -> None:
+        """Who can be chosen: every change of health gives the pool another list `alive`."""
+        pool = self._pool
+        if pool.alive is self._seen_alive and now_s < self._seen_until_s:
+            return
+        self._seen_alive = pool.alive
+        pending = [at_s for at_s in pool.ejected_until_s if at_s > now_s]
+        self._seen_until_s = min(pending, default=inf)
+        self._available = fleet.available(pool, now_s)
+        self._choice_mask = mask_of(self._available)
+
+
+def mask_of(workers: Sequence[int]) -> int:
+    """A bit for each."""
+    mask = 0
+    for worker in workers:
+        mask |= 1 << worker
+    return mask

@@ -1,0 +1,301 @@
+r"""What an engine tokenizes of a body: gathered as texts, token ids and media parts.
+
+Rules:
+- Text the engine sees counts: message contents, names, reasoning, calls' names and arguments,
+  whichever role has them, tool definitions as compact JSON, prompts. Never white space of the
+  body or data URLs. What is not known counts, too (`gateway.policy.request.unknown_text`).
+- Roles and ids are text only where they are no longer what such names are.
+- Bytes are UTF-8 lengths of decoded text, so `\u` escapes count what they spell.
+- An unknown content part is refused: it could carry any number of tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import astuple
+
+from gateway.policy.request.compact import compact, utf8_length
+from gateway.policy.request.media import image_tokens
+from gateway.policy.request.refusals import invalid, missing
+from gateway.policy.request.schema import (
+    ABSENT,
+    Content,
+    Document,
+    Function,
+    Item,
+    Message,
+    Part,
+    Side,
+    Source,
+)
+
+MEDIA_TOKENS = 768
+"""Configured cost of a media part whose size is not to be had cheaply."""
+
+_TEXT = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+_IMAGE = frozenset({"image_url", "input_image", "image"})
+_MEDIA = frozenset(
+    {
+        *("input_audio", "audio_url", "audio", "video_url", "input_video", "video"),
+        *("image_embeds", "image_pil", "audio_embeds", "file", "input_file", "document"),
+        *("container_upload",),
+    }
+)
+_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+_ROLES = frozenset({"user", "system", "developer", "tool", "assistant", "function"})
+_ID_CHARS = 64
+"""Of an id that counts as no text."""
+_REFERRED = frozenset({"base64", "url", "file"})
+_decode_source = msgspec.json.Decoder(Source).decode
+_OPAQUE = frozenset({"redacted_thinking", "tool_reference"})
+"""What they hold counts as what nobody knows."""
+_MEMBERS = Part.__struct_fields__
+# Members of a part that its kind deals with; the others count.
+_OF_TEXT = frozenset({"text"})
+_OF_IMAGE = frozenset(
+    {
+        *("image_url", "source", "input_audio", "audio_url", "audio", "audio_embeds", "video_url"),
+        *("video", "image", "image_embeds", "image_pil", "file", "file_id", "file_data"),
+        "file_url",
+    }
+)
+_OF_MEDIA = _OF_IMAGE | {"title", "context"}
+_OF_CALL = frozenset({"name", "input"})
+_OF_RESULT = frozenset({"content", "title"})
+_OF_REFUSAL = frozenset({"refusal"})
+_OF_THINKING = frozenset({"thinking", "signature"})
+_OF_OPAQUE: frozenset[str] = frozenset()
+
+
+class Tally:
+    """Texts and media of one body, in the order met."""
+
+    __slots__ = ("_media_cost", "media_parts", "media_tokens", "messages", "texts", "tools")
+
+    def __init__(self, media_cost: int) -> None:
+        self.texts: list[str] = []
+        self.messages = 0
+        self.media_parts = 0
+        self.media_tokens = 0
+        self.tools = False
+        self._media_cost = media_cost
+
+    def whole(self) -> tuple[str, int]:
+        """All texts, a line each, and their bytes together without the line ends."""
+        texts = self.texts
+        if len(texts) == 1:
+            return texts[0], utf8_length(texts[0])
+        text = "\n".join(texts)
+        return text, utf8_length(text) - max(len(texts) - 1, 0)
+
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Chat or Anthropic messages; an empty list is refused."""
+        if not messages:
+            raise missing("messages")
+        self.messages += len(messages)
+        texts = self.texts
+        for index, message in enumerate(messages):
+            content = message.content
+            if type(content) is str:
+                texts.append(content)
+            elif content:
+                self._add_parts(content, f"messages[{index}].content")
+            self._add_extras(message, index)
+
+    def add_items(self, items: str | Sequence[Item], param: str) -> None:
+        """Input of the responses endpoint: one text, or items, each a message."""
+        if type(items) is str:
+            self.messages += 1
+            self.texts.append(items)
+            return
+        if not items:
+            raise missing(param)
+        self.messages += len(items)
+        for index, item in enumerate(items):
+            if isinstance(item, Item):
+                self._add_item(item, f"{param}[{index}]")
+
+    def add_system(self, system: Content) -> None:
+        """Anthropic's system prompt: a message of the chat template when present."""
+        if system:
+            self.messages += 1
+            self._add_content(system, "system")
+
+    def add_tools(self, tools: Raw, param: str) -> None:
+        """Tool definitions, which templates render as JSON."""
+        first = bytes(memoryview(tools)[:1])
+        if first in (b"", b"n"):
+            return
+        if first != b"[":
+            raise invalid(param, "expected an array.")
+        text = compact(tools, param)
+        if text != "[]":
+            self.tools = True
+            self.texts.append(text)
+
+    def add_document(self, document: str | Document, param: str) -> int:
+        """A query or document of rerank and score; its bytes."""
+        if type(document) is str:
+            self.texts.append(document)
+            return utf8_length(document)
+        before = len(self.texts)
+        if isinstance(document, Document):
+            if document.text is None and document.content is None:
+                raise missing(f"{param}.text")
+            if document.text:
+                self.texts.append(document.text)
+            if document.content:
+                self._add_parts(document.content, f"{param}.content")
+        return sum(map(utf8_length, self.texts[before:]))
+
+    def add_side(self, side: Side, param: str) -> list[int]:
+        """One side of score: the bytes of each of its texts."""
+        if isinstance(side, list):
+            if not side:
+                raise missing(param)
+            return [self.add_document(d, f"{param}[{i}]") for i, d in enumerate(side)]
+        return [self.add_document(side, param)] if side is not None else []
+
+    def _add_content(self, content: Content | dict[str, Raw], where: str) -> None:
+        if type(content) is str:
+            self.texts.append(content)
+        elif isinstance(content, dict):
+            self.texts.append(msgspec.json.encode(content).decode())
+        elif isinstance(content, list):
+            self._add_parts(content, where)
+
+    def _add_item(self, item: Item, where: str) -> None:
+        self._add_content(item.content, f"{where}.content")
+        self._add_content(item.output, f"{where}.output")
+        if item.summary:
+            self._add_parts(item.summary, f"{where}.summary")
+        self.texts.extend(text for text in (item.name, item.arguments, item.input) if text)
+        for name in (item.type, item.role, item.status, item.id, item.call_id):
+            self._add_id(name)
+        if len(item.encrypted_content) > _ID_CHARS:
+            self.texts.append(compact(item.encrypted_content, f"{where}.encrypted_content"))
+
+    def _add_function(self, function: Function) -> None:
+        if function.name:
+            self.texts.append(function.name)
+        arguments = function.arguments
+        if isinstance(arguments, dict):
+            self.texts.append(compact(Raw(msgspec.json.encode(arguments)), "arguments"))
+        elif arguments:
+            self.texts.append(arguments)
+
+    def _add_extras(self, message: Message, index: int) -> None:
+        """What a message may have besides role and content; a template may render all of it."""
+        texts = self.texts
+        if message.role not in _ROLES:
+            texts.append(message.role)
+        if message.name:
+            texts.append(message.name)
+        if message.refusal:
+            texts.append(message.refusal)
+        if message.reasoning_content:
+            texts.append(message.reasoning_content)
+        if message.reasoning:
+            texts.append(message.reasoning)
+        if message.tool_call_id:
+            self._add_id(message.tool_call_id)
+        if message.function_call:
+            self._add_function(message.function_call)
+        if message.tool_calls:
+            for call in message.tool_calls:
+                self._add_call(call.function, call.custom)
+                self._add_id(call.id)
+                self._add_id(call.type)
+        for raw in (message.annotations, message.audio):
+            if raw is not ABSENT and len(raw) > _ID_CHARS:
+                texts.append(compact(raw, f"messages[{index}]"))
+
+    def _add_id(self, name: str | None) -> None:
+        if name is not None and len(name) > _ID_CHARS:
+            self.texts.append(name)
+
+    def _add_call(self, function: Function | None, custom: Raw) -> None:
+        if function:
+            self._add_function(function)
+        elif custom is not ABSENT:
+            self.texts.append(compact(custom, "custom"))
+
+    def _add_parts(self, parts: Iterable[str | Part], where: str) -> None:
+        texts = self.texts
+        for index, part in enumerate(parts):
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            kind = part.type
+            if kind is None:
+                kind = "text" if part.text is not None else "image_url"
+                if kind == "image_url" and part.image_url is ABSENT:
+                    raise missing(f"{where}[{index}].type")
+            if kind in _TEXT:
+                if part.text is None:
+                    raise missing(f"{where}[{index}].text")
+                texts.append(part.text)
+                if part != Part(type=part.type, text=part.text):
+                    self._add_rest(part, _OF_TEXT, f"{where}[{index}]")
+            else:
+                used = self._add_other(kind, part, f"{where}[{index}]")
+                self._add_rest(part, used, f"{where}[{index}]")
+
+    def _add_other(self, kind: str, part: Part, where: str) -> frozenset[str]:
+        """Count a part that is no text; the members that this dealt with."""
+        if kind in _IMAGE:
+            source = part.source if part.image_url is ABSENT else part.image_url
+            self._add_media(image_tokens(source, self._media_cost))
+            return _OF_IMAGE
+        if kind in _MEDIA:
+            self._add_media(self._media_cost)
+            self.texts.extend(text for text in (part.title, part.context) if text)
+            # A document may be given as the text that it is.
+            if part.source is not ABSENT and not _is_referred(part.source):
+                self.texts.append(compact(part.source, f"{where}.source"))
+            return _OF_MEDIA
+        if kind in _CALLS:
+            self.texts.append(part.name or "")
+            if part.input is not ABSENT:
+                self.texts.append(compact(part.input, f"{where}.input"))
+            return _OF_CALL
+        if kind.endswith("tool_result") or kind == "search_result":
+            self._add_content(part.content, f"{where}.content")
+            if part.title:
+                self.texts.append(part.title)
+            return _OF_RESULT
+        if kind == "refusal":
+            self.texts.append(part.refusal or "")
+            return _OF_REFUSAL
+        if kind == "thinking":
+            self.texts.append(part.thinking or "")
+            return _OF_THINKING
+        if kind not in _OPAQUE:
+            raise invalid(f"{where}.type", f"'{kind[:64]}' is not a known content type.")
+        return _OF_OPAQUE
+
+    def _add_rest(self, part: Part, used: frozenset[str], where: str) -> None:
+        """What a part has besides: text once it is longer than an id or a setting."""
+        for name, value in zip(_MEMBERS, astuple(part), strict=True):
+            if value is None or value is ABSENT or name in used:
+                continue
+            if isinstance(value, Raw):
+                if len(value) > _ID_CHARS:
+                    self.texts.append(compact(value, f"{where}.{name}"))
+            elif name == "content":
+                self._add_content(value, f"{where}.content")
+            else:
+                self._add_id(value)
+
+    def _add_media(self, tokens: int) -> None:
+        self.media_parts += 1
+        self.media_tokens += tokens
+
+
+def _is_referred(source: Raw) -> bool:
+    """Whether a document's source is no text: encoded bytes, or where they are."""
+    try:
+        return _decode_source(source).type in _REFERRED
+    except msgspec.ValidationError:
+        return False

@@ -1,0 +1,117 @@
+"""What the gateway reads of a request's headers, in one pass.
+
+Names come in lower case. Only the headers listed as forwarded travel to an engine: client
+keys, cookies, and whatever would steer an engine do not.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from gateway.domain import RequestHead
+from gateway.policy.response.header_lines import lines_of
+
+MAX_REQUEST_ID = 128
+FORWARDED = frozenset(
+    {
+        b"accept",
+        b"anthropic-beta",
+        b"anthropic-version",
+        b"baggage",
+        b"content-type",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+    }
+)
+_READ = frozenset(
+    {
+        b"api-key",
+        b"authorization",
+        b"content-encoding",
+        b"content-type",
+        b"x-api-key",
+        b"x-request-id",
+        b"x-sluice-category",
+        b"x-sluice-compress",
+        b"x-stainless-read-timeout",
+    }
+)
+
+_KEYS = frozenset({b"api-key", b"x-api-key"})
+_OFF = frozenset({b"off", b"false", b"0", b"no"})
+
+
+def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
+    """The facts of a request's headers."""
+    forwarded: list[tuple[bytes, bytes]] = []
+    bearer = other_key = None
+    json_body, form_body = True, False
+    said: dict[bytes, bytes] = {}
+    for pair in headers:
+        name, value = pair
+        if name in FORWARDED:
+            forwarded.append(pair)
+        if name not in _READ:
+            continue
+        if name == b"content-type":
+            kind = value.lower()
+            json_body = b"json" in kind
+            form_body = kind.startswith(b"multipart/form-data")
+        elif name == b"authorization":
+            if bearer is None and value[:7].lower() == b"bearer ":
+                bearer = value[7:].strip()
+        elif name in _KEYS:
+            other_key = value.strip()
+        else:
+            said[name] = value
+    key = other_key if bearer is None else bearer
+    key_digest = digest_of(key) if key else None
+    if not said:
+        return RequestHead(
+            key_digest=key_digest,
+            json_body=json_body,
+            form_body=form_body,
+            forwarded=lines_of(forwarded),
+        )
+    category = said.get(b"x-sluice-category")
+    return RequestHead(
+        key_digest=key_digest,
+        request_id=_printable(said.get(b"x-request-id", b"")),
+        category=None if category is None else category.decode("latin-1"),
+        compress=said.get(b"x-sluice-compress", b"").strip().lower() not in _OFF,
+        read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
+        json_body=json_body,
+        form_body=form_body,
+        plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
+        forwarded=lines_of(forwarded),
+    )
+
+
+def digest_of(key: bytes) -> bytes:
+    """SHA-256 of an API key (32 bytes): all that is kept of it, and what is compared."""
+    return hashlib.sha256(key).digest()
+
+
+def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """The body's length as its head announces it; 0 where it does not."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def _seconds(value: bytes) -> float | None:
+    """A time-out as the official clients state it; None where they wait for ever."""
+    try:
+        seconds = float(value[:16])
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < 1e6 else None
+
+
+def _printable(value: bytes) -> str | None:
+    """A client's request id when it is short, printable ASCII without spaces."""
+    if not 0 < len(value) <= MAX_REQUEST_ID:
+        return None
+    text = value.decode("latin-1")
+    return text if text.isascii() and text.isprintable() and " " not in text else None

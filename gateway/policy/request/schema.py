@@ -1,0 +1,220 @@
+"""What the gateway reads of each endpoint's body, as lenient typed structs.
+
+Rules:
+- Only fields that are counted, routed on or refused are named, and those that are known to be no
+  text. What messages, items, calls, parts and documents hold besides is an error to msgspec and
+  counted by `gateway.policy.request.unknown_text`; what bodies hold besides is skipped in C.
+- Wrong types of named fields are errors, and msgspec says at which path.
+- `Raw` where a value is measured or relayed without being looked into (tools, images).
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+ABSENT = Raw(b"")
+TokenId = Annotated[int, msgspec.Meta(ge=0)]
+Prompt = str | list[str | TokenId | list[TokenId]]
+
+
+class Part(Struct, gc=False, forbid_unknown_fields=True):
+    """A content part of any dialect; `type` says which other fields mean something."""
+
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    name: str | None = None
+    input: Raw = ABSENT
+    content: "Content | dict[str, Raw]" = None
+    source: Raw = ABSENT
+    image_url: Raw = ABSENT
+    title: str | None = None
+    context: str | None = None
+    cache_control: Raw = ABSENT
+    id: Raw = ABSENT
+    tool_use_id: Raw = ABSENT
+    is_error: Raw = ABSENT
+    signature: Raw = ABSENT
+    citations: Raw = ABSENT
+    annotations: Raw = ABSENT
+    logprobs: Raw = ABSENT
+    detail: Raw = ABSENT
+    uuid: Raw = ABSENT
+    filename: Raw = ABSENT
+    input_audio: Raw = ABSENT
+    audio_url: Raw = ABSENT
+    audio: Raw = ABSENT
+    audio_embeds: Raw = ABSENT
+    video_url: Raw = ABSENT
+    video: Raw = ABSENT
+    image: Raw = ABSENT
+    image_embeds: Raw = ABSENT
+    image_pil: Raw = ABSENT
+    file: Raw = ABSENT
+    file_id: Raw = ABSENT
+    file_data: Raw = ABSENT
+    file_url: Raw = ABSENT
+
+
+Content = str | list[str | Part] | None
+
+
+class Source(Struct, gc=False):
+    """Where an Anthropic document or image is: encoded, elsewhere, or as text right there."""
+
+    type: str | None = None
+
+
+class Function(Struct, gc=False, forbid_unknown_fields=True):
+    """Name and arguments of a call; arguments are a JSON text, tolerated as an object."""
+
+    name: str | None = None
+    arguments: str | dict[str, Raw] | None = None
+
+
+class ToolCall(Struct, gc=False, forbid_unknown_fields=True):
+    """One call that an assistant's message carries."""
+
+    id: str | None = None
+    type: str | None = None
+    index: int | None = None
+    function: Function | None = None
+    custom: Raw = ABSENT
+
+
+class Message(Struct, gc=False, forbid_unknown_fields=True):
+    """A message of chat or of the Anthropic dialect."""
+
+    role: str
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: Function | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    annotations: Raw = ABSENT
+    audio: Raw = ABSENT
+
+
+class Item(Struct, gc=False, forbid_unknown_fields=True):
+    """An input item of the responses endpoint."""
+
+    type: str | None = None
+    role: str | None = None
+    id: str | None = None
+    call_id: str | None = None
+    status: str | None = None
+    encrypted_content: Raw = ABSENT
+    content: Content = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: Content | dict[str, Raw] = None
+    summary: list[Part] | None = None
+
+
+class Document(Struct, gc=False, forbid_unknown_fields=True):
+    """A document of rerank and score."""
+
+    text: str | None = None
+    content: list[str | Part] | None = None
+
+
+Side = str | list[str | Document] | Document | None
+
+
+class StreamOptions(Struct, gc=False):
+    """Of which only the wish for usage matters here."""
+
+    include_usage: bool | None = None
+
+
+class Body(Struct, gc=False):
+    """Common to all endpoints."""
+
+    model: str
+
+
+class Generating(Body, gc=False):
+    """Common to the endpoints that have output tokens."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | UnsetType | None = UNSET
+    n: int | None = None
+    best_of: int | None = None
+    previous_response_id: str | None = None
+
+
+class ChatBody(Generating, kw_only=True, gc=False):
+    """/v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    tools: Raw = ABSENT
+    functions: Raw = ABSENT
+
+
+class CompletionsBody(Generating, kw_only=True, gc=False):
+    """/v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int | None = None
+    suffix: str | None = None
+
+
+class ResponsesBody(Generating, kw_only=True, gc=False):
+    """/v1/responses."""
+
+    input: str | list[Item]
+    max_output_tokens: int | None = None
+    background: bool | None = None
+    instructions: str | list[Item] | None = None
+    tools: Raw = ABSENT
+
+
+class MessagesBody(Generating, kw_only=True, gc=False):
+    """/v1/messages (Anthropic)."""
+
+    messages: list[Message]
+    max_tokens: int | None = None
+    system: Content = None
+    tools: Raw = ABSENT
+
+
+class EmbeddingsBody(Body, kw_only=True, gc=False):
+    """/v1/embeddings: one of `input` and `messages`."""
+
+    input: Prompt | None = None
+    messages: list[Message] | None = None
+
+
+class TokenizeBody(Body, kw_only=True, gc=False):
+    """/tokenize: one of `prompt` and `messages`."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: Raw = ABSENT
+
+
+class RerankBody(Body, kw_only=True, gc=False):
+    """/v1/rerank."""
+
+    query: str | Document
+    documents: list[str | Document] | Document
+
+
+class ScoreBody(Body, kw_only=True, gc=False):
+    """/v1/score: two sides, under any of the names that engines use."""
+
+    text_1: Side = None
+    text_2: Side = None
+    queries: Side = None
+    documents: Side = None
+    items: Side = None
+    data_1: Side = None
+    data_2: Side = None

@@ -1,0 +1,1 @@
+"""What an engine answers: usage, proper ends, errors and refusals."""

@@ -1,0 +1,1 @@
+"""What a scheduler is, fairness between clients, and the simple schedulers."""

@@ -1,0 +1,136 @@
+"""Schedulers that keep no queue: every job is sent where it arrives, and the engines queue.
+
+On the path of every request that is not scheduled otherwise, so they do little. Load is the
+pool's: what this gateway sent and has not seen finish.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.binding import CANDIDATES_KEPT, COMPARED
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.scheduling.scheduler import Job, Match
+from gateway.policy.scheduling.sticky import pick_sticky
+
+NOTHING: Final[Sequence[Job]] = ()
+NO_ONE_WAITS: Final = (0, 0, 0)
+
+
+class Immediate:
+    """A Scheduler but for `_pick`; see `gateway.policy.scheduling.scheduler`."""
+
+    __slots__ = ("_cursor", "_pool", "replicas")
+
+    gates: bool = False
+    coverage: float | None = None
+    waiting: Sequence[int] = NO_ONE_WAITS
+
+    def __init__(self, pool: PoolState) -> None:
+        self.replicas = 1
+        self._pool = pool
+        self._cursor = 0
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        """One of these workers, at least two; may fill in score and candidates."""
+        raise NotImplementedError
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        choice = present = fleet.available(self._pool, now_s)
+        if job.excluded:
+            choice = [w for w in choice if w not in job.excluded] or choice
+        if not choice:
+            job.state = "nowhere"
+            return NOTHING
+        if job.home >= 0 and job.home in present:
+            worker = job.home
+        else:
+            worker = choice[0] if len(choice) == 1 else self._pick(job, choice)
+        job.worker = worker
+        for tokens, mask in job.match:
+            if mask >> worker & 1:
+                job.hit_tokens = tokens
+                break
+        job.state = "sent"
+        job.sent_s = now_s
+        return (job,)
+
+    def first_token(
+        self,
+        job: Job,
+        now_s: float,
+        cached_tokens: int | None = None,
+        *,
+        assumed: bool = False,
+    ) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state == "sent":
+            job.state = "answering"
+        return NOTHING
+
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        """See Scheduler."""
+        if job.state in {"sent", "answering"}:
+            job.state = "gone"
+        return NOTHING
+
+    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
+        """See Scheduler: nobody waits here."""
+        return NOTHING
+
+    def tick(self, now_s: float) -> Sequence[Job]:
+        """See Scheduler."""
+        return NOTHING
+
+
+class LeastLoaded(Immediate):
+    """As `gateway.policy.fleet.binding`: least share of reserved tokens plus share of sequences."""
+
+    __slots__ = ()
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        pool = self._pool
+        if len(choice) > COMPARED:
+            at = pool.cursor * COMPARED % len(choice)
+            choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
+        kv, active = pool.tokens, pool.active
+        kv_unit = 1.0 / (pool.total_tokens or 1)
+        active_unit = 1.0 / (pool.total_active or 1)
+        scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
+        least = min(scores)
+        job.score = least
+        job.candidates = tuple(zip(choice[:CANDIDATES_KEPT], scores, strict=False))
+        pool.cursor += 1
+        if scores.count(least) == 1:
+            return choice[scores.index(least)]
+        ties = [i for i, score in zip(choice, scores, strict=True) if score <= least]
+        return ties[(pool.cursor - 1) % len(ties)]
+
+
+class RoundRobin(Immediate):
+    """In turn, whatever the load."""
+
+    __slots__ = ()
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        self._cursor += 1
+        return choice[(self._cursor - 1) % len(choice)]
+
+
+class Sticky(Immediate):
+    """Longest cached prefix first, with bounded load; else least loaded by sequences."""
+
+    __slots__ = ()
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        pool = self._pool
+        active = pool.active
+        self._cursor += 1
+        match: Match = job.match
+        worker = pick_sticky(
+            match, choice, active, self._cursor, mean=pool.total_active / len(choice)
+        )
+        job.score = float(active[worker])
+        job.candidates = ((worker, job.score),)
+        return worker

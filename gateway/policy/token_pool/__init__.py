@@ -1,0 +1,1 @@
+"""The state of one model's token pool: counters, buckets, leases."""

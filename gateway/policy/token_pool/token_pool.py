@@ -1,0 +1,250 @@
+"""The state of one model's token pool: what admission reads and changes.
+
+One model has one `TokenPool`; it holds all its pools of workers, so that admission, spillover
+and a lease's transfer are one atomic step. Plain mutable state, changed only by functions of this
+package; the Redis store keeps the same fields and its scripts are their transcriptions.
+
+All times are Unix seconds of one clock (the store's). Sequences, bytes and tokens are whole.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolBook
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.open_leases import OpenLeases
+from gateway.policy.token_pool.terms import Terms
+
+__all__ = [
+    "DENIALS_KEPT",
+    "FIRST_SERVICE_S",
+    "LEASE_TTL_S",
+    "REAPED_AT_ONCE",
+    "RENEW_EVERY_S",
+    "TOMBSTONES",
+    "Account",
+    "Journal",
+    "PoolBook",
+    "TokenPool",
+]
+
+LEASE_TTL_S = 30.0
+RENEW_EVERY_S = 10.0
+REAPED_AT_ONCE = 64
+TOMBSTONES = 10_000
+"""Expired leases whose late usage still replaces the charged estimate."""
+DENIALS_KEPT = 2_000
+"""Tenants that a pool remembers to have refused in a tick."""
+
+
+class TokenPool:
+    """Everything that admission knows of one model."""
+
+    __slots__ = (
+        "accounts",
+        "active",
+        "dedicated",
+        "epoch",
+        "journal",
+        "leases",
+        "own_served",
+        "pools",
+        "priority_denials",
+        "reap_at_s",
+        "refunds",
+        "settled",
+        "surplus",
+        "surplus_per_s",
+        "surplus_s",
+        "terms",
+        "ticked_s",
+        "tombstones",
+    )
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.epoch = 0
+        """Counts changes of the terms: what accounts derived from older ones is void."""
+        self.pools = [PoolBook() for _ in terms.slots]
+        self.accounts: dict[str, Account] = {}
+        self.dedicated: list[tuple[int, str]] = []
+        """(created, name) of accounts whose idle baseline is reserved, oldest first."""
+        self.journal: Journal | None = None
+        """Kept only if somebody empties it."""
+        self.leases = OpenLeases()
+        self.reap_at_s = 0.0
+        """No lease expires before."""
+        self.tombstones: dict[str, tuple[str, int, str]] = {}
+        """Expired lease id -> (entitlement, tokens charged, funded), oldest first."""
+        self.active: set[str] = set()
+        """Entitlements that the next tick has to look at."""
+        self.surplus = 0.0
+        self.surplus_s = 0.0
+        self.surplus_per_s = terms.tokens_per_s
+        """Refill of the surplus bucket: Lambda less what was used lately without it."""
+        self.own_served = 0
+        """Tokens settled in this tick that the surplus did not pay for."""
+        self.priority_denials = 0
+        """Denials for a pool's sake in this tick, of what weight could have let in."""
+        self.ticked_s = 0.0
+        self.settled = 0
+        self.refunds = 0
+
+    def define(self, entitlement: Entitlement) -> Account:
+        """Add an entitlement or change its terms; its counters stay."""
+        account = self.accounts.get(entitlement.name)
+        if account is None:
+            account = self.accounts[entitlement.name] = Account(entitlement, len(self.pools))
+            self._reserve(account, 1)
+        else:
+            self._reserve(account, -1)
+            self._forget_dedicated(account.terms)
+            self._reclass(account, entitlement)
+            account.terms = entitlement
+            account.epoch = -1
+            self._reserve(account, 1)
+            if entitlement.service_class != "elastic":
+                account.debt = 0.0
+        if entitlement.service_class == "dedicated":
+            insort(self.dedicated, (entitlement.created, entitlement.name))
+        self.note(account)
+        return account
+
+    def remove(self, name: str) -> None:
+        """Forget an entitlement that has nothing in flight; one that has is suspended first.
+
+        Its expired leases too: their late usage is none of a later namesake's.
+        """
+        account = self.accounts.get(name)
+        if account is None:
+            return
+        if account.total:
+            raise ValueError(f"{name} has {account.total} sequences in flight")
+        self._reserve(account, -1)
+        self._forget_dedicated(account.terms)
+        self.note(account)
+        del self.accounts[name]
+        self.active.discard(name)
+        for lease_id in [i for i, grave in self.tombstones.items() if grave[0] == name]:
+            del self.tombstones[lease_id]
+            if self.journal is not None:
+                self.journal.leases.add(lease_id)
+
+    def change(self, terms: Terms) -> None:
+        """Take over new capacity or rules; the number of pools stays.
+
+        Takes time for the dedicated entitlements that are bound in a pool now and were not, or
+        the other way round; no more than the slots hold.
+        """
+        for pool, book in enumerate(self.pools):
+            old, new = self.terms.bound_in(pool), terms.bound_in(pool)
+            low = bisect_right(self.dedicated, min(old, new), key=_created)
+            high = bisect_right(self.dedicated, max(old, new), key=_created)
+            for _, name in self.dedicated[low:high]:
+                idle = self._idle_of(self.accounts[name], pool)
+                book.idle_dedicated += idle if new > old else -idle
+        more_per_s = terms.tokens_per_s - self.terms.tokens_per_s
+        self.surplus_per_s = max(0.0, self.surplus_per_s + more_per_s)
+        self.terms = terms
+        self.epoch += 1
+
+    def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
+        """Count sequences and KV in (positive) or out (negative) of a pool."""
+        book = self.pools[pool]
+        if account.terms.service_class == "dedicated":
+            self._reserve(account, -1)
+            account.inflight[pool] += sequences
+            self._reserve(account, 1)
+        else:
+            account.inflight[pool] += sequences
+        account.total += sequences
+        account.kv_bytes += kv_bytes
+        book.inflight += sequences
+        book.kv_bytes += kv_bytes
+        if not account.terms.reserves:
+            book.unreserved += sequences
+        if self.journal is not None:
+            self.journal.accounts.add(account.terms.name)
+
+    def hold(self, account: Account, lease: Held) -> None:
+        """File a new lease, which no other has the id of, under all that looks for leases."""
+        self.leases.add(lease.id, lease)
+        self.active.add(lease.entitlement)
+        self.file(account, lease)
+
+    def note(self, account: Account, lease: Held | None = None) -> None:
+        """Enter a change in the journal."""
+        if self.journal is not None:
+            self.journal.accounts.add(account.terms.name)
+            if lease is not None:
+                self.journal.leases.add(lease.id)
+
+    def release(self, account: Account, lease: Held) -> None:
+        """Take a lease out of its pool's books; it may be filed again in another's."""
+        if self.journal is not None:
+            self.journal.leases.add(lease.id)
+        book = self.pools[lease.pool]
+        if book.evictable:
+            book.evictable.pop(lease.id, None)
+        book.weights.discard(lease.weight)
+        if lease.spilled:
+            account.spilled[lease.pool] -= lease.sequences
+        self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
+
+    def file(self, account: Account, lease: Held) -> None:
+        """Enter a lease in its pool's books (again, after it moved)."""
+        if self.journal is not None:
+            self.journal.leases.add(lease.id)
+        book = self.pools[lease.pool]
+        book.weights.add(lease.weight)
+        if lease.spilled:
+            account.spilled[lease.pool] += lease.sequences
+        if self.gives_way(account, lease):
+            book.evictable[lease.id] = lease
+
+    def gives_way(self, account: Account, lease: Held) -> bool:
+        """Whether a lease gives way to protected ones, by its entitlement's class of today."""
+        service_class = account.terms.service_class
+        return service_class == "preemptible" or (
+            self.terms.reclaim_spot and (lease.spilled or service_class == "spot")
+        )
+
+    def bound(self, entitlement: Entitlement, pool: int) -> bool:
+        """Whether a pool holds an entitlement's reserve today (others have none)."""
+        return not entitlement.reserves or entitlement.created <= self.terms.bound_in(pool)
+
+    def bound_everywhere(self, entitlement: Entitlement) -> bool:
+        """Whether every pool holds what it reserves there."""
+        return all(
+            self.bound(entitlement, pool)
+            for pool, sequences in enumerate(entitlement.baseline)
+            if sequences
+        )
+
+    def _reclass(self, account: Account, entitlement: Entitlement) -> None:
+        """Count what is in flight in the class that it will have."""
+        if entitlement.reserves == account.terms.reserves:
+            return
+        for book, sequences in zip(self.pools, account.inflight, strict=True):
+            book.unreserved += -sequences if entitlement.reserves else sequences
+
+    def _forget_dedicated(self, entitlement: Entitlement) -> None:
+        if entitlement.service_class == "dedicated":
+            del self.dedicated[bisect_left(self.dedicated, (entitlement.created, entitlement.name))]
+
+    def _reserve(self, account: Account, sign: int) -> None:
+        if account.terms.service_class != "dedicated":
+            return
+        for pool, book in enumerate(self.pools):
+            if self.bound(account.terms, pool):
+                book.idle_dedicated += sign * self._idle_of(account, pool)
+
+    def _idle_of(self, account: Account, pool: int) -> int:
+        """What a dedicated entitlement keeps of a pool where it is bound."""
+        if account.terms.suspended:
+            return 0
+        return max(0, account.terms.baseline_of(pool) - account.inflight[pool])
+
+
+def _created(entry: tuple[int, str]) -> int:
+    return entry[0]

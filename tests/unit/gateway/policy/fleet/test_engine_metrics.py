@@ -1,0 +1,87 @@
+"""Metrics pages of both engines, as they write them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.fleet.engine_metrics import missing, read_page
+from gateway.policy.fleet.engine_telemetry import EngineSample
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a/b"} 3.0
+vllm:num_requests_running{engine="1",model_name="a/b"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="a/b"} 0.0
+vllm:num_requests_waiting{engine="1",model_name="a/b"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a/b"} 0.2
+vllm:kv_cache_usage_perc{engine="1",model_name="a/b"} 0.4
+vllm:prefix_cache_queries_total{engine="0",model_name="a/b"} 1.2e+06
+vllm:prefix_cache_hits_total{engine="0",model_name="a/b"} 600000.0
+vllm:num_preemptions_total{engine="0",model_name="a/b"} 1.0
+vllm:prompt_tokens_total{engine="0",model_name="a/b"} 10.0
+vllm:generation_tokens_total{engine="0",model_name="a/b"} 11.0
+process_start_time_seconds 1.75e+09
+"""
+SGLANG = b"""sglang:num_running_reqs{model_name="a}b{c",tp_rank="0"} 5.0
+sglang:num_queue_reqs{model_name="a"} 6.0
+sglang:token_usage{model_name="a"} 0.28
+sglang:cache_hit_rate{model_name="a"} 0.5
+sglang:prompt_tokens_total{model_name="a"} 8.128902e+06
+sglang:generation_tokens_total{model_name="a"} 7"""
+
+
+def test_vllms_ranks_are_summed_and_shares_averaged() -> None:
+    found = read_page(VLLM)
+    assert found == EngineSample(
+        running=7,
+        waiting=2,
+        kv_usage=found.kv_usage,
+        prefix_queries_total=1.2e6,
+        prefix_hits_total=6e5,
+        preemptions_total=1,
+        prompt_tokens_total=10,
+        generation_tokens_total=11,
+        started_unix_s=1.75e9,
+    )
+    assert round(found.kv_usage or 0, 9) == 0.3
+    assert missing(found) == []
+
+
+def test_one_rank_has_its_own_samples_and_those_of_all() -> None:
+    found = read_page(VLLM, rank=1)
+    assert (found.running, found.waiting, found.kv_usage) == (4, 2, 0.4)
+    assert found.started_unix_s == 1.75e9
+    assert found.prompt_tokens_total is None
+
+
+def test_sglangs_names_mean_the_same() -> None:
+    assert read_page(SGLANG) == EngineSample(
+        running=5,
+        waiting=6,
+        kv_usage=0.28,
+        hit_rate=0.5,
+        prompt_tokens_total=8128902,
+        generation_tokens_total=7,
+    )
+
+
+def test_older_names_are_read_and_newer_ones_win() -> None:
+    old = b"vllm:gpu_cache_usage_perc 0.9\n"
+    assert read_page(old).kv_usage == 0.9
+    assert read_page(old + b"vllm:kv_cache_usage_perc 0.1\n").kv_usage == 0.1
+
+
+def test_what_is_no_number_is_not_there() -> None:
+    page = b"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:prompt_tokens x\n"
+    assert read_page(page) == EngineSample()
+    assert missing(EngineSample()) == ["running", "waiting", "kv_usage"]
+
+
+def test_a_share_over_one_is_one() -> None:
+    assert read_page(b"sglang:token_usage 1.2\n").kv_usage == 1.0
+
+
+@given(st.binary(max_size=400))
+def test_no_page_breaks_it(noise: bytes) -> None:
+    found = read_page(b'vllm:num_requests_running{a="1"} 2\n' + noise)
+    assert found.running is not None
+    assert found.running >= 2
