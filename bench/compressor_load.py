@@ -27,7 +27,7 @@ from bench.fleet import MODEL, Fleet
 from bench.report import Report, Row, at_most
 from bench.texts import document
 from compressor import Compressed, compress
-from gateway.adapters.compress_workers import CompressWorkers
+from gateway.adapters.compress.workers import CompressWorkers
 from gateway.domain import Record
 from gateway.ports import CompressTask
 

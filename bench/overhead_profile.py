@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import (
     CHAT,
     OPEN,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from gateway.adapters.scheduler_notes import SchedulerNotes
-from gateway.adapters.store.redis_board import EVERY_S
+from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
+from gateway.adapters.store.redis.board import EVERY_S
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ServedModel

@@ -21,8 +21,8 @@ import uvloop
 
 from bench.pacer import arrivals
 from bench.redis_server import RedisServer
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.redis_leases import RedisLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.domain import Ask, Usage
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.estimator import LengthEstimator

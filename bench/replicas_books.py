@@ -11,7 +11,7 @@ import msgspec
 from redis import Redis
 
 from bench.fleet import MODEL, Fleet, Replica
-from gateway.adapters.store.redis_scripts import Calls, Scripts
+from gateway.adapters.store.redis.scripts import Calls, Scripts
 
 _decode = msgspec.msgpack.decode
 

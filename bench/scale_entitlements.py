@@ -19,11 +19,11 @@ from bench.scale_measure import (
     watched,
 )
 from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of, key_of
-from gateway.adapters.entitlement_sync import EntitlementSync
-from gateway.adapters.roster import File
+from gateway.adapters.entitlements.index import File
+from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.store.directory import MemoryDirectory
-from gateway.adapters.store.keeper import Keeper, ModelSpec
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.upkeep import Keeper, ModelSpec
 from gateway.domain import Ask, Lease, Usage
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.terms import ModelShape

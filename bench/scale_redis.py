@@ -19,8 +19,8 @@ from bench.pacer import arrivals
 from bench.redis_server import RedisServer
 from bench.scale_measure import quantile
 from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.redis_leases import RedisLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.domain import Ask, Usage
 from gateway.policy.entitlements.entitlement import PROFILES
 from gateway.ports import Settlement

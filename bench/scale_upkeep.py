@@ -18,12 +18,12 @@ import msgspec
 
 from bench.scale_measure import WatchedLoop, clock_ns, least_us, resident_bytes, watched
 from bench.scale_traffic import SLOTS, Conversations, Size, fleet_of, fleet_text, key_of
-from gateway.adapters.engine_kv import EngineKv
-from gateway.adapters.engine_metrics import EngineMetrics
-from gateway.adapters.probes import Prober
-from gateway.adapters.scheduler_notes import SchedulerNotes
-from gateway.adapters.store.keeper import Keeper, ModelSpec
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.engines.kv_capacity import EngineKv
+from gateway.adapters.engines.metrics_scraper import EngineMetrics
+from gateway.adapters.engines.probes import Prober
+from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.upkeep import Keeper, ModelSpec
 from gateway.adapters.upstream import Connection, ConnectionKey, HttpUpstream
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.fleet import fleet

@@ -14,7 +14,7 @@ from typing import Final
 from bench.scale_measure import Cpu, clock_ns, finished, spent_us
 from bench.scale_request import Request, record_of
 from bench.scale_traffic import SLOTS, Conversations, Size, book, entitlements, fleet_of, key_of
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import CHAT, Incoming, Outcome, Principal, RequestHead, Usage
 from gateway.policy.fleet import fleet
 from gateway.policy.request.head import read_head

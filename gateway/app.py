@@ -16,15 +16,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from gateway.adapters.body_reader import BodyReader
-from gateway.adapters.boundary_chore import BoundaryChore, told_totals
-from gateway.adapters.decision_ring import DecisionRing
-from gateway.adapters.engine_metrics import EngineMetrics
-from gateway.adapters.probes import Prober
-from gateway.adapters.request_log import Records, RequestLog
-from gateway.adapters.store.learning import Learning, open_state
+from gateway.adapters.bodies.reader import BodyReader
+from gateway.adapters.boundary_controller import BoundaryChore, told_totals
+from gateway.adapters.engines.metrics_scraper import EngineMetrics
+from gateway.adapters.engines.probes import Prober
+from gateway.adapters.records.decision_ring import DecisionRing
+from gateway.adapters.records.request_log import Records, RequestLog
+from gateway.adapters.records.usage_export import UsageExport
+from gateway.adapters.store.estimator_sync import Learning, open_state
 from gateway.adapters.upstream import HttpUpstream
-from gateway.adapters.usage_export import UsageExport
 from gateway.assembly import TokenPools
 from gateway.domain import Principal
 from gateway.models import by_name, served_model
@@ -56,7 +56,7 @@ from gateway.web.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.wrong_keys import WrongKeys
 
 if TYPE_CHECKING:
-    from gateway.adapters.compress_workers import CompressWorkers
+    from gateway.adapters.compress.workers import CompressWorkers
 
 _log = logging.getLogger("sluice")
 _TICK_S = 0.25
@@ -291,7 +291,7 @@ def _compress_workers(config: Config) -> "CompressWorkers | None":
     if not any(model.compression.enabled for model in config.models):
         return None
     # numpy takes some 20 MB: only who compresses needs it.
-    module = importlib.import_module("gateway.adapters.compress_workers")
+    module = importlib.import_module("gateway.adapters.compress.workers")
     made: CompressWorkers = module.CompressWorkers(
         processes=-(-config.compressor.processes // config.server.workers),
         time_limit_s=config.compressor.time_limit_ms / 1000,

@@ -16,14 +16,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gateway.adapters.engine_kv import EngineKv
-from gateway.adapters.entitlement_sync import EntitlementSync
-from gateway.adapters.registry import Registry
-from gateway.adapters.roster import File
+from gateway.adapters.engines.kv_capacity import EngineKv
+from gateway.adapters.entitlements.index import File
+from gateway.adapters.entitlements.reconciler import EntitlementSync
+from gateway.adapters.entitlements.registry import Registry
 from gateway.adapters.store.directory import open_directory
-from gateway.adapters.store.keeper import Keeper, ModelSpec
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.sqlite.leases import SqliteLeases
+from gateway.adapters.store.upkeep import Keeper, ModelSpec
 from gateway.domain import DECISION_SCHEMA, PoolEvent
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -35,7 +35,7 @@ from gateway.telemetry import Metrics
 from gateway.web.metrics import ACCOUNTS_SHOWN, PoolFigures, StoreCounts
 
 if TYPE_CHECKING:
-    from gateway.adapters.store.redis_leases import RedisLeases
+    from gateway.adapters.store.redis.leases import RedisLeases
 
 _log = logging.getLogger("sluice.pools")
 
@@ -153,7 +153,7 @@ class TokenPools:
         owner = secrets.token_hex(6)
         if books and scheme.startswith(("redis", "rediss")):
             # An extra: only who configures Redis needs its client.
-            module = importlib.import_module("gateway.adapters.store.redis_leases")
+            module = importlib.import_module("gateway.adapters.store.redis.leases")
             store: RedisLeases = module.RedisLeases(
                 self._url,
                 self._served,

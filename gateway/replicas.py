@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.adapters.fleet_notes import FleetNotes
-from gateway.adapters.listening import own_address
-from gateway.adapters.replica_calls import Address, ReplicaCalls
-from gateway.adapters.scheduler_notes import SchedulerNotes
+from gateway.adapters.replicas.calls import Address, ReplicaCalls
+from gateway.adapters.replicas.fleet_notes import FleetNotes
+from gateway.adapters.replicas.listening import own_address
+from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.policy.model_runtime import ServedModel, drain_worker
 from gateway.policy.prefix import digests
 from gateway.settings import Config
 from gateway.web.peers import Answers, NoPeers, Peers
 
 if TYPE_CHECKING:
-    from gateway.adapters.store.redis_board import RedisBoard
+    from gateway.adapters.store.redis.board import RedisBoard
 
 _log = logging.getLogger("sluice.state")
 
@@ -113,7 +113,7 @@ class Replicas:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
         # An extra: only who configures Redis needs its client.
-        module = importlib.import_module("gateway.adapters.store.redis_board")
+        module = importlib.import_module("gateway.adapters.store.redis.board")
         replica = secrets.token_hex(8)
         board: RedisBoard = module.RedisBoard(
             config.state.url,

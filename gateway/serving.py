@@ -17,9 +17,9 @@ from typing import Any, Final, cast
 
 import uvicorn
 
-from gateway.adapters.heap import give_back_large_blocks
-from gateway.adapters.listening import bound, port_of
+from gateway.adapters.malloc_tuning import give_back_large_blocks
 from gateway.adapters.open_files import allow_open_files, files_needed, shortage
+from gateway.adapters.replicas.listening import bound, port_of
 from gateway.app import Gateway
 from gateway.errors import StateFailure
 from gateway.replicas import loopback_of_many

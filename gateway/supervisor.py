@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gateway.adapters.listening import bound, port_of, reserved
+from gateway.adapters.replicas.listening import bound, port_of, reserved
 from gateway.errors import StateFailure
 from gateway.serving import ignore_hangup, loop_factory
 from gateway.serving import run as run_alone

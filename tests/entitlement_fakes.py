@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.adapters.entitlement_sync import EntitlementSync
-from gateway.adapters.registry import Registry
-from gateway.adapters.roster import File
+from gateway.adapters.entitlements.index import File
+from gateway.adapters.entitlements.reconciler import EntitlementSync
+from gateway.adapters.entitlements.registry import Registry
 from gateway.adapters.store.directory import MemoryDirectory
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape, terms_from

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from bench.redis_server import RedisServer
-from gateway.adapters.store import redis_scripts
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.redis_leases import RedisLeases
-from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis import scripts
+from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited
 from gateway.policy.token_pool.terms import Terms
@@ -73,8 +73,8 @@ Store = Embedded | OnRedis
 @pytest.fixture(autouse=True)
 def _settable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts read a clock that tests set where they would read the server's."""
-    monkeypatch.setattr(redis_scripts, "_SERVER_CLOCK", "local t = call('TIME')")
-    monkeypatch.setattr(redis_scripts, "_TEST_CLOCK", "local t = {ARGV[#ARGV], 0}")
+    monkeypatch.setattr(scripts, "_SERVER_CLOCK", "local t = call('TIME')")
+    monkeypatch.setattr(scripts, "_TEST_CLOCK", "local t = {ARGV[#ARGV], 0}")
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])

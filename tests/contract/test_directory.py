@@ -15,8 +15,8 @@ import pytest
 
 from bench.redis_server import RedisServer
 from gateway.adapters.store.directory import MemoryDirectory, open_directory
-from gateway.adapters.store.sqlite import SqliteState, open_file
-from gateway.adapters.store.sqlite_directory import TOMBSTONE_S, SqliteDirectory
+from gateway.adapters.store.sqlite.directory import TOMBSTONE_S, SqliteDirectory
+from gateway.adapters.store.sqlite.estimators import SqliteState, open_file
 from gateway.errors import StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.merge import Sums
@@ -365,7 +365,7 @@ async def test_a_file_of_another_program_is_left_as_it_is(minutes: Path) -> None
 async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.adapters.store.sqlite.BUSY_S", 0.05)
+    monkeypatch.setattr("gateway.adapters.store.sqlite.estimators.BUSY_S", 0.05)
     directory = SqliteDirectory(path)
     await directory.put(entry("a"))
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
@@ -399,7 +399,7 @@ async def test_a_disk_that_hangs_is_given_one_piece_of_work_at_a_time(
         goes_on.wait(10)
         return open_file(path)
 
-    monkeypatch.setattr("gateway.adapters.store.sqlite_directory.open_file", hanging)
+    monkeypatch.setattr("gateway.adapters.store.sqlite.directory.open_file", hanging)
     directory = SqliteDirectory(path)
     for name in ("a", "b", "c"):
         with pytest.raises(TimeoutError):

@@ -11,9 +11,9 @@ from typing import Protocol
 import pytest
 
 from bench.redis_server import RedisServer
-from gateway.adapters.store import redis as redis_adapter
-from gateway.adapters.store.learning import NoState, open_state
-from gateway.adapters.store.redis import RedisState, key_of
+from gateway.adapters.store.estimator_sync import NoState, open_state
+from gateway.adapters.store.redis import estimators as redis_adapter
+from gateway.adapters.store.redis.estimators import RedisState, key_of
 from gateway.errors import StateFailure
 from gateway.policy.estimate.merge import Learned, Sums
 from gateway.ports import EstimatorState

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 from bench.redis_server import RedisServer
-from gateway.adapters.store import redis_scripts
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.redis_leases import RedisLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis import scripts
+from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import Refusal
 from gateway.policy.token_pool.terms import Terms
@@ -386,8 +386,8 @@ def test_any_history_of_outages_keeps_the_limits(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Scripts read a clock that tests set where they would read the server's.
-    monkeypatch.setattr(redis_scripts, "_SERVER_CLOCK", "local t = call('TIME')")
-    monkeypatch.setattr(redis_scripts, "_TEST_CLOCK", "local t = {ARGV[#ARGV], 0}")
+    monkeypatch.setattr(scripts, "_SERVER_CLOCK", "local t = call('TIME')")
+    monkeypatch.setattr(scripts, "_TEST_CLOCK", "local t = {ARGV[#ARGV], 0}")
 
     class Machine(OutagesMachine):
         server = redis_server

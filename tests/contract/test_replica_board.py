@@ -10,12 +10,12 @@ from redis.crc import key_slot
 
 from bench.redis_nodes import RedisCluster
 from bench.redis_server import RedisServer
-from gateway.adapters.replica_calls import Address
-from gateway.adapters.store import redis_board
-from gateway.adapters.store.redis import RedisState
-from gateway.adapters.store.redis_board import KIND, MOST_BYTES, SILENT_S, RedisBoard, Seed
-from gateway.adapters.store.redis_exchange import key_of
-from gateway.adapters.store.redis_route import TIMEOUT_S
+from gateway.adapters.replicas.calls import Address
+from gateway.adapters.store.redis import board as redis_board
+from gateway.adapters.store.redis.board import KIND, MOST_BYTES, SILENT_S, RedisBoard, Seed
+from gateway.adapters.store.redis.estimators import RedisState
+from gateway.adapters.store.redis.exchange import key_of
+from gateway.adapters.store.redis.route import TIMEOUT_S
 from gateway.policy.estimate.merge import Sums
 from tests.fakes import FakeClock
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.redis_server import RedisServer
-from gateway.adapters.store.redis_kept import book_of, decision, moved
-from gateway.adapters.store.redis_scripts import GROUPED, Calls, Scripts, argument
+from gateway.adapters.store.redis.lease_codec import book_of, decision, moved
+from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument
 from gateway.policy.admission import admission, debt, eviction
 from gateway.policy.admission.admission import Denial, DenialReason, Request
 from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement

@@ -38,9 +38,9 @@ from hypothesis.stateful import (
 )
 
 from bench.redis_server import RedisServer
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.redis_leases import RedisLeases
-from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.admission.capacity import Capacity, survey

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.adapters.compress_child import NICENESS
-from gateway.adapters.compress_process import WorkerGone
-from gateway.adapters.compress_work import Counters, work
-from gateway.adapters.compress_workers import CompressWorkers
+from gateway.adapters.compress.child import NICENESS
+from gateway.adapters.compress.process import WorkerGone
+from gateway.adapters.compress.work import Counters, work
+from gateway.adapters.compress.workers import CompressWorkers
 from gateway.ports import CompressResult, CompressTask
 from tests.unit.compressor.texts import prose
 
@@ -270,7 +270,7 @@ async def test_a_start_that_fails_is_told_and_leaves_no_process(
 
 GATEWAY = """
 import asyncio, sys
-from gateway.adapters.compress_workers import CompressWorkers
+from gateway.adapters.compress.workers import CompressWorkers
 from gateway.ports import CompressTask
 
 async def main():

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.adapters.engine_metrics import EngineMetrics
+from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.policy.fleet.engine_telemetry import EngineSample
 from gateway.policy.model_runtime import ServedModel
 from simulator.engine import EngineProfile

@@ -15,14 +15,14 @@ from redis.crc import key_slot
 
 from bench.redis_nodes import RedisCluster, SentinelledRedis
 from bench.redis_server import RedisServer, redis_program
-from gateway.adapters.store import redis_link
 from gateway.adapters.store.directory import open_directory
-from gateway.adapters.store.learning import open_state
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.redis_leases import RedisLeases
-from gateway.adapters.store.redis_link import Away
-from gateway.adapters.store.redis_pools import FailMode
-from gateway.adapters.store.redis_scripts import Calls, Scripts, argument
+from gateway.adapters.store.estimator_sync import open_state
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis import link as redis_link
+from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.adapters.store.redis.link import Away
+from gateway.adapters.store.redis.scripts import Calls, Scripts, argument
+from gateway.adapters.store.redis.token_pools import FailMode
 from gateway.domain import Ask, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass

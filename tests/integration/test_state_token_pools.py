@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.policy.admission import admission
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 from tests.token_pools import entitled, pool
@@ -15,7 +15,7 @@ from tests.token_pools import entitled, pool
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import asyncio, pathlib, sys, time
-from gateway.adapters.store.sqlite_leases import SqliteLeases
+from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.policy import admission
 from tests.token_pools import entitled, granted, pool
 

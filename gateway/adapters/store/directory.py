@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.adapters.store.sqlite_directory import SqliteDirectory
+from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.ports import Directory, EntitlementEntry, Kept, Removal, Written
 
 TOMBSTONES: Final = 10_000
@@ -25,7 +25,7 @@ def open_directory(url: str) -> Directory:
         return SqliteDirectory(Path(rest.removeprefix("/")))
     if scheme in {"redis", "rediss", "redis+cluster", "redis+sentinel"}:
         # An extra: only who configures Redis needs its client.
-        module = importlib.import_module("gateway.adapters.store.redis_directory")
+        module = importlib.import_module("gateway.adapters.store.redis.directory")
         found: Directory = module.RedisDirectory(url)
         return found
     return MemoryDirectory()

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import DecisionRecord, Incoming, Lease, Principal
 from gateway.errors import RateLimited
 from gateway.exchange import wake

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import (
     CHAT,
     COMPLETIONS,

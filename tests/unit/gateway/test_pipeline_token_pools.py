@@ -8,7 +8,7 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import COMPLETIONS, COUNT_TOKENS, DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline import Pipeline

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from gateway.adapters.engine_kv import EngineKv
-from gateway.adapters.probes import Prober
+from gateway.adapters.engines.kv_capacity import EngineKv
+from gateway.adapters.engines.probes import Prober
 from gateway.domain import CHAT, TRANSCRIPTIONS, Binding, BodyFacts, Prompt
 from gateway.models import served_model as model_of
 from gateway.policy.bfio.rank_group import RankGroup

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.store.redis_route import route_of
+from gateway.adapters.store.redis.route import route_of
 from gateway.settings import (
     Config,
     ConfigError,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from gateway.adapters.store.keeper import STEP_S, Keeper, ModelSpec
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.upkeep import STEP_S, Keeper, ModelSpec
 from gateway.domain import Ask
 from gateway.policy.admission.capacity import SURVEY_SLICE, WorkerShare
 from gateway.policy.entitlements.entitlement import Entitlement

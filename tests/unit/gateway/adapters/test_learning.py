@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.adapters.store.learning import Learning, NoState, open_state
-from gateway.adapters.store.sqlite import SqliteState
+from gateway.adapters.store.estimator_sync import Learning, NoState, open_state
+from gateway.adapters.store.sqlite.estimators import SqliteState
 from gateway.domain import Measure, Observation
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator

@@ -1,6 +1,6 @@
 """What only the embedded ledger does; its contract is in tests/contract/test_lease_store.py."""
 
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import Usage
 from gateway.policy.fleet import fleet
 from gateway.ports import Settlement

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.adapters.store.lease_snapshot import collect
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.memory_pools import SLICE
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.memory.token_pools import SLICE
+from gateway.adapters.store.sqlite.lease_snapshot import collect
 from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited
 from gateway.policy.admission.capacity import SURVEY_SLICE, Capacity, survey

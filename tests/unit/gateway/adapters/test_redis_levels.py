@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.adapters.store.redis_kept import Kept
-from gateway.adapters.store.redis_levels import paid, seen, take_back, told
-from gateway.adapters.store.redis_share import share_of
+from gateway.adapters.store.redis.bucket_levels import paid, seen, take_back, told
+from gateway.adapters.store.redis.lease_codec import Kept
+from gateway.adapters.store.redis.local_share import share_of
 from gateway.domain import Lease
 from gateway.policy.admission import admission
 from gateway.policy.admission.admission import Denial, Grant, Request

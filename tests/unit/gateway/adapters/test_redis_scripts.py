@@ -6,19 +6,20 @@ import msgspec
 import pytest
 from redis.crc import key_slot
 
-from gateway.adapters.store import redis_route, redis_scripts, redis_wire
-from gateway.adapters.store.redis_pools import (
+from gateway.adapters.store.redis import route as redis_route
+from gateway.adapters.store.redis import scripts, wire
+from gateway.adapters.store.redis.scripts import GROUPED, MOST_GROUPED, Calls, Scripts, argument
+from gateway.adapters.store.redis.token_pools import (
     LEAST_TICKED,
     MOST_TICKED,
     SLICE,
     TICK_CALL_US,
     next_slice,
 )
-from gateway.adapters.store.redis_scripts import GROUPED, MOST_GROUPED, Calls, Scripts, argument
-from gateway.adapters.store.redis_wire import Op
+from gateway.adapters.store.redis.wire import Op
 from tests.fakes import FakeClock
 
-LUA = Path(redis_scripts.__file__).with_name("lua")
+LUA = Path(scripts.__file__).with_name("lua")
 OPERATIONS = sorted(Scripts().all)
 
 
@@ -27,7 +28,7 @@ def test_every_script_says_what_it_is_given_and_what_it_returns(name: str) -> No
     head = (LUA / f"{name}.lua").read_text().split("\n\n")[0]
     lines = head.splitlines()
     assert all(line.startswith("--") for line in lines)
-    assert lines[0].startswith(f"-- {name}, version {redis_scripts.VERSION}: ")
+    assert lines[0].startswith(f"-- {name}, version {scripts.VERSION}: ")
     assert "-- KEYS     see book.lua" in lines
     given = "-- arg      {" if name in GROUPED else "-- ARGV[1]  {"
     assert any(line.startswith(given) for line in lines)
@@ -62,7 +63,7 @@ def test_a_call_is_one_command_with_its_keys_and_its_argument() -> None:
 def test_calls_that_may_share_a_script_do_in_their_order() -> None:
     def named(names: str) -> list[list[str]]:
         ops = [Op(known[name], b"", None) for name in names]
-        return [[op.name[0] for op in group] for group in redis_wire._groups(ops)]
+        return [[op.name[0] for op in group] for group in wire._groups(ops)]
 
     known = {"a": "admit", "s": "settle", "t": "transfer", "r": "renew"}
     assert named("") == []

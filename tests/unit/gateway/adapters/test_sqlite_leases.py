@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.store import lease_snapshot
-from gateway.adapters.store.lease_snapshot import AccountCopy, Grave, collect
-from gateway.adapters.store.memory import MemoryLeases
-from gateway.adapters.store.sqlite_leases import FORGET_S, SqliteLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.sqlite import lease_snapshot
+from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Grave, collect
+from gateway.adapters.store.sqlite.leases import FORGET_S, SqliteLeases
 from gateway.domain import Ask, Usage
 from gateway.policy.admission import admission
 from gateway.policy.entitlements.entitlement import Entitlement

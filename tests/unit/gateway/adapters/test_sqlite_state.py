@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.store.learning import Learning
-from gateway.adapters.store.sqlite import APPLICATION_ID, SCHEMA, SqliteState
+from gateway.adapters.store.estimator_sync import Learning
+from gateway.adapters.store.sqlite.estimators import APPLICATION_ID, SCHEMA, SqliteState
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.merge import Sums
@@ -127,7 +127,7 @@ async def test_a_path_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
 async def test_a_locked_file_is_a_failure_and_is_saved_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.adapters.store.sqlite.BUSY_S", 0.0)
+    monkeypatch.setattr("gateway.adapters.store.sqlite.estimators.BUSY_S", 0.0)
     await saved(path)
     state = SqliteState(path)
     await state.exchange({M: None})

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import Ask, Principal
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
-from gateway.adapters.store.memory import MemoryLeases
+from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import Principal
 from gateway.errors import Unauthorized
 from gateway.policy.entitlements.entitlement import Entitlement

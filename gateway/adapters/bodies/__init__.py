@@ -1,0 +1,1 @@
+"""Large request bodies, read in a process of their own."""

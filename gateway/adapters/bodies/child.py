@@ -1,0 +1,84 @@
+"""A process that reads large bodies: frames of tasks and bodies in, of facts out.
+
+As `compress_child`: it ends when its pipe closes, and keeps nothing between two bodies.
+"""
+
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.adapters.compress.child import NICENESS, framed, received
+from gateway.domain import ENDPOINTS, BodyFacts, Endpoint, Record
+from gateway.errors import BadRequest
+from gateway.policy.request.body import read_body
+from gateway.policy.request.members import locate
+
+MOST_MEMORY_BYTES: Final = 4 << 30
+"""Of address space: 32 MiB of empty lists are decoded to one of them."""
+
+
+class BodyTask(Record, frozen=True, array_like=True):
+    """How a body is read."""
+
+    path: str
+    """Of its endpoint."""
+    content_types: tuple[bytes, ...] = ()
+    """Its request's headers of that name: a form is read by them."""
+
+
+class ReadResult(Record, frozen=True, kw_only=True):
+    """The facts, their members as places in the body; or a refusal."""
+
+    facts: BodyFacts | None = None
+    message: str = ""
+    reason: str = ""
+    code: str | None = None
+    param: str | None = None
+
+
+def read(endpoint: Endpoint, body: bytes, content_types: Sequence[bytes] = ()) -> ReadResult:
+    """What is read of a body, or why it is refused."""
+    try:
+        facts = read_body(endpoint, body, content_types=content_types)
+        places = () if endpoint.multipart else tuple(locate(body))
+    except BadRequest as refused:
+        return ReadResult(
+            message=refused.message, reason=refused.reason, code=refused.code, param=refused.param
+        )
+    except MemoryError:
+        return ReadResult(message="The request body has too many values.", reason="too_complex")
+    return ReadResult(facts=msgspec.structs.replace(facts, members={}, places=places))
+
+
+def main() -> None:
+    """Serve the socket that is standard input."""
+    os.nice(NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # A core dump would hold a tenant's prompt.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # What is decoded has no circles, and millions of lists are not to be looked through.
+    gc.disable()
+    with socket.socket(fileno=0) as pipe:
+        try:
+            received(pipe)
+            pipe.sendall(framed(msgspec.msgpack.encode("")))
+            while True:
+                task = msgspec.msgpack.decode(received(pipe), type=BodyTask)
+                result = read(ENDPOINTS[task.path], received(pipe), task.content_types)
+                pipe.sendall(framed(msgspec.msgpack.encode(result)))
+        except (EOFError, ConnectionError):
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The minutely look at the boundaries: counts in, moves out, each logged with its reason.
+
+Decisions are `gateway.policy.pools.boundary_control`'s. A move replaces the model's routing table
+at once; requests in flight keep what they were planned by.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from gateway.domain import Record
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
+from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
+from gateway.telemetry import Metrics
+
+_log = logging.getLogger("sluice.boundary")
+
+
+class EngineTotals(Record, frozen=True, kw_only=True):
+    """Counters of one engine since it started, and how full it is."""
+
+    preemptions: float
+    finished: float
+    """Requests it answered, whoever sent them."""
+    sequences: float = 0.0
+    """In it now, queued ones included, whoever sent them."""
+    kv_usage: float = 0.0
+    """Share of its KV cache."""
+
+
+AskTotals = Callable[[ServedModel, int], Mapping[int, EngineTotals]]
+"""Of a model's pool, by worker; those that did not tell are absent. No I/O."""
+
+
+def no_totals(_served: ServedModel, _pool: int) -> Mapping[int, EngineTotals]:
+    """Where engines tell nothing: rescues and overruns alone move boundaries."""
+    return {}
+
+
+def told_totals(served: ServedModel, pool: int) -> Mapping[int, EngineTotals]:
+    """As the engines' own pages say (`gateway.adapters.engines.metrics_scraper`)."""
+    if not served.telemetry:
+        return {}
+    return {
+        worker: EngineTotals(
+            preemptions=sample.preemptions_total,
+            finished=sample.finished_total,
+            sequences=(sample.running or 0.0) + (sample.waiting or 0.0),
+            kv_usage=sample.kv_usage or 0.0,
+        )
+        for worker, sample in enumerate(served.telemetry[pool].samples)
+        if sample.preemptions_total is not None and sample.finished_total is not None
+    }
+
+
+class BoundaryChore:
+    """Watches the models with a plan or with boundaries that move by themselves."""
+
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        controls: Mapping[str, BoundaryControl],
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+        ask: AskTotals = no_totals,
+    ) -> None:
+        """`controls` by model, of those that move; `clock` monotonic, in seconds."""
+        self._metrics = metrics
+        self._clock = clock
+        self._ask = ask
+        self._watched = [_Watched(m, controls.get(m.name)) for m in models if m.watch is not None]
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look once a minute from now on."""
+        if self._watched:
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def look(self) -> list[Move]:
+        """Take a sample of every model and apply what follows."""
+        moves = []
+        for one in self._watched:
+            moves += one.look(self._clock(), self._ask)
+        for _ in range(sum(move.observed for move in moves)):
+            self._metrics.would.add("boundary")
+        return [told.move for told in moves]
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - a defect here must not end the watch
+                _log.exception("looking at the boundaries failed")
+
+
+class _Told(Record, frozen=True, kw_only=True):
+    move: Move
+    observed: bool
+
+
+class _Watched:
+    """One model, and what was last seen of it."""
+
+    def __init__(self, served: ServedModel, control: BoundaryControl | None) -> None:
+        self._served = served
+        self._control = control
+        pools = max(0, len(served.pools) - 1)
+        self._counts = [(0, 0, 0)] * pools
+        self._preemptions = [Rising() for _ in range(pools)]
+        self._finished = [Rising() for _ in range(pools)]
+        self._drifted = False
+
+    def look(self, now_s: float, ask: AskTotals) -> list[_Told]:
+        """Sample, decide, apply, log."""
+        self._look_at_lengths()
+        control, served, watch = self._control, self._served, self._served.watch
+        if control is None or watch is None:
+            return []
+        pools = range(len(self._counts))
+        moves = control.step(now_s, [self._sample(watch, pool, ask) for pool in pools])
+        watch.shares = control.shares
+        for move in moves:
+            _log.warning(
+                "boundary of %s/%s: %s%d -> %d tokens (%s)",
+                served.name,
+                move.pool,
+                "would move " if control.observe else "",
+                move.before,
+                move.after,
+                move.reason,
+            )
+        if moves and not control.observe:
+            served.move_boundaries(control.boundaries)
+        return [_Told(move=move, observed=control.observe) for move in moves]
+
+    def _sample(self, watch: BoundaryWatch, pool: int, ask: AskTotals) -> Sample:
+        state = self._served.pools[pool]
+        now = (watch.requests[pool], watch.rescues[pool], watch.overruns[pool])
+        requests, rescues, overruns = (a - b for a, b in zip(now, self._counts[pool], strict=True))
+        self._counts[pool] = now
+        wrong = watch.wrong(pool)
+        totals = ask(self._served, pool)
+        slots = max(1, len(state.alive) * state.slots_per_worker)
+        return Sample(
+            requests=requests,
+            rescues=rescues,
+            overruns=overruns,
+            wrong=wrong if watch.several[pool] else None,
+            preemptions=self._preemptions[pool].by({k: t.preemptions for k, t in totals.items()}),
+            finished=self._finished[pool].by({k: t.finished for k, t in totals.items()}),
+            load=max(
+                max(state.inflight, sum(t.sequences for t in totals.values())) / slots,
+                sum(t.kv_usage for t in totals.values()) / max(1, len(totals)),
+            ),
+        )
+
+    def _look_at_lengths(self) -> None:
+        drift = None if self._served.watch is None else self._served.watch.drift
+        if drift is None or drift.alarm == self._drifted:
+            return
+        self._drifted = not self._drifted
+        if self._drifted:
+            _log.warning(
+                "lengths of %s are not those that were planned for: distance %.2f; plan again",
+                self._served.name,
+                drift.distance,
+            )
+        else:
+            _log.warning("lengths of %s are as planned again", self._served.name)

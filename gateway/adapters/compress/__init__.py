@@ -1,0 +1,1 @@
+"""Compression in processes of their own, off the event loop."""

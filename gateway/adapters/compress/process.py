@@ -1,0 +1,184 @@
+"""The gateway's end of one worker process: start it, ask it, end it.
+
+Rules:
+- A fresh interpreter by exec, never a fork: uvloop and threads do not survive one. Not
+  multiprocessing's spawn either: that imports the gateway's own main module again, leaves a
+  resource tracker behind and gives the child the gateway's whole environment.
+- The child gets no secret: of the environment only what an interpreter needs to start.
+- Nothing here waits for a thread; the socket belongs to the loop.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Final, cast
+
+import msgspec
+
+from gateway.adapters.compress.child import START_LIMIT_S, Setup, length_of, unframed
+from gateway.errors import SluiceError
+from gateway.ports import CompressResult, CompressTask
+
+_KEPT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_ONE_THREAD: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+KEEP_MEMORY: Final[Mapping[str, str]] = {
+    # glibc hands freed memory back at once, and a prompt's arrays are of the size for which it
+    # does: 260 page faults, a sixth of the time each prompt takes. 64 MiB are kept at most.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+GIVE_BACK_MEMORY: Final[Mapping[str, str]] = {
+    # Named, or glibc raises both with the largest block that was freed.
+    "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 10),
+}
+_REAP_LIMIT_S: Final = 5.0
+_REAP_S: Final = 0.002
+
+
+class WorkerGone(SluiceError):
+    """The process died or never came up; the text says what is known."""
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One process and the socket to it. One question at a time; asking again needs an answer."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lost: asyncio.Event) -> None:
+        self._process = process
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._answer: asyncio.Future[bytes] | None = None
+        self.alive = True
+        """Whether it can be asked."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @classmethod
+    async def start(
+        cls,
+        setup: Setup,
+        lost: asyncio.Event,
+        module: str = "gateway.adapters.compress.child",
+        memory: Mapping[str, str] = KEEP_MEMORY,
+    ) -> "WorkerProcess":
+        """A process that runs `module` and is warm. `lost` is set whenever it dies.
+
+        `memory`: what it does with memory it freed.
+        Raises WorkerGone or OSError; what was started has then ended.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = _popen(theirs, module, memory)
+        except BaseException:
+            ours.close()
+            raise
+        worker = cls(process, lost)
+        try:
+            ours.settimeout(0)
+            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+            await worker.asked(msgspec.msgpack.encode(setup), limit_s=START_LIMIT_S)
+        except TimeoutError:
+            await worker.end()
+            raise WorkerGone(f"it was not ready within {START_LIMIT_S:g} s") from None
+        except BaseException:
+            if worker._transport is None:  # else it is the transport's
+                ours.close()
+            await worker.end()
+            raise
+        return worker
+
+    async def ask(self, task: CompressTask, limit_s: float) -> CompressResult:
+        """What it makes of a task. After WorkerGone or TimeoutError it has to be ended."""
+        answer = await self.asked(msgspec.msgpack.encode(task), limit_s=limit_s)
+        return msgspec.msgpack.decode(answer, type=CompressResult)
+
+    async def end(self) -> None:
+        """Kill it (it keeps nothing) and wait until it is gone. Idempotent.
+
+        A cancellation takes effect once it is gone: it must not leave a zombie.
+        """
+        self.alive = False
+        if self._transport is not None:
+            self._transport.abort()
+        if self._process.poll() is None:
+            self._process.kill()
+        reaping = asyncio.create_task(self._reaped())
+        cancelled: asyncio.CancelledError | None = None
+        while not reaping.done():
+            try:
+                await asyncio.shield(reaping)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._buffer += data
+        answer = unframed(self._buffer)
+        if answer is not None:
+            self._buffer.clear()
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self.alive = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(WorkerGone(self._how_it_ended()))
+        self._lost.set()
+
+    async def asked(self, *frames: bytes, limit_s: float) -> bytes:
+        """What it answers to frames. After WorkerGone or TimeoutError it has to be ended."""
+        if self._transport is None or not self.alive:
+            raise WorkerGone(self._how_it_ended())
+        self._answer = asyncio.get_running_loop().create_future()
+        # Apart: a body is large, and to join it with its length would copy it.
+        for data in frames:
+            self._transport.write(length_of(data))
+            self._transport.write(data)
+        async with asyncio.timeout(limit_s):
+            return await self._answer
+
+    async def _reaped(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + _REAP_LIMIT_S
+        # An exit is no event without a handler for SIGCHLD, and that is the whole process's.
+        while self._process.poll() is None and loop.time() < give_up_s:  # noqa: ASYNC110
+            await asyncio.sleep(_REAP_S)
+
+    def _how_it_ended(self) -> str:
+        code = self._process.poll()
+        return "its pipe closed" if code is None else f"it ended with exit status {code}"
+
+
+def _popen(pipe: socket.socket, module: str, memory: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment |= {**_ONE_THREAD, **memory}
+    # As multiprocessing does it: what the gateway could import, the worker can.
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(  # noqa: S603 - a module of ours
+        # -P: the directory the gateway was started in is no place to import from.
+        [sys.executable, "-P", "-m", module],
+        stdin=pipe.fileno(),
+        stdout=subprocess.DEVNULL,
+        env=environment,
+    )

@@ -1,0 +1,1 @@
+"""Engines as they describe themselves: probes, metrics pages, KV capacity."""

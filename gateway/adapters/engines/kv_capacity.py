@@ -1,0 +1,106 @@
+"""How much KV cache each engine has, as it says itself on its /metrics page.
+
+vLLM tells blocks and their size as labels of `vllm:cache_config_info`, once for each of its
+data-parallel engines; their tokens times the model's bytes per token is the capacity: all of
+them for a worker that is the whole engine, its own for a worker that is one rank. Asked
+once each time a worker comes up, never on a request's way. An engine that does not tell is
+asked again only after it was away: there KV is enforced only where the configuration states it.
+"""
+
+import logging
+import re
+from typing import Final
+
+from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
+from gateway.domain import WorkerAddress
+from gateway.policy.model_runtime import ServedModel
+
+_METRIC: Final = "vllm:cache_config_info{"
+_LINE: Final = re.compile(rb"^%b[^\r\n]*" % _METRIC.encode(), re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MOST_TOKENS: Final = 1 << 40
+
+_log = logging.getLogger("sluice.probes")
+
+Place = tuple[str, int, int]
+"""(model, pool, worker)."""
+
+
+class EngineKv:
+    """KV cache by worker, filled while probing."""
+
+    def __init__(self) -> None:
+        self.kv_bytes_by_worker: dict[Place, int] = {}
+        """What engines told; workers that did not are absent."""
+        self._asked: set[Place] = set()
+
+    def of(self, model: str, pool: int, worker: int) -> int:
+        """Bytes of a worker's KV cache; 0 for unknown."""
+        return self.kv_bytes_by_worker.get((model, pool, worker), 0)
+
+    def forget(self, served: ServedModel, pool: int, worker: int) -> None:
+        """The worker is away: it may come back another."""
+        self._asked.discard((served.name, pool, worker))
+
+    def asks(self, served: ServedModel, pool: int, worker: int) -> bool:
+        """Whether a worker that is up is to be asked: once since it came up, if it matters."""
+        if (served.name, pool, worker) in self._asked:
+            return False
+        return bool(served.kv_bytes_per_token or served.telemetry)
+
+    async def learn(self, served: ServedModel, pool: int, worker: int, pages: EnginePages) -> None:
+        """Ask a worker that is up. Never raises."""
+        place = (served.name, pool, worker)
+        self._asked.add(place)
+        address = served.workers[pool][worker]
+        try:
+            tokens = await _ask(address, pages)
+        except NOT_HAD:
+            tokens = None
+        if served.telemetry:
+            served.telemetry[pool].kv_tokens[worker] = tokens
+        if tokens is None or not served.kv_bytes_per_token:
+            self.kv_bytes_by_worker.pop(place, None)
+            return
+        found = tokens * served.kv_bytes_per_token
+        if self.kv_bytes_by_worker.get(place) != found:
+            _log.info(
+                "worker %s has a KV cache of %d tokens, %.1f GiB",
+                address.id,
+                tokens,
+                found / (1 << 30),
+            )
+        self.kv_bytes_by_worker[place] = found
+
+
+def kv_tokens(line: str) -> int | None:
+    """Tokens that a line of a metrics page says one engine's KV cache holds, if it says so."""
+    if not line.startswith(_METRIC):
+        return None
+    labels = dict(_LABEL.findall(line))
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isascii() and blocks.isdigit() and size.isascii() and size.isdigit()):
+        return None  # "None" while the engine still measures
+    tokens = int(blocks[:16]) * int(size[:16])
+    return tokens if 0 < tokens <= _MOST_TOKENS else None
+
+
+def _is_of(rank: int | None, line: str) -> bool:
+    return rank is None or dict(_LABEL.findall(line)).get("engine") == str(rank)
+
+
+async def _ask(address: WorkerAddress, pages: EnginePages) -> int | None:
+    """The sum over a worker's engines; None when one of them, or the page, does not tell."""
+    page = await pages.get(address, "/metrics", MAX_PAGE_BYTES)
+    if page is None or page.status != 200:
+        return None
+    total = 0
+    for raw in _LINE.findall(page.body):
+        line = raw.decode("utf-8", "replace")
+        if not _is_of(address.rank, line):
+            continue
+        tokens = kv_tokens(line)
+        if tokens is None:
+            return None
+        total += tokens
+    return total or None

@@ -1,0 +1,140 @@
+"""Engines' own figures: each worker's /metrics page, read about once a second.
+
+One task an engine, whose ranks are on one page; a request never waits for one. A page that
+cannot be had leaves the last reading to grow stale, and is asked for ever more rarely. With
+many engines each is asked less often, because reading pages shares the event loop with
+requests; but never so seldom that what an engine said is stale when it is asked again.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
+from gateway.domain import WorkerAddress
+from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
+from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, record
+from gateway.policy.model_runtime import ServedModel
+from gateway.ports import Upstream
+
+MOST_PAGES_PER_S: Final = 128.0
+"""Of all engines together, as long as readings do not grow stale for it."""
+JITTER: Final = 0.1
+MOST_INTERVAL_S: Final = 0.8 * STALE_S
+"""With the jitter and the time that an answer takes, less than what is stale."""
+_MOST_PAUSE_S: Final = 60.0
+
+_log = logging.getLogger("sluice.telemetry")
+
+OnRestart = Callable[[ServedModel, int, int], None]
+"""(model, pool, worker) whose engine began anew: its prefix cache is empty."""
+
+
+class EngineMetrics:
+    """Fills the views of every model's pools until closed."""
+
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        clock: Callable[[], float],
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 2.0,
+        on_restart: OnRestart | None = None,
+        upstream: Upstream | None = None,
+    ) -> None:
+        """`clock` is what decisions are timed by.
+
+        `upstream`: whose connections to use; without it they are its own.
+        """
+        self._models = list(models)
+        self._clock = clock
+        self._on_restart = on_restart
+        self._pages = EnginePages(upstream, timeout_s)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._warned: set[tuple[str, ...]] = set()
+        self.views: Mapping[str, tuple[TelemetryView, ...]] = {
+            served.name: served.telemetry
+            or tuple(TelemetryView(len(workers)) for workers in served.workers)
+            for served in self._models
+        }
+        """By model, its pools' views."""
+        pages = sum(len(pool.engines) for served in self._models for pool in served.pools)
+        self.interval_s = max(interval_s, min(pages / MOST_PAGES_PER_S, MOST_INTERVAL_S))
+        """Seconds between two readings of an engine that answers."""
+
+    async def start(self) -> None:
+        """Begin to read, in the background."""
+        self._tasks = [
+            asyncio.create_task(self._run(served, pool, worker))
+            for served in self._models
+            for pool, state in enumerate(served.pools)
+            for worker, *_ in state.engines
+        ]
+
+    async def close(self) -> None:
+        """Stop reading."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pages.close()
+
+    async def read(self, served: ServedModel, pool: int, worker: int) -> bool:
+        """Read the page of a worker's engine into the view; False when there was none to read.
+
+        Raises nothing that an engine can cause.
+        """
+        address = served.workers[pool][worker]
+        try:
+            page = await self._pages.get(address, "/metrics", MAX_PAGE_BYTES)
+        except NOT_HAD:
+            return False
+        if page is None or page.status != 200:
+            return False
+        return self._take(served, pool, worker, page.body)
+
+    def _take(self, served: ServedModel, pool: int, worker: int, page: bytes) -> bool:
+        """Keep what a page says of each of its engine's ranks."""
+        known = False
+        view = self.views[served.name][pool]
+        for rank in served.pools[pool].siblings[worker]:
+            address = served.workers[pool][rank]
+            sample = read_page(page, address.rank)
+            if sample == EngineSample():
+                self._warn(served, address, ("any",))
+                continue
+            known = True
+            self._warn(served, address, missing(sample))
+            if record(view, rank, sample, self._clock()):
+                _log.info("worker %s restarted: its prefix cache is taken to be empty", address.id)
+                if self._on_restart is not None:
+                    self._on_restart(served, pool, rank)
+        return known
+
+    async def _run(self, served: ServedModel, pool: int, worker: int) -> None:
+        # Spread over the first interval, so that pages do not come all at once.
+        pause_s = self.interval_s
+        await asyncio.sleep(random.uniform(0, self.interval_s))
+        while True:
+            if await self.read(served, pool, worker):
+                pause_s = self.interval_s
+            else:
+                pause_s = min(2 * pause_s, max(_MOST_PAUSE_S, self.interval_s))
+            await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
+
+    def _warn(self, served: ServedModel, address: WorkerAddress, fields: Iterable[str]) -> None:
+        """Say once for each model what a page lacks."""
+        for field in fields:
+            if (served.name, field) in self._warned:
+                continue
+            self._warned.add((served.name, field))
+            if field == "any":
+                _log.warning("worker %s of %s tells no metrics known here", address.id, served.name)
+            else:
+                names = ", ".join(ALIASES[field])
+                _log.warning(
+                    "worker %s of %s does not tell %s (none of %s)",
+                    *(address.id, served.name, field, names),
+                )

@@ -1,0 +1,285 @@
+"""Health probes: each worker's /health, the models it lists, its KV cache, its progress.
+
+One task an engine, whose ranks share the verdict. A probe changes only whether a worker is in the
+rotation, never its load; how many must be missed is `gateway.policy.fleet.fleet`'s. A worker that
+refused a request's connection is probed again at the next interval and returns by itself. Probes
+are spread evenly over the interval: a round of thousands at once would keep the event loop from
+requests.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from math import floor
+from typing import Final
+
+from gateway.adapters.engines.kv_capacity import EngineKv
+from gateway.adapters.engines.pages import NOT_HAD, EnginePages, Page
+from gateway.adapters.loop_lag import LoopWatch
+from gateway.domain import WorkerAddress
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.engine_metrics import read_page
+from gateway.policy.fleet.engine_models import EngineModel, adapters, not_served, read_models
+from gateway.policy.fleet.engine_telemetry import EngineSample
+from gateway.policy.model_runtime import ServedModel
+from gateway.ports import Upstream
+
+FIRST_AT_ONCE: Final = 128
+"""Engines that are probed at a time before the first request is served."""
+MODELS_EVERY_S: Final = 30.0
+"""A worker's list of models is read again so often: an adapter may be loaded at any time."""
+OWN_SHARE: Final = 0.25
+"""Of a probe's time: when the event loop stood still so long, a time-out says nothing."""
+
+_log = logging.getLogger("sluice.probes")
+
+OnFrozen = Callable[[ServedModel, int, int], None]
+"""(model, pool, worker) whose engine gives no token to anybody."""
+_Which = tuple[ServedModel, int, int]
+"""Model, pool, the first worker of an engine."""
+
+
+class Prober:
+    """Probes every worker of every model until stopped."""
+
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        *,
+        interval_s: float,
+        timeout_s: float,
+        upstream: Upstream | None = None,
+        kv: EngineKv | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_frozen: OnFrozen | None = None,
+    ) -> None:
+        """`upstream`: whose connections to use; without it they are its own.
+
+        `kv` is filled with what engines tell of their KV caches; `clock` is the requests'.
+        `on_frozen` hears of a frozen engine with each probe for as long as it is.
+        """
+        self._on_frozen = on_frozen
+        self._counted: dict[tuple[str, int, int], EngineSample] = {}
+        """Model, pool, worker -> what a silent engine's metrics page counted last."""
+        self._kv = kv
+        self._models = list(models)
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._pages = EnginePages(upstream, timeout_s)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watch = LoopWatch()
+        self._read_s: dict[tuple[str, str, str], float] = {}
+        """Model, pool, worker: when its list of models was read last since it came up."""
+
+    async def start(self) -> None:
+        """Probe everything once, then go on in the background."""
+        self._watch.start()
+        engines: list[_Which] = [
+            (served, pool, ranks[0])
+            for served in self._models
+            for pool, state in enumerate(served.pools)
+            for ranks in state.engines
+        ]
+        left = iter(engines)
+
+        async def first() -> None:
+            for which in left:
+                await self.probe(*which)
+
+        await asyncio.gather(*(first() for _ in range(min(FIRST_AT_ONCE, len(engines)))))
+        began_s = asyncio.get_running_loop().time()
+        self._tasks = [
+            asyncio.create_task(
+                self._run(which, began_s + self._interval_s * (1 + number / len(engines)))
+            )
+            for number, which in enumerate(engines)
+        ]
+
+    async def close(self) -> None:
+        """Stop probing."""
+        self._watch.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pages.close()
+
+    async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:
+        """Probe one worker and apply what is found to its engine; whether it is well."""
+        state, address = served.pools[pool], served.workers[pool][worker]
+        late_s = self._watch.late_s
+        refused, why = False, ""
+        try:
+            why = await self._ails(address) or await self._misfit(served, pool, address)
+        except NOT_HAD as error:
+            if getattr(error, "kind", "") == "local":  # this machine could not even ask
+                return state.up[worker]
+            own_s = self._watch.late_s - late_s
+            if _is_timeout(error) and own_s > OWN_SHARE * self._timeout_s:
+                _log.info("no verdict on %s: this process stood still %.1f s", address.id, own_s)
+                return state.up[worker]
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            why = self._told(error)
+        answers = state.progress.look(worker, self._clock(), self._watch.late_s)
+        self._apply(served, pool, worker, why, refused=refused, answers=answers)
+        await self._look_for_frost(served, pool, worker)
+        if self._kv is not None:
+            for rank in state.siblings[worker]:
+                if not state.up[rank]:
+                    self._kv.forget(served, pool, rank)
+                elif not why and self._kv.asks(served, pool, rank):
+                    await self._kv.learn(served, pool, rank, self._pages)
+        return not why
+
+    def _apply(
+        self,
+        served: ServedModel,
+        pool: int,
+        worker: int,
+        why: str,
+        *,
+        refused: bool,
+        answers: bool,
+    ) -> None:
+        """Take a verdict over, and say what changes."""
+        state, name = served.pools[pool], served.workers[pool][worker].id
+        place = f"worker {name} of {served.name}/{state.name}"
+        said = state.why_down[worker]
+        if not why:
+            if fleet.probed(state, worker, ok=True):
+                _log.info("%s is ready", place)
+            return
+        self._read_s.pop((served.name, state.name, name), None)
+        if refused and not answers:
+            changed = state.up[worker]
+            fleet.unreachable(state, worker, why)
+        else:
+            changed = fleet.missed(state, worker, why, answers=answers)
+        if changed or (not state.up[worker] and why != said):
+            _log.warning("%s is not ready: %s", place, why)
+        elif state.up[worker]:
+            _log.info("%s missed a probe: %s", place, why)
+
+    async def _look_for_frost(self, served: ServedModel, pool: int, worker: int) -> None:
+        """See whether a silent engine computes for others, and tell of one that is frozen."""
+        state, place = served.pools[pool], (served.name, pool, worker)
+        if not state.progress.silent_s(worker):
+            self._counted.pop(place, None)
+        elif await self._counts(served, pool, worker):
+            state.progress.got_on(worker)
+        elif self._on_frozen is not None and state.progress.frozen(worker, served.health.stall_s):
+            _log.warning(
+                "worker %s of %s/%s is frozen: %d requests wait, and for %.0f s nobody was given "
+                "a token",
+                served.workers[pool][worker].id,
+                served.name,
+                state.name,
+                len(state.progress.waiting(worker)),
+                state.progress.silent_s(worker),
+            )
+            self._on_frozen(served, pool, worker)
+
+    async def _counts(self, served: ServedModel, pool: int, worker: int) -> bool:
+        """Whether an engine's own count of tokens moved since it was asked before."""
+        place = (served.name, pool, worker)
+        try:
+            page = await self._pages.get(served.workers[pool][worker], "/metrics")
+        except NOT_HAD:
+            return False
+        if page is None or page.status != 200:
+            return False
+        told = read_page(page.body)
+        sample = EngineSample(
+            prompt_tokens_total=told.prompt_tokens_total,
+            generation_tokens_total=told.generation_tokens_total,
+        )
+        before, self._counted[place] = self._counted.get(place), sample
+        return before is not None and sample != before
+
+    def _told(self, error: Exception) -> str:
+        if _is_timeout(error):
+            return f"no answer to a probe within {self._timeout_s:g} s"
+        return f"a probe failed: {error}"
+
+    async def _ails(self, address: WorkerAddress) -> str:
+        """What is wrong with an engine's health; "" for nothing. Raises what `NOT_HAD` names."""
+        page, path = await self._pages.get(address, "/health"), "/health"
+        if page is not None and page.status == 404:  # not every engine has /health
+            page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
+            if page is not None and page.status == 404:
+                return "/health and /v1/models answered 404: is the URL's path right?"
+            well = page is not None and page.status < 500
+        else:
+            well = page is not None and page.status < 500
+        if well:
+            return ""
+        return f"{path} answered {'too much' if page is None else page.status}"
+
+    async def _misfit(self, served: ServedModel, pool: int, address: WorkerAddress) -> str:
+        """What of an engine's list of models does not fit, asked for when it comes up and later."""
+        place = (served.name, served.pools[pool].name, address.id)
+        read_s = self._read_s.get(place)
+        if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
+            return ""
+        try:
+            page = await self._pages.get(address, "/v1/models")
+        except NOT_HAD:
+            return ""  # its health was good; asked again with the next probe
+        why = _refusal(page, address)
+        if why:
+            return why
+        models = [] if page is None or page.status != 200 else read_models(page.body)
+        why = not_served(models, address.served_model or served.name)
+        if not why:
+            self._read_s[place] = self._clock()
+            if read_s is None:
+                self._compare_window(served, pool, address, models)
+            for alias, base in adapters(models, served.aliases).items():
+                if alias not in served.adapters:
+                    served.adapters[alias] = base
+                    _log.warning(
+                        "alias %s of %s is a LoRA adapter at worker %s: requests for it are sent "
+                        "with its own name, not the model's, so every worker must have it",
+                        alias,
+                        served.name,
+                        address.id,
+                    )
+        return why
+
+    @staticmethod
+    def _compare_window(
+        served: ServedModel, pool: int, address: WorkerAddress, models: list[EngineModel]
+    ) -> None:
+        """Warn when an engine's own window differs from the configured one."""
+        expected = served.routing.pools[pool].window_tokens
+        found = {model.window_tokens for model in models if model.window_tokens is not None}
+        if found and expected not in found:
+            _log.warning(
+                "worker %s reports max_model_len %s, but pool %s says %d: set it to the engine's",
+                address.id,
+                ", ".join(map(str, sorted(found))),
+                served.pools[pool].name,
+                expected,
+            )
+
+    async def _run(self, which: _Which, at_s: float) -> None:
+        """Probe an engine at this time of the loop's and every interval after it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(at_s - loop.time())
+            await self.probe(*which)
+            # In step with itself, so that engines stay spread; what took longer leaves one out.
+            at_s += self._interval_s * (1 + max(0, floor((loop.time() - at_s) / self._interval_s)))
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, TimeoutError) or getattr(error, "kind", "") == "timeout"
+
+
+def _refusal(page: Page | None, address: WorkerAddress) -> str:
+    """Why an engine does not show its models to us."""
+    if page is None or page.status not in (401, 403):
+        return ""
+    what = "wants a key" if address.api_key is None else "refuses the key"
+    return f"/v1/models answered {page.status}, it {what}: set the worker's `api_key`"

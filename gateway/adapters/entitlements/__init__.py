@@ -1,0 +1,1 @@
+"""Entitlements changed at run time: directory, keyring and token pools in step."""

@@ -1,0 +1,171 @@
+"""Entitlements as an admin reads them: the file's fields, counters, and keys by fingerprint."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from typing import Final
+
+from gateway.adapters.entitlements.index import Place, Roster
+from gateway.errors import BadRequest, NotFound, StateFailure
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import GIB, ModelShape, fields_from
+from gateway.ports import AccountView, EntitlementEntry, PoolView, TokenPools
+
+SLICE: Final = 500
+"""Entitlements that a list looks at between two pauses."""
+
+
+class EntitlementReader:
+    """What an admin reads, from the roster and the store's counters."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        store: TokenPools,
+        models: Mapping[str, ModelShape],
+        managed: Container[str],
+        pools: Callable[[str], Awaitable[list[PoolView]]],
+    ) -> None:
+        """`models` by name; of those not `managed` the store counts nothing."""
+        self._roster = roster
+        self._pools = pools
+        self._store = store
+        self._models = models
+        self._managed = managed
+
+    def entry(self, name: str) -> EntitlementEntry:
+        """An entitlement by name. Raises NotFound."""
+        entry = self._roster.entries.get(name)
+        if entry is None:
+            raise NotFound(
+                f"There is no entitlement '{name[:64]}'. GET /admin/entitlements lists them.",
+                reason="entitlement_not_found",
+                code="entitlement_not_found",
+            )
+        return entry
+
+    async def get(self, name: str) -> dict[str, object]:
+        """One entitlement."""
+        (found,) = await self._shown([self.entry(name)])
+        return found
+
+    async def page(
+        self, model: str | None, tenant: str | None, after: str | None, limit: int
+    ) -> dict[str, object]:
+        """Up to `limit` entitlements behind a cursor, oldest first, and the next cursor."""
+        place = place_of(after)
+        found: list[EntitlementEntry] = []
+        while True:
+            entries = self._roster.after(place, SLICE)
+            for entry in entries:
+                if matches(entry.terms, model, tenant):
+                    if len(found) == limit:  # one more than fits: there is a next page
+                        return {"data": await self._shown(found), "next": cursor_of(place)}
+                    found.append(entry)
+                place = (entry.terms.created, entry.terms.name)
+            if len(entries) < SLICE:
+                return {"data": await self._shown(found), "next": None}
+            await asyncio.sleep(0)
+
+    async def pools(self, model: str) -> list[PoolView]:
+        """Counters of a model's pools; none where nothing is managed or the store is away."""
+        if model not in self._managed:
+            return []
+        try:
+            return await self._pools(model)
+        except StateFailure:
+            return []
+
+    async def inflight(self, terms: Entitlement) -> int:
+        """Sequences in flight, as far as they are counted. Raises StateFailure."""
+        if terms.model not in self._managed:
+            return 0
+        found = await self._store.view(terms.model, [terms.name])
+        return sum(sum(view.inflight) for view in found)
+
+    async def _shown(self, entries: Sequence[EntitlementEntry]) -> list[dict[str, object]]:
+        names: dict[str, list[str]] = {}
+        for entry in entries:
+            if entry.terms.model in self._managed:
+                names.setdefault(entry.terms.model, []).append(entry.terms.name)
+        counters: dict[str, AccountView] = {}
+        for model, wanted in names.items():
+            try:
+                counters |= {view.name: view for view in await self._store.view(model, wanted)}
+            except StateFailure:
+                continue
+        return [shown(e, self._models[e.terms.model], counters.get(e.terms.name)) for e in entries]
+
+
+def fingerprint(digest: str) -> str:
+    """What people call a key by: it tells nothing of the key."""
+    return digest[:8]
+
+
+def audited(entry: EntitlementEntry, model: ModelShape) -> dict[str, object]:
+    """Everything of an entitlement that an admin can change."""
+    return {
+        **fields_from(entry.terms, model),
+        "suspended": entry.terms.suspended,
+        "keys": [fingerprint(digest) for digest in entry.key_sha256],
+    }
+
+
+def shown(
+    entry: EntitlementEntry, model: ModelShape, view: AccountView | None
+) -> dict[str, object]:
+    """An entitlement for GET; without a view its state and use are not known."""
+    return {
+        **audited(entry, model),
+        "origin": entry.origin,
+        "created": entry.terms.created,
+        "revision": entry.version,
+        "state": None if view is None else view.state,
+        "usage": None if view is None else _usage(view, model),
+    }
+
+
+def _usage(view: AccountView, model: ModelShape) -> dict[str, object]:
+    return {
+        "inflight": dict(zip(model.pools, view.inflight, strict=False)),
+        "kv_cache_gib": view.kv_bytes / GIB,
+        "bucket_tokens": round(view.level_tokens),
+        "bucket_depth_tokens": round(view.depth_tokens),
+        "debt": view.debt,
+        "burst": view.burst,
+        "weight": view.weight,
+        "debited_tokens": view.debited,
+        "refunded_tokens": view.refunded,
+        "used_tokens": view.used,
+    }
+
+
+def reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
+    """What decides whether it fits; nothing once it has expired."""
+    if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
+        return ()
+    return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
+
+
+def matches(terms: Entitlement, model: str | None, tenant: str | None) -> bool:
+    """Whether a list's filters let it pass."""
+    return model in (None, terms.model) and tenant in (None, terms.tenant)
+
+
+def cursor_of(place: Place) -> str:
+    """Where a page of a list ends."""
+    return f"{place[0]}:{place[1]}"
+
+
+def place_of(cursor: str | None) -> Place:
+    """The place behind which a page begins. Raises BadRequest for what no page gave."""
+    if cursor is None:
+        return (0, "")
+    number, colon, name = cursor.partition(":")
+    if not colon or not number.isascii() or not number.isdecimal() or len(number) > 20:
+        raise BadRequest(
+            "after: not a cursor; give the `next` of an earlier page, or leave it out.",
+            reason="invalid_cursor",
+            code="invalid_cursor",
+            param="after",
+        )
+    return int(number), name

@@ -1,0 +1,1 @@
+"""Where decisions, audit lines and usage are written."""

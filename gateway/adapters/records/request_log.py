@@ -1,0 +1,163 @@
+"""Decision records: to the ring for look-ups, and JSONL written in batches off the hot path.
+
+A record is encoded once, for both, while it is at hand, and then let go: kept for the writer,
+some twenty small objects a request would be all over the memory, and a thread that encodes a
+batch holds the interpreter for milliseconds. Lines are joined by the dozen for the same reason:
+the next ones are written where these were. A timer hands the lines to one writer thread; what
+cannot be written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted,
+because a full disk must not stop requests. Replicas of one host append to the same file, each
+its own batches (`appending`): lines stay whole, and in order within a replica.
+"""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.adapters.records.appending import append
+from gateway.adapters.records.decision_ring import DecisionRing
+from gateway.domain import DecisionRecord
+from gateway.ports import RecordSink
+from gateway.telemetry import Metrics
+
+FLUSH_S = 0.5
+MAX_PENDING = 50_000
+_JOINED: Final = 64
+"""Lines that are kept as one piece until they are written."""
+MAX_PENDING_PROMPT_BYTES = 64 * 1024 * 1024
+"""Of lines with recorded request bodies that wait to be written; beyond it records go without."""
+
+_log = logging.getLogger("sluice.request_log")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class RequestLog:
+    """JSONL file of decision records, appended to."""
+
+    def __init__(self, path: Path, metrics: Metrics) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._lines: list[bytes] = []
+        """The newest, not joined yet."""
+        self._pending: list[bytes] = []
+        """Lines joined, each with its end."""
+        self._waiting = 0
+        """Records in both."""
+        self._prompt_bytes = 0
+        self._writing = asyncio.Lock()
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failing = False
+
+    def append(self, record: msgspec.Struct) -> None:
+        """See RecordSink."""
+        if self._waiting >= MAX_PENDING:
+            self._metrics.log_dropped.add()
+            return
+        line = _encode(record)
+        if isinstance(record, DecisionRecord) and record.prompt is not None:
+            if self._prompt_bytes + len(line) > MAX_PENDING_PROMPT_BYTES:
+                line = _encode(without_prompt(record))
+            else:
+                self._prompt_bytes += len(line)
+        self.append_line(line)
+
+    def append_line(self, line: bytes) -> None:
+        """Take a record that is encoded already and holds no text of the request."""
+        if self._waiting >= MAX_PENDING:
+            self._metrics.log_dropped.add()
+            return
+        self._waiting += 1
+        self._lines.append(line)
+        if len(self._lines) >= _JOINED:
+            self._join()
+
+    def open(self) -> None:
+        """Check that the file can be written. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab"):
+            pass
+
+    def start(self) -> None:
+        """Begin flushing; call within the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what is left and stop. A batch that is being written is never cut short."""
+        self._stop.set()
+        if self._task is not None:
+            await self._task
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write what is pending now; what fails stays pending, in order."""
+        async with self._writing:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._lines:
+            self._join()
+        batch, self._pending = self._pending, []
+        records, self._waiting = self._waiting, 0
+        prompt_bytes, self._prompt_bytes = self._prompt_bytes, 0
+        if not batch:
+            return
+        try:
+            await asyncio.to_thread(self._write, batch)
+        except OSError as error:
+            self._pending[:0] = batch
+            self._waiting += records
+            self._prompt_bytes += prompt_bytes
+            if not self._failing:
+                _log.error("request log %s cannot be written: %s", self._path, error.strerror)
+            self._failing = True
+        else:
+            self._failing = False
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), FLUSH_S)
+            await self.flush()
+
+    def _join(self) -> None:
+        lines, self._lines = self._lines, []
+        self._pending.append(b"\n".join((*lines, b"")))  # the last line ends, too
+
+    def _write(self, batch: list[bytes]) -> None:
+        append(self._path, b"".join(batch))
+
+
+def without_prompt(record: DecisionRecord) -> DecisionRecord:
+    """The same without the request's body."""
+    return msgspec.structs.replace(record, prompt=None)
+
+
+class Records:
+    """Decisions to ring, log and further sinks; encoded once for the first two."""
+
+    def __init__(self, ring: DecisionRing, log: RequestLog | None, *others: RecordSink) -> None:
+        self._ring = ring
+        self._log = log
+        self._others = others
+
+    def append(self, record: msgspec.Struct) -> None:
+        """See RecordSink."""
+        log = self._log
+        if not isinstance(record, DecisionRecord):
+            if log is not None:
+                log.append(record)
+        elif record.prompt is None:
+            line = _encode(record)
+            self._ring.append(record.request_id, line)
+            if log is not None:
+                log.append_line(line)
+        else:  # text belongs to the file, if to anything
+            self._ring.append(record.request_id, _encode(without_prompt(record)))
+            if log is not None:
+                log.append(record)
+        for sink in self._others:
+            sink.append(record)

@@ -1,0 +1,149 @@
+"""Usage for billing: one JSON line for each request that was charged, synced to disk.
+
+Rules:
+- At least once: a line counts as written when its batch was synced; what failed is written
+  again, whole. `id` is unique to a request: whoever bills keeps the first line of each.
+- A write that broke off leaves a torn last line. The next one starts on a line of its own, so
+  a line that is no JSON is to be skipped: its request follows whole.
+- The file is opened anew for every batch, so it may be moved away at any time.
+- What waits is bounded. When the disk stays full the newest lines are dropped and counted: a
+  full disk must not stop requests.
+- What was settled less than FLUSH_S before the process was killed may be missing.
+"""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.adapters.records.appending import append
+from gateway.domain import DecisionRecord, Record
+from gateway.telemetry import Metrics
+
+FLUSH_S: Final = 0.5
+MAX_PENDING: Final = 100_000
+"""Lines that wait to be written; some 50 MiB."""
+
+_log = logging.getLogger("sluice.usage_export")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class UsageLine(Record, frozen=True, kw_only=True):
+    """What one request used and costs. Cached input is part of the input."""
+
+    id: str
+    time_unix_s: float
+    """When it was settled."""
+    tenant: str
+    entitlement: str
+    model: str
+    endpoint: str
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    charge_tokens: int
+    """By the weights of the model's profile; what the entitlement's bucket paid."""
+    source: str
+    """engine: as the engine reported; counted: by the gateway; proxy: as another proxy reported."""
+    status: str
+    """The outcome, as in the request log."""
+
+
+def usage_line(record: DecisionRecord) -> UsageLine | None:
+    """The line of a decision; None where nothing was charged."""
+    if record.charge_tokens is None or record.lease_id is None:
+        return None
+    settled_unix_s = record.settled_unix_s
+    if settled_unix_s is None:
+        settled_unix_s = record.time_unix_s + (record.duration_s or 0.0)
+    return UsageLine(
+        id=record.lease_id,
+        time_unix_s=settled_unix_s,
+        tenant=record.tenant or "",
+        entitlement=record.entitlement or "",
+        model=record.model or "",
+        endpoint=record.endpoint,
+        input_tokens=record.prompt_tokens or 0,
+        cached_input_tokens=record.cached_tokens or 0,
+        output_tokens=record.completion_tokens or 0,
+        charge_tokens=record.charge_tokens,
+        source=record.usage_source or "",
+        status=record.outcome,
+    )
+
+
+class UsageExport:
+    """RecordSink that appends usage lines to a file."""
+
+    def __init__(self, path: Path, metrics: Metrics) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._pending: list[bytes] = []
+        self._writing = asyncio.Lock()
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failing = False
+
+    @property
+    def pending(self) -> int:
+        """Lines that wait to be written."""
+        return len(self._pending)
+
+    def append(self, record: msgspec.Struct) -> None:
+        """See RecordSink. Records that are no decisions, or charged nothing, pass by."""
+        line = usage_line(record) if isinstance(record, DecisionRecord) else None
+        if line is None:
+            return
+        if len(self._pending) >= MAX_PENDING:
+            self._metrics.usage_dropped.add()
+            return
+        self._pending.append(_encode(line) + b"\n")  # now, while it is at hand
+
+    def open(self) -> None:
+        """Check that the file can be written. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        append_synced(self._path, b"")
+
+    def start(self) -> None:
+        """Begin flushing; call within the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what is left and stop. A batch that is being written is never cut short."""
+        self._stop.set()
+        if self._task is not None:
+            await self._task
+        await self.flush()
+        if self._pending:
+            _log.error("%d usage lines were not written and are lost", len(self._pending))
+            self._metrics.usage_dropped.add(by=len(self._pending))
+
+    async def flush(self) -> None:
+        """Write what is pending now; what fails stays pending, in order."""
+        async with self._writing:
+            batch = self._pending[:]
+            if not batch:
+                return
+            try:
+                await asyncio.to_thread(append_synced, self._path, b"".join(batch))
+            except OSError as error:
+                if not self._failing:
+                    _log.error("usage export %s cannot be written: %s", self._path, error.strerror)
+                self._failing = True
+                return
+            del self._pending[: len(batch)]
+            self._failing = False
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), FLUSH_S)
+            await self.flush()
+
+
+def append_synced(path: Path, data: bytes) -> None:
+    """Append whole lines and sync them. Raises OSError, see `append`."""
+    append(path, data, mode=0o640, sync=True)

@@ -1,0 +1,1 @@
+"""What replicas exchange, and where they listen."""

@@ -1,0 +1,163 @@
+"""What replicas tell one another of the engines, twice a second.
+
+- Engines that an admin drains: the newest change of each holds in all replicas, and in those that
+  start while one lives that knows it.
+- Engines that a replica ejected: for the others one failure of their own confirms it, instead of
+  `health.eject_after` of them.
+- Where stored responses live, so that a `previous_response_id` finds its engine from any replica.
+
+Load in flight is not told: even half a second old it is so late that replicas fill the same worker
+(docs/adr/0008). A note that is malformed, or of other workers, is ignored.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from gateway.adapters.replicas.scheduler_notes import Board
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.pools.response_affinity import Home
+
+HOMES_TOLD_S: Final = 3.0
+"""A response's home is told for so long: a replica that misses an exchange hears it in the next."""
+MOST_HOMES: Final = 2_000
+MOST_DRAINS: Final = 1_000
+_HOMES_AT_ONCE: Final = 200
+_LATER_S: Final = 0.001
+
+
+class _Drain(msgspec.Struct, frozen=True, order=True):
+    changed_unix_s: float
+    on: bool
+
+
+class _Note(msgspec.Struct):
+    replica: str
+    workers: int
+    """A digest of the model's workers, pool by pool."""
+    ejected: list[list[int]]
+    drains: dict[str, _Drain]
+    homes: list[tuple[str, Home]]
+    """By response id, the newest last."""
+    homes_told: int
+    """Since the replica began, these included: so each is learned once."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Note).decode
+
+
+class FleetNotes:
+    """Keeps one replica's view of the engines in step with the others'."""
+
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        board: Board,
+        replica: str,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`replica`: a name that stands for this replica from its start to its end.
+
+        `clock` monotonic, that of the pools; `wall_clock` Unix time. In seconds.
+        """
+        self._models = list(models)
+        self._board = board
+        self._replica = replica
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._drains: dict[str, _Drain] = {}
+        self._digests = {served.name: _digest(served) for served in self._models}
+        self._homes: dict[str, deque[tuple[float, str, Home]]] = {}
+        self._homes_told = dict.fromkeys(self._digests, 0)
+        self._homes_heard: dict[str, dict[str, int]] = {name: {} for name in self._digests}
+        """By model and replica, its `homes_told`."""
+        for served in self._models:
+            self._homes[served.name] = deque(maxlen=MOST_HOMES)
+            served.homes.tell = partial(self._remembered, served.name)
+
+    def drained(self, worker: str, *, on: bool) -> None:
+        """An admin drained an engine here, or returned it."""
+        changed_unix_s = self._wall_clock()
+        known = self._drains.get(worker)
+        if known is not None:  # maybe by a host whose clock is ahead of this one's
+            changed_unix_s = max(changed_unix_s, known.changed_unix_s + _LATER_S)
+        self._keep(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
+
+    def tell(self) -> Iterator[None]:
+        """Put up notes, yielding where requests should go on meanwhile."""
+        for served in self._models:
+            self._board.publish(f"fleet:{served.name}", _encode(self._note(served)))
+            yield
+
+    def hear(self) -> Iterator[None]:
+        """Take over what the others told, likewise. Raises nothing that they can cause."""
+        for served in self._models:
+            heard = self._homes_heard[served.name]
+            told: dict[str, int] = {}
+            for payload in self._board.peers(f"fleet:{served.name}"):
+                try:
+                    note = _decode(payload)
+                except msgspec.DecodeError:
+                    continue
+                told[note.replica] = note.homes_told
+                yield from self._hear(served, note, heard.get(note.replica, 0))
+            self._homes_heard[served.name] = told
+
+    def _remembered(self, model: str, response_id: str, home: Home) -> None:
+        self._homes_told[model] += 1
+        self._homes[model].append((self._clock(), response_id, home))
+
+    def _note(self, served: ServedModel) -> _Note:
+        now_s = self._clock()
+        homes = self._homes[served.name]
+        while homes and homes[0][0] < now_s - HOMES_TOLD_S:
+            homes.popleft()
+        return _Note(
+            replica=self._replica,
+            workers=self._digests[served.name],
+            ejected=[
+                [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
+                if pool.last_ejection_end_s > now_s
+                else []
+                for pool in served.pools
+            ],
+            drains=self._drains,
+            homes=[(response_id, home) for _, response_id, home in homes],
+            homes_told=self._homes_told[served.name],
+        )
+
+    def _hear(self, served: ServedModel, note: _Note, homes_heard: int) -> Iterator[None]:
+        for worker, drain in note.drains.items():
+            known = self._drains.get(worker)
+            if known is None or drain > known:
+                self._keep(worker, drain)
+                drain_worker(self._models, worker, on=drain.on)
+        yield
+        if note.workers != self._digests[served.name]:
+            return
+        for pool, ejected in zip(served.pools, note.ejected, strict=False):
+            for index in ejected:
+                if 0 <= index < len(pool.workers):
+                    fleet.doubt(pool, index, self._clock())
+        new = min(max(0, note.homes_told - homes_heard), MOST_HOMES, len(note.homes))
+        for count, (response_id, home) in enumerate(note.homes[len(note.homes) - new :]):
+            served.homes.learn(response_id, home)
+            if count % _HOMES_AT_ONCE == 0:
+                yield
+
+    def _keep(self, worker: str, drain: _Drain) -> None:
+        self._drains.pop(worker, None)
+        self._drains[worker] = drain
+        if len(self._drains) > MOST_DRAINS:
+            del self._drains[next(iter(self._drains))]
+
+
+def _digest(served: ServedModel) -> int:
+    return crc32("\n\n".join("\n".join(pool.workers) for pool in served.pools).encode())

@@ -1,0 +1,1 @@
+"""The embedded lease store: in memory, one process."""

@@ -1,0 +1,256 @@
+"""The embedded lease store: in memory, one process.
+
+A managed model's leases live in its `TokenPool`, which `gateway.policy.admission.admission`
+decides over; every call is atomic because none awaits. A model that is not managed has a plain
+ledger: it counts and spills over, and refuses nobody. Either way the pools' own in-flight counters
+(`PoolState.inflight`) say what this process has in flight.
+"""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, account_view
+from gateway.adapters.store.steady_clock import SteadyClock
+from gateway.domain import Ask, Lease
+from gateway.policy.admission import admission, eviction
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.admission.denials import limits_of, refusal_of
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.ports import Settlement
+
+__all__ = ["MemoryLeases", "account_view", "lease_of"]
+
+
+class MemoryLeases(MemoryPools):
+    """LeaseStore, TokenPools and Upkeep over plain objects."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        clock: Callable[[], float],
+        books: Mapping[str, TokenPool] | None = None,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+        owner: str = "",
+    ) -> None:
+        """`models` by name (not by alias); `books` of those that are managed.
+
+        `clock` monotonic, `wall_clock` Unix time, in seconds, the latter read once; `jitter`
+        gives [0, 1). `owner` names this process: leases that a former one left are never renewed.
+        """
+        self.owner = owner or secrets.token_hex(4)
+        super().__init__(books or {}, SteadyClock(clock, wall_clock))
+        self._models = models
+        self._clock = clock
+        self._jitter = jitter
+        self._leases: dict[str, Lease] = {}
+        self._evict: Callable[[str], None] = lambda _: None
+        self.settled_total = 0
+        self.refunded_total = 0
+
+    @property
+    def active(self) -> int:
+        """Leases in force."""
+        return len(self._leases)
+
+    async def admit(self, ask: Ask) -> Lease:
+        """See LeaseStore."""
+        found = self.take(ask)
+        if isinstance(found, Denial):
+            raise refusal_of(found, ask.entitlement, self._jitter())
+        return found
+
+    async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
+        """See LeaseStore."""
+        found = self.move(lease.id, pool, force=force)
+        if isinstance(found, Denial):
+            raise refusal_of(found, lease.entitlement, self._jitter())
+        return found or lease
+
+    def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
+        """See LeaseStore."""
+        self.extend(lease.id, lease.model, cost_tokens, kv_bytes)
+
+    def settle(self, lease: Lease, settlement: Settlement) -> None:
+        """See LeaseStore."""
+        self.end(lease.id, lease.model, settlement)
+
+    async def reclaim(self, lease: Lease) -> None:
+        """See LeaseStore."""
+        for lease_id in self.victims(lease.id):
+            self._evict(lease_id)
+
+    def on_evict(self, evict: Callable[[str], None]) -> None:
+        """See LeaseStore."""
+        self._evict = evict
+
+    async def renew(self) -> None:
+        """See Upkeep."""
+        held = list(self._leases)
+        for start in range(0, len(held), SLICE):
+            # Each slice by the time it runs: leases are kept in the order of their expiry.
+            self.prolong(held[start : start + SLICE])
+            await asyncio.sleep(0)
+
+    # -- the same at once
+
+    def take(self, ask: Ask) -> Lease | Denial:
+        """Decide, and take the lease; a known lease id has its earlier lease."""
+        known = self._leases.get(ask.lease_id)
+        if known is not None:
+            return known
+        book = self.books.get(ask.model)
+        lease = self._counted(ask) if book is None else self._decided(ask, book)
+        if isinstance(lease, Denial):
+            return lease
+        self._leases[ask.lease_id] = lease
+        self._models[ask.model].pools[lease.pool].inflight += ask.sequences
+        return lease
+
+    def move(self, lease_id: str, pool: int, *, force: bool) -> Lease | Denial | None:
+        """Take a lease to another pool; None when it is not held, or there already."""
+        held = self._leases.get(lease_id)
+        if held is None or held.pool == pool:
+            return None
+        book = self.books.get(held.model)
+        if book is not None:
+            denial = admission.transfer(book, lease_id, pool, self._now(), force=force)
+            if denial is not None:
+                return denial
+        pools = self._models[held.model].pools
+        pools[held.pool].inflight -= held.sequences
+        pools[pool].inflight += held.sequences
+        moved = msgspec.structs.replace(held, pool=pool)
+        self._leases[lease_id] = moved
+        return moved
+
+    def extend(self, lease_id: str, model: str, cost_tokens: int, kv_bytes: int) -> None:
+        """Change what a lease reserves."""
+        book = self.books.get(model)
+        if book is not None:
+            admission.resize(book, lease_id, cost_tokens, kv_bytes, self._now())
+
+    def end(self, lease_id: str, model: str, settlement: Settlement) -> None:
+        """Settle a lease, once."""
+        held = self._release(lease_id)
+        if held is not None and settlement.usage is None:
+            self.refunded_total += 1
+        elif held is not None:
+            self.settled_total += 1
+        # One that is not held is a former process's, has expired, or was settled before.
+        book = self.books.get(model)
+        if book is not None:
+            self._charge(book, lease_id, settlement)
+
+    def victims(self, lease_id: str) -> list[str]:
+        """Who has to give way to this lease: ids of leases that are held."""
+        lease = self._leases.get(lease_id)
+        book = None if lease is None else self.books.get(lease.model)
+        if lease is None or book is None or lease_id not in book.leases:
+            return []
+        chosen = eviction.evict(book, book.leases[lease_id].pool, lease.sequences)
+        return [held.id for held in chosen if held.id in self._leases]
+
+    def prolong(self, lease_ids: Iterable[str]) -> None:
+        """Renew leases that are held."""
+        now_s = self._now()
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            book = None if lease is None else self.books.get(lease.model)
+            if book is not None:
+                admission.renew(book, lease_id, now_s)
+
+    # -- inside
+
+    def _release(self, lease_id: str) -> Lease | None:
+        held = self._leases.pop(lease_id, None)
+        if held is not None:
+            self._models[held.model].pools[held.pool].inflight -= held.sequences
+        return held
+
+    def _decided(self, ask: Ask, book: TokenPool) -> Lease | Denial:
+        request = Request(
+            lease_id=ask.lease_id,
+            entitlement=ask.entitlement,
+            pool=ask.pool,
+            alternates=ask.alternates,
+            estimate_tokens=ask.cost_tokens,
+            kv_bytes=ask.kv_bytes,
+            sequences=ask.sequences,
+            owner=self.owner,
+        )
+        served = self._models[ask.model]
+        now_s = self._now()
+        found = admission.admit(
+            book,
+            request,
+            now_s,
+            observe=served.observe_admission or served.routing.observe,
+        )
+        if isinstance(found, Denial):
+            return found
+        return lease_of(ask, found, now_s)
+
+    def _charge(self, book: TokenPool, lease_id: str, settlement: Settlement) -> None:
+        usage, charge = settlement.usage, None
+        if usage is not None:
+            charge = charge_tokens(
+                book.terms.profile,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.cached_tokens,
+            )
+        admission.settle(book, lease_id, charge, self._now.at(settlement.unix_s))
+
+    def _counted(self, ask: Ask) -> Lease:
+        served = self._models[ask.model]
+        pool = self._choose(served, ask)
+        return Lease(
+            id=ask.lease_id,
+            model=ask.model,
+            entitlement=ask.entitlement,
+            pool=pool,
+            spilled=pool != ask.pool,
+            cost_tokens=ask.cost_tokens,
+            sequences=ask.sequences,
+            kv_bytes=ask.kv_bytes,
+        )
+
+    def _choose(self, served: ServedModel, ask: Ask) -> int:
+        """The asked pool, or the first alternate with room when it is overloaded."""
+        now_s = self._clock()
+        if not fleet.overloaded(served.pools[ask.pool], served.spill_queue, now_s):
+            return ask.pool
+        for pool in ask.alternates:
+            if not fleet.overloaded(served.pools[pool], served.spill_queue, now_s):
+                return pool
+        return ask.pool
+
+
+def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
+    """The lease that a grant gives."""
+    return Lease(
+        id=ask.lease_id,
+        model=ask.model,
+        entitlement=ask.entitlement,
+        pool=grant.pool,
+        spilled=grant.spilled,
+        cost_tokens=ask.cost_tokens,
+        sequences=ask.sequences,
+        kv_bytes=ask.kv_bytes,
+        weight=grant.weight,
+        contended=grant.contended,
+        protected=grant.protected,
+        would_deny=grant.would_deny,
+        limits=limits_of(grant),
+        issued_unix_s=issued_unix_s,
+    )

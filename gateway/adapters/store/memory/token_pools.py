@@ -1,0 +1,137 @@
+"""The embedded token pools: entitlements, counters, and what is done now and then.
+
+Everything works in slices of SLICE with a pause for requests between them, whatever the number
+of entitlements; each slice is atomic because it does not await.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.adapters.store.steady_clock import SteadyClock
+from gateway.policy.admission import admission, debt
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import REAPED_AT_ONCE, Account, TokenPool
+from gateway.ports import AccountView, PoolView
+
+SLICE = 250
+"""Accounts or leases that upkeep works on between two pauses for requests."""
+
+
+class MemoryPools:
+    """TokenPools and most of Upkeep over plain objects."""
+
+    def __init__(self, books: Mapping[str, TokenPool], now: SteadyClock) -> None:
+        """`books` by model."""
+        self.books = dict(books)
+        self.witness: Callable[[str, str, float, object], None] = _unwitnessed
+        """Hears (model, event, Unix s, detail) of all that changes a book but its leases."""
+        self._now = now
+
+    # -- TokenPools
+
+    async def define(self, terms: Entitlement) -> None:
+        """See TokenPools."""
+        self.books[terms.model].define(terms)
+        self.witness(terms.model, "entitlement", self._now(), terms)
+
+    async def remove(self, model: str, name: str) -> bool:
+        """See TokenPools."""
+        book = self.books[model]
+        account = book.accounts.get(name)
+        if account is not None and account.total:
+            return False
+        book.remove(name)
+        self.witness(model, "removed", self._now(), name)
+        return True
+
+    async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
+        """See TokenPools."""
+        book = self.books[model]
+        now_s = self._now()
+        return [
+            account_view(book, account, now_s)
+            for account in map(book.accounts.get, names)
+            if account is not None
+        ]
+
+    async def pools(self, model: str) -> list[PoolView]:
+        """See TokenPools."""
+        book = self.books[model]
+        return [
+            PoolView(
+                slots=book.terms.slots[index],
+                inflight=pool.inflight,
+                kv_capacity_bytes=book.terms.kv_of(index),
+                kv_bytes=pool.kv_bytes,
+                idle_dedicated=pool.idle_dedicated,
+                service_s=pool.service_s,
+                desired_replicas=0,
+                denied=pool.denied_last,
+            )
+            for index, pool in enumerate(book.pools)
+        ]
+
+    # -- Upkeep
+
+    async def change(self, model: str, terms: Terms) -> None:
+        """See Upkeep."""
+        self.books[model].change(terms)
+        self.witness(model, "terms", self._now(), terms)
+
+    async def tick(self) -> None:
+        """See Upkeep. What is evicted here was handed over when it was marked."""
+        for model, book in self.books.items():
+            reaped = REAPED_AT_ONCE
+            while reaped == REAPED_AT_ONCE:
+                reaped = admission.reap(book, self._now())
+                await asyncio.sleep(0)
+            if book.ticked_s <= 0:
+                book.ticked_s = self._now()
+            elif self._now() - book.ticked_s >= book.terms.profile.tick_s:
+                await self._tick(model, book)
+
+    async def _tick(self, model: str, book: TokenPool) -> None:
+        names = list(book.active)
+        contended = debt.is_contended(book)
+        now_s = self._now()
+        elapsed_s = now_s - book.ticked_s
+        for start in range(0, len(names), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            debt.tick(book, names[start : start + SLICE], elapsed_s, now_s, contended=contended)
+        debt.close(book, elapsed_s, now_s)
+        if names:
+            self.witness(model, "tick", now_s, elapsed_s)
+
+
+def _unwitnessed(model: str, event: str, unix_s: float, detail: object) -> None:
+    """Nobody asked."""
+
+
+def account_view(book: TokenPool, account: Account, now_s: float) -> AccountView:
+    """An account's counters, its bucket as it stands now."""
+    terms = account.terms
+    depth = admission.depth_tokens(book, account)
+    gained = terms.tokens_per_s * max(0.0, now_s - account.level_s)
+    state = "bound"
+    if terms.suspended:
+        state = "suspended"
+    elif 0 < terms.expires_unix_s <= now_s:
+        state = "expired"
+    elif not book.bound_everywhere(terms):
+        state = "degraded" if terms.created <= book.terms.ever_bound_until else "pending"
+    return AccountView(
+        name=terms.name,
+        state=state,
+        inflight=tuple(account.inflight),
+        kv_bytes=account.kv_bytes,
+        level_tokens=min(depth, account.level + gained),
+        depth_tokens=depth,
+        debt=account.debt,
+        burst=account.burst,
+        weight=admission.weight_now(book, account),
+        debited=account.debited,
+        refunded=account.refunded,
+        used=account.used,
+    )

@@ -1,0 +1,178 @@
+"""One managed model's capacity as it is published: what its available workers hold, who is bound.
+
+Rules:
+- New terms are published when the available workers, what their engines say of KV, or the
+  entitlements changed, and when an entitlement expired; never otherwise.
+- Reserving entitlements are bound oldest first, pool by pool. When a pool's capacity falls the
+  newest are degraded there, and recover when it returns; one that never fitted is pending.
+- The idle baseline of an expired dedicated entitlement is given up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Protocol
+
+import msgspec
+
+from gateway.adapters.store.desired_replicas import Replicas
+from gateway.domain import Record
+from gateway.policy.admission.capacity import (
+    Capacity,
+    Standing,
+    WorkerShare,
+    capacity_of,
+    most_capacity,
+    survey,
+)
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.token_pool.terms import Terms
+from gateway.ports import TokenPools, Upkeep
+
+_log = logging.getLogger("sluice.pools")
+
+
+class Store(Upkeep, TokenPools, Protocol):
+    """What keeping needs of a lease store."""
+
+
+class ModelSpec(Record, frozen=True, kw_only=True):
+    """A managed model as its keeper sees it. Tuples are by pool, windows ascending."""
+
+    base: Terms
+    """Its rules; the capacity in it is not read. `mean_slo_ms` 0 for the mean."""
+    pools: tuple[PoolState, ...]
+    shares: tuple[WorkerShare, ...]
+    """What one worker adds."""
+    entitlements: Callable[[], Iterable[Entitlement]]
+    """Those of the model, in order of creation; read in slices while they may change."""
+    kv_bytes: Callable[[int, int], int] = lambda _pool, _worker: 0
+    """(pool, worker) -> its engine's KV cache as it said; 0 for unknown."""
+
+
+class KeptModel:
+    """What was last published of a model."""
+
+    def __init__(self, store: Store, name: str, spec: ModelSpec, replicas: Replicas) -> None:
+        """Nothing is published before the first `keep`."""
+        self.changed = True
+        """Its entitlements did, since the last survey."""
+        self._store = store
+        self._name = name
+        self._spec = spec
+        self._replicas = replicas
+        self._capacity: Capacity | None = None
+        self._unbound = 0
+        self._ever_bound_until = 0
+        self._next_expiry_unix_s = inf
+
+    async def keep(self, now_s: float, now_unix_s: float) -> None:
+        """Publish what changed. Raises as the store does; the next call tries again."""
+        found = self._available(now_s)
+        due = self.changed or self._next_expiry_unix_s <= now_unix_s
+        if found == self._capacity and not due:
+            return
+        self.changed = False
+        try:
+            # Read anew for each look instead of kept: copying 100,000 would hold up requests.
+            # What changes meanwhile says so, and is surveyed with the next step.
+            standing = await _surveyed(self._spec.entitlements(), found, now_unix_s)
+            if due:
+                await self._entitled(now_unix_s)
+            await self._publish(found, standing)
+        except BaseException:
+            self.changed = True
+            raise
+
+    def _available(self, now_s: float) -> Capacity:
+        # A pool whose workers all missed their probes keeps its places: they are tried all the
+        # same, and refusing everybody would make an outage of a doubt.
+        told = [
+            [
+                self._spec.kv_bytes(index, worker)
+                for worker in fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False)
+            ]
+            for index, pool in enumerate(self._spec.pools)
+        ]
+        return capacity_of(self._spec.shares, told)
+
+    async def _entitled(self, now_unix_s: float) -> None:
+        largest = most_capacity(self._spec.shares)
+        most = await _surveyed(self._spec.entitlements(), largest, now_unix_s)
+        reserving = {}
+        for number, e in enumerate(self._spec.entitlements(), start=1):
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+            if not e.reserves or e.suspended:
+                continue
+            if not 0 < e.expires_unix_s <= now_unix_s:
+                if any(held := _held(e, most)):
+                    reserving[e.name] = msgspec.structs.replace(e, baseline=held)
+            elif e.service_class == "dedicated":
+                await self._store.define(msgspec.structs.replace(e, baseline=()))
+        self._replicas.entitled(most.reserved, reserving)
+
+    async def _publish(self, found: Capacity, standing: Standing) -> None:
+        ever = max(self._ever_bound_until, standing.newest_bound)
+        base = self._spec.base
+        terms = msgspec.structs.replace(
+            base,
+            slots=found.slots,
+            kv_bytes=found.kv_bytes,
+            tokens_per_s=found.tokens_per_s,
+            mean_slo_ms=base.mean_slo_ms or standing.mean_slo_ms,
+            bound_until=standing.bound_until,
+            ever_bound_until=ever,
+        )
+        await self._store.change(self._name, terms)
+        self._capacity, self._ever_bound_until = found, ever
+        self._next_expiry_unix_s = standing.next_expiry_unix_s
+        self._tell(found, standing)
+
+    def _tell(self, found: Capacity, standing: Standing) -> None:
+        if standing.unbound == self._unbound:
+            return
+        slots = ", ".join(
+            f"{pool.name} {slots}"
+            for pool, slots in zip(self._spec.pools, found.slots, strict=True)
+        )
+        if standing.unbound > self._unbound:
+            _log.warning(
+                "model %s: capacity (slots: %s) does not hold the baselines of %d entitlements; "
+                "the newest wait",
+                self._name,
+                slots,
+                standing.unbound,
+            )
+        elif standing.unbound:
+            _log.warning(
+                "model %s: capacity (slots: %s) holds more baselines again; those of %d "
+                "entitlements still wait",
+                self._name,
+                slots,
+                standing.unbound,
+            )
+        else:
+            _log.warning("model %s: capacity holds all baselines again", self._name)
+        self._unbound = standing.unbound
+
+
+def _held(terms: Entitlement, standing: Standing) -> tuple[int, ...]:
+    """What of a baseline the pools hold."""
+    return tuple(
+        sequences if terms.created <= until else 0
+        for sequences, until in zip(terms.baseline, standing.bound_until, strict=False)
+    )
+
+
+async def _surveyed(
+    entitlements: Iterable[Entitlement], found: Capacity, now_unix_s: float
+) -> Standing:
+    for standing in survey(entitlements, found, now_unix_s):
+        if standing is not None:
+            return standing
+        await asyncio.sleep(0)
+    raise AssertionError("a survey ends with a standing")

@@ -1,0 +1,1 @@
+"""State shared by replicas through Redis, and what a replica does without it."""

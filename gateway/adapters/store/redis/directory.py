@@ -1,0 +1,172 @@
+"""The directory of entitlements in Redis, shared by all gateways.
+
+One hash of entries, and the revision of each one's last write; `lua/directory.lua` changes them
+together, and only from the version that a write is based on. The last REMOVED_KEPT removals and
+names of writes are remembered: others hear of the former, and see by the latter that the server
+lost something. All keys have one hash tag. There are no retries here: each call takes TIMEOUT_S
+at most, and after a failure the connection is closed.
+
+Keys carry the number of their layout. Gateways of layout 1 write unconditionally, so their keys
+are left to them: what they held is copied once, before the first write of this layout.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from redis.asyncio.connection import Connection
+from redis.exceptions import NoScriptError, RedisError
+
+from gateway.adapters.store.directory import new_mark
+from gateway.adapters.store.redis.route import TIMEOUT_S, close, route_of
+from gateway.adapters.store.redis.scripts import lua, script
+from gateway.errors import StateFailure
+from gateway.ports import EntitlementEntry, Kept, Removal, Written
+
+REMOVED_KEPT: Final = 10_000
+SCANNED_AT_ONCE: Final = 500
+NAMED_BY: Final = 4
+"""Arguments of the script for one entry."""
+_KEYS: Final = tuple(
+    f"sluice:2:{{directory}}:{name}"
+    for name in ("entries", "changed", "removed", "files", "marks", "revision")
+)
+_LAYOUT_1: Final = "sluice:1:{directory}:entries"
+_LAYOUT_1_KEPT_S: Final = 7 * 86_400
+"""Until then gateways of layout 1 should be gone; later it would bring back what was revoked."""
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
+
+
+class RedisDirectory:
+    """Directory in Redis."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is opened before the first call."""
+        self._route = route_of(url)
+        self._script = script("directory", lua("directory"))
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> Kept:
+        """See Directory. What changes meanwhile is among the changes after the revision."""
+        if not await self._call("EXISTS", _KEYS[5]):
+            await self._copy_layout_1()
+        head = await self._run("removals", 0, "", REMOVED_KEPT)
+        found = await self._scan(_KEYS[0])
+        return _kept(head, list(found.values()))
+
+    async def changes(self, since: int, mark: str) -> Kept | None:
+        """See Directory."""
+        answer = await self._run("changes", since, mark, REMOVED_KEPT)
+        return _kept(answer, answer[3]) if answer[0] else None
+
+    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+        """See Directory."""
+        named = [part for e in entries for part in (e.terms.name, e.id, e.version, _encode(e))]
+        return await self._write("put", floor, after, *named)
+
+    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+        """See Directory."""
+        named = (entry.terms.name, entry.id, entry.version, repr(entry.file_unix_s))
+        return await self._write("delete", floor, after, *named)
+
+    async def close(self) -> None:
+        """See Directory."""
+        async with self._lock:
+            await self._disconnect()
+
+    async def _write(self, what: str, floor: int, after: str, *named: object) -> Written:
+        mark = new_mark()
+        revision, conflicts = await self._run(what, mark, floor, REMOVED_KEPT, after, *named)
+        names = tuple(name.decode() for name in conflicts)
+        # Where all were conflicts nothing was written, and nobody knows the mark.
+        some = len(names) < len(named) // NAMED_BY
+        return Written(revision=int(revision), mark=mark if some else "", conflicts=names)
+
+    async def _scan(self, key: str) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        cursor = b"0"
+        while True:
+            answer = await self._call("HSCAN", key, cursor, "COUNT", SCANNED_AT_ONCE)
+            cursor, pairs = answer
+            found.update(zip(pairs[::2], pairs[1::2], strict=True))
+            if cursor == b"0":
+                return found
+
+    async def _copy_layout_1(self) -> None:
+        """Take over what gateways of an earlier version kept; who comes second changes nothing."""
+        found = await self._scan(_LAYOUT_1)
+        entries = _entries([b"0 " + raw for raw in found.values()])
+        for start in range(0, len(entries), SCANNED_AT_ONCE):
+            await self.put(*entries[start : start + SCANNED_AT_ONCE])
+        if entries:
+            await self._call("EXPIRE", _LAYOUT_1, _LAYOUT_1_KEPT_S)
+
+    async def _run(self, *arguments: object) -> Any:
+        command = (len(_KEYS), *_KEYS, *arguments)
+        try:
+            return await self._call("EVALSHA", self._script.sha, *command)
+        except _Unknown:
+            return await self._call("EVAL", self._script.text, *command)
+
+    async def _call(self, *command: object) -> Any:
+        async with self._lock:
+            try:
+                if self._connection is None:
+                    async with asyncio.timeout(TIMEOUT_S):
+                        self._connection = await self._route.open(_KEYS[0])
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self._connection.send_command(*command, check_health=False)
+                    return await self._connection.read_response(disable_decoding=True)
+            except NoScriptError as error:
+                raise _Unknown(str(error)) from error
+            except (RedisError, OSError, TimeoutError) as error:
+                await self._disconnect()
+                raise StateFailure(f"Redis: {str(error) or 'no answer in time'}") from error
+            except BaseException:
+                await self._disconnect()
+                raise
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+
+class _Unknown(StateFailure):
+    """The server does not know the script."""
+
+
+def _kept(answer: Sequence[Any], entries: Sequence[bytes]) -> Kept:
+    _, revision, mark, _, removed, complete = answer
+    return Kept(
+        revision=int(revision),
+        mark=mark.decode(),
+        entries=_entries(entries),
+        removals=_removals(removed),
+        complete_since=int(float(complete)),
+    )
+
+
+def _entries(raw: Sequence[bytes]) -> list[EntitlementEntry]:
+    found = []
+    try:
+        for kept in raw:
+            version, _, entry = kept.partition(b" ")
+            found.append(msgspec.structs.replace(_decode(entry), version=int(version)))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StateFailure(
+            f"Redis holds entitlements that are not of this version ({error})"
+        ) from error
+    return found
+
+
+def _removals(raw: Sequence[bytes]) -> list[Removal]:
+    found = []
+    for tomb, revision, file_unix_s in zip(raw[::3], raw[1::3], raw[2::3], strict=True):
+        entry_id, _, name = tomb.decode().partition(":")
+        at, unix_s = int(float(revision)), float(file_unix_s)
+        found.append(Removal(name=name, id=entry_id, revision=at, file_unix_s=unix_s))
+    return found

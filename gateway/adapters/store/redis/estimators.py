@@ -1,0 +1,84 @@
+"""What estimators learned, shared by replicas through Redis (7 days after the last exchange).
+
+One subject per model and estimator profile, `sluice:1:{PROFILE:MODEL}:learned`, exchanged once a
+second (`redis_exchange`). Merging is done by the reader, in `gateway.policy.estimate.merge`, which
+says why order and repetition do not matter.
+"""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.adapters.store.redis import exchange as redis_exchange
+from gateway.adapters.store.redis.exchange import RedisExchange
+from gateway.policy.estimate.merge import Learned, Peer, Sums
+from gateway.ports import Heard
+
+INTERVAL_S: Final = 1.0
+SILENT_S: Final = 600
+TTL_S: Final = 7 * 86400
+MAX_RECORD_BYTES: Final = 1 << 20
+KIND: Final = "learned"
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(dict[str, Sums]).decode
+
+_log = logging.getLogger("sluice.state")
+
+
+def key_of(subject: str) -> str:
+    """The hash of a model and profile."""
+    return redis_exchange.key_of(subject, KIND)
+
+
+class RedisState:
+    """EstimatorState shared through one Redis server."""
+
+    interval_s = INTERVAL_S
+
+    def __init__(self, url: str, *, replica: str | None = None) -> None:
+        """`url` as `redis_route` has it; `replica` unique among those that share it."""
+        self._exchange = RedisExchange(
+            url,
+            kind=KIND,
+            replica=replica or secrets.token_hex(8),
+            silent_s=SILENT_S,
+            ttl_s=TTL_S,
+        )
+        self._warned = False
+
+    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+        """See EstimatorState."""
+        told = await self._exchange.exchange(
+            {s: b"" if record is None else _encode(record) for s, record in records.items()}
+        )
+        peers: dict[str, tuple[Peer, ...]] = {}
+        for subject, heard in told.items():
+            found = [
+                peer
+                for age_s, record in heard.records
+                if (peer := self._peer(age_s, record)) is not None
+            ]
+            if found:
+                peers[subject] = tuple(found)
+        held = {subject for subject, heard in told.items() if heard.held}
+        missing = frozenset(records.keys() - held)
+        return Heard(peers=peers, missing=missing)
+
+    async def close(self) -> None:
+        """See EstimatorState."""
+        await self._exchange.close()
+
+    def _peer(self, age_s: float, record: bytes) -> Peer | None:
+        try:
+            if len(record) <= MAX_RECORD_BYTES:
+                return Peer(age_s=age_s, parts=_decode(record))
+        except msgspec.MsgspecError:
+            pass
+        if not self._warned:
+            self._warned = True
+            _log.warning("ignoring records in Redis that are not of this version")
+        return None

@@ -1,0 +1,172 @@
+"""What replicas tell one another through Redis: one record a subject and replica, the newest.
+
+Rules:
+- One hash a subject, `sluice:1:{SUBJECT}:KIND`, with a hash tag, so a cluster keeps all that a
+  call touches in one slot.
+- One pipelined round trip for all subjects: `lua/exchange.lua` stores this replica's records and
+  returns those that others wrote since. Records are opaque here.
+- A record carries the number of its exchange. One that was repeated after a time-out, or comes
+  late out of a stalled connection's buffer, changes nothing.
+- A record that was silent for `silent_s` is dropped by a living replica; a subject's key vanishes
+  `ttl_s` after its last exchange. Time is the server's.
+- Connecting and each answer take TIMEOUT_S at most and an exchange twice that; after a failure
+  the connection is closed. There are no retries here: the breaker decides.
+- In a cluster each subject is exchanged by itself, all at the same time: a node that is away takes
+  only its own along.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from redis.asyncio.connection import Connection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from gateway.adapters.store.redis.route import TIMEOUT_S, close, route_of
+from gateway.errors import StateFailure
+
+_SCRIPT: Final = Path(__file__).with_name("lua").joinpath("exchange.lua").read_text("utf-8")
+_SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+_log = logging.getLogger("sluice.state")
+
+
+class Told(NamedTuple):
+    """What was heard of a subject."""
+
+    held: bool
+    """Whether a record of this replica is there."""
+    records: list[tuple[float, bytes]]
+    """Age in seconds and record of each other replica that wrote since the last exchange."""
+
+
+def key_of(subject: str, kind: str) -> str:
+    """The hash of a subject. Quoted, because a brace in a name would end the hash tag."""
+    return f"sluice:1:{{{quote(subject, safe=':')}}}:{kind}"
+
+
+class RedisExchange:
+    """Records of one kind, exchanged by replicas of one Redis."""
+
+    def __init__(self, url: str, *, kind: str, replica: str, silent_s: int, ttl_s: int) -> None:
+        """`url` as `redis_route` has it; `replica` unique among those that share it."""
+        self.replica = replica
+        self._kind = kind
+        self._silent_s = silent_s
+        self._ttl_s = ttl_s
+        self._sequence = 0
+        self._since: dict[str, int] = {}
+        self._route = route_of(url)
+        self._connections: dict[str, Connection] = {}
+        self._failing = False
+
+    async def exchange(self, records: Mapping[str, bytes]) -> dict[str, Told]:
+        """Store records (b"": none) and hear those of others.
+
+        Subjects whose node of a cluster is away are left out. Raises StateFailure when all are.
+        """
+        self._sequence += 1
+        subjects = list(records)
+        parts = [subjects] if self._route.one_server else [[subject] for subject in subjects]
+        answers = await asyncio.gather(*(self._tried(part, records) for part in parts))
+        told: dict[str, Told] = {}
+        failed: list[Exception] = []
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, Exception):
+                failed.append(answer)
+                continue
+            told |= {s: self._told(s, reply) for s, reply in zip(part, answer, strict=True)}
+        if failed and not told:
+            raise StateFailure(_reason(failed[0])) from failed[0]
+        if failed and not self._failing:
+            _log.warning("%d of %d keys: %s", len(failed), len(parts), _reason(failed[0]))
+        self._failing = bool(failed)
+        return told
+
+    async def close(self) -> None:
+        """Close connections, so that no late answer is taken for the next call's."""
+        for name in list(self._connections):
+            await self._hang_up(name)
+
+    async def _tried(
+        self, subjects: Sequence[str], records: Mapping[str, bytes]
+    ) -> list[list[bytes]] | Exception:
+        """Answers of subjects on one server, or why there are none."""
+        calls = [
+            (
+                self.replica,
+                self._sequence,
+                records[subject],
+                self._since.get(subject, 0),
+                self._silent_s,
+                self._ttl_s,
+            )
+            for subject in subjects
+        ]
+        name = "" if self._route.one_server else subjects[0]
+        try:
+            async with asyncio.timeout(2 * TIMEOUT_S):
+                return await self._trip(name, subjects, calls)
+        except (RedisError, OSError, TimeoutError) as error:
+            await self._hang_up(name)
+            return error
+        except BaseException:
+            await self._hang_up(name)
+            raise
+
+    async def _hang_up(self, name: str) -> None:
+        connection = self._connections.pop(name, None)
+        if connection is not None:
+            await close(connection)
+
+    def _told(self, subject: str, reply: Sequence[bytes]) -> Told:
+        revision, held, *rest = reply
+        # A server that was emptied, and then had its clock put back, begins anew.
+        newest = int(revision)
+        self._since[subject] = newest if newest >= self._since.get(subject, 0) else 0
+        records = [
+            (int(age_ms) / 1000, record)
+            for age_ms, record in zip(rest[::2], rest[1::2], strict=True)
+        ]
+        return Told(held=bool(int(held)), records=records)
+
+    async def _trip(
+        self, name: str, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
+    ) -> list[list[bytes]]:
+        """One round trip; three when the server does not know the script."""
+        connection = self._connections.get(name)
+        if connection is None:
+            key = key_of(subjects[0] if subjects else "", self._kind)
+            connection = self._connections[name] = await self._route.open(key)
+        commands = [
+            ("EVALSHA", _SHA, 1, key_of(subject, self._kind), *arguments)
+            for subject, arguments in zip(subjects, calls, strict=True)
+        ]
+        for _ in range(2):
+            await connection.send_packed_command(
+                connection.pack_commands(commands), check_health=False
+            )
+            replies, failed = [], None
+            for _ in commands:
+                try:
+                    replies.append(await connection.read_response(disable_decoding=True))
+                except ResponseError as error:
+                    failed = failed or error
+            if failed is None:
+                return replies
+            if not isinstance(failed, NoScriptError):
+                raise failed
+            await connection.send_command("SCRIPT", "LOAD", _SCRIPT, check_health=False)
+            await connection.read_response()
+        raise RedisError("the server forgets its scripts")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, for the log; time-outs often have no text of their own."""
+    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
+        return f"no answer from Redis within {TIMEOUT_S:g} s"
+    return f"Redis: {error}"

@@ -1,0 +1,109 @@
+"""A model of this process while Redis is away: its share of the book decides.
+
+The share begins with what the process has in flight, and with buckets as they were last known,
+and follows everything it does until Redis is back; of it, its buckets are kept then. What Redis
+has to know is posted by `redis_model`.
+"""
+
+from collections.abc import Callable, Iterable
+
+from gateway.adapters.store.redis.bucket_levels import take_back
+from gateway.adapters.store.redis.lease_codec import Kept
+from gateway.adapters.store.redis.local_share import entitlement_share, share_of, terms_share
+from gateway.domain import Ask, Lease
+from gateway.policy.admission import admission, debt, eviction
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
+
+
+class Alone:
+    """A share, while there is one. Everything but `admit` and `refused` needs none."""
+
+    def __init__(self, book: TokenPool, wall_clock: Callable[[], float]) -> None:
+        """`book` knows the buckets (see `redis_levels`); `wall_clock` Unix time in seconds."""
+        self._book = book
+        self._now_s = wall_clock
+        self._replicas = 1
+        self.share: TokenPool | None = None
+
+    def begin(self, kept: Iterable[Kept], replicas: int) -> TokenPool:
+        """The share of one of so many replicas; the one there is, where there is one."""
+        if self.share is None:
+            self._replicas = replicas
+            self.share = share_of(self._book, kept, replicas, self._now_s())
+        return self.share
+
+    def end(self) -> None:
+        """Redis decides again."""
+        if self.share is not None:
+            take_back(self._book, self.share, self._replicas)
+            self.share = None
+
+    def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
+        """What the share decides, and whether the lease may be told to give way."""
+        request = Request(
+            lease_id=ask.lease_id,
+            entitlement=ask.entitlement,
+            pool=ask.pool,
+            alternates=ask.alternates,
+            estimate_tokens=ask.cost_tokens,
+            kv_bytes=ask.kv_bytes,
+            sequences=ask.sequences,
+        )
+        found = admission.admit(share, request, self._now_s(), observe=observe)
+        held = share.leases.get(ask.lease_id)
+        return found, held is not None and held.id in share.pools[held.pool].evictable
+
+    def refused(self, share: TokenPool, lease_id: str, pool: int) -> Denial | None:
+        """Why a lease may not move; None when it moved."""
+        return admission.transfer(share, lease_id, pool, self._now_s(), force=False)
+
+    def moved(self, lease_id: str, pool: int) -> None:
+        """A lease is in another pool."""
+        if self.share is not None:
+            admission.transfer(self.share, lease_id, pool, self._now_s(), force=True)
+
+    def resized(self, lease_id: str, cost_tokens: int, kv_bytes: int) -> None:
+        """A lease reserves something else."""
+        if self.share is not None:
+            admission.resize(self.share, lease_id, cost_tokens, kv_bytes, self._now_s())
+
+    def settled(self, lease_id: str, charge: int | None) -> None:
+        """A lease has ended."""
+        if self.share is not None:
+            admission.settle(self.share, lease_id, charge, self._now_s())
+
+    def victims(self, lease: Lease) -> list[str]:
+        """Whose leases give way to this one."""
+        held = None if self.share is None else self.share.leases.get(lease.id)
+        if self.share is None or held is None:
+            return []
+        return [v.id for v in eviction.evict(self.share, held.pool, lease.sequences)]
+
+    def define(self, terms: Entitlement) -> None:
+        """Take over an entitlement."""
+        if self.share is not None:
+            self.share.define(entitlement_share(terms, self._replicas))
+
+    def change(self, terms: Terms) -> None:
+        """Take over capacity and rules."""
+        if self.share is not None:
+            self.share.change(terms_share(terms, self._replicas))
+
+    def renew(self, lease_ids: Iterable[str]) -> None:
+        """Keep leases in force."""
+        if self.share is not None:
+            for lease_id in lease_ids:
+                admission.renew(self.share, lease_id, self._now_s())
+
+    def tick(self) -> None:
+        """Run the tick where it is due."""
+        share, now_s = self.share, self._now_s()
+        if share is None:
+            return
+        elapsed_s = now_s - share.ticked_s
+        if elapsed_s >= share.terms.profile.tick_s:
+            debt.tick(share, list(share.active), elapsed_s, now_s)
+            debt.close(share, elapsed_s, now_s)

@@ -1,0 +1,147 @@
+"""A lease that this process holds in Redis, and how its records travel there and back."""
+
+from typing import Any, cast
+
+import msgspec
+
+from gateway.adapters.store.redis.scripts import argument
+from gateway.adapters.store.redis.wire import Op
+from gateway.domain import Ask, Lease
+from gateway.policy.admission.admission import Denial, Grant
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
+
+_decode = msgspec.msgpack.decode
+ALONE = "+"
+"""Ends the key of a lease that was taken without Redis. It is another one there: the id's own
+may have been taken by an admission whose answer was lost, and is given back."""
+
+
+class Kept:
+    """A lease of this process."""
+
+    __slots__ = (
+        "estimate_tokens",
+        "funded",
+        "gives_way",
+        "key",
+        "kv_bytes",
+        "lease",
+        "resizing",
+    )
+
+    def __init__(self, lease: Lease, key: str, *, funded: str, gives_way: bool) -> None:
+        self.lease = lease
+        self.key = key
+        """What Redis knows it by."""
+        self.funded = funded
+        """Which bucket paid: own, surplus or none."""
+        self.gives_way = gives_way
+        self.estimate_tokens = lease.cost_tokens
+        self.kv_bytes = lease.kv_bytes
+        self.resizing: Op | None = None
+        """Its last resize, which a later one replaces while it was not sent."""
+
+    def record(self) -> dict[str, Any]:
+        """As `lua/adopt.lua` takes it."""
+        return {
+            "id": self.key,
+            "entitlement": self.lease.entitlement,
+            "pool": self.lease.pool,
+            "sequences": self.lease.sequences,
+            "estimate_tokens": self.estimate_tokens,
+            "kv_bytes": self.kv_bytes,
+            "weight": self.lease.weight,
+            "spilled": self.lease.spilled,
+            "issued_unix_s": self.lease.issued_unix_s,
+        }
+
+
+def admit_argument(ask: Ask, owner: str, *, observe: bool) -> bytes:
+    """The argument of `lua/admit.lua`."""
+    return argument(
+        lease_id=ask.lease_id,
+        owner=owner,
+        observe=observe,
+        request={
+            "entitlement": ask.entitlement,
+            "pool": ask.pool,
+            "alternates": ask.alternates,
+            "estimate_tokens": ask.cost_tokens,
+            "kv_bytes": ask.kv_bytes,
+            "sequences": ask.sequences,
+        },
+    )
+
+
+def decision(answer: bytes) -> tuple[Grant | Denial, bool, float]:
+    """What `lua/admit.lua` decided, whether the lease may be told to give way, and when it was."""
+    told = _decode(answer)
+    if not told[0]:
+        return denial(told), False, 0.0
+    grant = Grant(
+        pool=told[1],
+        weight=float(told[2]),
+        spilled=told[3],
+        contended=told[4],
+        protected=told[5],
+        funded=told[6],
+        would_deny=told[7],
+        limit_sequences=told[8],
+        inflight_sequences=told[9],
+        depth_tokens=float(told[10]),
+        level_tokens=float(told[11]),
+        rate_tokens_per_s=float(told[12]),
+        service_s=float(told[13]),
+    )
+    return grant, told[14], float(told[15])
+
+
+def moved(answer: bytes) -> tuple[Denial | None, bool]:
+    """What `lua/transfer.lua` decided, and whether the lease may now be told to give way."""
+    told = _decode(answer)
+    return (None, told[1]) if told[0] else (denial(told), False)
+
+
+def denial(told: list[Any]) -> Denial:
+    """A denial as the scripts write it."""
+    _, reason, wait_s, limit, used, requested, unit, of_pool = told
+    return Denial(
+        reason=cast("Any", reason),
+        wait_s=float(wait_s),
+        limit=float(limit),
+        used=float(used),
+        requested=float(requested),
+        unit=unit,
+        of_pool=of_pool,
+    )
+
+
+def book_of(answer: list[bytes]) -> TokenPool:
+    """A book with the counters that `lua/view.lua` gave, and the accounts it was asked for."""
+    terms = _decode(answer[0], type=Terms)
+    state = _decode(answer[1])
+    seen = TokenPool(terms)
+    for index, pool in enumerate(seen.pools):
+        for field, value in state["pools"][index].items():
+            _put(pool, field, value)
+    for field in ("surplus", "surplus_s", "surplus_per_s", "ticked_s"):
+        setattr(seen, field, float(state[field]))
+    for field in ("own_served", "priority_denials", "settled", "refunds"):
+        setattr(seen, field, state[field])
+    idle = [pool.idle_dedicated for pool in seen.pools]
+    for defined, counters in zip(answer[2::2], answer[3::2], strict=True):
+        if defined:
+            account = seen.define(_decode(defined, type=Entitlement))
+            for field, value in (_decode(counters) if counters else {}).items():
+                _put(account, field, value)
+    for pool, unused in zip(seen.pools, idle, strict=True):
+        pool.idle_dedicated = unused  # defining moved it
+    return seen
+
+
+def _put(record: Any, field: str, value: Any) -> None:
+    """Set a field in the type it has: Lua does not tell 1 from 1.0."""
+    current = getattr(record, field)
+    setattr(record, field, value if isinstance(current, list) else type(current)(value))

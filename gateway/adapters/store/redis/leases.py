@@ -1,0 +1,215 @@
+"""The lease store of several gateways: every managed model's book is in Redis.
+
+Models that are not managed stay in this process (`local`). See `redis_model` for what happens
+while Redis is away, `redis_link` for how calls travel and `lua/` for what is decided there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.redis.link import Link
+from gateway.adapters.store.redis.model import RedisModel
+from gateway.adapters.store.redis.route import route_of
+from gateway.adapters.store.redis.scripts import Calls, Scripts
+from gateway.adapters.store.redis.token_pools import FailMode, Process
+from gateway.adapters.store.redis.wire import Wire
+from gateway.adapters.store.steady_clock import SteadyClock
+from gateway.domain import Ask, Lease
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.ports import AccountView, PoolView, Settlement
+
+EVICTED_EVERY_S: Final = 0.1
+"""How often a process that holds evictable leases asks which must go."""
+
+_log = logging.getLogger("sluice.state")
+
+
+class RedisLeases:
+    """LeaseStore, TokenPools and Upkeep over Redis."""
+
+    def __init__(
+        self,
+        url: str,
+        models: Mapping[str, ServedModel],
+        books: Mapping[str, TokenPool],
+        clock: Callable[[], float],
+        *,
+        local: MemoryLeases,
+        fail_mode: FailMode,
+        owner: str,
+        wall_clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+        script_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`books` by model: terms and entitlements of those that are managed.
+
+        `owner` is unique among those that share the server. `clock` monotonic, `wall_clock` Unix
+        time, in seconds, the latter read once; `script_clock` is what tests tell scripts instead
+        of the server's time.
+        """
+        self._local = local
+        self._models: dict[str, RedisModel] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.settled_total = 0
+        self.refunded_total = 0
+        process = Process(
+            owner=owner,
+            fail_mode=fail_mode,
+            clock=clock,
+            wall_clock=SteadyClock(clock, wall_clock),
+            jitter=jitter,
+        )
+        scripts, route = Scripts(script_clock), route_of(url)
+        for name, book in books.items():
+            model = self._models[name] = RedisModel(models[name], book, process)
+            model.link = Link(
+                Wire(route, Calls(scripts, name, len(book.pools))),
+                clock=clock,
+                chance=jitter,
+                prepare=model.prepare,
+                on_up=model.came_up,
+            )
+
+    async def start(self) -> None:
+        """Connect; returns after the first attempt, whatever came of it."""
+        await asyncio.gather(*(model.link.start() for model in self._models.values()))
+        self._task = asyncio.get_running_loop().create_task(self._hear())
+
+    async def close(self) -> None:
+        """Send what is left, briefly, and let go of the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await asyncio.gather(*(model.link.close() for model in self._models.values()))
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis decides for every managed model."""
+        return all(model.link.up for model in self._models.values())
+
+    @property
+    def active(self) -> int:
+        """Leases in force in this process."""
+        return self._local.active + sum(len(model.kept) for model in self._models.values())
+
+    @property
+    def alone_total(self) -> int:
+        """Leases taken while Redis was away."""
+        return sum(model.alone_total for model in self._models.values())
+
+    @property
+    def failures_total(self) -> int:
+        """Round trips and connections that failed."""
+        return sum(model.link.failures_total for model in self._models.values())
+
+    @property
+    def dropped_total(self) -> int:
+        """Settlements and the like given up because too many waited for Redis."""
+        return sum(model.link.dropped_total for model in self._models.values())
+
+    def leads(self, model: str) -> bool:
+        """Whether this process ticks the model, and its capacity counts."""
+        return self._models[model].leads
+
+    def replicas(self, model: str) -> int:
+        """Gateways that share the model, as last heard."""
+        return self._models[model].replicas
+
+    # -- LeaseStore
+
+    async def admit(self, ask: Ask) -> Lease:
+        """See LeaseStore."""
+        model = self._models.get(ask.model)
+        return await (self._local.admit(ask) if model is None else model.admit(ask))
+
+    async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
+        """See LeaseStore."""
+        model = self._models.get(lease.model)
+        if model is None:
+            return await self._local.transfer(lease, pool, force=force)
+        return await model.transfer(lease, pool, force=force)
+
+    def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
+        """See LeaseStore."""
+        model = self._models.get(lease.model)
+        if model is None:
+            self._local.resize(lease, cost_tokens, kv_bytes)
+        else:
+            model.resize(lease, cost_tokens, kv_bytes)
+
+    def settle(self, lease: Lease, settlement: Settlement) -> None:
+        """See LeaseStore."""
+        model = self._models.get(lease.model)
+        if model is None:
+            self._local.settle(lease, settlement)
+        elif model.settle(lease, settlement):
+            if settlement.usage is None:
+                self.refunded_total += 1
+            else:
+                self.settled_total += 1
+
+    async def reclaim(self, lease: Lease) -> None:
+        """See LeaseStore."""
+        model = self._models.get(lease.model)
+        if model is not None:
+            await model.reclaim(lease)
+
+    def on_evict(self, evict: Callable[[str], None]) -> None:
+        """See LeaseStore."""
+        for model in self._models.values():
+            model.evict = evict
+
+    # -- TokenPools
+
+    async def define(self, terms: Entitlement) -> None:
+        """See TokenPools."""
+        await self._models[terms.model].define(terms)
+
+    async def remove(self, model: str, name: str) -> bool:
+        """See TokenPools."""
+        return await self._models[model].remove(name)
+
+    async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
+        """See TokenPools."""
+        return await self._models[model].view(names)
+
+    async def pools(self, model: str) -> list[PoolView]:
+        """See TokenPools."""
+        return await self._models[model].pools()
+
+    # -- Upkeep
+
+    async def change(self, model: str, terms: Terms) -> None:
+        """See Upkeep."""
+        await self._models[model].change(terms)
+
+    async def renew(self) -> None:
+        """See Upkeep."""
+        await asyncio.gather(*(model.renew() for model in self._models.values()))
+
+    async def tick(self) -> None:
+        """See Upkeep."""
+        await asyncio.gather(*(model.tick() for model in self._models.values()))
+
+    async def _hear(self) -> None:
+        """Ask for evictions, where there is anything to evict."""
+        while True:
+            await asyncio.sleep(EVICTED_EVERY_S)
+            for model in self._models.values():
+                if not (model.may_be_evicted and model.link.up):
+                    continue
+                try:
+                    await model.take_evicted()
+                except Exception:  # noqa: BLE001 - one that cannot be told must not end the rest
+                    _log.exception("telling of an eviction failed")

@@ -1,0 +1,254 @@
+"""One connection to Redis, and the calls that wait for it.
+
+Calls that arrive while a round trip is under way, or in the same turn of the event loop, share
+the next one: a single task writes them all and reads their answers. A round trip takes TIMEOUT_S
+at most. After a failure the connection is closed, so that no late answer is taken for another
+call's, and the breaker says when to try again.
+
+- A *call* wants its answer now: while the link is down, and when its round trip fails, it
+  raises `Away`.
+- A *post* must arrive some time: it is kept (MOST_POSTS at most, the oldest go first), sent in
+  order, and sent again when nobody knows whether it arrived. Its effect must allow that.
+
+The link is up once it is connected, its user has prepared the server (`prepare`), and what was
+kept has been sent: so a call waits for two round trips at most.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from gateway.adapters.store.redis.route import TIMEOUT_S
+from gateway.adapters.store.redis.scripts import argument
+from gateway.adapters.store.redis.wire import Lost, Op, Wire
+from gateway.errors import StateFailure
+from gateway.policy.fleet.breaker import Breaker
+
+BATCH: Final = 256
+MOST_CALLS: Final = 4_096
+"""Waiting calls; more than a round trip or two could serve are told at once that it is busy."""
+MOST_POSTS: Final = 100_000
+CLOSE_LIMIT_S: Final = 1.0
+
+_log = logging.getLogger("sluice.state")
+
+
+class Away(StateFailure):
+    """Redis did not answer a call. `sent`: it may have been carried out all the same."""
+
+    def __init__(self, message: str, *, sent: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Link:
+    """Calls to the scripts of one model."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        *,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+        prepare: Callable[["Link"], Awaitable[None]],
+        on_up: Callable[[], None],
+    ) -> None:
+        """`prepare` uses `ask` only; `on_up` is called when the link has come up."""
+        self._wire = wire
+        self._clock = clock
+        self._chance = chance
+        self._prepare = prepare
+        self._on_up = on_up
+        self._breaker = Breaker()
+        self._queue: deque[Op] = deque()
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._away = False
+        self._complained: set[str] = set()
+        self.up = False
+        self.failures_total = 0
+        self.dropped_total = 0
+        """Posts given up because too many waited."""
+
+    @property
+    def waiting(self) -> int:
+        """Calls and posts that were not sent yet."""
+        return len(self._queue)
+
+    async def start(self) -> None:
+        """Connect in the background; returns after the first attempt, whatever came of it."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        await self._settled.wait()
+
+    async def close(self) -> None:
+        """Send what is kept, once and briefly, and let go of the connection."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError, Away):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                # Answered after everything that was queued before it.
+                await self.call("view", argument(names=()))
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        await self._wire.close()
+        self._fail_calls(Away("the gateway is stopping"))
+
+    async def call(self, name: str, argument: bytes) -> Any:
+        """The answer of a script. Raises Away; `Away.sent` tells what to undo.
+
+        When it is cancelled after it was sent, CancelledError is raised as is: then, too, it
+        may have been carried out (see `Op.sent` of `begin`).
+        """
+        op = self.begin(name, argument)
+        assert op.done is not None  # noqa: S101 - a call has one
+        return await op.done
+
+    def begin(self, name: str, argument: bytes) -> Op:
+        """A call whose answer is awaited at `done`. Raises Away when the link is down."""
+        if not self.up:
+            raise Away("Redis is away")
+        if len(self._queue) >= MOST_CALLS:
+            raise Away("Redis is too slow")
+        op = Op(name, argument, asyncio.get_running_loop().create_future())
+        self._queue.append(op)
+        self._wake.set()
+        return op
+
+    def post(self, name: str, argument: bytes) -> Op:
+        """Have a script called some time. Never raises."""
+        op = Op(name, argument, None)
+        self._queue.append(op)
+        if len(self._queue) > MOST_POSTS:
+            self._drop()
+        self._wake.set()
+        return op
+
+    async def ask(self, name: str, argument: bytes) -> Any:
+        """The answer of a script, while preparing. Raises Lost and what connections raise."""
+        op = Op(name, argument, None)
+        async with asyncio.timeout(TIMEOUT_S):
+            (answer,) = await self._wire.answers([op])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    # -- the one task
+
+    async def _run(self) -> None:
+        while True:
+            if not self.up:
+                await self._come_up()
+                self._settled.set()
+            elif not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await self._round_trip()
+
+    async def _come_up(self) -> None:
+        pause_s = self._breaker.retry_at_s - self._clock()
+        if pause_s > 0 and not self._breaker.allows(self._clock()):
+            await asyncio.sleep(pause_s)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._wire.open()
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._wire.load()
+            await self._prepare(self)
+            while self._queue:
+                await self._send([self._queue.popleft() for _ in range(self._batch())])
+        except (RedisError, OSError, TimeoutError, StateFailure) as error:
+            await self._broken(error)
+        except Exception as error:  # noqa: BLE001 - a defect must not end the task
+            _log.exception("preparing Redis failed")
+            await self._broken(error)
+        else:
+            self._breaker.succeeded()
+            self.up = True
+            self._on_up()
+            if self._away:
+                self._away = False
+                _log.warning("Redis is back")
+
+    async def _round_trip(self) -> None:
+        try:
+            await self._send([self._queue.popleft() for _ in range(self._batch())])
+        except (RedisError, OSError, TimeoutError, StateFailure) as error:
+            await self._broken(error)
+        else:
+            self._breaker.succeeded()
+
+    def _batch(self) -> int:
+        return min(BATCH, len(self._queue))
+
+    async def _send(self, ops: Sequence[Op]) -> None:
+        """One round trip; on failure posts go back to where they were and calls are told."""
+        ops = [op for op in ops if op.done is None or not op.done.done()]
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answers = await self._wire.answers(ops)
+            for answer in answers:
+                if isinstance(answer, Lost):
+                    raise answer
+        except BaseException as error:
+            self._queue.extendleft(op for op in reversed(ops) if op.lasting)
+            message = _reason(error)
+            for op in ops:
+                if op.done is not None and not op.done.done():
+                    op.done.set_exception(Away(message, sent=True))
+            raise
+        for op, answer in zip(ops, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._complain(op, answer)
+                if op.done is not None and not op.done.done():
+                    op.done.set_exception(Away(str(answer)))
+            elif op.done is not None and not op.done.done():
+                op.done.set_result(answer)
+
+    # -- failure
+
+    async def _broken(self, error: Exception) -> None:
+        self.up = False
+        if not isinstance(error, Lost):
+            self.failures_total += 1
+            self._breaker.failed(self._clock(), self._chance())
+            await self._wire.close()
+        self._fail_calls(Away(_reason(error)))
+        if not self._away and (isinstance(error, Lost) or not self._breaker.closed):
+            self._away = True
+            _log.warning("Redis is away: %s", _reason(error))
+
+    def _fail_calls(self, error: Away) -> None:
+        kept = [op for op in self._queue if op.lasting]
+        for op in self._queue:
+            if op.done is not None and not op.done.done():
+                op.done.set_exception(Away(str(error), sent=op.sent))
+        self._queue.clear()
+        self._queue.extend(kept)
+
+    def _drop(self) -> None:
+        for op in self._queue:
+            if op.lasting:
+                self._queue.remove(op)
+                self.dropped_total += 1
+                return
+
+    def _complain(self, op: Op, error: Exception) -> None:
+        if op.name not in self._complained:
+            self._complained.add(op.name)
+            _log.error("the script %s failed: %s", op.name, error)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, for the log; time-outs often have no text of their own."""
+    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
+        return f"no answer from Redis within {TIMEOUT_S:g} s"
+    return str(error) or type(error).__name__

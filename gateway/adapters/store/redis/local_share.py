@@ -1,0 +1,76 @@
+"""What a gateway admits on its own while Redis is away: its share of every limit.
+
+A copy of the model's book with capacity, limits and baselines divided by the number of replicas
+last known, at least 1 each where there was any. It begins with what this process has in flight,
+which its buckets have paid for, and its part of what they held when last heard of.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gateway.adapters.store.redis.bucket_levels import lend
+from gateway.adapters.store.redis.lease_codec import Kept
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
+
+
+def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float) -> TokenPool:
+    """One replica's share of a book, with the leases that it holds."""
+    share = TokenPool(terms_share(book.terms, replicas))
+    share.ticked_s = now_s
+    for account in book.accounts.values():
+        share.define(entitlement_share(account.terms, replicas))
+    lend(book, share, replicas, now_s)
+    for one in kept:
+        holder = share.accounts.get(one.lease.entitlement)
+        if holder is None or one.lease.pool >= len(share.pools):
+            continue
+        held = Held(
+            one.lease.id,
+            one.lease.entitlement,
+            one.lease.pool,
+            one.lease.sequences,
+            one.estimate_tokens,
+            one.kv_bytes,
+            one.lease.weight,
+            one.lease.issued_unix_s,
+            now_s + LEASE_TTL_S,
+            one.funded,
+            "",
+            one.lease.would_deny,
+            spilled=one.lease.spilled,
+        )
+        share.move(holder, held.pool, held.sequences, held.kv_bytes)
+        holder.debited += held.estimate_tokens
+        share.hold(holder, held)
+    return share
+
+
+def terms_share(terms: Terms, replicas: int) -> Terms:
+    """Capacity for one of so many replicas. The largest request is still taken."""
+    return msgspec.structs.replace(
+        terms,
+        slots=tuple(_part(n, replicas) for n in terms.slots),
+        kv_bytes=tuple(_part(n, replicas) for n in terms.kv_bytes),
+        tokens_per_s=terms.tokens_per_s / max(1, replicas),
+    )
+
+
+def entitlement_share(terms: Entitlement, replicas: int) -> Entitlement:
+    """An entitlement's limits for one of so many replicas."""
+    return msgspec.structs.replace(
+        terms,
+        baseline=tuple(_part(n, replicas) for n in terms.baseline),
+        limit=_part(terms.limit, replicas),
+        tokens_per_s=terms.tokens_per_s / max(1, replicas),
+        tokens_per_s_limit=terms.tokens_per_s_limit / max(1, replicas),
+        kv_bytes=_part(terms.kv_bytes, replicas),
+        kv_bytes_limit=_part(terms.kv_bytes_limit, replicas),
+    )
+
+
+def _part(whole: int, replicas: int) -> int:
+    return max(1, whole // max(1, replicas)) if whole > 0 else 0

@@ -1,0 +1,266 @@
+"""One managed model of this process: who is entitled to what in Redis, and the upkeep there.
+
+A gateway that finds the model unknown in Redis defines it; one that finds it lost adopts its own
+leases into it again (the server was emptied). Ticks and capacity are the leader's.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.adapters.store.memory.leases import account_view
+from gateway.adapters.store.redis import bucket_levels
+from gateway.adapters.store.redis.fallback import Alone
+from gateway.adapters.store.redis.lease_codec import ALONE, Kept, book_of
+from gateway.adapters.store.redis.link import Away, Link
+from gateway.adapters.store.redis.scripts import argument
+from gateway.adapters.store.redis.wire import Lost
+from gateway.domain import Record
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
+from gateway.ports import AccountView, PoolView
+
+FailMode = Literal["local_share", "closed"]
+SLICE = 100
+"""Entitlements or leases in one script call: Redis answers no admission meanwhile."""
+TICK_CALL_US = 2_000
+"""What one call of a tick may take of the server; it says itself what it took."""
+LEAST_TICKED, MOST_TICKED = 10, 500
+"""Entitlements in one call of a tick."""
+SILENT_S = LEASE_TTL_S
+"""A replica that was not heard for so long is gone."""
+LEADER_S = 15.0
+"""A leader that was not heard for so long is replaced."""
+
+
+class Process(Record, frozen=True, kw_only=True):
+    """What all models of a process have in common."""
+
+    owner: str
+    fail_mode: FailMode
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    jitter: Callable[[], float]
+
+
+class RedisPools:
+    """A model's TokenPools and Upkeep."""
+
+    def __init__(self, book: TokenPool, process: Process) -> None:
+        """`book`: the model's terms and entitlements, and what is known of their buckets."""
+        self.book = book
+        self.kept: dict[str, Kept] = {}
+        self.evict: Callable[[str], None] = lambda _: None
+        self.link: Link
+        self.replicas = 1
+        self.leads = False
+        self._process = process
+        self._alone = Alone(book, process.wall_clock)
+        self._epoch = ""
+        self._introduced = False
+        self._ticked = SLICE
+        self._told: tuple[float, float] | None = None
+        """What time it was in Redis at the last tick, and by this process's clock."""
+
+    # -- TokenPools
+
+    async def define(self, terms: Entitlement) -> None:
+        """See TokenPools; as soon as Redis is back, while it is away."""
+        self.book.define(terms)
+        self._alone.define(terms)
+        packed = _definitions([terms])
+        try:
+            await self.link.call("define", packed)
+        except Away:
+            self.link.post("define", packed)
+
+    async def remove(self, name: str) -> bool:
+        """See TokenPools; False, too, while Redis cannot tell."""
+        try:
+            done = bool(await self.link.call("remove", argument(name=name)))
+        except Away:
+            return False
+        if done:
+            self.book.remove(name)
+        return done
+
+    async def view(self, names: Sequence[str]) -> list[AccountView]:
+        """See TokenPools."""
+        seen = await self._seen(names)
+        now_s = self._now_s()
+        found = [seen.accounts.get(name) for name in names]
+        return [account_view(seen, account, now_s) for account in found if account is not None]
+
+    async def pools(self) -> list[PoolView]:
+        """See TokenPools."""
+        seen = await self._seen(())
+        return [
+            PoolView(
+                slots=seen.terms.slots[index],
+                inflight=pool.inflight,
+                kv_capacity_bytes=seen.terms.kv_of(index),
+                kv_bytes=pool.kv_bytes,
+                idle_dedicated=pool.idle_dedicated,
+                service_s=pool.service_s,
+                desired_replicas=0,
+                denied=pool.denied_last,
+            )
+            for index, pool in enumerate(seen.pools)
+        ]
+
+    # -- Upkeep
+
+    async def change(self, terms: Terms) -> None:
+        """See Upkeep."""
+        self.book.change(terms)
+        self._alone.change(terms)
+        try:
+            await self.link.call("change", self._terms())
+        except Away:
+            return
+
+    async def renew(self) -> None:
+        """See Upkeep."""
+        self._alone.renew(self.kept)
+        for part in _slices([kept.key for kept in self.kept.values()]):
+            try:
+                gone = await self.link.call("renew", argument(lease_ids=part))
+            except Away:
+                return
+            self._adopt_again({raw.decode() for raw in gone})
+
+    async def tick(self) -> None:
+        """See Upkeep."""
+        try:
+            while await self.link.call("reap", argument(most=SLICE)) == SLICE:
+                pass
+            epoch = await self._tick()
+        except Away:
+            self.leads = False
+            self._alone.tick()
+            return
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._adopt_again({kept.key for kept in self.kept.values()})
+
+    async def take_evicted(self) -> None:
+        """Hear what other replicas had give way."""
+        try:
+            self._tell(await self.link.call("evicted", argument(owner=self._process.owner)))
+        except Away:
+            return
+
+    # -- the link's other end
+
+    async def prepare(self, link: Link) -> None:
+        """Have Redis know the model, and what this process holds."""
+        try:
+            answer = await link.ask("view", argument(names=()))
+            lost = False
+        except Lost:
+            answer, lost = [], True
+        if lost or not self._introduced:
+            for part in _slices([account.terms for account in self.book.accounts.values()]):
+                await link.ask("define", _definitions(part))
+            if lost:
+                await link.ask("change", self._terms())
+            answer = await link.ask("view", argument(names=()))
+            self._introduced = True
+        self._epoch = msgspec.msgpack.decode(answer[1])["epoch"]
+        held = {kept.key: kept for kept in self.kept.values()}
+        for part in _slices(list(held)):
+            # A server that came back empty knows none, one that fell behind not the latest.
+            gone = await link.ask("renew", argument(lease_ids=part))
+            records = [held[raw.decode()].record() for raw in gone]
+            await link.ask("adopt", self._adoption(records))
+
+    def came_up(self) -> None:
+        """Redis decides again."""
+        self._alone.end()
+
+    # -- inside
+
+    async def _tick(self) -> str:
+        while True:
+            packed = argument(
+                owner=self._process.owner,
+                leader_ms=int(LEADER_S * 1000),
+                silent_s=SILENT_S,
+                most=self._ticked,
+                least_s=self._least_s(),
+            )
+            answer = await self.link.call("tick", packed)
+            leads, left, self.replicas, epoch, took_us, now_s = answer
+            self._told = (float(now_s), self._process.clock())
+            if left > 0:
+                self._ticked = next_slice(self._ticked, took_us)
+            if leads and not self.leads:
+                # Whoever led before knew another capacity.
+                await self.link.call("change", self._terms())
+            self.leads = bool(leads)
+            if left <= 0:
+                return str(epoch.decode())
+
+    def _least_s(self) -> float:
+        """What time it is at least in Redis, by what it told; 0 before it told anything."""
+        if self._told is None:
+            return 0.0
+        then_s, heard_s = self._told
+        return then_s + self._process.clock() - heard_s
+
+    async def _seen(self, names: Sequence[str]) -> TokenPool:
+        try:
+            found = book_of(await self.link.call("view", argument(names=names)))
+        except Away:
+            return self._alone.share or self.book
+        bucket_levels.seen(self.book, found, self._least_s(), self._now_s())
+        return found
+
+    def _adopt_again(self, keys: set[str]) -> None:
+        """Leases that Redis no longer has: they run all the same."""
+        gone = [kept.record() for kept in self.kept.values() if kept.key in keys]
+        for part in _slices(gone):
+            self.link.post("adopt", self._adoption(part))
+
+    def _tell(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            lease_id = key.decode().removesuffix(ALONE)
+            if lease_id in self.kept:
+                self.evict(lease_id)
+
+    def _adoption(self, records: Sequence[dict[str, Any]]) -> bytes:
+        return argument(owner=self._process.owner, leases=records)
+
+    def _terms(self) -> bytes:
+        return argument(
+            owner=self._process.owner,
+            leader_ms=int(LEADER_S * 1000),
+            terms=self.book.terms,
+            epoch=secrets.token_hex(8),
+        )
+
+    def _now_s(self) -> float:
+        return self._process.wall_clock()
+
+
+def next_slice(ticked: int, took_us: int) -> int:
+    """Entitlements in the next call of a tick after one of so many took so long; 0 for unknown.
+
+    At most twice as many: one call says little.
+    """
+    fitting = ticked * TICK_CALL_US // took_us if took_us > 0 else ticked
+    return max(LEAST_TICKED, min(fitting, 2 * ticked, MOST_TICKED))
+
+
+def _definitions(entitlements: Sequence[Entitlement]) -> bytes:
+    return argument(entitlements=[(e.name, e) for e in entitlements])
+
+
+def _slices(items: Sequence[Any]) -> Iterable[list[Any]]:
+    left = iter(items)
+    while part := list(islice(left, SLICE)):
+        yield part

@@ -1,0 +1,146 @@
+"""The wire to Redis: script calls pipelined over one connection, scripts and keys made known.
+
+One round trip carries many calls. What the server was not ready for (it forgot its scripts, or
+knows the model with more pools) is sent once more. Whoever uses it bounds the time, and closes
+after any failure, so that no late answer is taken for another call's.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from redis.asyncio.connection import Connection
+from redis.exceptions import NoScriptError, ResponseError
+
+from gateway.adapters.store.redis.route import Route, close
+from gateway.adapters.store.redis.scripts import GROUPED, MOST_GROUPED, Calls
+from gateway.errors import StateFailure
+
+
+class Lost(StateFailure):
+    """The server does not know the model: it was emptied, or is new."""
+
+
+class Op:
+    """One script call."""
+
+    __slots__ = ("argument", "done", "lasting", "name", "sent", "tag")
+
+    def __init__(self, name: str, argument: bytes, done: "asyncio.Future[Any] | None") -> None:
+        self.name = name
+        self.tag = name.encode()
+        self.argument = argument
+        self.done = done
+        """Whom to tell; a post has none."""
+        self.lasting = done is None
+        self.sent = False
+
+
+class Wire:
+    """Calls to the scripts of one model. Methods raise RedisError, OSError, TimeoutError."""
+
+    def __init__(self, route: Route, calls: Calls) -> None:
+        self._route = route
+        self._calls = calls
+        self._connection: Connection | None = None
+        self.round_trips_total = 0
+
+    async def open(self) -> None:
+        """Connect, unless it is connected."""
+        if self._connection is None:
+            self._connection = await self._route.open(self._calls.key)
+
+    async def close(self) -> None:
+        """Let go of the connection. Never raises."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+    async def answers(self, ops: Sequence[Op]) -> list[Any]:
+        """Answers in order; a script's own failure, or Lost, stands in its place."""
+        answers = await self._pipeline(ops)
+        again = [i for i, answer in enumerate(answers) if self._repeatable(answer)]
+        if not again:
+            return answers
+        await self.load()
+        for i, answer in zip(again, await self._pipeline([ops[i] for i in again]), strict=True):
+            answers[i] = answer
+        return answers
+
+    async def _pipeline(self, ops: Sequence[Op]) -> list[Any]:
+        connection = self._connection
+        if connection is None or not ops:
+            return []
+        self.round_trips_total += 1
+        for op in ops:
+            op.sent = True
+        groups = list(_groups(ops))
+        await connection.send_packed_command(
+            b"".join([self._packed(group) for group in groups]), check_health=False
+        )
+        answers: list[Any] = []
+        read = connection.read_response
+        for group in groups:
+            try:
+                answer = await read(disable_decoding=True)
+            except ResponseError as error:
+                answers += [_meant(error)] * len(group)
+                continue
+            answers += answer if group[0].name in GROUPED else [answer]
+        return answers
+
+    def _packed(self, group: Sequence[Op]) -> bytes:
+        first = group[0]
+        if first.name not in GROUPED:
+            return self._calls.packed(first.name, first.argument)
+        return self._calls.packed("calls", *(a for op in group for a in (op.tag, op.argument)))
+
+    def _repeatable(self, answer: object) -> bool:
+        if not isinstance(answer, ResponseError):
+            return False
+        if str(answer).startswith("POOLS "):
+            self._calls.widen(int(str(answer).split()[1]))
+            return True
+        return isinstance(answer, NoScriptError)
+
+    async def load(self) -> None:
+        """Have the server know every script."""
+        connection = self._connection
+        if connection is None:
+            return
+        scripts = self._calls.scripts.all.values()
+        await connection.send_packed_command(
+            connection.pack_command("SCRIPT", "EXISTS", *(s.sha for s in scripts)),
+            check_health=False,
+        )
+        known = await connection.read_response()
+        missing = [s for s, held in zip(scripts, known, strict=True) if not held]
+        for script in missing:
+            await connection.send_packed_command(
+                connection.pack_command("SCRIPT", "LOAD", script.text), check_health=False
+            )
+            await connection.read_response()
+
+
+def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """Calls that go together, in order: as many of GROUPED as follow one another, or one."""
+    group: list[Op] = []
+    for op in ops:
+        joins = group and op.name in GROUPED and group[0].name in GROUPED
+        if group and (not joins or len(group) >= MOST_GROUPED):
+            yield group
+            group = []
+        group.append(op)
+    if group:
+        yield group
+
+
+def _meant(error: ResponseError) -> Exception:
+    """An error answer as this module knows it; those that concern the server are raised."""
+    text = str(error)
+    if text.startswith("NOSTATE"):
+        return Lost("Redis does not know the model")
+    if isinstance(error, NoScriptError) or text.startswith(("POOLS ", "ERR ", "WRONGTYPE")):
+        return error
+    # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: ask for the server anew.
+    raise error

@@ -1,0 +1,1 @@
+"""The embedded store's state in one SQLite file, kept over restarts."""

@@ -1,0 +1,226 @@
+"""The directory of entitlements in the SQLite file of `state.url`.
+
+The file's rules are those of `gateway.adapters.store.sqlite.estimators`; the directory has two
+tables of its own in it, with a schema number of their own, so that either part can change alone.
+What was removed leaves a tombstone for TOMBSTONE_S, so that another process hears of it.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.adapters.store.sqlite.estimators import open_file
+from gateway.errors import StateFailure
+from gateway.ports import EntitlementEntry, Kept, Removal, Written
+
+SCHEMA: Final = 1
+TOMBSTONE_S: Final = 86_400.0
+
+_T = TypeVar("_T")
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
+_TABLES: Final = (
+    """
+CREATE TABLE IF NOT EXISTS directory (
+  id INTEGER PRIMARY KEY CHECK (id = 1),
+  schema INTEGER NOT NULL,
+  revision INTEGER NOT NULL  -- of the last change
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS entitlement (
+  name TEXT PRIMARY KEY,
+  revision INTEGER NOT NULL,  -- of this entry's last change
+  changed_unix_s REAL NOT NULL,
+  entry TEXT                  -- JSON; NULL once removed
+) STRICT
+""",
+    "CREATE INDEX IF NOT EXISTS entitlement_revision ON entitlement (revision)",
+    """
+CREATE INDEX IF NOT EXISTS entitlement_removed ON entitlement (changed_unix_s)
+WHERE entry IS NULL
+""",
+)
+_SINCE: Final = "SELECT name, revision, entry FROM entitlement WHERE revision > ? ORDER BY revision"
+_PUT: Final = """
+INSERT INTO entitlement VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET revision = excluded.revision,
+  changed_unix_s = excluded.changed_unix_s, entry = excluded.entry
+"""
+_PRUNE: Final = "DELETE FROM entitlement WHERE entry IS NULL AND changed_unix_s < ?"
+
+
+class SqliteDirectory:
+    """Directory in a file. All access is in one thread of its own."""
+
+    def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
+        """Nothing is opened before the first call."""
+        self._path = path
+        self._wall_clock = wall_clock
+        self._file: sqlite3.Connection | None = None
+        self._running: Future[Any] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-directory")
+
+    async def load(self) -> Kept:
+        """See Directory."""
+        return await self._do(lambda file: self._since(file, -1))
+
+    async def changes(self, since: int, mark: str) -> Kept | None:
+        """See Directory. Only a lower revision says that the file is an older one."""
+        found = await self._do(lambda file: self._since(file, since))
+        return None if found.revision < since else found
+
+    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+        """See Directory."""
+        return await self._do(lambda file: self._write(file, entries, floor, removed=False))
+
+    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+        """See Directory."""
+        return await self._do(lambda file: self._write(file, [entry], floor, removed=True))
+
+    async def close(self) -> None:
+        """See Directory."""
+        if self._file is not None and (self._running is None or self._running.done()):
+            await asyncio.wrap_future(self._thread.submit(self._close))
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        def run() -> _T:
+            try:
+                if self._file is None:
+                    self._file = self._open()
+                return work(self._file)
+            except (sqlite3.Error, OSError) as error:
+                self._close()
+                raise StateFailure(f"{self._path}: {error}") from error
+
+        if self._running is not None and not self._running.done():
+            # One that was given up by its caller; no other is put behind it.
+            with contextlib.suppress(StateFailure):
+                await asyncio.shield(asyncio.wrap_future(self._running))
+        self._running = future = self._thread.submit(run)
+        # Shielded: a thread cannot be cancelled, and its file is to be left whole.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    def _open(self) -> sqlite3.Connection:
+        file = open_file(self._path)
+        try:
+            file.execute("BEGIN IMMEDIATE")
+            for statement in _TABLES:
+                file.execute(statement)
+            file.execute("INSERT INTO directory VALUES (1, ?, 0) ON CONFLICT DO NOTHING", (SCHEMA,))
+            (schema,) = file.execute("SELECT schema FROM directory").fetchone()
+            file.execute("COMMIT")
+            if schema > SCHEMA:
+                raise StateFailure(
+                    f"{self._path} holds entitlements of a newer version (schema {schema}, this "
+                    f"one reads {SCHEMA}); left as it is"
+                )
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _since(self, file: sqlite3.Connection, since: int) -> Kept:
+        file.execute("BEGIN")  # one snapshot for both queries
+        try:
+            (newest,) = file.execute("SELECT revision FROM directory").fetchone()
+            rows: list[tuple[str, int, str | None]] = []
+            if newest > since:
+                rows = file.execute(_SINCE, (since,)).fetchall()
+        finally:
+            file.execute("COMMIT")
+        try:
+            entries = [
+                msgspec.structs.replace(_decode(entry), version=revision)
+                for _, revision, entry in rows
+                if entry is not None
+            ]
+        except msgspec.MsgspecError as error:
+            raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
+        removals = [_removal(*row[:2]) for row in rows if row[2] is None]
+        return Kept(revision=newest, mark="", entries=entries, removals=removals)
+
+    def _write(
+        self,
+        file: sqlite3.Connection,
+        entries: Sequence[EntitlementEntry],
+        floor: int,
+        *,
+        removed: bool,
+    ) -> Written:
+        """Keep these, or their removal, as one change, and forget old removals."""
+        now_s = self._wall_clock()
+        file.execute("BEGIN IMMEDIATE")
+        try:
+            written = self._change(file, entries, floor, now_s, removed=removed)
+        except BaseException:
+            file.execute("ROLLBACK")
+            raise
+        file.execute("COMMIT")
+        return written
+
+    def _change(
+        self,
+        file: sqlite3.Connection,
+        entries: Sequence[EntitlementEntry],
+        floor: int,
+        now_s: float,
+        *,
+        removed: bool,
+    ) -> Written:
+        taken = {e.terms.name: e for e in entries if not _stale(file, e, removed=removed)}
+        (revision,) = file.execute("SELECT revision FROM directory").fetchone()
+        if taken:
+            revision = max(revision, floor) + 1
+            file.execute("UPDATE directory SET revision = ?", (revision,))
+        for name, entry in taken.items():
+            text = None if removed else _encode(entry).decode()
+            if removed:
+                file.execute("DELETE FROM entitlement WHERE name = ?", (name,))
+            row = _tombstone(entry) if removed else name
+            file.execute(_PUT, (row, revision, now_s, text))
+        file.execute(_PRUNE, (now_s - TOMBSTONE_S,))
+        names = tuple(entry.terms.name for entry in entries if entry.terms.name not in taken)
+        return Written(revision=revision, mark="", conflicts=names)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+# A tombstone's name: that of the entry, its id and the removing file's time, after a byte that
+# no name begins with. Without these it is of a version that kept the name alone.
+
+
+def _tombstone(entry: EntitlementEntry) -> str:
+    return f"\x01{entry.id}\x01{entry.file_unix_s!r}\x01{entry.terms.name}"
+
+
+def _removal(name: str, revision: int) -> Removal:
+    if not name.startswith("\x01"):
+        return Removal(name=name, id="", revision=revision)
+    _, entry_id, file_unix_s, name = name.split("\x01", 3)
+    return Removal(name=name, id=entry_id, revision=revision, file_unix_s=float(file_unix_s))
+
+
+def _stale(file: sqlite3.Connection, entry: EntitlementEntry, *, removed: bool) -> bool:
+    """Whether an entry is not of the version that is kept, or was deleted."""
+    query = "SELECT revision FROM entitlement WHERE name = ? AND entry IS NOT NULL"
+    kept = file.execute(query, (entry.terms.name,)).fetchone()
+    if (kept[0] if kept else 0) != entry.version:
+        return True
+    if removed:
+        return not entry.version
+    gone = "SELECT name FROM entitlement WHERE name BETWEEN ? AND ? AND entry IS NULL"
+    start = f"\x01{entry.id}\x01"
+    rows = file.execute(gone, (start, start + "\x7f")).fetchall()
+    return any(_removal(name, 0).name == entry.terms.name for (name,) in rows)

@@ -1,0 +1,173 @@
+"""The tables of the token pools' state in the SQLite file, and their rows."""
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.adapters.store.sqlite.estimators import open_file
+from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Batch, Grave, Part, PoolCopy
+from gateway.errors import StateFailure
+from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.token_pool import TOMBSTONES
+
+SCHEMA: Final = 1
+PAUSE_S: Final = 0.0005
+"""Between two parts of a large write."""
+_TABLES: Final = (
+    """
+CREATE TABLE IF NOT EXISTS pool_schema (
+  id INTEGER PRIMARY KEY CHECK (id = 1),
+  schema INTEGER NOT NULL
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS pool_state (
+  model TEXT PRIMARY KEY,
+  record TEXT NOT NULL  -- JSON, as all records here
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS pool_account (
+  model TEXT NOT NULL,
+  entitlement TEXT NOT NULL,
+  saved_unix_s REAL NOT NULL,
+  record TEXT NOT NULL,
+  PRIMARY KEY (model, entitlement)
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS pool_lease (
+  model TEXT NOT NULL,
+  id TEXT NOT NULL,
+  record TEXT NOT NULL,
+  PRIMARY KEY (model, id)
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS pool_tombstone (  -- expired leases, oldest first by rowid
+  model TEXT NOT NULL,
+  id TEXT NOT NULL,
+  record TEXT NOT NULL,
+  PRIMARY KEY (model, id)
+) STRICT
+""",
+)
+_DROP: Final = (
+    "DELETE FROM pool_lease WHERE model = ? AND id = ?",
+    "DELETE FROM pool_tombstone WHERE model = ? AND id = ?",
+)
+_KEEP: Final = (
+    ("INSERT OR REPLACE INTO pool_lease VALUES (?, ?, ?)", Held),
+    ("INSERT OR REPLACE INTO pool_tombstone VALUES (?, ?, ?)", Grave),
+)
+_PRUNE: Final = """
+DELETE FROM pool_tombstone WHERE rowid <= (SELECT max(rowid) - ? FROM pool_tombstone)
+"""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Rows:
+    """What a file holds."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, PoolCopy] = {}
+        self.accounts: list[tuple[str, str, float, AccountCopy]] = []
+        """(model, entitlement, when saved in Unix seconds, account)."""
+        self.leases: list[tuple[str, Held]] = []
+        """In the order of their expiry."""
+        self.graves: list[tuple[str, str, Grave]] = []
+        """(model, id, expired lease), oldest first."""
+
+
+def open_tables(path: Path) -> sqlite3.Connection:
+    """The state file with these tables. Raises StateFailure when it is not ours to use."""
+    file = open_file(path)
+    try:
+        file.execute("BEGIN IMMEDIATE")
+        for statement in _TABLES:
+            file.execute(statement)
+        file.execute("INSERT OR IGNORE INTO pool_schema VALUES (1, ?)", (SCHEMA,))
+        (schema,) = file.execute("SELECT schema FROM pool_schema").fetchone()
+        file.execute("COMMIT")
+        if schema > SCHEMA:
+            raise StateFailure(
+                f"{path}: its limits were written by a newer version (schema {schema}, this one "
+                f"reads {SCHEMA}); left as they are"
+            )
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def load(file: sqlite3.Connection) -> Rows:
+    """Everything. Raises sqlite3.Error, msgspec.MsgspecError."""
+    rows = Rows()
+    pool, account = msgspec.json.Decoder(PoolCopy), msgspec.json.Decoder(AccountCopy)
+    lease, grave = msgspec.json.Decoder(Held), msgspec.json.Decoder(Grave)
+    for model, record in file.execute("SELECT * FROM pool_state"):
+        rows.pools[model] = pool.decode(record)
+    for model, name, saved_s, record in file.execute("SELECT * FROM pool_account"):
+        rows.accounts.append((model, name, saved_s, account.decode(record)))
+    for model, record in file.execute("SELECT model, record FROM pool_lease"):
+        rows.leases.append((model, lease.decode(record)))
+    rows.leases.sort(key=lambda row: row[1].expires_s)
+    for model, lease_id, record in file.execute("SELECT * FROM pool_tombstone ORDER BY rowid"):
+        rows.graves.append((model, lease_id, grave.decode(record)))
+    return rows
+
+
+def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -> None:
+    """One transaction; `anew` replaces all leases. Empties the batch. Raises sqlite3.Error."""
+    file.execute("BEGIN IMMEDIATE")
+    if anew:
+        file.execute("DELETE FROM pool_lease")
+        file.execute("DELETE FROM pool_tombstone")
+    file.executemany(
+        "INSERT OR REPLACE INTO pool_state VALUES (?, ?)",
+        [(model, _text(pool)) for model, pool in batch.pools.items()],
+    )
+    for part in batch.parts:
+        _write_part(file, part, now_s)
+        if len(batch.parts) > 1:
+            # Else this thread would take the interpreter back before the event loop woke up.
+            time.sleep(PAUSE_S)
+    file.execute(_PRUNE, (TOMBSTONES,))
+    file.execute("COMMIT")
+    while batch.parts:  # let go of here, a little at a time, and not all at once in the event loop
+        batch.parts.pop()
+        if len(batch.parts) % 20 == 1:
+            time.sleep(PAUSE_S)
+
+
+def _write_part(file: sqlite3.Connection, part: Part, now_s: float) -> None:
+    file.executemany(
+        "INSERT OR REPLACE INTO pool_account VALUES (?, ?, ?, ?)",
+        [(part.model, name, now_s, _text(copy)) for name, copy in part.accounts.items() if copy],
+    )
+    file.executemany(
+        "DELETE FROM pool_account WHERE model = ? AND entitlement = ?",
+        [(part.model, name) for name, copy in part.accounts.items() if copy is None],
+    )
+    for statement in _DROP:
+        file.executemany(
+            statement,
+            [(part.model, i) for i, copy in part.leases.items() if not isinstance(copy, Held)],
+        )
+    for statement, kind in _KEEP:
+        file.executemany(
+            statement,
+            [
+                (part.model, lease_id, _text(copy))
+                for lease_id, copy in part.leases.items()
+                if isinstance(copy, kind)
+            ],
+        )
+
+
+def _text(record: object) -> str:
+    return _encode(record).decode()

@@ -1,0 +1,117 @@
+"""The one background task that keeps a lease store in step with the fleet.
+
+Every STEP_S it compares each managed model's capacity (what the available workers hold) with
+the terms that were last published, and publishes new ones when they differ: who is bound is
+surveyed again then, when entitlements changed and when one expired. It runs the store's tick,
+renews this process's leases, and says how many replicas demand asks for.
+
+Nothing here raises; a step that fails is logged once, until it works again. Work is done in
+slices with a pause for requests between them, whatever the number of entitlements.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.adapters.store.desired_replicas import Replicas
+from gateway.adapters.store.model_upkeep import KeptModel, ModelSpec, Store
+from gateway.policy.token_pool.token_pool import RENEW_EVERY_S
+from gateway.ports import PoolView
+
+__all__ = ["Keeper", "ModelSpec", "Store"]
+
+STEP_S: Final = 0.25
+DEMAND_EVERY_S: Final = 5.0
+"""How often desired replicas are computed: once a tick."""
+
+_log = logging.getLogger("sluice.pools")
+
+
+class Keeper:
+    """Keeps capacity, leases and replicas' figures of all managed models current."""
+
+    def __init__(
+        self,
+        store: Store,
+        models: Mapping[str, ModelSpec],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`models` by name, managed ones only; `clock` monotonic, `wall_clock` Unix seconds."""
+        self._store = store
+        self._replicas = {name: Replicas(store, name, spec.shares) for name, spec in models.items()}
+        self._models = {
+            name: KeptModel(store, name, spec, self._replicas[name])
+            for name, spec in models.items()
+        }
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._renew_at_s = clock() + RENEW_EVERY_S
+        self._demand_at_s = clock()
+        self._failing: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Publish what there is, then keep it current."""
+        await self.step()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def entitlements_changed(self, model: str) -> None:
+        """A model's entitlements were added, removed or changed: survey them at the next step."""
+        found = self._models.get(model)
+        if found is not None:
+            found.changed = True
+
+    def desired_replicas(self, model: str, pool: int) -> int:
+        """Workers that demand asks for; 0 for a model that is not managed."""
+        found = self._replicas.get(model)
+        return 0 if found is None else found.desired[pool]
+
+    async def pools(self, model: str) -> list[PoolView]:
+        """The store's view of a model's pools, with their desired replicas. Raises as it does."""
+        return [
+            msgspec.structs.replace(view, desired_replicas=self.desired_replicas(model, pool))
+            for pool, view in enumerate(await self._store.pools(model))
+        ]
+
+    async def step(self) -> None:
+        """Everything that is due. Never raises but for cancellation."""
+        for name, model in self._models.items():
+            keep = model.keep(self._clock(), self._wall_clock())
+            await self._tried(f"keeping the capacity of {name}", keep)
+        await self._tried("the tick", self._store.tick())
+        now_s = self._clock()
+        if now_s >= self._renew_at_s:
+            self._renew_at_s = now_s + RENEW_EVERY_S
+            await self._tried("renewing leases", self._store.renew())
+        if now_s >= self._demand_at_s:
+            self._demand_at_s = now_s + DEMAND_EVERY_S
+            for name, replicas in self._replicas.items():
+                await self._tried(f"the demand for {name}", replicas.update(now_s))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            await self.step()
+
+    async def _tried(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - the next step has to come whatever fails in this one
+            if what not in self._failing:
+                self._failing.add(what)
+                _log.exception("%s failed, trying again", what)
+        else:
+            self._failing.discard(what)

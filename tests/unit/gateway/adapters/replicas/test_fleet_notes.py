@@ -1,0 +1,195 @@
+"""Replicas tell one another of drained and ejected engines, and where stored responses live."""
+
+from collections import deque
+from itertools import chain
+
+import msgspec
+import pytest
+
+from gateway.adapters.replicas import fleet_notes
+from gateway.adapters.replicas.fleet_notes import HOMES_TOLD_S, FleetNotes
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.pools.response_affinity import Home, ResponseHomes
+from tests.builders import served_model
+from tests.fakes import FakeClock
+from tests.unit.gateway.adapters.replicas.test_scheduler_notes import Boards
+
+HOME = Home(pool=0, worker=1, tenant="t", tokens=7)
+
+
+class Replicas:
+    """Some replicas of one model, on one board and one clock."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.clock = FakeClock(100.0)
+        self.boards = Boards()
+        self.served: list[ServedModel] = []
+        self.notes: list[FleetNotes] = []
+        self.wall_clocks: list[FakeClock] = []
+        for _ in range(count):
+            self.join()
+
+    def join(self, workers: tuple[int, int] = (2, 1)) -> ServedModel:
+        served = served_model(workers=workers)
+        name = f"replica {len(self.served)}"
+        self.served.append(served)
+        self.wall_clocks.append(FakeClock(1_700_000_000.0))
+        self.notes.append(
+            FleetNotes([served], self.boards.of(name), name, self.clock, self.wall_clocks[-1])
+        )
+        return served
+
+    def exchange(self) -> None:
+        for _ in range(2):
+            for clock in (self.clock, *self.wall_clocks):
+                clock.advance(1.0)
+            for each in self.notes:
+                deque(chain(each.tell(), each.hear()), maxlen=0)
+
+    def drain(self, replica: int, worker: str, *, on: bool) -> None:
+        assert drain_worker([self.served[replica]], worker, on=on)
+        self.notes[replica].drained(worker, on=on)
+
+
+def draining(served: ServedModel) -> list[bool]:
+    return served.pools[0].draining
+
+
+def test_an_engine_is_drained_in_all_replicas_and_the_newest_change_holds() -> None:
+    replicas = Replicas(3)
+    worker = replicas.served[0].pools[0].workers[1]
+    replicas.drain(0, worker, on=True)
+    replicas.exchange()
+    assert [draining(served) for served in replicas.served] == [[False, True]] * 3
+    replicas.drain(2, worker, on=False)
+    replicas.exchange()
+    assert [draining(served) for served in replicas.served] == [[False, False]] * 3
+
+
+def test_an_undo_holds_also_where_the_clock_of_the_drain_was_ahead() -> None:
+    replicas = Replicas(3)
+    replicas.wall_clocks[0].advance(10.0)
+    worker = replicas.served[0].pools[0].workers[1]
+    for on in (True, False, True):
+        replicas.drain(0, worker, on=on)
+        replicas.exchange()
+        replicas.drain(1, worker, on=not on)
+        replicas.exchange()
+        assert [draining(served) for served in replicas.served] == [[False, not on]] * 3
+
+
+def test_of_two_changes_at_the_same_time_one_holds_everywhere() -> None:
+    replicas = Replicas(2)
+    worker = replicas.served[0].pools[0].workers[1]
+    replicas.drain(0, worker, on=False)
+    replicas.drain(1, worker, on=True)
+    replicas.exchange()
+    assert [draining(served) for served in replicas.served] == [[False, True]] * 2
+
+
+def test_a_replica_that_starts_later_hears_of_drains_from_whoever_lives() -> None:
+    replicas = Replicas(2)
+    replicas.drain(0, replicas.served[0].pools[0].workers[0], on=True)
+    replicas.exchange()
+    del replicas.boards.notes["replica 0"], replicas.notes[0]
+    late = replicas.join()
+    replicas.exchange()
+    assert draining(late) == [True, False]
+
+
+def test_one_failure_confirms_an_ejection_elsewhere() -> None:
+    replicas = Replicas(2)
+    one, two = (served.pools[0] for served in replicas.served)
+    rules = replicas.served[0].health
+    fleet.eject(one, 1, rules, replicas.clock())
+    replicas.exchange()
+    assert fleet.available(two, replicas.clock()) == [0, 1], "not copied"
+    assert fleet.failed(two, 1, rules, replicas.clock())
+    assert fleet.available(two, replicas.clock()) == [0]
+    assert not fleet.failed(two, 0, rules, replicas.clock()), "the other one has its chances"
+
+
+def test_own_success_outweighs_what_others_say() -> None:
+    replicas = Replicas(2)
+    two = replicas.served[1].pools[0]
+    rules = replicas.served[0].health
+    fleet.eject(replicas.served[0].pools[0], 1, rules, replicas.clock())
+    replicas.exchange()
+    fleet.succeeded(two, 1)
+    assert not fleet.failed(two, 1, rules, replicas.clock())
+
+
+def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
+    replicas = Replicas(2)
+    one, two = (served.pools[0] for served in replicas.served)
+    rules = replicas.served[0].health
+    fleet.eject(one, 1, rules, replicas.clock())
+    while one.ejected_until_s[1] > replicas.clock():
+        replicas.exchange()
+    replicas.exchange()
+    replicas.exchange()
+    assert not fleet.failed(two, 1, rules, replicas.clock())
+
+
+def test_stored_responses_are_found_by_all_and_told_for_a_while_only() -> None:
+    replicas = Replicas(2)
+    replicas.served[0].homes.remember("resp-1", HOME)
+    replicas.exchange()
+    assert replicas.served[1].homes.find("resp-1") == HOME
+    replicas.clock.advance(HOMES_TOLD_S)
+    late = replicas.join()
+    replicas.exchange()
+    assert late.homes.find("resp-1") is None
+
+
+def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(2)
+    learned: list[str] = []
+    learn = ResponseHomes.learn
+
+    def note(homes: ResponseHomes, response_id: str, home: Home) -> None:
+        if homes is replicas.served[1].homes:
+            learned.append(response_id)
+        learn(homes, response_id, home)
+
+    monkeypatch.setattr(ResponseHomes, "learn", note)
+    for number in range(3):
+        replicas.served[0].homes.remember(f"r{number}", HOME)
+        replicas.served[0].homes.remember(f"s{number}", HOME)
+        replicas.exchange()
+    assert learned == ["r0", "s0", "r1", "s1", "r2", "s2"]
+
+
+def test_a_replica_of_other_workers_takes_over_drains_only() -> None:
+    replicas = Replicas(1)
+    other = replicas.join(workers=(3, 1))
+    worker = replicas.served[0].pools[0].workers[1]
+    fleet.eject(replicas.served[0].pools[0], 1, other.health, replicas.clock())
+    replicas.served[0].homes.remember("resp-1", HOME)
+    replicas.drain(0, worker, on=True)
+    replicas.exchange()
+    assert other.homes.find("resp-1") is None
+    assert other.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
+    assert other.pools[0].draining[1]
+
+
+@pytest.mark.parametrize("note", [b"", b"\xc1", msgspec.msgpack.encode({"workers": "x"})])
+def test_what_is_malformed_is_ignored(note: bytes) -> None:
+    replicas = Replicas(1)
+    replicas.boards.of("liar").publish("fleet:m", note)
+    replicas.exchange()
+
+
+def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_notes, "MOST_DRAINS", 3)
+    replicas = Replicas(1)
+    for number in range(10):
+        replicas.notes[0].drained(f"w{number}", on=True)
+    for number in range(2 * fleet_notes.MOST_HOMES):
+        replicas.served[0].homes.remember(f"r{number}", HOME)
+    replicas.exchange()
+    (told,) = replicas.boards.notes["replica 0"].values()
+    note = fleet_notes._decode(told)
+    assert list(note.drains) == ["w7", "w8", "w9"]
+    assert len(note.homes) == fleet_notes.MOST_HOMES

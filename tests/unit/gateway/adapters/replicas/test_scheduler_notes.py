@@ -1,0 +1,164 @@
+"""Replicas that share workers learn from one another and take their share of every gate."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+import msgspec
+import pytest
+
+from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.quartz.profile import DEFAULT
+from gateway.policy.quartz.quartz import Quartz
+from gateway.policy.scheduling.scheduler import Job
+from predictor.online import PrefillPredictor
+from tests.builders import served_model
+from tests.fakes import FakeClock
+
+
+def exchange(notes: SchedulerNotes) -> None:
+    """Tell and hear, to the end."""
+    deque(chain(notes.tell(), notes.hear()), maxlen=0)
+
+
+def notes_of(
+    served: ServedModel,
+    boards: "Boards",
+    replica: str,
+    replicas: Callable[[], int] = lambda: 2,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> SchedulerNotes:
+    return SchedulerNotes([served], boards.of(replica), replica, lambda _model: replicas(), clock)
+
+
+class Boards:
+    """One board, seen by several replicas."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, dict[str, bytes]] = {}
+
+    def of(self, replica: str) -> "View":
+        return View(self, replica)
+
+
+class View:
+    def __init__(self, boards: Boards, replica: str) -> None:
+        self.boards = boards
+        self.replica = replica
+
+    def publish(self, name: str, payload: bytes) -> None:
+        self.boards.notes.setdefault(self.replica, {})[name] = payload
+
+    def peers(self, name: str) -> list[bytes]:
+        others = (held for who, held in self.boards.notes.items() if who != self.replica)
+        return [held[name] for held in others if name in held]
+
+
+def replica() -> tuple[ServedModel, Quartz, PrefillPredictor]:
+    plain = served_model(workers=(2, 1))
+    predictor = PrefillPredictor(workers=2)
+    scheduler = Quartz(plain.pools[0], predictor, DEFAULT)
+    served = msgspec.structs.replace(
+        plain,
+        schedulers=(scheduler, None),
+        predictors=(predictor, predictor),
+        prefixes=(PrefixIndex(2), PrefixIndex(1)),
+        news=(PrefixNews(), PrefixNews()),
+    )
+    return served, scheduler, predictor
+
+
+def job(tokens: int, client: str = "c") -> Job:
+    return Job(owner=None, prompt_tokens=tokens, output_tokens=10, arrived_s=0.0, client=client)
+
+
+def test_each_replica_takes_its_share_of_the_gate() -> None:
+    served, scheduler, _ = replica()
+    exchange(notes_of(served, Boards(), "a", lambda: 4))
+    assert scheduler.replicas == 4
+
+
+def test_what_one_replica_served_counts_in_the_others() -> None:
+    boards = Boards()
+    one, scheduler, _ = replica()
+    two, other, _ = replica()
+    clock = FakeClock(0.0)
+    first = notes_of(one, boards, "a", clock=clock)
+    second = notes_of(two, boards, "b", clock=clock)
+    for notes in (first, second):
+        exchange(notes)
+    (sent,) = scheduler.submit(job(4000), 0.1)
+    scheduler.first_token(sent, 0.4)
+    clock.advance(0.5)
+    exchange(first)
+    exchange(second)
+    assert other.shares.kilotokens("c", 0.5) == pytest.approx(4.0, rel=0.05)
+
+
+def test_work_that_one_replica_assigned_is_backlog_for_the_others() -> None:
+    boards = Boards()
+    one, scheduler, _ = replica()
+    two, other, _ = replica()
+    (sent,) = scheduler.submit(job(8000), 0.0)
+    exchange(notes_of(one, boards, "a"))
+    exchange(notes_of(two, boards, "b"))
+    assert other.wait_s(sent.worker, 0.0) > 0
+    assert other.wait_s(1 - sent.worker, 0.0) == 0
+
+
+def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_others() -> None:
+    boards = Boards()
+    one, _, _ = replica()
+    two, _, _ = replica()
+    points = ((512, 1), (1024, 2), (2048, 3))
+    first = notes_of(one, boards, "a")
+    exchange(first)
+    one.news[0].sent(points, 1, 0.25)
+    exchange(first)
+    exchange(notes_of(two, boards, "b"))
+    assert two.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
+
+
+def test_alone_nothing_is_kept_nor_told() -> None:
+    boards = Boards()
+    served, _, _ = replica()
+    others = 2
+    notes = notes_of(served, boards, "a", lambda: others)
+    exchange(notes)
+    for digest in range(10):
+        served.news[0].sent(((512, digest),), 1, 0.25)
+    assert len(served.news[0]) == 10
+    others = 1
+    exchange(notes)  # the last word, and hearing that nobody is left
+    boards.notes.clear()
+    for _ in range(2):
+        served.news[0].sent(((512, 1),), 1, 0.25)
+        exchange(notes)
+    assert len(served.news[0]) == 0
+    assert boards.notes == {}
+
+
+def test_what_is_no_note_is_ignored() -> None:
+    boards = Boards()
+    served, scheduler, _ = replica()
+    boards.notes["x"] = {"m/0": b"\xc1nonsense"}
+    boards.notes["y"] = {"m/0": msgspec.msgpack.encode({"replica": 3})}
+    exchange(notes_of(served, boards, "a"))
+    assert scheduler.wait_s(0, 0.0) == 0.0
+
+
+def test_a_pool_with_other_workers_is_another_pool() -> None:
+    boards = Boards()
+    one, scheduler, _ = replica()
+    two, other, _ = replica()
+    two.pools[0].workers = tuple(reversed(two.pools[0].workers))
+    first = notes_of(one, boards, "a")
+    second = notes_of(two, boards, "b")
+    scheduler.submit(job(4000), 0.1)
+    for notes in (first, second):
+        exchange(notes)
+    assert other.shares.state() == {}
+    assert second._told == {"m/0"}
