@@ -30,7 +30,7 @@ from gateway.policy.entitlements.terms import ModelShape
 from gateway.ports import Settlement
 from gateway.stages import authenticate
 from gateway.telemetry import Metrics
-from gateway.web.metrics import ACCOUNTS_SHOWN, MetricsPage, PoolFigures
+from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolFigures
 
 WORKERS: Final = 64
 _PUT_AT_ONCE: Final = 500

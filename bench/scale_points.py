@@ -17,7 +17,7 @@ from bench.scale_traffic import Size
 from bench.scale_upkeep import file_point, index_point, upkeep_point
 from bench.scale_workers import INFLIGHT_EACH, STAGES, Loaded
 from gateway.policy.fleet import fleet
-from gateway.web.metrics import MetricsPage
+from gateway.web.metrics.page import MetricsPage
 
 Figures = dict[str, float]
 

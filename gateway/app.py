@@ -35,15 +35,10 @@ from gateway.settings import Config
 from gateway.settings.boundaries import control_of
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
-from gateway.web.admission_api import admission_router
-from gateway.web.admission_desk import AdmissionDesk
-from gateway.web.body_bytes import BodyBytes
-from gateway.web.control import control_app
-from gateway.web.data_plane import DataPlane
-from gateway.web.management import Management
-from gateway.web.metrics import MetricsPage
-from gateway.web.openapi import openapi_document
-from gateway.web.peers import (
+from gateway.web.control.app import control_app
+from gateway.web.control.management_port import Management
+from gateway.web.control.openapi import openapi_document
+from gateway.web.control.peers import (
     Peers,
     answer_audit,
     answer_decisions,
@@ -51,9 +46,14 @@ from gateway.web.peers import (
     answer_refusals,
     answer_usage,
 )
-from gateway.web.surface import Control
-from gateway.web.tenant_api import TenantView, refusals, tenant_router
-from gateway.web.wrong_keys import WrongKeys
+from gateway.web.control.surface import Control
+from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
+from gateway.web.external_admission.api import admission_router
+from gateway.web.external_admission.service import AdmissionDesk
+from gateway.web.http.body_bytes import BodyBytes
+from gateway.web.http.data_plane import DataPlane
+from gateway.web.http.wrong_keys import WrongKeys
+from gateway.web.metrics.page import MetricsPage
 
 if TYPE_CHECKING:
     from gateway.adapters.compress.workers import CompressWorkers

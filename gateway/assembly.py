@@ -32,7 +32,7 @@ from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
-from gateway.web.metrics import ACCOUNTS_SHOWN, PoolFigures, StoreCounts
+from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolFigures, StoreCounts
 
 if TYPE_CHECKING:
     from gateway.adapters.store.redis.leases import RedisLeases

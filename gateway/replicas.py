@@ -22,7 +22,7 @@ from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.policy.model_runtime import ServedModel, drain_worker
 from gateway.policy.prefix import digests
 from gateway.settings import Config
-from gateway.web.peers import Answers, NoPeers, Peers
+from gateway.web.control.peers import Answers, NoPeers, Peers
 
 if TYPE_CHECKING:
     from gateway.adapters.store.redis.board import RedisBoard

@@ -24,8 +24,8 @@ from gateway.app import Gateway
 from gateway.errors import StateFailure
 from gateway.replicas import loopback_of_many
 from gateway.settings import Config
-from gateway.web.client_connection import SWEEP_EVERY_S
-from gateway.web.protocol import GatewayProtocol
+from gateway.web.http.client_connection import SWEEP_EVERY_S
+from gateway.web.http.protocol import GatewayProtocol
 
 LAST_REQUESTS_S: Final = 1.0
 """How long connections to a replica that leaves a shared port may take to send a request."""

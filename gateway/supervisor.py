@@ -33,7 +33,7 @@ from gateway.errors import StateFailure
 from gateway.serving import ignore_hangup, loop_factory
 from gateway.serving import run as run_alone
 from gateway.settings import Config
-from gateway.web.replica_list import ReplicaList
+from gateway.web.control.replica_list import ReplicaList
 
 START_S: Final = 60.0
 """How long a replica may take to get ready."""

@@ -9,9 +9,9 @@ import uvicorn
 from gateway.domain import CHAT, Incoming, Principal, RequestHead
 from gateway.errors import Unauthorized
 from gateway.ports import ClientReply
-from gateway.web.body_bytes import BodyBytes
-from gateway.web.data_plane import DataPlane, Receive, Scope, Send
-from gateway.web.protocol import GatewayProtocol
+from gateway.web.http.body_bytes import BodyBytes
+from gateway.web.http.data_plane import DataPlane, Receive, Scope, Send
+from gateway.web.http.protocol import GatewayProtocol
 
 SOON_S = 5.0
 MAX_HEAD = 4096

@@ -24,7 +24,7 @@ from gateway.policy.request.head import FORWARDED
 from gateway.policy.request.steering import STEERING_FIELDS
 from gateway.settings import parse
 from gateway.telemetry import Metrics
-from gateway.web.metrics import MetricsPage
+from gateway.web.metrics.page import MetricsPage
 from simulator import tokenizer
 from simulator.mock_server.faults import KINDS
 from simulator.profiles import PROFILES

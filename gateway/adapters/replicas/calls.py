@@ -31,7 +31,7 @@ class Address(NamedTuple):
 
 
 class ReplicaCalls:
-    """Peers by HTTP; see `gateway.web.peers`."""
+    """Peers by HTTP; see `gateway.web.control.peers`."""
 
     def __init__(self, living: Callable[[], Sequence[Address]]) -> None:
         """`living`: the other replicas, as they registered."""

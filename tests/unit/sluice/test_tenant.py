@@ -22,7 +22,7 @@ from gateway.policy.request.head import digest_of
 from sluice.tenant import tenant
 from sluice.tenant_tables import listing
 from tests.entitlement_fakes import Desk
-from tests.unit.gateway.web.test_admin_entitlements import ADMIN_KEY, app_of
+from tests.unit.gateway.web.control.test_admin_entitlements import ADMIN_KEY, app_of
 
 NEW = ("create", "a", "--tenant", "acme", "--model", "m")
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
-from gateway.web.data_plane import DataPlane
-from gateway.web.large_bodies import LargeBodies
-from gateway.web.protocol import GatewayProtocol
+from gateway.web.http.data_plane import DataPlane
+from gateway.web.http.large_bodies import LargeBodies
+from gateway.web.http.protocol import GatewayProtocol
 from tests.plane import MAX_HEAD, FakePipeline, Gateway, no_control, until
 
 

@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from gateway.domain import CHAT
-from gateway.web import protocol, wrong_keys
-from gateway.web.body_bytes import BodyBytes
-from gateway.web.data_plane import LARGE_BODY_BYTES
-from gateway.web.large_bodies import LargeBodies
+from gateway.web.http import protocol, wrong_keys
+from gateway.web.http.body_bytes import BodyBytes
+from gateway.web.http.data_plane import LARGE_BODY_BYTES
+from gateway.web.http.large_bodies import LargeBodies
 from tests.plane import MAX_HEAD, Connection, Gateway, request, until
 
 Start = Callable[..., Awaitable[Gateway]]

@@ -18,10 +18,10 @@ from uvicorn.server import ServerState
 
 from gateway.domain import CHAT, Incoming, Principal, RequestHead
 from gateway.ports import ClientReply
-from gateway.web import protocol
-from gateway.web.data_plane import DataPlane, Receive, Scope, Send
-from gateway.web.known_head import KnownHead
-from gateway.web.protocol import GatewayProtocol
+from gateway.web.http import protocol
+from gateway.web.http.data_plane import DataPlane, Receive, Scope, Send
+from gateway.web.http.known_head import KnownHead
+from gateway.web.http.protocol import GatewayProtocol
 
 Read = tuple[bytes, bool]
 """What one read brings, and whether all is answered that can be before the next one."""

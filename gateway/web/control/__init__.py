@@ -1,0 +1,1 @@
+"""The control plane: health, admin, tenants, OpenAPI, other replicas."""

@@ -1,0 +1,134 @@
+"""Admin: pools, entitlements, decisions, draining. It has its own key; without one it is closed."""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Response
+
+from gateway.errors import Forbidden, NotFound, Unauthorized
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.ports import PoolView
+from gateway.web.control.admin_entitlements import entitlement_routes
+from gateway.web.control.peers import add_load, find_decision, newest
+from gateway.web.control.surface import Control
+from gateway.web.problems import json_response
+
+
+def _guard(control: Control) -> Callable[[str], None]:
+    def check(authorization: Annotated[str, Header()] = "") -> None:
+        if control.admin_key_sha256 is None:
+            raise Forbidden(
+                "Admin is closed: set server.admin_key in the configuration.",
+                reason="admin_closed",
+                code="admin_closed",
+            )
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, control.admin_key_sha256):
+            raise Unauthorized(
+                "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
+                reason="invalid_admin_key",
+                code="invalid_api_key",
+            )
+
+    return check
+
+
+def admin_router(control: Control) -> APIRouter:
+    """The admin routes, each behind the admin key."""
+    app = APIRouter(dependencies=[Depends(_guard(control))])
+    _reading_routes(app, control)
+    _worker_routes(app, control)
+    if control.registry is not None:
+        who = (control.admin_key_sha256 or b"").hex()[:8]
+        entitlement_routes(app, control.registry, who, control.peers)
+    return app
+
+
+def _reading_routes(app: APIRouter, control: Control) -> None:
+    @app.get("/admin/pools")
+    async def pools() -> Response:
+        """Pools and workers: load, health, what was learned, what admission counts."""
+        shown = []
+        for served in control.models:
+            counted = await control.registry.pools(served.name) if control.registry else []
+            shown.append(_describe(served, counted, control.clock()))
+        await add_load(control.peers, shown)
+        return json_response(shown)
+
+    @app.get("/admin/decisions")
+    async def decisions(limit: int = 50) -> Response:
+        """The newest decisions."""
+        count = max(1, min(limit, 1000))
+        found = await newest(control.peers, "decisions", control.latest_decisions(count), count)
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @app.get("/admin/decisions/{request_id}")
+    async def decision(request_id: str) -> Response:
+        """Why a request went where it went."""
+        found = control.find_decision(request_id)
+        found = found or await find_decision(control.peers, request_id)
+        if found is None:
+            raise NotFound(
+                f"No decision is kept for request id '{request_id}': it is unknown or too old.",
+                reason="decision_not_found",
+                code="decision_not_found",
+            )
+        return Response(found, media_type="application/json")
+
+
+def _worker_routes(app: APIRouter, control: Control) -> None:
+    @app.post("/admin/workers/{worker:path}/drain")
+    async def drain(worker: str, *, undo: bool = False) -> Response:
+        """Take a worker out of the rotation; running requests finish. `undo=true` returns it."""
+        hits = control.drain(worker, not undo)
+        if not hits:
+            raise NotFound(
+                f"No worker '{worker}'. GET /admin/pools lists them.",
+                reason="worker_not_found",
+                code="worker_not_found",
+            )
+        return json_response({"worker": worker, "draining": not undo, "pools": hits})
+
+
+def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dict[str, Any]:
+    pools = []
+    for index, (shape, pool) in enumerate(zip(served.routing.pools, served.pools, strict=True)):
+        sound = set(fleet.available(pool, now_s))
+        workers = [
+            {
+                "id": worker,
+                "in_rotation": i in sound,
+                "up": pool.up[i],
+                "not_ready": pool.why_down[i] or None,
+                "draining": pool.draining[i],
+                "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
+                "active_sequences": pool.active[i],
+                "reserved_tokens": pool.tokens[i],
+            }
+            for i, worker in enumerate(pool.workers)
+        ]
+        pools.append(
+            {
+                "name": pool.name,
+                "max_model_len": shape.window_tokens,
+                "beyond_window_tokens": pool.beyond_window_tokens,
+                "b_short": shape.boundary_tokens,
+                "max_num_seqs": pool.slots_per_worker,
+                "inflight": pool.inflight,
+                "ready_slots": fleet.ready_slots(pool, now_s),
+                "admission": msgspec.structs.asdict(counted[index]) if counted else None,
+                "workers": workers,
+            }
+        )
+    return {
+        "model": served.name,
+        "mode": "observe" if served.routing.observe else "enforce",
+        "adapters": served.adapters,
+        "pools": pools,
+        "estimator": served.estimator.snapshot(),
+    }

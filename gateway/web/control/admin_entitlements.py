@@ -1,0 +1,157 @@
+"""Admin routes of entitlements: list, create, change, suspend, expire, delete, keys, audit.
+
+Bodies are JSON objects of the configuration file's fields, MAX_BODY_BYTES at most. They are
+read here, not by FastAPI: its errors would quote what was sent. A change with `If-Match` is made
+only while the entitlement is as that ETag says, else answered 412.
+"""
+
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.errors import BadRequest, TooLarge
+from gateway.web.control.peers import Peers, newest
+from gateway.web.control.surface import EntitlementDesk
+from gateway.web.problems import json_response
+
+MAX_BODY_BYTES: Final = 65_536
+PAGE: Final = 100
+LARGEST_PAGE: Final = 1_000
+MAX_DIGITS: Final = 18
+
+Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
+
+
+def entitlement_routes(app: APIRouter, desk: EntitlementDesk, who: str, peers: Peers) -> None:
+    """Add the routes; `who` is the admin key's fingerprint."""
+    _collection(app, desk, who)
+    _states(app, desk, who)
+    _audit(app, desk, peers)
+    _keys(app, desk, who)
+
+
+def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+    @app.get("/admin/entitlements")
+    async def entitlements(
+        model: str | None = None,
+        tenant: str | None = None,
+        after: str | None = None,
+        limit: Limit = PAGE,
+    ) -> Response:
+        """Entitlements with their counters, oldest first; `next` is the next page's `after`."""
+        return json_response(await desk.page(model=model, tenant=tenant, after=after, limit=limit))
+
+    @app.post("/admin/entitlements")
+    async def create(request: Request) -> Response:
+        """A new entitlement and its key, which is shown this once."""
+        return _secret(await desk.create(await read_object(request), who), 201)
+
+    @app.get("/admin/entitlements/{name}")
+    async def entitlement(name: str) -> Response:
+        """One entitlement with its counters and its keys' fingerprints."""
+        return _shown(await desk.get(name))
+
+    @app.patch("/admin/entitlements/{name}")
+    async def change(name: str, request: Request) -> Response:
+        """Other values for some fields; null takes one away."""
+        fields = await read_object(request)
+        return _shown(await desk.change(name, fields, who, version=_version(request)))
+
+    @app.delete("/admin/entitlements/{name}")
+    async def delete(name: str, request: Request) -> Response:
+        """Forget it; 409 while it has requests in flight."""
+        await desk.delete(name, who, version=_version(request))
+        return Response(status_code=204)
+
+
+def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+    @app.post("/admin/entitlements/{name}/suspend")
+    async def suspend(name: str, request: Request) -> Response:
+        """Refuse its requests from now on; what runs goes on."""
+        return _shown(await desk.suspend(name, who, version=_version(request)))
+
+    @app.post("/admin/entitlements/{name}/resume")
+    async def resume(name: str, request: Request) -> Response:
+        """Admit its requests again."""
+        return _shown(await desk.suspend(name, who, undo=True, version=_version(request)))
+
+    @app.post("/admin/entitlements/{name}/expire")
+    async def expire(name: str, request: Request) -> Response:
+        """End it at `{"at": "2030-12-31T23:59:59Z"}`, or now without a body."""
+        fields = await read_object(request, empty=True)
+        at = fields.pop("at", None)
+        if fields or not (at is None or isinstance(at, str)):
+            raise BadRequest(
+                'Send {"at": "2030-12-31T23:59:59Z"}, or no body for now.',
+                reason="bad_request",
+                param="at",
+            )
+        return _shown(await desk.expire(name, at, who, version=_version(request)))
+
+
+def _audit(app: APIRouter, desk: EntitlementDesk, peers: Peers) -> None:
+    @app.get("/admin/audit")
+    async def audit(limit: Limit = PAGE) -> Response:
+        """The newest changes of entitlements that this gateway made."""
+        return json_response({"data": await newest(peers, "audit", desk.audit(limit), limit)})
+
+
+def _keys(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+    @app.post("/admin/entitlements/{name}/keys")
+    async def add(name: str, request: Request) -> Response:
+        """A second live key, which is shown this once; 409 when there are two."""
+        return _secret(await desk.add_key(name, who, version=_version(request)), 201)
+
+    @app.delete("/admin/entitlements/{name}/keys/{fingerprint}")
+    async def revoke(name: str, fingerprint: str, request: Request) -> Response:
+        """End a key at once."""
+        version = _version(request)
+        return _shown(await desk.revoke_key(name, fingerprint, who, version=version))
+
+
+async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any]:
+    """The body's JSON object; with `empty`, {} for no body. Raises TooLarge, BadRequest."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge(f"The body is over {MAX_BODY_BYTES} bytes.")
+    if empty and not body:
+        return {}
+    try:
+        found = orjson.loads(bytes(body))
+    except orjson.JSONDecodeError as error:
+        raise BadRequest("The body is not JSON.", reason="invalid_json") from error
+    if not isinstance(found, dict):
+        raise BadRequest("The body is not a JSON object.", reason="invalid_json")
+    return found
+
+
+def _secret(content: dict[str, object], status: int) -> Response:
+    """An answer with a key in it: nothing on its way may keep it."""
+    response = _shown(content, status)
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
+def _shown(content: dict[str, object], status: int = 200) -> Response:
+    """An entitlement, with its revision as the ETag that `If-Match` takes."""
+    response = json_response(content, status)
+    response.headers["etag"] = f'"{content["revision"]}"'
+    return response
+
+
+def _version(request: Request) -> int | None:
+    """The revision that a change is made for (`If-Match`); None for any. Raises BadRequest."""
+    given = request.headers.get("if-match", "*").strip()
+    if given == "*":
+        return None
+    number = given.removeprefix('"').removesuffix('"')
+    if len(number) <= MAX_DIGITS and number.isascii() and number.isdecimal():
+        return int(number)
+    raise BadRequest(
+        "If-Match: give one ETag of an earlier answer, or leave it out.",
+        reason="bad_request",
+        param="if-match",
+    )

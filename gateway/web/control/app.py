@@ -1,0 +1,217 @@
+"""The control plane in FastAPI: health, readiness, metrics, models, admin, OpenAPI.
+
+Admin has its own key; without one configured it is closed. Errors have the data plane's
+shape, so that clients read one format.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from gateway.domain import MESSAGES, Dialect
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.request.head import read_head
+from gateway.web.control.admin import admin_router
+from gateway.web.control.management_port import managed
+from gateway.web.control.surface import Control
+from gateway.web.http.data_plane import too_large
+from gateway.web.http.wrong_keys import WrongKeys
+from gateway.web.metrics.page import CONTENT_TYPE
+from gateway.web.problems import error_body, error_headers, json_response
+
+REPLICAS: Final = "/internal/replicas/"
+MOST_ASKED_BYTES: Final = 65_536
+"""Of what another replica asks."""
+SHOWN: Final = 100
+"""Workers that /ready names."""
+
+
+def control_app(control: Control, *further: APIRouter) -> FastAPI:
+    """The FastAPI application of everything that is not the data plane; `further` routes too."""
+    app = FastAPI(title="Sluice", version=control.version, docs_url="/docs", redoc_url=None)
+    app.router.redirect_slashes = False  # it would redirect to whatever host the client names
+    app.openapi = control.openapi  # type: ignore[method-assign]
+    _handle_errors(app, control.wrong_keys)
+    _public_routes(app, control)
+    app.include_router(admin_router(control))
+    _replica_routes(app, control)
+    for router in further:
+        app.include_router(router)
+    return app
+
+
+def _public_routes(app: FastAPI, control: Control) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process is alive."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """It can serve: not draining, and each model has a worker in the rotation.
+
+        `workers` names those that are not, with the reason; `adapters` a model's aliases that
+        its engines list as LoRA adapters.
+        """
+        now_s = control.clock()
+        missing = [
+            served.name
+            for served in control.models
+            if not any(fleet.available(pool, now_s) for pool in served.pools)
+        ]
+        problem = "draining" if control.draining() else ""
+        if missing:
+            problem = problem or f"no ready engine for {', '.join(missing)}"
+        body: dict[str, Any] = {"status": problem or "ready"}
+        if out := _not_ready(control.models):
+            body["workers"] = out
+        if adapters := {m.name: sorted(m.adapters) for m in control.models if m.adapters}:
+            body["adapters"] = adapters
+        return json_response(body, 503 if problem else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus."""
+        return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
+
+    @app.get("/")
+    async def root(request: Request) -> dict[str, Any]:
+        """What this is, and where to go on."""
+        inner = managed(request.scope, control.management_port)
+        return {
+            "name": "sluice",
+            "version": control.version,
+            "base_url_of_clients": "/v1",
+            "paths": {
+                "API description": "/docs",
+                "OpenAPI": "/openapi.json",
+                "models": "/v1/models",
+                "alive": "/health",
+                "ready": "/ready",
+                **({"Prometheus": "/metrics"} if inner else {}),
+            },
+        }
+
+    @app.get("/models", include_in_schema=False)
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """Models and aliases that this key may use."""
+        principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
+        cards = [
+            _model_card(control, name, model)
+            for name, model in control.names.items()
+            if principal.model in (None, model)
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> Response:
+        """One model."""
+        principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
+        found = control.names.get(name)
+        if found is None or principal.model not in (None, found):
+            raise NotFound(
+                f"The model '{name}' does not exist. GET /v1/models lists those that do.",
+                reason="model_not_found",
+                code="model_not_found",
+                param="model",
+            )
+        return json_response(_model_card(control, name, found))
+
+
+def _replica_routes(app: FastAPI, control: Control) -> None:
+    @app.post(REPLICAS + "{topic}", include_in_schema=False)
+    async def replica_asks(topic: str, request: Request) -> Response:
+        """What another replica asks, with the token that this one registered on Redis."""
+        answers = control.answers
+        _, _, token = request.headers.get("authorization", "").partition(" ")
+        if answers is None or not answers.knows(token):
+            raise Unauthorized(
+                "Only replicas of this gateway ask here.",
+                reason="invalid_admin_key",
+                code="invalid_api_key",
+            )
+        asked = bytearray()
+        async for part in request.stream():
+            asked += part
+            if len(asked) > MOST_ASKED_BYTES:
+                raise too_large(MOST_ASKED_BYTES)
+        found = answers.answer(topic, bytes(asked))
+        if found is None:
+            return Response(status_code=204)
+        return Response(found, media_type="application/octet-stream")
+
+
+def _not_ready(models: Iterable[ServedModel]) -> dict[str, str]:
+    """model/pool/worker -> why it is not in the rotation; the first SHOWN."""
+    found = (
+        (f"{served.name}/{pool.name}/{worker}", pool.why_down[i])
+        for served in models
+        for pool in served.pools
+        for i, worker in enumerate(pool.workers)
+        if not pool.up[i]
+    )
+    return dict(islice(found, SHOWN))
+
+
+def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:
+    served = next(s for s in control.models if s.name == model)
+    return {
+        "id": name,
+        "object": "model",
+        "created": control.created_unix_s,
+        "owned_by": "sluice",
+        "root": model,
+        "max_model_len": served.routing.pools[-1].window_tokens,
+    }
+
+
+def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, refusal: Refusal) -> Response:
+        if refusal.status == 401 and request.client is not None:
+            await asyncio.sleep(wrong_keys.delay_s(request.client.host))
+        headers = {n.decode(): v.decode() for n, v in error_headers(refusal)}
+        anthropic = request.url.path.startswith(MESSAGES.path)
+        body = error_body(refusal, Dialect.ANTHROPIC if anthropic else Dialect.OPENAI)
+        return Response(body, status_code=refusal.status, headers=headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it: the client left amid its body
+
+    @app.exception_handler(HTTPException)
+    async def routed(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404:
+            refusal: Refusal = NotFound(
+                f"Unknown path {request.url.path}. The API is under /v1; GET /docs lists it.",
+                reason="unknown_path",
+                code="unknown_path",
+            )
+        elif error.status_code == 405:
+            refusal = MethodNotAllowed(
+                f"{request.method} is not allowed on {request.url.path}.",
+                reason="method_not_allowed",
+                code="method_not_allowed",
+            )
+        else:
+            refusal = BadRequest(str(error.detail), reason="bad_request")
+            refusal.status = error.status_code
+        response = await refused(request, refusal)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        refusal = BadRequest(f"{where}: {first['msg']}.", reason="bad_request", param=where)
+        return await refused(request, refusal)

@@ -1,0 +1,99 @@
+"""What a tenant may know of itself: its entitlement's terms, counters and refusals.
+
+Everything is looked up by the entitlement of the key that asks: there is no name in the route
+or the query that could be somebody else's.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.domain import Principal, Record
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import ModelShape, fields_from
+from gateway.policy.request.head import read_head
+from gateway.ports import AccountView
+from gateway.telemetry import Metrics
+from gateway.web.control.peers import NoPeers, Peers, all_refusals
+from gateway.web.control.surface import Authenticate
+from gateway.web.problems import json_response
+
+
+class TenantView(Record, frozen=True, kw_only=True):
+    """What the route reads, handed to it by the composition root."""
+
+    authenticate: Authenticate
+    terms: Callable[[str], Entitlement | None]
+    """Of an entitlement by name, as in force now."""
+    view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
+    """`TokenPools.view`; asked for managed models only."""
+    managed: Callable[[str], bool]
+    """Whether a model, by name, is managed."""
+    shapes: Mapping[str, ModelShape]
+    """By model's name."""
+    metrics: Metrics
+    peers: Peers = NoPeers()
+    """Other replicas that refuse the same tenants."""
+
+
+def tenant_router(tenant: TenantView) -> APIRouter:
+    """GET /v1/sluice/me."""
+    app = APIRouter()
+
+    @app.get("/v1/sluice/me")
+    async def me(request: Request) -> Response:
+        """The entitlement of the key that asks: terms, state, what is used and owed."""
+        principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
+        return json_response(await _describe(tenant, principal))
+
+    return app
+
+
+async def _describe(tenant: TenantView, principal: Principal) -> dict[str, Any]:
+    name, model = principal.entitlement, principal.model
+    found: dict[str, Any] = {
+        "entitlement": name,
+        "tenant": principal.tenant,
+        "model": model,
+        "managed": model is not None and tenant.managed(model),
+        "refused": await all_refusals(tenant.peers, refusals(tenant.metrics, name), name),
+    }
+    terms = tenant.terms(name)
+    if model is None or terms is None:
+        return found
+    shape = tenant.shapes[model]
+    fields = fields_from(terms, shape)
+    for known in ("name", "tenant", "model"):
+        fields.pop(known, None)
+    found["terms"] = fields
+    if not found["managed"]:
+        return found
+    for account in await tenant.view(model, [name]):
+        found["state"] = account.state
+        found["usage"] = _usage(account, shape)
+    return found
+
+
+def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
+    return {
+        "in_flight": dict(zip(shape.pools, account.inflight, strict=False)),
+        "kv_bytes": account.kv_bytes,
+        "bucket_tokens": account.level_tokens,
+        "bucket_depth_tokens": account.depth_tokens,
+        "debt": account.debt,
+        "burst": account.burst,
+        "weight": account.weight,
+        "debited_tokens": account.debited,
+        "refunded_tokens": account.refunded,
+        "used_tokens": account.used,
+    }
+
+
+def refusals(metrics: Metrics, name: str) -> dict[str, int]:
+    """Refusals by reason that this replica counted since it started."""
+    return {
+        reason: int(count)
+        for (entitlement, decision, reason), count in metrics.admission.values.items()
+        if entitlement == name and decision == "denied"
+    }

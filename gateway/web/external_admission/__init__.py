@@ -1,0 +1,1 @@
+"""Admission for requests that another proxy forwards."""

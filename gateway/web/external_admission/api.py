@@ -1,0 +1,135 @@
+"""Admission alone, over HTTP: another proxy asks before it forwards, and reports what was used.
+
+Routes: POST /admission/authorize, POST /admission/usage. Both take the tenant's own key, as the
+data plane does, and refuse in its shape. Bodies are small JSON objects; unknown fields are
+refused, so that a misspelt limit is not read as none.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from gateway.domain import Limits, Record
+from gateway.errors import TooLarge
+from gateway.policy.admission.denials import limit_lines
+from gateway.policy.admission.external_admission import Report, Wanted
+from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
+from gateway.policy.request.head import MAX_REQUEST_ID, read_head
+from gateway.policy.request.refusals import undecodable
+from gateway.policy.response.header_lines import pairs_of
+from gateway.web.control.peers import NoPeers, Peers, settle_anywhere
+from gateway.web.control.surface import Authenticate
+from gateway.web.external_admission.service import AdmissionDesk
+
+MAX_BODY_BYTES: Final = 65_536
+MAX_LEASE_S: Final = 3_600
+LEASE_S: Final = 600.0
+_MOST: Final = 2_147_483_647
+
+Tokens = Annotated[int, Meta(ge=0, le=_MOST)]
+_B = TypeVar("_B", bound=msgspec.Struct)
+
+
+class AuthorizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What POST /admission/authorize takes. One of `input_tokens` and `text_bytes` is needed."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
+    input_tokens: Tokens | None = None
+    text_bytes: Tokens | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    request_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None = None
+    lease_s: Annotated[float, Meta(ge=1, le=MAX_LEASE_S)] = LEASE_S
+
+
+class UsageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What POST /admission/usage takes."""
+
+    lease_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
+    status: Literal["ok", "failed", "cancelled"] = "ok"
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    latency_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+
+
+class AuthorizeAnswer(Record, frozen=True, kw_only=True):
+    """A lease; report its usage within `expires_in_s`, or its estimate is charged."""
+
+    lease_id: str
+    pool: str
+    spilled: bool
+    weight: float
+    reserved_tokens: int
+    reserved_kv_bytes: int
+    max_tokens: int | None
+    expires_in_s: float
+    would_deny: str | None
+    limits: Limits | None
+
+
+_authorize: Final = msgspec.json.Decoder(AuthorizeBody).decode
+_usage: Final = msgspec.json.Decoder(UsageBody).decode
+
+
+def admission_router(
+    desk: AdmissionDesk, authenticate: Authenticate, peers: Peers | None = None
+) -> APIRouter:
+    """The two routes over a desk; `authenticate` maps a presented key to its principal.
+
+    `peers` are other replicas that serve the same proxy.
+    """
+    app = APIRouter()
+    others = peers or NoPeers()
+
+    @app.post("/admission/authorize")
+    async def authorize(request: Request) -> Response:
+        """May this request be forwarded? 200 with a lease, or the data plane's refusals."""
+        principal = authenticate(read_head(request.scope["headers"]).key_digest)
+        body = await _read(request, _authorize)
+        found = await desk.admit(principal, Wanted(**msgspec.structs.asdict(body)))
+        lease = found.lease
+        answer = AuthorizeAnswer(
+            lease_id=lease.id,
+            pool=found.pool,
+            spilled=lease.spilled,
+            weight=lease.weight,
+            reserved_tokens=lease.cost_tokens,
+            reserved_kv_bytes=lease.kv_bytes,
+            max_tokens=found.max_tokens,
+            expires_in_s=found.expires_in_s,
+            would_deny=lease.would_deny or None,
+            limits=lease.limits,
+        )
+        headers = () if lease.limits is None else pairs_of(limit_lines(lease.limits).encode())
+        return _answer(answer, {name.decode(): value.decode() for name, value in headers})
+
+    @app.post("/admission/usage")
+    async def usage(request: Request) -> Response:
+        """What the request used: settles its lease, once."""
+        principal = authenticate(read_head(request.scope["headers"]).key_digest)
+        body = await _read(request, _usage)
+        report = Report(**msgspec.structs.asdict(body))
+        return _answer(await settle_anywhere(others, desk.settle, principal, report))
+
+    return app
+
+
+def _answer(content: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)
+
+
+async def _read(request: Request, decode: Callable[[bytes], _B]) -> _B:
+    """The body as `decode` makes it of its bytes. Raises BadRequest, TooLarge."""
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > MAX_BODY_BYTES:
+            raise TooLarge(f"The request body is larger than {MAX_BODY_BYTES} bytes.")
+    try:
+        return decode(bytes(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise undecodable(error) from None

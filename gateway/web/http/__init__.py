@@ -1,0 +1,1 @@
+"""Clients' connections: the protocol, its limits, and how answers are written."""

@@ -1,0 +1,178 @@
+"""The data plane's answer written straight to the client's transport: one write a piece.
+
+The same ClientReply as over ASGI, without ASGI's messages, checks and awaits: on the hot path
+those cost more than the rest of a relayed chunk. Header names and values come from the
+gateway or from an engine's parsed head, never from a client, so they need no escaping here.
+
+A client that leaves cancels whoever answers it, but the end of an answer may come in the same
+turn of the loop, and first: a closed transport of uvloop's raises when it is written to.
+"""
+
+import asyncio
+from typing import Protocol
+
+from gateway.domain import Endpoint
+from gateway.errors import Refusal
+from gateway.policy.response.header_lines import lines_of
+from gateway.ports import Lines
+from gateway.web.http.body_bytes import Share
+from gateway.web.http.status import status_line
+from gateway.web.problems import error_body, error_event, error_headers
+
+
+class Flow(Protocol):
+    """A client connection's write side."""
+
+    write_paused: bool
+    """Its buffer is full."""
+
+    async def drain(self) -> None:
+        """Wait until it is not."""
+
+
+class Connection(Protocol):
+    """What writes such replies, one after the other."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Where answers are written."""
+        ...
+
+    @property
+    def flow(self) -> Flow:
+        """Whether its buffer has room, and waiting until it has."""
+        ...
+
+    def wrong_key_delay_s(self) -> float:
+        """How long this client waits to hear that its key is refused."""
+
+    def finished(self) -> None:
+        """The whole answer is written."""
+
+    def ended(self, reply: "DirectReply") -> None:
+        """Whoever answered has ended, with or without an answer."""
+
+
+class DirectReply:
+    """ClientReply over a client connection's transport (HTTP/1.1)."""
+
+    __slots__ = (
+        "_connection",
+        "_endpoint",
+        "_flow",
+        "_head",
+        "_transport",
+        "close_connection",
+        "finished",
+        "held",
+        "share",
+        "started",
+        "task",
+    )
+
+    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Write to `connection`, which is told at once when the whole answer was written."""
+        self._endpoint = endpoint
+        self._connection = connection
+        self._transport = connection.transport
+        self._flow = connection.flow
+        self._head = b""
+        self.started = False
+        self.finished = False
+        self.close_connection = False
+        self.task: asyncio.Task[None] | None = None
+        """Who answers."""
+        self.held: asyncio.TimerHandle | None = None
+        """Writes a refusal that waits; whoever answered may have ended."""
+        self.share: Share | None = None
+        """What the request's body is counted for, if it is large enough."""
+
+    async def start(self, status: int, lines: Lines) -> None:
+        """See ClientReply. The head travels with the first piece."""
+        self.started = True
+        self._head = self._render(status, lines) + b"transfer-encoding: chunked\r\n\r\n"
+
+    async def write(self, data: bytes) -> None:
+        """See ClientReply."""
+        if not self.write_now(data):
+            await self._flow.drain()
+
+    def write_now(self, data: bytes) -> bool:
+        """See ClientReply. To a client that has gone nothing is written."""
+        transport = self._transport
+        if transport.is_closing():
+            return False
+        if self._head:
+            head, self._head = self._head, b""
+            transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+        else:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self._flow.write_paused
+
+    async def drain(self) -> None:
+        """See ClientReply."""
+        await self._flow.drain()
+
+    def probe(self) -> None:
+        """Send what a client must ignore, and the system of one that has gone answers.
+
+        Before the head that is an interim answer, in a stream a leading zero of the next chunk's
+        size. It sends no more requests: this is its connection's last answer.
+        """
+        self.close_connection = True
+        if self.finished or self._transport.is_closing():
+            return
+        if not self.started or self.held is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif not self._head:
+            self._transport.write(b"0")
+
+    async def finish(self) -> None:
+        """See ClientReply."""
+        self._end(self._head + b"0\r\n\r\n")
+
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
+        """See ClientReply."""
+        self.started = True
+        self._end(self._whole(status, lines, body))
+
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
+        """See ClientReply."""
+        self.started = True
+        body = error_body(refusal, self._endpoint.dialect)
+        data = self._whole(refusal.status, lines_of(error_headers(refusal)) + lines, body)
+        delay_s = self._connection.wrong_key_delay_s() if refusal.status == 401 else 0.0
+        if delay_s:
+            self.held = asyncio.get_running_loop().call_later(delay_s, self._end, data)
+        else:
+            self._end(data)
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """See ClientReply."""
+        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
+        await self.finish()
+
+    def ended(self) -> None:
+        """See Reply."""
+        self.give_back()
+        self._connection.ended(self)
+
+    def give_back(self) -> None:
+        """The request's body is not held any more. Idempotent."""
+        if self.share is not None:
+            self.share.give_back()
+
+    def _whole(self, status: int, lines: Lines, body: bytes) -> bytes:
+        head = self._render(status, lines)
+        return b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body))
+
+    def _end(self, data: bytes) -> None:
+        """Write the last of an answer, if its client is still there."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+        self.finished = True
+        self._connection.finished()
+
+    def _render(self, status: int, lines: Lines) -> bytes:
+        ends = b"connection: close\r\n" if self.close_connection else b""
+        return b"".join((status_line(status), lines, ends))

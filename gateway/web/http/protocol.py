@@ -1,0 +1,539 @@
+"""What clients say: uvicorn's httptools protocol with what a public gateway needs on top.
+
+- The data plane's requests are answered without ASGI: the body is collected here, one task
+  runs the pipeline, the answer is written straight to the transport. All other requests
+  (control plane, HTTP/1.0, HEAD) go through uvicorn's ASGI as ever.
+- While an answer runs, or waits to be read, whatever else the client sends is neither read nor
+  answered: the connection closes after that answer. So nothing that a client sends can spoil one.
+- A lost connection runs the hooks its requests left in the scope, so a client that goes away
+  cancels its own request at once (no watcher task per request).
+- Heads are bounded in bytes and lines, trailers and the framing of chunks in bytes; trailers are
+  not read. What is not HTTP gets an OpenAI-shaped 400. An upgrade is never made: the request is
+  served as if it had not asked for one.
+- A head that comes again on a connection is recognised (`known_head`), not parsed.
+- What is held of requests is bounded over all connections (`body_bytes`), and large bodies take
+  turns on the event loop (`large_bodies`).
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from hmac import compare_digest
+from io import BytesIO
+from itertools import chain
+from typing import Any, Final, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from gateway.domain import ROUTES, Endpoint, RequestHead
+from gateway.errors import Refusal, Unavailable
+from gateway.policy.request.head import read_head
+from gateway.web.http.body_bytes import COUNTED_FROM_BYTES, BodyBytes
+from gateway.web.http.client_connection import ClientConnection
+from gateway.web.http.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large
+from gateway.web.http.direct_reply import DirectReply
+from gateway.web.http.known_head import KnownHead, learn
+from gateway.web.http.large_bodies import LARGE_BYTES, LargeBodies
+
+MAX_HEADERS: Final = 256
+"""Lines of a head: each costs more memory than its bytes."""
+_HEADER_COST_BYTES: Final = 160
+"""What a line of a head takes besides its bytes."""
+_CHUNK_FRAME_BYTES: Final = 16
+"""Of one chunk, its size in digits and its line breaks; what is longer counts as extensions."""
+_MOST_SURPLUS_BYTES: Final = 32 * 1024 * 1024
+"""Behind a request that is being answered; who sends more is cut off."""
+_LENGTH_NAME: Final = len(b"content-length")
+_NOT_READ: Final = b"\n"
+"""What no headers are: a name is never empty."""
+_PATHS: Final = {path.encode(): endpoint for path, endpoint in ROUTES.items()}
+_UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+
+class HeadTooLarge(Refusal):
+    """431: more header bytes than the gateway reads."""
+
+    status = 431
+
+
+class _EnoughError(Exception):
+    """Ends the parser's work on a read: the rest of it is not to be parsed."""
+
+
+class GatewayProtocol(ClientConnection):
+    """One client connection."""
+
+    max_head_bytes = 64 * 1024
+    bodies = BodyBytes()
+    large_bodies = LargeBodies()
+    data_plane: DataPlane | None = None
+    """Answers its endpoints without ASGI; None sends everything through ASGI."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        """Of the head that is coming in; -1 while a body is."""
+        self._head_end = b""
+        """Its last bytes, for an end that comes in two pieces."""
+        self._framing_bytes = 0
+        """Of the body that is coming in: what is neither body nor the usual frame of a chunk."""
+        self._surplus_bytes = 0
+        """What came behind a request that is being answered."""
+        self._hooks: list[list[Any]] = []
+        self._endpoint: Endpoint | None = None
+        """Of the request that is coming in, when it is answered without ASGI."""
+        self._announced = b""
+        """Its content-length, "" without: in `headers` it would make every head another one."""
+        self._head = RequestHead()
+        self._head_of = _NOT_READ
+        """The headers that `_head` was read from, names and values line by line."""
+        self._again = False
+        """The last head was the one before it."""
+        self._known: KnownHead | None = None
+        """`_head` as it is sent, once it came twice; of a request to `_known_endpoint`."""
+        self._known_endpoint: Endpoint | None = None
+        self._half = b""
+        """A request with a known head whose body is still coming."""
+        self._body: bytes | BytesIO = b""
+        """As far as it has come."""
+        self._size = 0
+        self._holds = False
+        """`bodies` counts what is held for this connection without a known key."""
+        self._proven = False
+        """The request that is coming in has shown a key."""
+
+    # Connection
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the requests of this connection that their client is gone."""
+        if self._reply is not None and self._answering is None:
+            self._reply.give_back()
+        super().connection_lost(exc)
+        self._let_go()
+        for hooks in self._hooks:
+            for hook in list(hooks):
+                hook()
+        self._hooks.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Bound the head, then parse."""
+        if self._lingers_since_s is not None or self.answering or self.flow.write_paused:
+            self._pass_over(data)
+            return
+        begins = not self._head_bytes
+        if begins and self._known is not None:
+            if self._half:
+                data, self._half = self._half + data, b""
+                if self._take_known(self._known, data, half=False):
+                    return
+            elif self._take_known(self._known, data, half=True):
+                return
+        in_body = self._head_bytes < 0
+        if in_body:
+            self._framing_bytes += len(data)
+        elif not self._head_fits(data):
+            self._refuse_head()
+            return
+        self._parse(data)
+        if self._head_bytes:  # some of a request is here, not all
+            self._wait_for_rest(len(data), in_body=in_body)
+        elif self._holds:
+            self._let_go()
+        if begins and self._again and self._known is None:
+            taken = self._endpoint is not None or self._answering is not None
+            self._known = learn(data, self.headers) if taken else None
+
+    def shutdown(self) -> None:
+        """Uvicorn stops: end now when idle, after the answer when not."""
+        if self._answering is None:
+            super().shutdown()
+        elif self._reply is not None:
+            self._reply.close_connection = True
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
+        """See ClientConnection. Whoever gets the data plane's answer over ASGI counts as gone."""
+        return False if any(self._hooks) else super().eof_received()
+
+    def drop(self) -> None:
+        """See body_bytes.Holder."""
+        self._refuse(
+            Unavailable(
+                "This gateway holds too much of requests that are still being sent. Try again.",
+                reason="too_much_unsent",
+                code="too_much_unsent",
+            ),
+            unread=True,
+        )
+        self._let_go()
+
+    # Parsing
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if self.answering:  # the request before: what is behind it is not looked at
+                self._pass_over(data)
+            elif len(self.headers or ()) > MAX_HEADERS:
+                self._refuse_head()
+            else:
+                self._refuse_malformed()
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse a head anew that asked for another protocol, without that wish."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse_malformed()
+            return
+        lowered = _lowered(self.headers)
+        told = [pair for pair in lowered if pair[0] not in _UPGRADE]
+        if self._announced:
+            told.append((b"content-length", self._announced))
+        if any(name == b"connection" and b"close" in value.lower() for name, value in lowered):
+            told.append((b"connection", b"close"))
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in told)
+        version = self.parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(head + rest)
+
+    def on_message_begin(self) -> None:
+        """Start a request's clock. What ASGI needs is made later, if it is needed."""
+        if self.answering:
+            raise _EnoughError
+        self.url = b""
+        self.headers = []
+        self._announced = b""
+        self._size = self._framing_bytes = 0
+        self._proven = False
+        self._inbound_since_s = self.loop.time()
+        self._idle_since_s = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header as it was sent: most connections send the same ones again and again."""
+        if len(name) == _LENGTH_NAME and name.lower() == b"content-length":
+            self._announced = value
+        elif self._head_bytes >= 0:  # not a trailer
+            self.headers.append((name, value))
+            if len(self.headers) > MAX_HEADERS:
+                raise _EnoughError
+
+    def on_headers_complete(self) -> None:
+        """Choose: the data plane's own way, or ASGI for everything else."""
+        if self.parser.should_upgrade():
+            return  # it is parsed anew
+        self._head_bytes = -1
+        self._head_end = b""
+        endpoint = self._direct_endpoint()
+        if endpoint is not None and self.data_plane is not None:
+            self._endpoint = endpoint
+            self._body = b""
+            self._open(endpoint, self.data_plane)
+        else:
+            self._to_asgi()
+
+    def on_chunk_header(self) -> None:
+        """Count the usual frame of a chunk as no more than that."""
+        self._framing_bytes -= _CHUNK_FRAME_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a direct request's body, up to the limit."""
+        self._size += len(body)
+        self._framing_bytes -= len(body)
+        if self._endpoint is None:
+            if self._answering is None:
+                super().on_body(body)
+            return
+        if not self._body:
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                # It gives out what it holds without a copy, as a bytearray would not.
+                first, self._body = self._body, BytesIO()
+                self._body.write(first)
+            self._body.write(body)
+        if self.data_plane is not None and self._size > self.data_plane.max_body_bytes:
+            self._turn_away(too_large(self.data_plane.max_body_bytes), self.data_plane)
+
+    def on_message_complete(self) -> None:
+        """The request is in: stop its clock, answer it, count the next head from zero."""
+        if self.parser.should_upgrade():
+            return
+        self._head_bytes = 0
+        self._inbound_since_s = None
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is None:
+            if self._answering is None:
+                self._asgi_answers = not self.cycle.response_complete
+                super().on_message_complete()
+                # A client that leaves is seen only while its connection is read.
+                self.flow.resume_reading()
+            return
+        body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
+        self._body = b""
+        plane, reply = self.data_plane, self._reply
+        if plane is None or reply is None:
+            return
+        try:
+            self._cover(plane, reply, len(body))
+        except Refusal as refusal:
+            self._turn_away(refusal, plane)
+            return
+        if len(body) > LARGE_BYTES:
+            self._run(reply, self._answer_large(plane, endpoint, body, reply))
+        else:
+            self._run(reply, plane.answer(endpoint, self._head, body, reply))
+
+    # Bounds
+
+    def _head_fits(self, data: bytes) -> bool:
+        if self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
+            self._head_bytes += len(data)  # even if it were all head
+            self._head_end = data[-3:]
+            return True
+        known = len(self._head_end)
+        seen = self._head_end + data
+        end = seen.find(b"\r\n\r\n")
+        self._head_bytes += len(data) if end < 0 else max(0, end - known)
+        self._head_end = seen[-3:]
+        return self._head_bytes <= self.max_head_bytes
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            HeadTooLarge(
+                f"The request's headers or trailers are larger than {self.max_head_bytes} bytes "
+                f"or more than {MAX_HEADERS}. Send fewer or shorter headers.",
+                reason="headers_too_large",
+                code="headers_too_large",
+            ),
+            unread=True,
+        )
+        self._let_go()
+
+    def _wait_for_rest(self, read_bytes: int, *, in_body: bool) -> None:
+        """Bound what is held of a request until the rest of it has come."""
+        if self.answering or self._lingers_since_s is not None or self.transport.is_closing():
+            return
+        # Chunks earn no credit for what comes later; with the head it was the head's.
+        self._framing_bytes = max(0, self._framing_bytes) if in_body else 0
+        if self._framing_bytes > self.max_head_bytes:
+            self._refuse_head()
+            return
+        plane = self.data_plane
+        if self._endpoint is not None and plane is not None:
+            self._proven = self._proven or plane.proves(self._head)
+            try:
+                if not self._proven:
+                    plane.check_size(self._head, self._size)
+                elif self._reply is not None:
+                    self._cover(plane, self._reply, self._size)
+            except Refusal as refusal:
+                self._turn_away(refusal, plane)
+                return
+            if self._size > COUNTED_FROM_BYTES:
+                self.large_bodies.took(self, read_bytes, self.loop)
+            if self._proven:
+                self._hold(self._framing_bytes)
+                return
+        lines = _HEADER_COST_BYTES * len(self.headers or ())
+        self._hold(self._size + max(0, self._head_bytes) + self._framing_bytes + lines)
+
+    def _hold(self, size: int) -> None:
+        self._holds = size > 0
+        self.bodies.hold(self, size)
+
+    def _let_go(self) -> None:
+        """Hold nothing of a request that is coming in."""
+        self._body = self._half = b""
+        self._endpoint = None
+        if self._holds:
+            self._hold(0)
+
+    def _pass_over(self, data: bytes) -> None:
+        """Leave unread what comes behind a request that is, or was, answered.
+
+        Much of it ends an answer that runs.
+        """
+        if not self._surplus_bytes and not data.strip(b"\r\n"):
+            return  # some clients end a body with a line break
+        self.large_bodies.took(self, len(data), self.loop)
+        if self._lingers_since_s is not None:
+            return
+        self._surplus_bytes += len(data)
+        if self._reply is not None:
+            self._reply.close_connection = True
+        if self._surplus_bytes > _MOST_SURPLUS_BYTES:
+            self.transport.abort()
+        elif not self.answering:  # it is all written, for the client to read
+            self._close_answered(unread=True)
+
+    # The data plane without ASGI
+
+    def _direct_endpoint(self) -> Endpoint | None:
+        endpoint = _PATHS.get(self.url.partition(b"?")[0])
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        asgi_busy = cycle is not None and not cycle.response_complete
+        if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
+            return None
+        # An answer to HEAD has no body, which only ASGI's server sees to.
+        return None if self.parser.get_method() == b"HEAD" else endpoint
+
+    def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
+        # Neither holds a line break. A key is among them: compared in constant time.
+        sent = b"\n".join(chain.from_iterable(self.headers))
+        self._again = compare_digest(sent, self._head_of) and endpoint is self._known_endpoint
+        if not self._again:
+            self._head_of = sent
+            self._known = None
+            self._known_endpoint = endpoint
+            lowered = _lowered(self.headers)
+            self._head = read_head(lowered)
+            self.expect_100_continue = _expects(lowered)
+        head, announced = self._head, self._announced
+        length = int(announced) if announced.isdigit() else 0
+        self._reply = reply = DirectReply(endpoint, self)
+        reply.close_connection = not self.parser.should_keep_alive() or data_plane.draining
+        try:
+            data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
+            if length > COUNTED_FROM_BYTES and data_plane.proves(head):
+                self._proven = True
+                self._cover(data_plane, reply, length)
+        except Refusal as refusal:
+            self._turn_away(refusal, data_plane)
+        else:
+            if self.expect_100_continue:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _take_known(self, known: KnownHead, data: bytes, *, half: bool) -> bool:
+        """Answer a whole request with the known head, or wait for the second half of one.
+
+        False for anything else: that is the parser's, to which `data` is all new.
+        """
+        plane, endpoint = self.data_plane, self._known_endpoint
+        if plane is None or endpoint is None or plane.draining:
+            return False
+        found = known.body_of(data)
+        if found is None or found[1] > min(LARGE_BODY_BYTES, plane.max_body_bytes):
+            return False
+        body_at, size = found
+        missing = body_at + size - len(data)
+        if missing > 0 and half:
+            self._half = data
+            self._idle_since_s = None
+            self._inbound_since_s = self.loop.time()
+            if not plane.proves(self._head):
+                self._hold(len(data))
+            return True
+        if missing:
+            return False
+        self._inbound_since_s = self._idle_since_s = None
+        self._reply = reply = DirectReply(endpoint, self)
+        try:
+            self._cover(plane, reply, size)
+        except Refusal as refusal:
+            self._run(reply, plane.turn_away(refusal, self._head, reply))
+        else:
+            self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
+        if self._holds:
+            self._let_go()
+        return True
+
+    async def _answer_large(
+        self, plane: DataPlane, endpoint: Endpoint, body: bytes, reply: DirectReply
+    ) -> None:
+        head = self._head
+        try:
+            await self.large_bodies.alone()
+        except asyncio.CancelledError:
+            reply.ended()
+            raise
+        await plane.answer(endpoint, head, body, reply)
+
+    def _cover(self, plane: DataPlane, reply: DirectReply, size: int) -> None:
+        """Have a body of so many bytes counted, if it is worth it. Raises Refusal."""
+        if size > COUNTED_FROM_BYTES:
+            if reply.share is None:
+                reply.share = plane.share(self._head)
+            reply.share.cover(size)
+
+    def pause_body(self) -> None:
+        """See large_bodies.Reader."""
+        self.transport.pause_reading()
+
+    def resume_body(self) -> None:
+        """See large_bodies.Reader."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
+        self._let_go()
+        if self._reply is not None:
+            self._reply.give_back()
+            self._run(self._reply, data_plane.turn_away(refusal, self._head, self._reply))
+
+    def _run(self, reply: DirectReply, answer: Coroutine[Any, Any, None]) -> None:
+        self._answering = reply.task = task = self.loop.create_task(answer)
+        self.tasks.add(task)
+
+    def wrong_key_delay_s(self) -> float:
+        """See direct.Connection."""
+        if self.data_plane is None or self.client is None:
+            return 0.0
+        return self.data_plane.wrong_keys.delay_s(self.client[0])
+
+    def finished(self) -> None:
+        """See direct.Connection. The next request may come before this one's task has ended."""
+        reply, self._reply = self._reply, None
+        self._answering = None
+        self._idle_since_s = self.loop.time()
+        self.server_state.total_requests += 1
+        if reply is None or reply.close_connection:
+            self._close_answered(unread=bool(self._head_bytes or self._surplus_bytes))
+
+    def ended(self, reply: DirectReply) -> None:
+        """See direct.Connection. Its task tells so itself: a callback would be a turn more."""
+        if reply.task is not None:
+            self.tasks.discard(reply.task)
+            reply.task = None
+        if self._reply is reply and reply.held is None:  # it ended without an answer
+            self._answering = None
+            self._reply = None  # which knows this connection: a circle that would stay for long
+            self.transport.close()
+
+    # ASGI
+
+    def _to_asgi(self) -> None:
+        url, headers = self.url, _lowered(self.headers)
+        if self._announced:
+            headers.append((b"content-length", self._announced))
+        super().on_message_begin()
+        self.url, self.headers = url, headers
+        self._head_of = _NOT_READ
+        self._known = None
+        self.expect_100_continue = _expects(headers)
+        hooks: list[Any] = []
+        scope = cast("dict[str, Any]", self.scope)
+        scope["headers"] = headers
+        scope[DISCONNECT_HOOK] = hooks
+        self._hooks = [h for h in self._hooks if h]
+        self._hooks.append(hooks)
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Close after an answer that something came behind, or whose client says no more."""
+        self._asgi_answers = False
+        super().on_response_complete()
+        if self._surplus_bytes or self._look_timer is not None:
+            self._close_answered(unread=self._surplus_bytes > 0)
+
+
+def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers]
+
+
+def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether the client waits for a word before it sends its body; of lowered headers."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)

@@ -1,0 +1,122 @@
+"""What /metrics shows of each model's estimator, boundaries and schedulers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.policy.model_runtime import ServedModel
+from gateway.policy.scheduling.scheduler import BAND_NAMES
+from gateway.web.metrics.exposition import Family, gauge
+
+BY_POOL: Final = ("model", "pool")
+
+
+def learned(models: Sequence[ServedModel]) -> Iterator[Family]:
+    """What estimators learned, and what taught them nothing."""
+    yield gauge(
+        "sluice_bytes_per_token",
+        "Learned ratio.",
+        ("model", "category"),
+        [
+            ((served.name, category), state["mean"])
+            for served in models
+            for category, state in served.estimator.snapshot()["categories"].items()
+        ],
+    )
+    yield Family(
+        name="sluice_usage_ignored",
+        help="Parts of usage reports that taught nothing.",
+        labels=("model", "reason"),
+        rows=[
+            ((served.name, reason), times)
+            for served in models
+            for reason, times in served.estimator.ignored.items()
+        ],
+        type="counter",
+    )
+
+
+def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
+    """Where boundaries are, and what moves them."""
+    yield gauge(
+        "sluice_boundary_tokens",
+        "Totals up to this belong to the pool.",
+        BY_POOL,
+        [
+            ((served.name, shape.name), shape.boundary_tokens)
+            for served in models
+            for shape in served.routing.pools
+            if shape.boundary_tokens is not None
+        ],
+    )
+    yield gauge(
+        "sluice_pool_beyond_window_tokens",
+        "Most tokens served in one sequence beyond the configured window; 0: none.",
+        BY_POOL,
+        [
+            ((served.name, pool.name), pool.beyond_window_tokens)
+            for served in models
+            for pool in served.pools
+        ],
+    )
+    watched = [(served, served.watch) for served in models if served.watch is not None]
+    yield gauge(
+        "sluice_boundary_error_ratio",
+        "Preempted, rescued and overrun requests of all, where boundaries move.",
+        BY_POOL,
+        [
+            ((served.name, pool.name), share)
+            for served, watch in watched
+            for pool, share in zip(served.pools, watch.shares, strict=False)
+        ],
+    )
+    yield gauge(
+        "sluice_length_drift",
+        "Largest distance between live and planned shares of requests by length.",
+        ("model",),
+        [
+            ((served.name,), watch.drift.distance)
+            for served, watch in watched
+            if watch.drift is not None and watch.drift.distance is not None
+        ],
+    )
+
+
+def schedulers(models: Sequence[ServedModel]) -> Iterator[Family]:
+    """What waits, how well prefills are predicted, what engines lost."""
+    by_name = [
+        ((served.name, pool.name), scheduler)
+        for served in models
+        for pool, scheduler in zip(served.pools, served.schedulers, strict=False)
+        if scheduler is not None
+    ]
+    yield gauge(
+        "sluice_queue_depth",
+        "Requests that wait in the gateway for a worker.",
+        (*BY_POOL, "band"),
+        [
+            ((*names, band), waiting)
+            for names, scheduler in by_name
+            for band, waiting in zip(BAND_NAMES, scheduler.waiting, strict=True)
+        ],
+    )
+    yield gauge(
+        "sluice_predictor_coverage",
+        "Share of recent prefills within their predicted quantile.",
+        BY_POOL,
+        [
+            (names, coverage)
+            for names, scheduler in by_name
+            if (coverage := scheduler.coverage) is not None
+        ],
+    )
+    yield Family(
+        name="sluice_preemptions",
+        help="Sequences that engines lost their memory for, as they say.",
+        labels=BY_POOL,
+        rows=[
+            ((served.name, pool.name), view.preemptions)
+            for served in models
+            for pool, view in zip(served.pools, served.telemetry, strict=False)
+        ],
+        type="counter",
+    )

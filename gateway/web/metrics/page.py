@@ -1,0 +1,195 @@
+"""What /metrics shows: the plain numbers of telemetry plus gauges read at scrape time."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from gateway.counts import Counter
+from gateway.domain import Record
+from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ServedModel
+from gateway.ports import AccountView, PoolView
+from gateway.telemetry import Metrics
+from gateway.web.metrics.exposition import (
+    Buckets,
+    Family,
+    Rows,
+    counter_family,
+    gauge,
+    histogram_family,
+    text_of,
+    written,
+)
+from gateway.web.metrics.model_metrics import BY_POOL, boundaries, learned, schedulers
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+ACCOUNTS_SHOWN = 500
+"""Entitlements with gauges of their own, for each model; the busiest of more are not sought."""
+
+
+_CLAIMS = frozenset({"bound", "pending", "degraded"})
+"""States of an entitlement that is to have its capacity; suspended and expired ones are not."""
+
+
+class PoolFigures(Record, frozen=True, kw_only=True):
+    """A managed model's counters at the last look."""
+
+    model: str
+    pools: tuple[tuple[str, PoolView], ...]
+    """(name, view), in the pools' order."""
+    accounts: tuple[AccountView, ...]
+    """`ACCOUNTS_SHOWN` at most."""
+
+
+class StoreCounts(Record, frozen=True, kw_only=True):
+    """What went wrong between this process and a shared lease store, since the start."""
+
+    alone: int = 0
+    failures: int = 0
+    dropped: int = 0
+
+
+class MetricsPage:
+    """The /metrics page of one process."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        models: Iterable[ServedModel],
+        leases: Callable[[], int],
+        clock: Callable[[], float],
+        store_up: Callable[[], bool] = lambda: True,
+        token_pools: Callable[[], Iterable[PoolFigures]] = tuple,
+        store_counts: Callable[[], StoreCounts] = StoreCounts,
+        replicas: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """`leases` gives the leases in force; `clock` is the fleet's."""
+        self._metrics = metrics
+        self._models = list(models)
+        self._leases = leases
+        self._clock = clock
+        self._store_up = store_up
+        self._token_pools = token_pools
+        self._store_counts = store_counts
+        self._replicas = replicas
+
+    def render(self) -> bytes:
+        """The page, in Prometheus's text format, in one go."""
+        return text_of(self.collect())
+
+    async def rendered(self) -> bytes:
+        """The same in slices: rows are of the moment they were written."""
+        return await written(self.collect())
+
+    def collect(self) -> Iterator[Family | Buckets]:
+        """All families."""
+        for family in self._metrics.families():
+            if isinstance(family, Counter):
+                yield counter_family(family)
+            else:
+                yield histogram_family(family)
+        yield from self.gauges()
+
+    def gauges(self) -> Iterator[Family]:
+        """What is read when it is asked for."""
+        models = self._models
+        yield gauge(
+            "sluice_pool_inflight",
+            "Sequences holding a lease.",
+            BY_POOL,
+            [
+                ((served.name, pool.name), pool.inflight)
+                for served in models
+                for pool in served.pools
+            ],
+        )
+        by_worker = (*BY_POOL, "worker")
+        yield gauge("sluice_worker_up", "1 when in the rotation.", by_worker, self._up())
+        yield gauge(
+            "sluice_worker_inflight",
+            "Sequences at a worker.",
+            by_worker,
+            (
+                ((served.name, pool.name, worker), pool.active[i])
+                for served in models
+                for pool in served.pools
+                for i, worker in enumerate(pool.workers)
+            ),
+        )
+        yield from learned(models)
+        yield gauge(
+            "sluice_leases", "Leases by state.", ("state",), [(("active",), self._leases())]
+        )
+        yield _single("sluice_store_up", "1 when the state store answers.", int(self._store_up()))
+        yield _single("sluice_replicas", "Live replicas, this one included.", self._replicas())
+        yield from _store(self._store_counts())
+        yield from schedulers(models)
+        yield from boundaries(models)
+        yield from _token_pools(list(self._token_pools()))
+
+    def _up(self) -> Rows:
+        for served in self._models:
+            for pool in served.pools:
+                sound = set(fleet.available(pool, self._clock()))
+                for i, worker in enumerate(pool.workers):
+                    yield (served.name, pool.name, worker), float(i in sound)
+
+
+def _store(counts: StoreCounts) -> Iterator[Family]:
+    for name, text, value in (
+        ("alone", "Leases taken while the shared store was away.", counts.alone),
+        ("failures", "Round trips and connections to it that failed.", counts.failures),
+        ("dropped", "Settlements and the like given up: too many waited.", counts.dropped),
+    ):
+        yield Family(name=f"sluice_store_{name}", help=text, rows=[((), value)], type="counter")
+
+
+def _bound(account: AccountView) -> float | None:
+    return int(account.state == "bound") if account.state in _CLAIMS else None
+
+
+_POOL_GAUGES: Final[Sequence[tuple[str, str, Callable[[PoolView], float]]]] = (
+    ("slots", "Sequences its ready workers run at once.", lambda pool: pool.slots),
+    ("leased", "Sequences with a lease, of all gateways.", lambda pool: pool.inflight),
+    ("kv_bytes", "KV cache reserved.", lambda pool: pool.kv_bytes),
+    ("kv_capacity_bytes", "KV cache of its ready workers.", lambda pool: pool.kv_capacity_bytes),
+    ("desired_replicas", "Workers that demand asks for.", lambda pool: pool.desired_replicas),
+)
+_ACCOUNT_GAUGES: Final[Sequence[tuple[str, str, Callable[[AccountView], float | None]]]] = (
+    ("inflight", "Sequences with a lease.", lambda account: sum(account.inflight)),
+    ("bound", "1 with its capacity, 0 without.", _bound),
+    ("debt", "Service debt.", lambda account: account.debt),
+    ("burst", "Burst intensity.", lambda account: account.burst),
+    ("priority", "Weight under contention.", lambda account: account.weight),
+)
+
+
+def _token_pools(figures: Sequence[PoolFigures]) -> Iterator[Family]:
+    for name, text, value_of in _POOL_GAUGES:
+        yield gauge(
+            f"sluice_pool_{name}",
+            text,
+            BY_POOL,
+            [
+                ((model.model, pool_name), value_of(pool))
+                for model in figures
+                for pool_name, pool in model.pools
+            ],
+        )
+    for name, text, figure_of in _ACCOUNT_GAUGES:
+        yield gauge(
+            f"sluice_entitlement_{name}",
+            text,
+            ("model", "entitlement"),
+            (
+                ((model.model, account.name), figure)
+                for model in figures
+                for account in model.accounts
+                if (figure := figure_of(account)) is not None
+            ),
+        )
+
+
+def _single(name: str, text: str, value: float) -> Family:
+    return Family(name=name, help=text, rows=[((), value)])

@@ -1,0 +1,173 @@
+"""GET /v1/sluice/me: a tenant's own terms and counters, and nobody else's."""
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from fastapi import FastAPI
+
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.domain import Principal
+from gateway.errors import Unauthorized
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.terms import ModelShape
+from gateway.policy.request.head import digest_of
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.telemetry import Metrics
+from gateway.web.control.tenant_api import TenantView, tenant_router
+from tests.builders import ask, served_model
+from tests.fakes import FakeClock
+
+ACME = Entitlement(
+    name="acme-prod",
+    model="m",
+    tenant="acme",
+    service_class="elastic",
+    slo_ms=500,
+    baseline=(3, 1),
+    limit=6,
+    tokens_per_s=100.0,
+    kv_bytes=1 << 30,
+)
+RIVAL = msgspec.structs.replace(ACME, name="rival-prod", tenant="rival", tokens_per_s=7_777.0)
+OWNERS = {
+    digest_of(b"sk-acme"): Principal(entitlement="acme-prod", tenant="acme", model="m"),
+    digest_of(b"sk-plain"): Principal(entitlement="plain", tenant="acme", model="bare"),
+    b"": Principal(entitlement="open", tenant="open"),
+}
+
+
+class Bench:
+    """The route over the embedded store."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(1_000.0)
+        self.metrics = Metrics()
+        self.book = TokenPool(Terms(slots=(8, 8), largest_tokens=65536))
+        for terms in (ACME, RIVAL):
+            self.book.define(terms)
+        self.store = MemoryLeases(
+            {"m": served_model()}, self.clock, {"m": self.book}, wall_clock=self.clock
+        )
+        self.terms = {"acme-prod": ACME, "rival-prod": RIVAL}
+        shape = ModelShape(name="m", pools=("short", "long"), slots=(8, 8))
+        app = FastAPI()
+        app.include_router(
+            tenant_router(
+                TenantView(
+                    authenticate=self._authenticate,
+                    terms=self.terms.get,
+                    view=self.store.view,
+                    managed=lambda model: model == "m",
+                    shapes={"m": shape, "bare": shape},
+                    metrics=self.metrics,
+                )
+            )
+        )
+        self._transport = httpx.ASGITransport(app=app)
+
+    async def me(self, key: str = "sk-acme") -> dict[str, Any]:
+        """The answer for a key."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(transport=self._transport, base_url="http://g") as client:
+            answer = await client.get("/v1/sluice/me", headers=headers)
+        assert answer.status_code == 200
+        found: dict[str, Any] = answer.json()
+        return found
+
+    @staticmethod
+    def _authenticate(key_digest: bytes | None) -> Principal:
+        owner = OWNERS.get(key_digest or b"")
+        if owner is None:
+            raise Unauthorized("no", reason="invalid_api_key")
+        return owner
+
+
+async def test_terms_are_told_as_they_are_written() -> None:
+    found = await Bench().me()
+    assert (found["entitlement"], found["tenant"], found["model"], found["managed"]) == (
+        "acme-prod",
+        "acme",
+        "m",
+        True,
+    )
+    assert found["terms"] == {
+        "compression": "allow",
+        "service_class": "elastic",
+        "slo_target_ms": 500,
+        "tokens_per_second": 100.0,
+        "max_tokens_per_second": None,
+        "kv_cache_gib": 1.0,
+        "max_kv_cache_gib": None,
+        "concurrency": {"short": 3, "long": 1},
+        "max_concurrency": 6,
+        "mode": "enforce",
+        "expires_at": None,
+    }
+
+
+async def test_counters_follow_what_is_in_flight() -> None:
+    bench = Bench()
+    idle = await bench.me()
+    assert idle["state"] == "bound"
+    assert idle["usage"]["in_flight"] == {"short": 0, "long": 0}
+    asked = msgspec.structs.replace(
+        ask("l1", cost_tokens=1_000, sequences=2), entitlement="acme-prod", kv_bytes=5
+    )
+    await bench.store.admit(asked)
+    usage = (await bench.me())["usage"]
+    assert usage["in_flight"] == {"short": 2, "long": 0}
+    assert (usage["kv_bytes"], usage["debited_tokens"], usage["used_tokens"]) == (5, 1_000, 0)
+    assert usage["bucket_depth_tokens"] - usage["bucket_tokens"] == pytest.approx(1_000)
+    assert usage["weight"] > 1
+    assert (usage["debt"], usage["burst"]) == (0, 0)
+
+
+async def test_a_suspended_entitlement_says_so() -> None:
+    bench = Bench()
+    bench.book.define(msgspec.structs.replace(ACME, suspended=True))
+    assert (await bench.me())["state"] == "suspended"
+
+
+async def test_refusals_are_counted_by_reason() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.metrics.admission.add("acme-prod", "denied", "tokens")
+    bench.metrics.admission.add("acme-prod", "admitted", "")
+    assert (await bench.me())["refused"] == {"tokens": 3}
+
+
+async def test_nothing_of_other_tenants_is_told() -> None:
+    bench = Bench()
+    bench.metrics.admission.add("rival-prod", "denied", "kv")
+    text = str(await bench.me())
+    assert "rival" not in text
+    assert "7777" not in text
+    assert "kv'" not in text
+
+
+async def test_of_a_model_that_is_not_managed_there_is_no_usage() -> None:
+    bench = Bench()
+    bench.terms["plain"] = Entitlement(name="plain", model="bare", tenant="acme")
+    found = await bench.me("sk-plain")
+    assert found["managed"] is False
+    assert found["terms"]["service_class"] == "elastic"
+    assert "usage" not in found
+
+
+async def test_an_open_gateway_has_no_terms_to_tell() -> None:
+    found = await Bench().me("")
+    assert found == {
+        "entitlement": "open",
+        "tenant": "open",
+        "model": None,
+        "managed": False,
+        "refused": {},
+    }
+
+
+async def test_an_unknown_key_is_told_nothing() -> None:
+    with pytest.raises(Unauthorized):
+        await Bench().me("sk-unknown")

@@ -1,0 +1,91 @@
+"""An answer's end that meets a client who has just left."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+
+from gateway.domain import CHAT
+from gateway.errors import Unavailable
+from gateway.web.http.direct_reply import DirectReply
+
+
+class _Flow:
+    write_paused = False
+
+    async def drain(self) -> None:
+        return
+
+
+class _Connection(asyncio.Protocol):
+    """A client's connection on uvloop, whose closed transports raise."""
+
+    def __init__(self) -> None:
+        self.flow = _Flow()
+        self.made = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.answers = 0
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        found: asyncio.Transport = self.made.result()
+        return found
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made.set_result(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+
+    def wrong_key_delay_s(self) -> float:
+        return 0.0
+
+    def finished(self) -> None:
+        self.answers += 1
+
+    def ended(self, reply: DirectReply) -> None:
+        return
+
+
+async def _streamed(reply: DirectReply) -> None:
+    await reply.start(200, b"content-type: text/event-stream\r\n")
+    await reply.write(b"data: {}\n\n")
+    await reply.finish()
+
+
+async def _whole(reply: DirectReply) -> None:
+    await reply.send(200, b"", b"{}")
+
+
+async def _refused(reply: DirectReply) -> None:
+    await reply.refuse(Unavailable("no", reason="none", code="none"), b"")
+
+
+async def _broken_off(reply: DirectReply) -> None:
+    await reply.break_off(Unavailable("no", reason="none", code="none"))
+
+
+@pytest.mark.parametrize("answer", [_streamed, _whole, _refused, _broken_off])
+def test_to_a_client_that_has_gone_nothing_is_written(
+    answer: Callable[[DirectReply], Awaitable[None]],
+) -> None:
+    async def scenario() -> None:
+        connection = _Connection()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: connection, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()):
+            await connection.made
+        server.close()
+        await connection.lost
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError):
+            connection.transport.write(b"x")
+        reply = DirectReply(CHAT, connection)
+        await answer(reply)
+        assert reply.finished
+        assert connection.answers == 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(scenario(), 5.0))
