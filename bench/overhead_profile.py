@@ -23,7 +23,6 @@ from gateway.domain import (
     RequestHead,
     Usage,
 )
-from gateway.models import served_model
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.request.head import read_head
 from gateway.policy.response.sse import StreamMeter
@@ -41,6 +40,7 @@ from gateway.stages import (
     settle,
 )
 from gateway.telemetry import Metrics
+from gateway.wiring.models import served_model
 
 _TIMES = 2000
 _KEY = b"sk-profile"

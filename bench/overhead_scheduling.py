@@ -13,11 +13,11 @@ import orjson
 
 from bench.report import Row, at_most
 from gateway.domain import CHAT, Lease, LengthEstimate, Principal, RequestHead
-from gateway.models import served_model
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.members import by_name
 from gateway.settings import parse
 from gateway.stages import bind, estimate, plan
+from gateway.wiring.models import served_model
 
 _OWNER: Final = Principal(entitlement="e", tenant="t")
 _LEASE: Final = Lease(

@@ -8,13 +8,13 @@ from typing import Final
 import msgspec
 import orjson
 
-from gateway.models import served_model
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import EntitlementEntry
 from gateway.settings import parse
+from gateway.wiring.models import served_model
 
 SLOTS: Final = 128
 """Sequences a worker runs at once."""

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from gateway.settings import ConfigError, load
-from gateway.supervisor import run
+from gateway.wiring.supervisor import run
 
 
 def main(arguments: list[str]) -> int:

@@ -35,7 +35,7 @@ def serve(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # Who changed what is on record whatever the level.
     logging.getLogger("sluice.audit").setLevel(logging.INFO)
-    from gateway.supervisor import run
+    from gateway.wiring.supervisor import run
 
     log = logging.getLogger("sluice")
     address = loaded.server.host

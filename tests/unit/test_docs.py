@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import typer.main
 
-import gateway.exchange
-import gateway.pipeline
-import gateway.settling
+import gateway.pipeline.dispatcher
+import gateway.pipeline.pipeline
+import gateway.pipeline.settlement
 from bench.__main__ import BENCHES
 from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
 from gateway.policy.admission.admission import DenialReason
@@ -113,7 +113,7 @@ def test_the_architecture_names_every_stage_in_order() -> None:
 
 def numbered_stages() -> list[list[str]]:
     """[number, name] as the pipeline's docstring lists them."""
-    docstring = gateway.pipeline.__doc__ or ""
+    docstring = gateway.pipeline.pipeline.__doc__ or ""
     found = re.findall(r"(\d+) ([a-z][a-z, ]*?)(?: \(always\))?(?=\s{2}|\n|$)", docstring)
     assert len(found) == 10
     return [list(pair) for pair in found]
@@ -125,9 +125,9 @@ def test_the_ten_stages_are_those_of_the_pipeline() -> None:
 
 
 def test_the_walk_calls_its_stages_in_that_order() -> None:
-    source = Path(gateway.pipeline.__file__).read_text(encoding="utf-8")
-    repeated = Path(gateway.exchange.__file__).read_text(encoding="utf-8")
-    settled = Path(gateway.settling.__file__).read_text(encoding="utf-8")
+    source = Path(gateway.pipeline.pipeline.__file__).read_text(encoding="utf-8")
+    repeated = Path(gateway.pipeline.dispatcher.__file__).read_text(encoding="utf-8")
+    settled = Path(gateway.pipeline.settlement.__file__).read_text(encoding="utf-8")
     walked = source[source.index("async def _walk") :]
     walk = re.findall(r"\bstage_(\w+)\.(?!repeatable)", walked + repeated + settled)
     first_calls = list(dict.fromkeys(walk))

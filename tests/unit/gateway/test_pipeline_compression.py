@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
 from gateway.policy.pools.compression_rules import CompressionRules

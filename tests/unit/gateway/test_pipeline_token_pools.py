@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import COMPLETIONS, COUNT_TOKENS, DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.response.sse import DONE
 from gateway.policy.token_pool.terms import Terms

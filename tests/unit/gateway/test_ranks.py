@@ -8,7 +8,6 @@ import pytest
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.probes import Prober
 from gateway.domain import CHAT, TRANSCRIPTIONS, Binding, BodyFacts, Prompt
-from gateway.models import served_model as model_of
 from gateway.policy.bfio.rank_group import RankGroup
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ServedModel
@@ -17,6 +16,7 @@ from gateway.policy.response.header_lines import pairs_of
 from gateway.ports import UpstreamCall
 from gateway.settings import Config, ConfigError, parse
 from gateway.stages.dispatch import upstream_call
+from gateway.wiring.models import served_model as model_of
 from tests.builders import address, incoming, length_estimate, routing, served_model
 from tests.fakes import FakeEngines
 

@@ -124,8 +124,8 @@ for f in "$@"; do
   sed -e 's/foo/bar/g' "$f" | sort -u > "${f%.txt}.out"
 done
 """
-DIFF = """--- a/gateway/app.py
-+++ b/gateway/app.py
+DIFF = """--- a/gateway/wiring/app.py
++++ b/gateway/wiring/app.py
 @@ -10,7 +10,9 @@ def build(settings):
 -    return App(settings)
 +    app = App(settings)

@@ -13,8 +13,6 @@ from functools import partial
 
 import msgspec
 
-from gateway import prefix_entry
-from gateway.assumed_tokens import AssumedTokens
 from gateway.domain import (
     Attempt,
     Binding,
@@ -26,6 +24,9 @@ from gateway.domain import (
     Prompt,
 )
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.pipeline import prefix_entry
+from gateway.pipeline.assumed_tokens import AssumedTokens
+from gateway.pipeline.walk import Walk, found, too_early
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending, allowed_s
 from gateway.policy.model_runtime import ServedModel
@@ -42,7 +43,6 @@ from gateway.stages import forward as stage_forward
 from gateway.stages import plan as stage_plan
 from gateway.stages import queue as stage_queue
 from gateway.telemetry import Metrics
-from gateway.walk import Walk, found, too_early
 
 
 class Exchange:

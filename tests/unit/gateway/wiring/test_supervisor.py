@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from gateway import supervisor
 from gateway.adapters.replicas.listening import bound
 from gateway.settings import Config, parse
-from gateway.supervisor import DEATHS_WITHIN_S, MOST_DEATHS, MOST_PAUSE_S, Replica, Supervisor
+from gateway.wiring import supervisor
+from gateway.wiring.supervisor import (
+    DEATHS_WITHIN_S,
+    MOST_DEATHS,
+    MOST_PAUSE_S,
+    Replica,
+    Supervisor,
+)
 
 FILE = """
 version: 1

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.assumed_tokens import AssumedTokens
+from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 
 

@@ -30,10 +30,10 @@ from typing import Final
 
 from gateway.adapters.replicas.listening import bound, port_of, reserved
 from gateway.errors import StateFailure
-from gateway.serving import ignore_hangup, loop_factory
-from gateway.serving import run as run_alone
 from gateway.settings import Config
 from gateway.web.control.replica_list import ReplicaList
+from gateway.wiring.serving import ignore_hangup, loop_factory
+from gateway.wiring.serving import run as run_alone
 
 START_S: Final = 60.0
 """How long a replica may take to get ready."""
@@ -229,7 +229,7 @@ class Replica:
         levels = {name: logging.getLogger(name or None).level for name in _LOGGERS}
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.child"),
+                *(sys.executable, "-m", "gateway.wiring.replica_process"),
                 json.dumps({"index": self.index, "levels": levels}),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -11,8 +11,8 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.domain import DecisionRecord, Incoming, Lease, Principal
 from gateway.errors import RateLimited
-from gateway.exchange import wake
-from gateway.pipeline import Pipeline
+from gateway.pipeline.dispatcher import wake
+from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import QueueRules, ServedModel
 from gateway.policy.prefix.index import PrefixIndex

@@ -1,4 +1,6 @@
-"""`python -m gateway.child`: one replica of several on a host, started by `gateway.supervisor`.
+"""`python -m gateway.wiring.replica_process`: one replica of several on a host.
+
+Started by `gateway.wiring.supervisor`.
 
 Standard input gives the length of the checked configuration and the configuration, so that it is
 read and checked once and no secret is on disk; it stays open until the supervisor is gone.
@@ -11,8 +13,8 @@ import pickle
 import sys
 from io import RawIOBase
 
-from gateway.serving import run
-from gateway.supervisor import READY
+from gateway.wiring.serving import run
+from gateway.wiring.supervisor import READY
 
 
 def main(arguments: list[str]) -> int:

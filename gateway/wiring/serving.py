@@ -1,6 +1,6 @@
 """One replica that serves: uvicorn with the gateway's own protocol, until SIGTERM and drained.
 
-`gateway.app` builds what is served; `gateway.supervisor` starts several of these.
+`gateway.wiring.app` builds what is served; `gateway.wiring.supervisor` starts several of these.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ import uvicorn
 from gateway.adapters.malloc_tuning import give_back_large_blocks
 from gateway.adapters.open_files import allow_open_files, files_needed, shortage
 from gateway.adapters.replicas.listening import bound, port_of
-from gateway.app import Gateway
 from gateway.errors import StateFailure
-from gateway.replicas import loopback_of_many
 from gateway.settings import Config
 from gateway.web.http.client_connection import SWEEP_EVERY_S
 from gateway.web.http.protocol import GatewayProtocol
+from gateway.wiring.app import Gateway
+from gateway.wiring.replicas import loopback_of_many
 
 LAST_REQUESTS_S: Final = 1.0
 """How long connections to a replica that leaves a shared port may take to send a request."""

@@ -1,7 +1,7 @@
 """Token pools put together for one process: store, keeper, entitlements, admission for others.
 
-Part of the composition root: `gateway.app` builds it from the configuration and starts and ends
-it. The order matters: a shared store connects first, then entitlements are entered, then the
+Part of the composition root: `gateway.wiring.app` builds it from the configuration and starts and
+ends it. The order matters: a shared store connects first, then entitlements are entered, then the
 embedded store learns what it held before the restart, then capacity is published.
 """
 

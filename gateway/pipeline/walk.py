@@ -95,7 +95,7 @@ class Walk:
         self.expected_at = (-1, -1)
         """Which worker: pool and index."""
         self.assumed_turn = 0
-        """When its first token is assumed, where it cannot be seen (`gateway.assumed_tokens`)."""
+        """When its first token is assumed, where it cannot be seen (see `assumed_tokens`)."""
         self.relay: Relay | None = None
         self.queue_s = 0.0
         self.sent_s: float | None = None

@@ -1,6 +1,6 @@
 """The composition root: configuration -> the objects of one process.
 
-The only module that reads settings and knows every adapter; `gateway.serving` serves what it
+The only module that reads settings and knows every adapter; `gateway.wiring.serving` serves what it
 builds.
 """
 
@@ -25,12 +25,9 @@ from gateway.adapters.records.request_log import Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.adapters.store.estimator_sync import Learning, open_state
 from gateway.adapters.upstream import HttpUpstream
-from gateway.assembly import TokenPools
 from gateway.domain import Principal
-from gateway.models import by_name, served_model
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.model_runtime import ServedModel
-from gateway.replicas import Replicas
 from gateway.settings import Config
 from gateway.settings.boundaries import control_of
 from gateway.stages.authenticate import Keyring, authenticate
@@ -54,6 +51,9 @@ from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import DataPlane
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
+from gateway.wiring.models import by_name, served_model
+from gateway.wiring.replicas import Replicas
+from gateway.wiring.token_pools import TokenPools
 
 if TYPE_CHECKING:
     from gateway.adapters.compress.workers import CompressWorkers

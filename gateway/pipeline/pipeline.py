@@ -3,9 +3,9 @@
  1 authenticate   2 estimate   3 plan   4 admit   5 compress   6 adjust lease
  7 bind worker    8 queue      9 dispatch, forward             10 settle (always)
 
-Stages 7-9 repeat while an attempt fails before the client saw a byte (`gateway.exchange`). The
-request keeps its one lease through all of it, and stage 10 settles it exactly once: on success,
-failure, disconnect or cancellation.
+Stages 7-9 repeat while an attempt fails before the client saw a byte
+(`gateway.pipeline.dispatcher`). The request keeps its one lease through all of it, and stage 10
+settles it exactly once: on success, failure, disconnect or cancellation.
 """
 
 import asyncio
@@ -17,13 +17,14 @@ import msgspec
 
 from gateway.domain import OPEN, BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
-from gateway.exchange import Exchange, answer_lines
+from gateway.pipeline.dispatcher import Exchange, answer_lines
+from gateway.pipeline.settlement import TOGETHER_S, Settling
+from gateway.pipeline.walk import Walk, found
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.compression_rules import Band
 from gateway.policy.pools.compression_window import band_plan
 from gateway.policy.request.members import by_name
 from gateway.ports import BodyReads, ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
-from gateway.settling import TOGETHER_S, Settling
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
@@ -31,7 +32,6 @@ from gateway.stages import compress as stage_compress
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
 from gateway.telemetry import Metrics
-from gateway.walk import Walk, found
 
 
 class Pipeline:

@@ -4,8 +4,8 @@ Made when it is bound, not when it is sent: those that come while it waits would
 of it and scatter one prompt over all workers. Taken back when it is not served there.
 """
 
+from gateway.pipeline.walk import Walk, found
 from gateway.policy.model_runtime import ServedModel
-from gateway.walk import Walk, found
 
 
 def enter(walk: Walk, served: ServedModel, pool: int) -> None:

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from gateway.domain import CHAT, OPEN, DecisionRecord, Lease, Outcome, Prompt, Usage
+from gateway.pipeline.settlement import TOGETHER_S, Settling
+from gateway.pipeline.walk import Walk
 from gateway.policy.request.body import read_body
-from gateway.settling import TOGETHER_S, Settling
 from gateway.telemetry import Metrics
-from gateway.walk import Walk
 from tests.builders import chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink
 

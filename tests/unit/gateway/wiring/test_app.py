@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import Gateway
 from gateway.settings import parse
+from gateway.wiring.app import Gateway
 
 FILE = """
 version: 1

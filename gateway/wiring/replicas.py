@@ -1,7 +1,8 @@
 """What this replica shares with the others on its Redis; without Redis it is alone.
 
 Part of the composition root. Leases, entitlements and learned ratios are shared by the stores
-themselves (`gateway.assembly`); here are presence, notes, and questions from one to another.
+themselves (`gateway.wiring.token_pools`); here are presence, notes, and questions from one to
+another.
 """
 
 import importlib

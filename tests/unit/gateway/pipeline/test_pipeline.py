@@ -28,7 +28,7 @@ from gateway.domain import (
     Usage,
 )
 from gateway.errors import EngineRefusal, RateLimited
-from gateway.pipeline import Pipeline
+from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ServedModel

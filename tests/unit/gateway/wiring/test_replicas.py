@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from gateway.models import served_model
-from gateway.replicas import Replicas, loopback_of_many
 from gateway.settings import Config, parse
+from gateway.wiring.models import served_model
+from gateway.wiring.replicas import Replicas, loopback_of_many
 
 FILE = """
 version: 1

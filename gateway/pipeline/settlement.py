@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from gateway.domain import Incoming, Lease, LengthEstimate, Outcome, Usage
+from gateway.pipeline.walk import Walk
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
 from gateway.ports import LeaseStore, RecordSink
 from gateway.stages import explain as stage_explain
 from gateway.stages import settle as stage_settle
 from gateway.telemetry import Metrics
-from gateway.walk import Walk
 
 TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""

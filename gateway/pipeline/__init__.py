@@ -1,0 +1,1 @@
+"""The ten stages in order, the attempts at engines, and settlement."""
