@@ -28,8 +28,8 @@ from bench.report import Report, Row, at_most
 from bench.texts import document
 from compressor import Compressed, compress
 from gateway.adapters.compress.workers import CompressWorkers
-from gateway.domain import Record
 from gateway.ports import CompressTask
+from gateway.records.record import Record
 
 ROUNDS = 5
 REQUESTS = 300

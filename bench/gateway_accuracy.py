@@ -27,7 +27,7 @@ from rich.progress import Progress
 from bench import texts
 from bench.fleet import MODEL, Fleet
 from bench.report import Report, Row, at_least, at_most, equals
-from gateway.domain import DecisionRecord
+from gateway.records.decision import DecisionRecord
 from simulator import tokenizer
 
 REQUESTS = int(os.environ.get("SLUICE_BENCH_REQUESTS", "10000"))

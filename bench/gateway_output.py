@@ -27,11 +27,14 @@ from bench import texts
 from bench.fleet import Fleet
 from bench.gateway_accuracy import Answer, Ask, chat, drive, read_log
 from bench.report import Report, Row, equals
-from gateway.domain import CHAT, BodyFacts, DecisionRecord, Measure, Observation
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.profile import OutputMode
 from gateway.policy.pools.routing import plan_pool
 from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import Observation
+from gateway.records.request import BodyFacts, Measure
 from simulator import tokenizer
 
 LIVE_PER_TRACE = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))

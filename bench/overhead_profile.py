@@ -12,22 +12,15 @@ from hashlib import sha256
 from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import (
-    CHAT,
-    OPEN,
-    Binding,
-    DecisionRecord,
-    Incoming,
-    Outcome,
-    Prompt,
-    RequestHead,
-    Usage,
-)
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.request.head import read_head
 from gateway.policy.response.sse import StreamMeter
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.attempt import Binding, Outcome, Usage
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import CHAT
+from gateway.records.request import OPEN, Incoming, Prompt, RequestHead
 from gateway.settings import parse
 from gateway.stages import (
     admit,

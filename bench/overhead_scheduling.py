@@ -12,9 +12,12 @@ from typing import Final
 import orjson
 
 from bench.report import Row, at_most
-from gateway.domain import CHAT, Lease, LengthEstimate, Principal, RequestHead
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.members import by_name
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import Principal, RequestHead
 from gateway.settings import parse
 from gateway.stages import bind, estimate, plan
 from gateway.wiring.models import served_model

@@ -20,11 +20,13 @@ import msgspec
 import numpy as np
 
 from bench.pool_routing_model import AZURE, BOUNDARY, LEAST_SHARE, MOST_SHARE, WINDOW
-from gateway.domain import COMPLETIONS, BodyFacts, Category, Measure, Observation
 from gateway.policy.estimate.estimator import SMALL_PROMPT_TOKENS, LengthEstimator
 from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.pools.routing import plan_pool
 from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.records.endpoint import COMPLETIONS
+from gateway.records.estimate import Observation
+from gateway.records.request import BodyFacts, Category, Measure
 
 NOISE: Final = 0.05
 AT: Final = 50

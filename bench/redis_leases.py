@@ -23,7 +23,6 @@ from bench.pacer import arrivals
 from bench.redis_server import RedisServer
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.domain import Ask, Usage
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
@@ -34,6 +33,8 @@ from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask
 
 USED = Settlement(usage=Usage(prompt_tokens=60, completion_tokens=30), dispatched=True)
 

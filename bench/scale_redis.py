@@ -21,9 +21,10 @@ from bench.scale_measure import quantile
 from bench.scale_traffic import SLOTS, Size, book, entitlements, fleet_of
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.domain import Ask, Usage
 from gateway.policy.entitlements.entitlement import PROFILES
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask
 
 WORKERS: Final = 64
 TICK_S: Final = PROFILES["default"].tick_s

@@ -1,21 +1,13 @@
 """A request of `bench scale` on its way, and the record of its decisions."""
 
-from gateway.domain import (
-    Binding,
-    BodyFacts,
-    DecisionRecord,
-    Incoming,
-    Lease,
-    LengthEstimate,
-    Outcome,
-    Plan,
-    Principal,
-    Prompt,
-    Usage,
-)
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.scheduling.scheduler import Job, Prefix
+from gateway.records.attempt import Binding, Outcome, Usage
+from gateway.records.decision import DecisionRecord
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.stages import explain
 
 

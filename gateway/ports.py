@@ -9,20 +9,15 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from gateway.domain import (
-    Ask,
-    BodyFacts,
-    Endpoint,
-    Lease,
-    PhaseTimeouts,
-    Record,
-    Usage,
-    WorkerAddress,
-)
 from gateway.errors import Refusal
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.merge import Learned, Peer
 from gateway.policy.token_pool.terms import Terms
+from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
+from gateway.records.endpoint import Endpoint
+from gateway.records.lease import Ask, Lease
+from gateway.records.record import Record
+from gateway.records.request import BodyFacts
 
 Lines = bytes
 """Headers as they are written, each line with its end (`gateway.policy.response.header_lines`)."""

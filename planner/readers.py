@@ -1,9 +1,9 @@
 """Traces as text: which fields a format has, and the workload it comes to.
 
 Known formats, told by the fields of their first record: the gateway's request log
-(`gateway.domain.DecisionRecord`), LiteLLM spend logs, Azure's LLM inference traces, Mooncake
-traces. Anything else needs a field map, `prompt=FIELD,answer=FIELD` and as many of asked, cached,
-time and category as there are.
+(`gateway.records.decision.DecisionRecord`), LiteLLM spend logs, Azure's LLM inference traces,
+Mooncake traces. Anything else needs a field map, `prompt=FIELD,answer=FIELD` and as many of asked,
+cached, time and category as there are.
 """
 
 import csv

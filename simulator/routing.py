@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.domain import LengthEstimate, Plan
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.pools.routing import plan_pool
 from gateway.policy.pools.routing_table import Routing
+from gateway.records.estimate import LengthEstimate, Plan
 from simulator.traffic import Ints, Random
 
 REFUSED = -1

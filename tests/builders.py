@@ -4,16 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.domain import (
-    CHAT,
-    Ask,
-    DecisionRecord,
-    Endpoint,
-    Incoming,
-    LengthEstimate,
-    PhaseTimeouts,
-    WorkerAddress,
-)
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
@@ -21,6 +11,12 @@ from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.response_affinity import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.request.head import read_head
+from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import CHAT, Endpoint
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Ask
+from gateway.records.request import Incoming
 
 SHORT, LONG = 0, 1
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from gateway.domain import Ask, DecisionRecord, Lease, WorkerAddress
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.policy.estimate.merge import Learned, Peer, Sums
 from gateway.policy.response.header_lines import pairs_of
@@ -20,6 +19,9 @@ from gateway.ports import (
     UpstreamCall,
     UpstreamResponse,
 )
+from gateway.records.attempt import WorkerAddress
+from gateway.records.decision import DecisionRecord
+from gateway.records.lease import Ask, Lease
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""

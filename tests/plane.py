@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import uvicorn
 
-from gateway.domain import CHAT, Incoming, Principal, RequestHead
 from gateway.errors import Unauthorized
 from gateway.ports import ClientReply
+from gateway.records.endpoint import CHAT
+from gateway.records.request import Incoming, Principal, RequestHead
 from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import DataPlane, Receive, Scope, Send
 from gateway.web.http.protocol import GatewayProtocol

@@ -31,9 +31,9 @@ from typing import Final, cast
 
 import httptools
 
-from gateway.domain import PhaseTimeouts, WorkerAddress
 from gateway.errors import FailureKind, UpstreamFailure
 from gateway.ports import UpstreamCall, UpstreamResponse
+from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 
 _SWEEP_S = 0.25
 _KEEP_IDLE_S = 4.0

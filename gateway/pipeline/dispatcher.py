@@ -13,16 +13,6 @@ from functools import partial
 
 import msgspec
 
-from gateway.domain import (
-    Attempt,
-    Binding,
-    BodyFacts,
-    Incoming,
-    Lease,
-    LengthEstimate,
-    Outcome,
-    Prompt,
-)
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
 from gateway.pipeline import prefix_entry
 from gateway.pipeline.assumed_tokens import AssumedTokens
@@ -36,6 +26,10 @@ from gateway.policy.pools.routing import larger_pools
 from gateway.policy.response.overflow import engine_message
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.ports import ClientReply, LeaseStore, Lines, Upstream
+from gateway.records.attempt import Attempt, Binding, Outcome
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Incoming, Prompt
 from gateway.stages import bind as stage_bind
 from gateway.stages import dispatch as stage_dispatch
 from gateway.stages import explain as stage_explain

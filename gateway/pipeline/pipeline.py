@@ -15,7 +15,6 @@ from types import coroutine
 
 import msgspec
 
-from gateway.domain import OPEN, BodyFacts, Incoming, Outcome, Principal, Prompt
 from gateway.errors import RateLimited, Refusal
 from gateway.pipeline.dispatcher import Exchange, answer_lines
 from gateway.pipeline.settlement import TOGETHER_S, Settling
@@ -25,6 +24,8 @@ from gateway.policy.pools.compression_rules import Band
 from gateway.policy.pools.compression_window import band_plan
 from gateway.policy.request.members import by_name
 from gateway.ports import BodyReads, ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
+from gateway.records.attempt import Outcome
+from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate

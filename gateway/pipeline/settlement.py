@@ -15,11 +15,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.domain import Incoming, Lease, LengthEstimate, Outcome, Usage
 from gateway.pipeline.walk import Walk
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
 from gateway.ports import LeaseStore, RecordSink
+from gateway.records.attempt import Outcome, Usage
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import Incoming
 from gateway.stages import explain as stage_explain
 from gateway.stages import settle as stage_settle
 from gateway.telemetry import Metrics

@@ -3,22 +3,14 @@
 import asyncio
 from typing import TypeVar
 
-from gateway.domain import (
-    Attempt,
-    Binding,
-    BodyFacts,
-    Lease,
-    LengthEstimate,
-    Outcome,
-    Plan,
-    Principal,
-    Prompt,
-    Usage,
-)
 from gateway.errors import Refusal
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
+from gateway.records.attempt import Attempt, Binding, Outcome, Usage
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Principal, Prompt
 from gateway.stages.forward import Relay
 
 _T = TypeVar("_T")

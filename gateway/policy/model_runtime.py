@@ -5,7 +5,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.domain import PhaseTimeouts, WorkerAddress
 from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
 from gateway.policy.entitlements.mean_rate import MeanRate
 from gateway.policy.estimate.estimator import LengthEstimator
@@ -24,6 +23,7 @@ from gateway.policy.prefix.gossip import PrefixNews
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import Job, Scheduler
+from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 from predictor.online import PrefillPredictor
 
 PRIORITY_FLAGS: Final = {

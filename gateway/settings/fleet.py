@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.domain import WorkerAddress
+from gateway.records.attempt import WorkerAddress
 from gateway.settings.model_parts import (
     AdmissionConfig,
     BoundaryConfig,

@@ -6,9 +6,11 @@ enter there; else it is refused, and what it had reserved is refunded.
 
 import msgspec
 
-from gateway.domain import Lease, LengthEstimate, Plan, Prompt
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import LeaseStore
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Lease
+from gateway.records.request import Prompt
 
 
 async def adjust(

@@ -8,10 +8,12 @@ from math import ceil
 
 import msgspec
 
-from gateway.domain import Ask, Lease, LengthEstimate, Plan, Principal
 from gateway.errors import BadRequest
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import LeaseStore
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Ask, Lease
+from gateway.records.request import Principal
 
 
 async def admit(

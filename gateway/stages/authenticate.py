@@ -3,8 +3,8 @@
 import hmac
 from collections.abc import Mapping, Sequence
 
-from gateway.domain import OPEN, Principal
 from gateway.errors import Forbidden, Unauthorized
+from gateway.records.request import OPEN, Principal
 
 
 class Keyring:

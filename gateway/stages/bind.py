@@ -2,12 +2,15 @@
 
 from collections.abc import Collection, Sequence
 
-from gateway.domain import Binding, BodyFacts, Lease, LengthEstimate, Principal
 from gateway.errors import Unavailable
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import bind_least_loaded
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.scheduling.scheduler import BANDS, Job, Prefix
+from gateway.records.attempt import Binding
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Principal
 
 
 def bind(

@@ -4,11 +4,12 @@ Only after admission, so that rejected traffic costs no work; off the event loop
 limit. Whatever goes wrong, the request goes on as it came, to the pool that holds it.
 """
 
-from gateway.domain import BodyFacts, Incoming, LengthEstimate, Prompt
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.compression_rules import Band
 from gateway.policy.pools.compression_window import fixed_tokens, lowered
 from gateway.ports import CompressRunner, CompressTask
+from gateway.records.estimate import LengthEstimate
+from gateway.records.request import BodyFacts, Incoming, Prompt
 
 
 async def compress(

@@ -13,17 +13,6 @@ import secrets
 
 import orjson
 
-from gateway.domain import (
-    Binding,
-    BodyFacts,
-    Endpoint,
-    Incoming,
-    Lease,
-    LengthEstimate,
-    Principal,
-    Prompt,
-    WorkerAddress,
-)
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.policy.request.multipart import written
@@ -31,6 +20,11 @@ from gateway.policy.request.splice import Pieces, edits, with_usage
 from gateway.policy.response.header_lines import lines_of, pairs_of
 from gateway.policy.response.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
+from gateway.records.attempt import Binding, WorkerAddress
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 
 _RANKS = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 3}
 _JOINED_BYTES = 256 * 1024

@@ -6,12 +6,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.domain import OPEN, BodyFacts, Endpoint, LengthEstimate, Principal, RequestHead
 from gateway.errors import NotFound
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import category_from_header
 from gateway.policy.response.header_lines import pairs_of
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate
+from gateway.records.request import OPEN, BodyFacts, Principal, RequestHead
 
 LIGHT_BYTES: Final = 64 * 1024
 """A smaller body is read at once, whatever is in it."""

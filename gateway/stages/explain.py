@@ -8,21 +8,6 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from gateway.domain import (
-    DECISION_SCHEMA,
-    Attempt,
-    Binding,
-    BodyFacts,
-    DecisionRecord,
-    Incoming,
-    Lease,
-    LengthEstimate,
-    Outcome,
-    Plan,
-    Principal,
-    Prompt,
-    Usage,
-)
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
 from gateway.policy.admission.admission import DenialReason
 from gateway.policy.admission.charging import charge_tokens
@@ -33,6 +18,11 @@ from gateway.policy.pools.routing import can_serve
 from gateway.policy.response.overflow import engine_message
 from gateway.policy.scheduling.scheduler import Job
 from gateway.ports import Lines
+from gateway.records.attempt import Attempt, Binding, Outcome, Usage
+from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.telemetry import Metrics
 
 _DENIALS = frozenset(get_args(DenialReason))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.domain import RESPONSES, BodyFacts, Dialect, Endpoint, Outcome, Usage, WorkerAddress
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
 from gateway.policy.pools.retry import Fault
 from gateway.policy.response.answers import read_answer, response_id
@@ -28,6 +27,9 @@ from gateway.policy.response.overflow import (
 )
 from gateway.policy.response.sse import StreamMeter, choices_of
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
+from gateway.records.attempt import Outcome, Usage, WorkerAddress
+from gateway.records.endpoint import RESPONSES, Dialect, Endpoint
+from gateway.records.request import BodyFacts
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """An answer that is not a stream is held until it is whole; beyond this it is a fault."""

@@ -4,7 +4,6 @@ In observe mode the boundary is computed and reported, and the request goes to t
 loaded pool that can hold it, as it would behind a bare relay.
 """
 
-from gateway.domain import BodyFacts, Endpoint, Incoming, LengthEstimate, Plan, Principal
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.compression_rules import Band
@@ -13,6 +12,9 @@ from gateway.policy.pools.pool_affinity import mostly_new, stay
 from gateway.policy.pools.routing import can_serve, plan_pool
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Prefix
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.request import BodyFacts, Incoming, Principal
 
 _PARAMS = {"completions": "prompt", "embeddings": "input", "responses": "input"}
 

@@ -8,10 +8,10 @@ client itself will have given up (its read time-out). Each ends in a 429 with a 
 import asyncio
 from collections.abc import Callable
 
-from gateway.domain import Incoming
 from gateway.errors import RateLimited
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.scheduling.scheduler import Job, Scheduler
+from gateway.records.request import Incoming
 
 _RETRY_S = 2.0
 _LEAST_WAIT_S = 0.01

@@ -5,22 +5,15 @@ teaches at most the length of an answer. An answer that was cut (client left, st
 limit reached) is a lower bound of its length, never an observation of it.
 """
 
-from gateway.domain import (
-    Binding,
-    BodyFacts,
-    Endpoint,
-    Lease,
-    LengthEstimate,
-    Observation,
-    Outcome,
-    Principal,
-    Prompt,
-    Usage,
-)
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
+from gateway.records.attempt import Binding, Outcome, Usage
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate, Observation
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Principal, Prompt
 
 _CUT = frozenset({"length", "max_tokens", "incomplete"})
 

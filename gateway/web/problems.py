@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from fastapi import Response
 
-from gateway.domain import Dialect
 from gateway.errors import Refusal
+from gateway.records.endpoint import Dialect
 
 JSON = (b"content-type", b"application/json")
 

@@ -25,9 +25,9 @@ from gateway.adapters.records.request_log import Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.adapters.store.estimator_sync import Learning, open_state
 from gateway.adapters.upstream import HttpUpstream
-from gateway.domain import Principal
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.model_runtime import ServedModel
+from gateway.records.request import Principal
 from gateway.settings import Config
 from gateway.settings.boundaries import control_of
 from gateway.stages.authenticate import Keyring, authenticate

@@ -6,7 +6,6 @@ Part of the composition root. Each call makes states of its own.
 import importlib
 from functools import partial
 
-from gateway.domain import PhaseTimeouts
 from gateway.policy.bfio.rank_group import RankGroup
 from gateway.policy.entitlements.entitlement import PROFILES as PROFILES_OF_ADMISSION
 from gateway.policy.estimate.estimator import LengthEstimator
@@ -22,6 +21,7 @@ from gateway.policy.prefix.gossip import PrefixNews
 from gateway.policy.prefix.index import LEAST_ENTRIES, PrefixIndex
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
 from gateway.policy.scheduling.scheduler import Scheduler
+from gateway.records.attempt import PhaseTimeouts
 from gateway.settings import Config, ModelConfig
 from gateway.settings.boundaries import watch_of
 from gateway.settings.token_pools import slot_tokens_per_s

@@ -24,10 +24,10 @@ from gateway.adapters.store.directory import open_directory
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.adapters.store.upkeep import Keeper, ModelSpec
-from gateway.domain import DECISION_SCHEMA, PoolEvent
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import RecordSink
+from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
 from gateway.stages.authenticate import Keyring

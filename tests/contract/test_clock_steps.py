@@ -14,11 +14,12 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis import scripts
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask, Lease
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled

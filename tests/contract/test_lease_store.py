@@ -23,12 +23,13 @@ from hypothesis.stateful import (
 from bench.redis_server import RedisServer
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.domain import Lease, Usage
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import LeaseStore, Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Lease
 from tests.builders import LONG, SHORT, ask, routing, served_model
 from tests.fakes import FakeClock, FakeStore
 

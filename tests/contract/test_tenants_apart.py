@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask, Lease
 from tests.contract.test_token_pool_invariants import OPENERS, Opened, Opener, opener_on
 from tests.histories import histories
 from tests.token_pools import NOW_S, entitled

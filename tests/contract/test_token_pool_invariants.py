@@ -41,7 +41,6 @@ from bench.redis_server import RedisServer
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.admission.capacity import Capacity, survey
 from gateway.policy.admission.placement import overshoot
@@ -49,6 +48,8 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask, Lease
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.histories import histories

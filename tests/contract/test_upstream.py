@@ -19,9 +19,9 @@ import pytest
 
 from gateway.adapters import upstream as adapter
 from gateway.adapters.upstream import HttpUpstream
-from gateway.domain import PhaseTimeouts, WorkerAddress
 from gateway.errors import UpstreamFailure
 from gateway.ports import Upstream, UpstreamCall, UpstreamResponse
+from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 from sluice.children import free_ports
 from tests.builders import address
 

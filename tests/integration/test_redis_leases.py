@@ -23,13 +23,14 @@ from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.adapters.store.redis.link import Away
 from gateway.adapters.store.redis.scripts import Calls, Scripts, argument
 from gateway.adapters.store.redis.token_pools import FailMode
-from gateway.domain import Ask, Usage
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
 from gateway.policy.estimate.merge import Sums
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, EntitlementEntry, Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S

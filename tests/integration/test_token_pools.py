@@ -16,8 +16,8 @@ import pytest
 
 from bench.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
 from bench.redis_server import RedisServer
-from gateway.domain import DecisionRecord
 from gateway.policy.admission.replay import replay
+from gateway.records.decision import DecisionRecord
 
 CHAT = "/v1/chat/completions"
 

@@ -17,11 +17,12 @@ import gateway.pipeline.dispatcher
 import gateway.pipeline.pipeline
 import gateway.pipeline.settlement
 from bench.__main__ import BENCHES
-from gateway.domain import DECISION_SCHEMA, ENDPOINTS, DecisionRecord
 from gateway.policy.admission.admission import DenialReason
 from gateway.policy.pools.retry import FaultKind
 from gateway.policy.request.head import FORWARDED
 from gateway.policy.request.steering import STEERING_FIELDS
+from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
+from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse
 from gateway.telemetry import Metrics
 from gateway.web.metrics.page import MetricsPage

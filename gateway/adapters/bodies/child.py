@@ -15,10 +15,12 @@ from typing import Final
 import msgspec
 
 from gateway.adapters.compress.child import NICENESS, framed, received
-from gateway.domain import ENDPOINTS, BodyFacts, Endpoint, Record
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
 from gateway.policy.request.members import locate
+from gateway.records.endpoint import ENDPOINTS, Endpoint
+from gateway.records.record import Record
+from gateway.records.request import BodyFacts
 
 MOST_MEMORY_BYTES: Final = 4 << 30
 """Of address space: 32 MiB of empty lists are decoded to one of them."""

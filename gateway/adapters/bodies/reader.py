@@ -18,8 +18,9 @@ from gateway.adapters.bodies.child import BodyTask, ReadResult
 from gateway.adapters.bodies.fair_turns import FairTurns, TooManyWait
 from gateway.adapters.compress.child import Setup
 from gateway.adapters.compress.process import GIVE_BACK_MEMORY, WorkerGone, WorkerProcess
-from gateway.domain import BodyFacts, Endpoint
 from gateway.errors import BadRequest, RateLimited, Unavailable
+from gateway.records.endpoint import Endpoint
+from gateway.records.request import BodyFacts
 
 TIME_LIMIT_S: Final = 10.0
 """For one body."""

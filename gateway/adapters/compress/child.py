@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.domain import Record
 from gateway.ports import CompressTask
+from gateway.records.record import Record
 
 NICENESS: Final = 1
 """Below the event loop, and just so: a compression may wait a little, the streams of all others

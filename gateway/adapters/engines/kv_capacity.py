@@ -12,8 +12,8 @@ import re
 from typing import Final
 
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
-from gateway.domain import WorkerAddress
 from gateway.policy.model_runtime import ServedModel
+from gateway.records.attempt import WorkerAddress
 
 _METRIC: Final = "vllm:cache_config_info{"
 _LINE: Final = re.compile(rb"^%b[^\r\n]*" % _METRIC.encode(), re.MULTILINE)

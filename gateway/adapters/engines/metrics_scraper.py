@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
-from gateway.domain import WorkerAddress
 from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
 from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, record
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import Upstream
+from gateway.records.attempt import WorkerAddress
 
 MOST_PAGES_PER_S: Final = 128.0
 """Of all engines together, as long as readings do not grow stale for it."""

@@ -9,9 +9,10 @@ import asyncio
 from typing import Final
 
 from gateway.adapters.upstream import HttpUpstream
-from gateway.domain import PhaseTimeouts, Record, WorkerAddress
 from gateway.errors import UpstreamFailure
 from gateway.ports import Upstream, UpstreamCall
+from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.record import Record
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 """Of a page; a longer one tells nothing."""

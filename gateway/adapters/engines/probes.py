@@ -17,13 +17,13 @@ from typing import Final
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.pages import NOT_HAD, EnginePages, Page
 from gateway.adapters.loop_lag import LoopWatch
-from gateway.domain import WorkerAddress
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_metrics import read_page
 from gateway.policy.fleet.engine_models import EngineModel, adapters, not_served, read_models
 from gateway.policy.fleet.engine_telemetry import EngineSample
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import Upstream
+from gateway.records.attempt import WorkerAddress
 
 FIRST_AT_ONCE: Final = 128
 """Engines that are probed at a time before the first request is served."""

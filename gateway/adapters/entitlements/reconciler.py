@@ -35,12 +35,12 @@ from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
 from gateway.adapters.entitlements.index import File, Roster, merge
 from gateway.adapters.entitlements.known_directory import KnownDirectory, Raced
 from gateway.adapters.entitlements.outbox import StoreDues
-from gateway.domain import Principal
 from gateway.errors import StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.mean_rate import MeanRate
 from gateway.policy.entitlements.terms import ModelShape
 from gateway.ports import Directory, EntitlementEntry, Removal, TokenPools
+from gateway.records.request import Principal
 
 POLL_S: Final = 1.0
 ATTEMPTS: Final = 5

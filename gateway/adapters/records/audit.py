@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 KEPT: Final = 1_000
 

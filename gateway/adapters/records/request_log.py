@@ -19,8 +19,8 @@ import msgspec
 
 from gateway.adapters.records.appending import append
 from gateway.adapters.records.decision_ring import DecisionRing
-from gateway.domain import DecisionRecord
 from gateway.ports import RecordSink
+from gateway.records.decision import DecisionRecord
 from gateway.telemetry import Metrics
 
 FLUSH_S = 0.5

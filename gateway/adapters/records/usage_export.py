@@ -20,7 +20,8 @@ from typing import Final
 import msgspec
 
 from gateway.adapters.records.appending import append
-from gateway.domain import DecisionRecord, Record
+from gateway.records.decision import DecisionRecord
+from gateway.records.record import Record
 from gateway.telemetry import Metrics
 
 FLUSH_S: Final = 0.5

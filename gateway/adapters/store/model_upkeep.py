@@ -17,7 +17,6 @@ from typing import Protocol
 import msgspec
 
 from gateway.adapters.store.desired_replicas import Replicas
-from gateway.domain import Record
 from gateway.policy.admission.capacity import (
     Capacity,
     Standing,
@@ -31,6 +30,7 @@ from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.token_pool.terms import Terms
 from gateway.ports import TokenPools, Upkeep
+from gateway.records.record import Record
 
 _log = logging.getLogger("sluice.pools")
 

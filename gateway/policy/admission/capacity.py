@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, inf
 
-from gateway.domain import Record
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import UNLIMITED
+from gateway.records.record import Record
 
 SURVEY_SLICE = 1_000
 """Entitlements looked at between two pauses."""

@@ -4,8 +4,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.domain import LengthEstimate, Usage
 from gateway.policy.entitlements.entitlement import AdmissionProfile
+from gateway.records.attempt import Usage
+from gateway.records.estimate import LengthEstimate
 
 _MAX_RATIO: Final = 2.0
 """More tokens than the pool's window, as configured, are believed up to this many times the

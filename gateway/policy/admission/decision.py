@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 DenialReason = Literal[
     "entitlement_unknown",

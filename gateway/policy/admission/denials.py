@@ -6,10 +6,10 @@ cannot help is a 400; an expired or suspended entitlement 403; one without capac
 
 from math import ceil
 
-from gateway.domain import Limits
 from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.admission.retry_after import MOST_S, told_s
+from gateway.records.lease import Limits
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

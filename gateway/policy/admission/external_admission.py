@@ -4,11 +4,15 @@ from typing import Literal
 
 import msgspec
 
-from gateway.domain import BodyFacts, Lease, LengthEstimate, Measure, Principal, Record, Usage
 from gateway.errors import BadRequest
 from gateway.policy.admission.charging import believed, charge_tokens
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.refusals import invalid, missing
+from gateway.records.attempt import Usage
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.record import Record
+from gateway.records.request import BodyFacts, Measure, Principal
 
 Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
 """How a lease ended; expired: nobody reported in time; evicted: a protected request waited."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.domain import Record
 from gateway.policy.admission import admission, debt
 from gateway.policy.admission.admission import Denial, Request
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.record import Record
 
 
 class Replayed(Record, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ factor is floored because eq. 1 goes negative below d = -1/a_debt.
 
 from typing import Literal
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 ServiceClass = Literal["dedicated", "guaranteed", "elastic", "spot", "preemptible"]
 CLASSES: tuple[ServiceClass, ...] = ("dedicated", "guaranteed", "elastic", "spot", "preemptible")

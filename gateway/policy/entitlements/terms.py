@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from math import ceil, isfinite
 from typing import NoReturn, cast
 
-from gateway.domain import Record
 from gateway.policy.entitlements.entitlement import (
     BORROWING,
     CLASSES,
@@ -23,6 +22,7 @@ from gateway.policy.entitlements.entitlement import (
     ServiceClass,
     split_baseline,
 )
+from gateway.records.record import Record
 
 GIB = 1 << 30
 MOST = 1 << 53

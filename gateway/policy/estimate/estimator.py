@@ -16,14 +16,6 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 from math import ceil
 from typing import Any, Final
 
-from gateway.domain import (
-    BodyFacts,
-    Category,
-    Endpoint,
-    LengthEstimate,
-    Measure,
-    Observation,
-)
 from gateway.policy.estimate.merge import Part
 from gateway.policy.estimate.profile import DEFAULT, EstimatorProfile, OutputMode
 from gateway.policy.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS
@@ -36,6 +28,9 @@ from gateway.policy.estimate.tenant_figures import (
     TenantFigures,
 )
 from gateway.policy.request.counting import MEDIA_TOKENS
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate, Observation
+from gateway.records.request import BodyFacts, Category, Measure
 
 SMALL_PROMPT_TOKENS: Final = 128
 

@@ -30,7 +30,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 RATE_MEMORY_S: Final = 30.0
 """Time constant of a replica's rate, in seconds."""

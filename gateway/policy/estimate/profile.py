@@ -2,7 +2,8 @@
 
 from typing import Final, Literal
 
-from gateway.domain import CATEGORIES, Record
+from gateway.records.record import Record
+from gateway.records.request import CATEGORIES
 
 OutputMode = Literal["predicted", "cap"]
 

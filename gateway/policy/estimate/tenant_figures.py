@@ -2,7 +2,6 @@
 
 from typing import Any, Final, Literal
 
-from gateway.domain import CATEGORIES, ENDPOINTS
 from gateway.policy.estimate.by_tenant import ByTenant, median
 from gateway.policy.estimate.merge import Part
 from gateway.policy.estimate.profile import EstimatorProfile
@@ -10,6 +9,8 @@ from gateway.policy.estimate.quantile import OutputLengths
 from gateway.policy.estimate.ratio import Ratio
 from gateway.policy.estimate.template import TwoTermFit
 from gateway.policy.request.counting import MEDIA_TOKENS
+from gateway.records.endpoint import ENDPOINTS
+from gateway.records.request import CATEGORIES
 
 TemplateKind = Literal["chat", "tools", "plain", "pair"]
 

@@ -8,9 +8,9 @@ work, which includes what waits in the engine's queue.
 
 from collections.abc import Collection
 
-from gateway.domain import Binding
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
+from gateway.records.attempt import Binding
 
 COMPARED = 64
 """Of more workers than this, so many are compared, the next ones at the next request: which is

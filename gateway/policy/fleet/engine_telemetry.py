@@ -10,7 +10,7 @@ Rules:
 
 from typing import Final
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 STALE_S: Final = 5.0
 

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 SAMPLE_S: Final = 60.0
 """Time between two calls of `step`; a window is five samples."""

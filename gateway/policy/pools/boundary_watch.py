@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.domain import DecisionRecord
 from gateway.policy.estimate.length_drift import LengthDrift
 from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.records.decision import DecisionRecord
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt that ask for the next larger window."""

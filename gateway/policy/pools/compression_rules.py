@@ -1,6 +1,6 @@
 """Which prompts above a boundary may be compressed, and one that is to be."""
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 
 class CompressionRules(Record, frozen=True, kw_only=True):

@@ -10,9 +10,11 @@ Rules (FleetOpt, section 5):
 
 import msgspec
 
-from gateway.domain import BodyFacts, Endpoint, LengthEstimate, Plan
 from gateway.policy.pools.compression_rules import Band, CompressionRules
 from gateway.policy.pools.routing_table import Routing
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.request import BodyFacts
 
 ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
 CATEGORIES = frozenset({"prose", "other-script", "cjk", "mixed"})

@@ -17,9 +17,9 @@ Rules:
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.domain import LengthEstimate
 from gateway.policy.pools.routing import can_serve
 from gateway.policy.pools.routing_table import Routing
+from gateway.records.estimate import LengthEstimate
 
 MOST_CACHED_SHARE: Final = 0.3
 """From this share of a prompt expected in a cache it is not compressed: other bytes would miss."""

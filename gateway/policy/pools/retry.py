@@ -14,7 +14,7 @@
 
 from typing import Literal
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 FaultKind = Literal[
     "local",

@@ -14,9 +14,9 @@ Rules (token-budget paper, section 2.2; pipeline.md, "What is counted"):
 
 from functools import lru_cache
 
-from gateway.domain import LengthEstimate, Plan
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.pools.routing_table import Routing
+from gateway.records.estimate import LengthEstimate, Plan
 
 
 def can_serve(estimate: LengthEstimate, window_tokens: int) -> bool:

@@ -1,6 +1,6 @@
 """A model's routing table: its pools and their boundaries."""
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 
 class PoolShape(Record, frozen=True, kw_only=True):

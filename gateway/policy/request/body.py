@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from gateway.domain import BodyFacts, Endpoint, Measure
 from gateway.errors import BadRequest
 from gateway.policy.request import members, schema
 from gateway.policy.request.counting import MEDIA_TOKENS, Tally
@@ -22,6 +21,8 @@ from gateway.policy.request.multipart import read_form
 from gateway.policy.request.refusals import invalid, missing, undecodable
 from gateway.policy.request.steering import steering as steering_of
 from gateway.policy.request.unknown_text import known_only, unknown_bytes
+from gateway.records.endpoint import Endpoint
+from gateway.records.request import BodyFacts, Measure
 
 MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from gateway.domain import Category
+from gateway.records.request import Category
 
 SAMPLE_CHARS: Final = 1024
 WINDOWS: Final = 4

@@ -13,11 +13,11 @@ from typing import Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from gateway.domain import BodyFacts, FormPart, Measure
 from gateway.errors import BadRequest
 from gateway.policy.request.counting import MEDIA_TOKENS
 from gateway.policy.request.refusals import invalid
 from gateway.policy.request.steering import steering
+from gateway.records.request import BodyFacts, FormPart, Measure
 
 MAX_PARTS: Final = 128
 _MAX_MODEL_BYTES: Final = 256

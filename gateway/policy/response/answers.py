@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.domain import Usage
 from gateway.policy.response.sse import usage_from
+from gateway.records.attempt import Usage
 
 DECODED_BYTES: Final = 2 * 1024 * 1024
 """A larger answer is not decoded."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import orjson
 
-from gateway.domain import BodyFacts
+from gateway.records.request import BodyFacts
 
 _OVERFLOWS: Final = (
     # vLLM; SGLang's begins with "Requested"

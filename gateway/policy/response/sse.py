@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.domain import MESSAGES, RESPONSES, BodyFacts, Endpoint, Usage
+from gateway.records.attempt import Usage
+from gateway.records.endpoint import MESSAGES, RESPONSES, Endpoint
+from gateway.records.request import BodyFacts
 
 DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 8 * 1024 * 1024

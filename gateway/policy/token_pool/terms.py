@@ -1,7 +1,7 @@
 """What a model's token pool may give away, and by which rules."""
 
-from gateway.domain import Record
 from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
+from gateway.records.record import Record
 
 UNLIMITED = 1 << 53
 """Later than any entitlement was created: all are bound."""

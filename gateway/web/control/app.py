@@ -14,11 +14,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gateway.domain import MESSAGES, Dialect
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.head import read_head
+from gateway.records.endpoint import MESSAGES, Dialect
 from gateway.web.control.admin import admin_router
 from gateway.web.control.management_port import managed
 from gateway.web.control.surface import Control

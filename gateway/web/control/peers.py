@@ -12,10 +12,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from gateway.domain import Principal, Record
 from gateway.errors import BadRequest, NotFound, Refusal
 from gateway.policy.admission.external_admission import Report, Settled
 from gateway.policy.model_runtime import ServedModel
+from gateway.records.record import Record
+from gateway.records.request import Principal
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode

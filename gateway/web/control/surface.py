@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.domain import Principal
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import PoolView
+from gateway.records.request import Principal
 from gateway.web.control.peers import Answers, NoPeers, Peers
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage

@@ -12,7 +12,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from gateway.domain import Limits, Record
 from gateway.errors import TooLarge
 from gateway.policy.admission.denials import limit_lines
 from gateway.policy.admission.external_admission import Report, Wanted
@@ -20,6 +19,8 @@ from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.policy.request.head import MAX_REQUEST_ID, read_head
 from gateway.policy.request.refusals import undecodable
 from gateway.policy.response.header_lines import pairs_of
+from gateway.records.lease import Limits
+from gateway.records.record import Record
 from gateway.web.control.peers import NoPeers, Peers, settle_anywhere
 from gateway.web.control.surface import Authenticate
 from gateway.web.external_admission.service import AdmissionDesk

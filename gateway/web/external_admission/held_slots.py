@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from gateway.domain import Lease
 from gateway.errors import RateLimited, Unavailable
+from gateway.records.lease import Lease
 
 MAX_HELD = 10_000
 """Leases held at once; more are refused with 503."""

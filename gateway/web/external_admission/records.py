@@ -1,9 +1,11 @@
 """Decision records of requests that another proxy forwards."""
 
-from gateway.domain import DECISION_SCHEMA, DecisionRecord, LengthEstimate, Principal
 from gateway.errors import Refusal
 from gateway.policy.admission.external_admission import Ending, HeldLease, Settled, Wanted
 from gateway.policy.model_runtime import ServedModel
+from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
+from gateway.records.estimate import LengthEstimate
+from gateway.records.request import Principal
 
 _OUTCOMES: dict[Ending, tuple[str, int]] = {
     "ok": ("ok", 200),

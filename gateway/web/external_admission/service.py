@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 
-from gateway.domain import CHAT, DecisionRecord, Lease, LengthEstimate, Principal, Usage
 from gateway.errors import NotFound, Refusal, Unavailable
 from gateway.policy.admission.external_admission import (
     Admitted,
@@ -38,6 +37,12 @@ from gateway.policy.admission.external_admission import (
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.ports import LeaseStore, RecordSink, Settlement
+from gateway.records.attempt import Usage
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import Principal
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from gateway.domain import OPEN, ROUTES, Endpoint, Incoming, Principal, RequestHead
 from gateway.errors import (
     InternalError,
     MethodNotAllowed,
@@ -22,6 +21,8 @@ from gateway.errors import (
 )
 from gateway.policy.request.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
+from gateway.records.endpoint import ROUTES, Endpoint
+from gateway.records.request import OPEN, Incoming, Principal, RequestHead
 from gateway.web.http.asgi_reply import AsgiReply
 from gateway.web.http.body_bytes import BodyBytes, Share
 from gateway.web.http.wrong_keys import WrongKeys
@@ -65,7 +66,7 @@ class ClientGone(Exception):
 
 
 class DataPlane:
-    """ASGI application: endpoints of `gateway.domain.ROUTES`, all else to `control`."""
+    """ASGI application: endpoints of `gateway.records.endpoint.ROUTES`, all else to `control`."""
 
     def __init__(
         self,

@@ -11,10 +11,10 @@ turn of the loop, and first: a closed transport of uvloop's raises when it is wr
 import asyncio
 from typing import Protocol
 
-from gateway.domain import Endpoint
 from gateway.errors import Refusal
 from gateway.policy.response.header_lines import lines_of
 from gateway.ports import Lines
+from gateway.records.endpoint import Endpoint
 from gateway.web.http.body_bytes import Share
 from gateway.web.http.status import status_line
 from gateway.web.problems import error_body, error_event, error_headers

@@ -25,9 +25,10 @@ from typing import Any, Final, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.domain import ROUTES, Endpoint, RequestHead
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.request.head import read_head
+from gateway.records.endpoint import ROUTES, Endpoint
+from gateway.records.request import RequestHead
 from gateway.web.http.body_bytes import COUNTED_FROM_BYTES, BodyBytes
 from gateway.web.http.client_connection import ClientConnection
 from gateway.web.http.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large

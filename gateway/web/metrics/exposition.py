@@ -12,7 +12,7 @@ from math import isfinite, isnan
 from typing import Final, Literal
 
 from gateway.counts import Counter, Histogram
-from gateway.domain import Record
+from gateway.records.record import Record
 
 SLICE_BYTES: Final = 24 * 1024
 """Some 300 lines: below a millisecond."""

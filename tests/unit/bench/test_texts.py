@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from bench import texts
-from gateway.domain import COMPLETIONS
 from gateway.policy.request.body import read_body
+from gateway.records.endpoint import COMPLETIONS
 from simulator import tokenizer
 
 LENGTHS = (250, 1000, 4000)

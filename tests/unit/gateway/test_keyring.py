@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.domain import OPEN, Principal
 from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.request.head import digest_of
+from gateway.records.request import OPEN, Principal
 from gateway.stages import authenticate as stage
 from gateway.stages.authenticate import Keyring, authenticate
 

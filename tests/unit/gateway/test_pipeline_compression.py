@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
@@ -18,6 +17,8 @@ from gateway.policy.pools.compression_rules import CompressionRules
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import CompressResult
+from gateway.records.decision import DecisionRecord
+from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from tests.builders import SHORT, answer_body, chat_body, error_answer, incoming

@@ -9,13 +9,15 @@ import orjson
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import COMPLETIONS, COUNT_TOKENS, DecisionRecord, Incoming, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.response.sse import DONE
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import COMPLETIONS, COUNT_TOKENS
+from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from tests.builders import (

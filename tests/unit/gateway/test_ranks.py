@@ -7,13 +7,15 @@ import pytest
 
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.probes import Prober
-from gateway.domain import CHAT, TRANSCRIPTIONS, Binding, BodyFacts, Prompt
 from gateway.policy.bfio.rank_group import RankGroup
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.body import read_body
 from gateway.policy.response.header_lines import pairs_of
 from gateway.ports import UpstreamCall
+from gateway.records.attempt import Binding
+from gateway.records.endpoint import CHAT, TRANSCRIPTIONS
+from gateway.records.request import BodyFacts, Prompt
 from gateway.settings import Config, ConfigError, parse
 from gateway.stages.dispatch import upstream_call
 from gateway.wiring.models import served_model as model_of

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.domain import DECISION_SCHEMA, DecisionRecord
+from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from planner.errors import PlanError
 from planner.readers import parse_field_map, read_workload
 from planner.workload import Workload

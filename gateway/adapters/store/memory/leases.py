@@ -16,7 +16,6 @@ import msgspec
 
 from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, account_view
 from gateway.adapters.store.steady_clock import SteadyClock
-from gateway.domain import Ask, Lease
 from gateway.policy.admission import admission, eviction
 from gateway.policy.admission.admission import Denial, Grant, Request
 from gateway.policy.admission.charging import charge_tokens
@@ -25,6 +24,7 @@ from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
+from gateway.records.lease import Ask, Lease
 
 __all__ = ["MemoryLeases", "account_view", "lease_of"]
 

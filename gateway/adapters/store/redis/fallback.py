@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from gateway.adapters.store.redis.bucket_levels import take_back
 from gateway.adapters.store.redis.lease_codec import Kept
 from gateway.adapters.store.redis.local_share import entitlement_share, share_of, terms_share
-from gateway.domain import Ask, Lease
 from gateway.policy.admission import admission, debt, eviction
 from gateway.policy.admission.admission import Denial, Grant, Request
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.lease import Ask, Lease
 
 
 class Alone:

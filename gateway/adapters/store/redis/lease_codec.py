@@ -6,11 +6,11 @@ import msgspec
 
 from gateway.adapters.store.redis.scripts import argument
 from gateway.adapters.store.redis.wire import Op
-from gateway.domain import Ask, Lease
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.lease import Ask, Lease
 
 _decode = msgspec.msgpack.decode
 ALONE = "+"

@@ -20,12 +20,12 @@ from gateway.adapters.store.redis.scripts import Calls, Scripts
 from gateway.adapters.store.redis.token_pools import FailMode, Process
 from gateway.adapters.store.redis.wire import Wire
 from gateway.adapters.store.steady_clock import SteadyClock
-from gateway.domain import Ask, Lease
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import AccountView, PoolView, Settlement
+from gateway.records.lease import Ask, Lease
 
 EVICTED_EVERY_S: Final = 0.1
 """How often a process that holds evictable leases asks which must go."""

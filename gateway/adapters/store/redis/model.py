@@ -17,7 +17,6 @@ from gateway.adapters.store.redis.lease_codec import ALONE, Kept, admit_argument
 from gateway.adapters.store.redis.link import Away
 from gateway.adapters.store.redis.scripts import argument
 from gateway.adapters.store.redis.token_pools import Process, RedisPools
-from gateway.domain import Ask, Lease
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.admission.charging import charge_tokens
@@ -25,6 +24,7 @@ from gateway.policy.admission.denials import refusal_of
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
+from gateway.records.lease import Ask, Lease
 
 
 class RedisModel(RedisPools):

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.domain import Record
+from gateway.records.record import Record
 
 VERSION: Final = 4
 

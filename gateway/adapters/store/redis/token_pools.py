@@ -18,11 +18,11 @@ from gateway.adapters.store.redis.lease_codec import ALONE, Kept, book_of
 from gateway.adapters.store.redis.link import Away, Link
 from gateway.adapters.store.redis.scripts import argument
 from gateway.adapters.store.redis.wire import Lost
-from gateway.domain import Record
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, PoolView
+from gateway.records.record import Record
 
 FailMode = Literal["local_share", "closed"]
 SLICE = 100

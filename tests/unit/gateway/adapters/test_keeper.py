@@ -9,13 +9,13 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.upkeep import STEP_S, Keeper, ModelSpec
-from gateway.domain import Ask
 from gateway.policy.admission.capacity import SURVEY_SLICE, WorkerShare
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
+from gateway.records.lease import Ask
 from tests.around import Around
 from tests.builders import served_model
 from tests.fakes import FakeClock

@@ -10,11 +10,12 @@ import pytest
 
 from gateway.adapters.store.estimator_sync import Learning, NoState, open_state
 from gateway.adapters.store.sqlite.estimators import SqliteState
-from gateway.domain import Measure, Observation
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.breaker import MAX_PAUSE_S
 from gateway.ports import Heard
+from gateway.records.estimate import Observation
+from gateway.records.request import Measure
 from tests.fakes import FakeClock, FakeShared, FakeState
 
 M = "default:m"

@@ -1,9 +1,9 @@
 """What only the embedded ledger does; its contract is in tests/contract/test_lease_store.py."""
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import Usage
 from gateway.policy.fleet import fleet
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
 from tests.builders import LONG, SHORT, ask, served_model
 from tests.fakes import FakeClock
 

@@ -11,13 +11,14 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.memory.token_pools import SLICE
 from gateway.adapters.store.sqlite.lease_snapshot import collect
-from gateway.domain import Ask, Lease, Usage
 from gateway.errors import RateLimited
 from gateway.policy.admission.capacity import SURVEY_SLICE, Capacity, survey
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import Journal
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask, Lease
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled, pool

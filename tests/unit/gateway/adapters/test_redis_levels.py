@@ -5,11 +5,11 @@ import pytest
 from gateway.adapters.store.redis.bucket_levels import paid, seen, take_back, told
 from gateway.adapters.store.redis.lease_codec import Kept
 from gateway.adapters.store.redis.local_share import share_of
-from gateway.domain import Lease
 from gateway.policy.admission import admission
 from gateway.policy.admission.admission import Denial, Grant, Request
 from gateway.policy.token_pool.buckets import depth_tokens, surplus_level
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.lease import Lease
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 RATE = 10.0

@@ -13,13 +13,14 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite import lease_snapshot
 from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Grave, collect
 from gateway.adapters.store.sqlite.leases import FORGET_S, SqliteLeases
-from gateway.domain import Ask, Usage
 from gateway.policy.admission import admission
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import Journal
 from gateway.policy.token_pool.lease_record import Held
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled, granted, pool

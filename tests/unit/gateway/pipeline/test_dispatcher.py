@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import DecisionRecord, Incoming, Lease, Principal
 from gateway.errors import RateLimited
 from gateway.pipeline.dispatcher import wake
 from gateway.pipeline.pipeline import Pipeline
@@ -18,6 +17,9 @@ from gateway.policy.model_runtime import QueueRules, ServedModel
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.response.sse import DONE
 from gateway.policy.scheduling.scheduler import Job
+from gateway.records.decision import DecisionRecord
+from gateway.records.lease import Lease
+from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from tests.around import Around

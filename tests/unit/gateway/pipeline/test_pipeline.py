@@ -11,22 +11,6 @@ import orjson
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import (
-    CHAT,
-    COMPLETIONS,
-    COUNT_TOKENS,
-    EMBEDDINGS,
-    MESSAGES,
-    RESPONSES,
-    SPEECH,
-    TOKENIZE,
-    TRANSCRIPTIONS,
-    DecisionRecord,
-    Endpoint,
-    Incoming,
-    Principal,
-    Usage,
-)
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
@@ -37,6 +21,21 @@ from gateway.policy.request.head import read_head
 from gateway.policy.response.header_lines import pairs_of
 from gateway.policy.response.sse import DONE
 from gateway.ports import LeaseStore
+from gateway.records.attempt import Usage
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    SPEECH,
+    TOKENIZE,
+    TRANSCRIPTIONS,
+    Endpoint,
+)
+from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from gateway.telemetry import Metrics
 from tests.builders import (

@@ -10,12 +10,12 @@ import pytest
 
 from compressor.question import asking_units
 from compressor.segment import Spans
-from gateway.domain import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import classify, has_retrieval_headers, sample
 from gateway.policy.request.head import read_head
 from gateway.policy.response.sse import StreamMeter
+from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from tests.growth import assert_linear
 
 MOST_BYTES = 2**22

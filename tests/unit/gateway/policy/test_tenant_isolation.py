@@ -15,18 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import (
-    CHAT,
-    COMPLETIONS,
-    BodyFacts,
-    Category,
-    Endpoint,
-    LengthEstimate,
-    Measure,
-    Observation,
-)
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.merge import Ledger, Peer
+from gateway.records.endpoint import CHAT, COMPLETIONS, Endpoint
+from gateway.records.estimate import LengthEstimate, Observation
+from gateway.records.request import BodyFacts, Category, Measure
 
 HONEST = ("a", "b", "c", "d")
 APART = 0.05

@@ -3,7 +3,6 @@
 import orjson
 import pytest
 
-from gateway.domain import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from gateway.errors import (
     BadRequest,
     ContextLengthExceeded,
@@ -19,6 +18,7 @@ from gateway.errors import (
     UpstreamBroken,
     UpstreamTimeout,
 )
+from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from gateway.web.problems import error_body, error_event, error_headers
 
 

@@ -11,7 +11,7 @@ import httptools
 import orjson
 import pytest
 
-from gateway.domain import CHAT
+from gateway.records.endpoint import CHAT
 from gateway.web.http import protocol, wrong_keys
 from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import LARGE_BODY_BYTES

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from gateway.domain import CHAT, Incoming, Principal, RequestHead
 from gateway.ports import ClientReply
+from gateway.records.endpoint import CHAT
+from gateway.records.request import Incoming, Principal, RequestHead
 from gateway.web.http import protocol
 from gateway.web.http.data_plane import DataPlane, Receive, Scope, Send
 from gateway.web.http.known_head import KnownHead

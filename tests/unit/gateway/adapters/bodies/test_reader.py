@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from gateway.adapters.bodies.reader import BodyReader
-from gateway.domain import CHAT, COMPLETIONS, TRANSCRIPTIONS, BodyFacts, Endpoint
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
 from gateway.policy.request.members import locate
 from gateway.policy.request.splice import splice
+from gateway.records.endpoint import CHAT, COMPLETIONS, TRANSCRIPTIONS, Endpoint
+from gateway.records.request import BodyFacts
 from gateway.stages.estimate import HEAVY_BYTES, LIGHT_BYTES, is_heavy
 
 MESSAGE = b'{"role":"user","content":"x"}'

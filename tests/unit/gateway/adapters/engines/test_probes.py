@@ -12,11 +12,11 @@ import pytest
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import FIRST_AT_ONCE, Prober
 from gateway.adapters.upstream import HttpUpstream
-from gateway.domain import WorkerAddress
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import UpstreamCall, UpstreamResponse
+from gateway.records.attempt import WorkerAddress
 from tests.builders import address, routing, served_model
 from tests.fakes import HANG, FakeClock, FakeEngines, Script, failure, whole
 

@@ -14,12 +14,13 @@ from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.entitlements.registry import Registry
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import Ask, Principal
 from gateway.errors import BadRequest, Conflict, NotFound, Refusal, StateFailure, Unavailable
 from gateway.policy.request.head import digest_of
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import PoolView, Settlement
+from gateway.records.lease import Ask
+from gateway.records.request import Principal
 from gateway.stages.authenticate import Keyring
 from tests.builders import ask, served_model, short_and_long
 from tests.entitlement_fakes import MODELS, SHAPE, Desk, FlakyDirectory, from_file

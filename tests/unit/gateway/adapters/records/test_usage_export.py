@@ -11,7 +11,7 @@ import pytest
 
 from gateway.adapters.records import usage_export
 from gateway.adapters.records.usage_export import UsageExport, append_synced, usage_line
-from gateway.domain import DecisionRecord
+from gateway.records.decision import DecisionRecord
 from gateway.telemetry import Metrics
 from tests.builders import decision
 

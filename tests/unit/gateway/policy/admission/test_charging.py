@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Usage
 from gateway.policy.admission.charging import believed, beyond_window, charge_tokens
 from gateway.policy.entitlements.entitlement import PROFILES
+from gateway.records.attempt import Usage
 from tests.builders import length_estimate
 
 PAPER, DEFAULT = PROFILES["paper"], PROFILES["default"]

@@ -6,21 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import (
-    CATEGORIES,
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
-    BodyFacts,
-    Category,
-    Endpoint,
-    LengthEstimate,
-    Measure,
-    Observation,
-)
 from gateway.policy.estimate.estimator import LengthEstimator, template_kind
 from gateway.policy.estimate.profile import PAPER, PROFILES
 from gateway.policy.request.body import read_body
+from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint
+from gateway.records.estimate import LengthEstimate, Observation
+from gateway.records.request import CATEGORIES, BodyFacts, Category, Measure
 
 TRUE: dict[Category, float] = {
     "prose": 4.48,

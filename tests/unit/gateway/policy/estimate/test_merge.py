@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import Measure, Observation
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.merge import RATE_MEMORY_S, Ledger, Peer, Sums, merged
 from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.estimate.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
+from gateway.records.estimate import Observation
+from gateway.records.request import Measure
 
 finite = st.floats(0, 1, allow_subnormal=False)
 sums = st.builds(

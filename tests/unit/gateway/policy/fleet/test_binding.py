@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Binding
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import CANDIDATES_KEPT, COMPARED, bind_least_loaded
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.scheduling.baselines import LeastLoaded
 from gateway.policy.scheduling.scheduler import Job
+from gateway.records.attempt import Binding
 from sluice.build import compiled
 
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from gateway.domain import Attempt, DecisionRecord
 from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
+from gateway.records.attempt import Attempt
+from gateway.records.decision import DecisionRecord
 from tests.builders import decision, short_and_long
 
 

@@ -9,10 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import CHAT, COMPLETIONS, ENDPOINTS, MESSAGES, RESPONSES, SCORE, Endpoint
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
 from gateway.policy.request.members import MAX_MEMBERS
+from gateway.records.endpoint import (
+    CHAT,
+    COMPLETIONS,
+    ENDPOINTS,
+    MESSAGES,
+    RESPONSES,
+    SCORE,
+    Endpoint,
+)
 
 USER = [{"role": "user", "content": "hello"}]
 

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from gateway.domain import CATEGORIES, CHAT
 from gateway.policy.estimate import quantile
 from gateway.policy.request import body, counting, splice
 from gateway.policy.request.body import read_body
@@ -21,6 +20,8 @@ from gateway.policy.request.category import (
     has_retrieval_headers,
     sample,
 )
+from gateway.records.endpoint import CHAT
+from gateway.records.request import CATEGORIES
 
 ENGLISH = (
     "The committee met on Tuesday to discuss the proposal, which (as several members noted) had "

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import (
+from gateway.errors import BadRequest
+from gateway.policy.request.body import read_body
+from gateway.policy.request.media import dimensions
+from gateway.records.endpoint import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
@@ -19,11 +22,8 @@ from gateway.domain import (
     SCORE,
     TOKENIZE,
     Endpoint,
-    Measure,
 )
-from gateway.errors import BadRequest
-from gateway.policy.request.body import read_body
-from gateway.policy.request.media import dimensions
+from gateway.records.request import Measure
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 TOOLS_BYTES = len(json.dumps(TOOLS, separators=(",", ":")))

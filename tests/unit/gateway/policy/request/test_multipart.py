@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from python_multipart.multipart import File, FormParser
 
-from gateway.domain import BodyFacts
 from gateway.errors import BadRequest
 from gateway.policy.request.multipart import MAX_PARTS, read_form, written
+from gateway.records.request import BodyFacts
 from tests.growth import assert_linear
 
 KIND = b"multipart/form-data; boundary=b"

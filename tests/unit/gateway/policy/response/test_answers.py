@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.domain import Usage
 from gateway.policy.response.answers import DECODED_BYTES, SEARCHED_BYTES, read_answer, response_id
 from gateway.policy.response.overflow import engine_message, has_error_shape, in_band_status
+from gateway.records.attempt import Usage
 from tests.builders import event
 
 USAGE = b'"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"x":1}}'

@@ -3,7 +3,6 @@
 import orjson
 import pytest
 
-from gateway.domain import BodyFacts, Measure
 from gateway.policy.response.overflow import (
     is_busy,
     most_prompt_tokens,
@@ -11,6 +10,7 @@ from gateway.policy.response.overflow import (
     overflow_window_of_event,
     refuses_priority,
 )
+from gateway.records.request import BodyFacts, Measure
 from tests.builders import OVERFLOWS, chunk, error_answer, event
 
 LONG_TOKENS = 60_000

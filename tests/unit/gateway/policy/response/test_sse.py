@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint, Usage
 from gateway.policy.response.sse import DONE, StreamMeter, streams_usage_chunk, usage_from
+from gateway.records.attempt import Usage
+from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint
 from tests.builders import chunk, event, usage_chunk, usage_object
 from tests.growth import assert_linear
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.domain import Principal
 from gateway.errors import BadRequest, NotFound
 from gateway.policy.admission.external_admission import Report, Settled
+from gateway.records.request import Principal
 from gateway.web.control import peers as module
 from gateway.web.control.peers import (
     NoPeers,

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.domain import Ask, Principal
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.lease import Ask
+from gateway.records.request import Principal
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.telemetry import Metrics
 from gateway.web.control.app import control_app

@@ -8,10 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.domain import CHAT, MESSAGES, Incoming, Principal
 from gateway.errors import UpstreamBroken
 from gateway.policy.request.head import read_head
 from gateway.ports import ClientReply
+from gateway.records.endpoint import CHAT, MESSAGES
+from gateway.records.request import Incoming, Principal
 from gateway.web.http.data_plane import DISCONNECT_HOOK, DataPlane, Message, Receive, Scope, Send
 
 JSON = [(b"content-type", b"application/json")]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from gateway.domain import CHAT
 from gateway.errors import Unavailable
+from gateway.records.endpoint import CHAT
 from gateway.web.http.direct_reply import DirectReply
 
 

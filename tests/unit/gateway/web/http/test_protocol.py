@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from gateway.domain import CHAT
 from gateway.policy.request.head import digest_of
+from gateway.records.endpoint import CHAT
 from gateway.web.http import client_connection
 from gateway.web.http.protocol import GatewayProtocol
 from tests.plane import MAX_HEAD, SOON_S, Connection, Gateway, request, until

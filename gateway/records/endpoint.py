@@ -1,0 +1,63 @@
+"""The data plane's routes."""
+
+from enum import StrEnum
+
+from gateway.records.record import Record
+
+
+class Dialect(StrEnum):
+    """Whose error and stream shape an endpoint speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+class Endpoint(Record, frozen=True, kw_only=True):
+    """One data-plane route.
+
+    `generates` is false where no output tokens are counted, `computes` where not even the prompt
+    is read by the model: such a request is charged no tokens. `multipart` where the body is a
+    form with a file.
+    """
+
+    name: str
+    path: str
+    dialect: Dialect = Dialect.OPENAI
+    generates: bool = True
+    computes: bool = True
+    multipart: bool = False
+
+
+CHAT = Endpoint(name="chat", path="/v1/chat/completions")
+COMPLETIONS = Endpoint(name="completions", path="/v1/completions")
+EMBEDDINGS = Endpoint(name="embeddings", path="/v1/embeddings", generates=False)
+RESPONSES = Endpoint(name="responses", path="/v1/responses")
+MESSAGES = Endpoint(name="messages", path="/v1/messages", dialect=Dialect.ANTHROPIC)
+COUNT_TOKENS = Endpoint(
+    name="count_tokens",
+    path="/v1/messages/count_tokens",
+    dialect=Dialect.ANTHROPIC,
+    generates=False,
+    computes=False,
+)
+TOKENIZE = Endpoint(name="tokenize", path="/tokenize", generates=False, computes=False)
+RERANK = Endpoint(name="rerank", path="/v1/rerank", generates=False)
+SCORE = Endpoint(name="score", path="/v1/score", generates=False)
+SPEECH = Endpoint(name="speech", path="/v1/audio/speech", generates=False)
+TRANSCRIPTIONS = Endpoint(
+    name="transcriptions", path="/v1/audio/transcriptions", generates=False, multipart=True
+)
+TRANSLATIONS = Endpoint(
+    name="translations", path="/v1/audio/translations", generates=False, multipart=True
+)
+ENDPOINTS: dict[str, Endpoint] = {
+    e.path: e
+    for e in (
+        *(CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE),
+        *(RERANK, SCORE, SPEECH, TRANSCRIPTIONS, TRANSLATIONS),
+    )
+}
+ROUTES: dict[str, Endpoint] = {
+    path: e for e in ENDPOINTS.values() for path in (e.path.removeprefix("/v1"), e.path)
+}
+"""Paths as clients may write them: some have a base URL without /v1."""
