@@ -12,6 +12,7 @@ from hashlib import sha256
 from bench.overhead_scheduling import scheduling_rows
 from bench.report import Row, at_most
 from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.request.head import read_head
 from gateway.policy.response.sse import StreamMeter
@@ -32,7 +33,6 @@ from gateway.stages import (
     plan,
     settle,
 )
-from gateway.telemetry import Metrics
 from gateway.wiring.models import served_model
 
 _TIMES = 2000

@@ -24,13 +24,13 @@ from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.upkeep import Keeper, ModelSpec
+from gateway.metrics import Metrics
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.terms import ModelShape
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
 from gateway.stages import authenticate
-from gateway.telemetry import Metrics
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolFigures
 
 WORKERS: Final = 64

@@ -15,6 +15,7 @@ from bench.scale_measure import Cpu, clock_ns, finished, spent_us
 from bench.scale_request import Request, record_of
 from bench.scale_traffic import SLOTS, Conversations, Size, book, entitlements, fleet_of, key_of
 from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.metrics import Metrics
 from gateway.policy.fleet import fleet
 from gateway.policy.request.head import read_head
 from gateway.policy.scheduling.scheduler import Job
@@ -22,7 +23,6 @@ from gateway.records.attempt import Outcome, Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.request import Incoming, Principal, RequestHead
 from gateway.stages import admit, authenticate, bind, dispatch, estimate, explain, plan, settle
-from gateway.telemetry import Metrics
 
 RATE_EACH: Final = 8.0
 """Requests a second at each worker."""

@@ -8,11 +8,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
 from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
 from gateway.records.record import Record
-from gateway.telemetry import Metrics
 
 _log = logging.getLogger("sluice.boundary")
 

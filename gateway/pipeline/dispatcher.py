@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.metrics import Metrics
 from gateway.pipeline import prefix_entry
 from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.walk import Walk, found, too_early
@@ -36,7 +37,6 @@ from gateway.stages import explain as stage_explain
 from gateway.stages import forward as stage_forward
 from gateway.stages import plan as stage_plan
 from gateway.stages import queue as stage_queue
-from gateway.telemetry import Metrics
 
 
 class Exchange:

@@ -16,6 +16,7 @@ from types import coroutine
 import msgspec
 
 from gateway.errors import RateLimited, Refusal
+from gateway.metrics import Metrics
 from gateway.pipeline.dispatcher import Exchange, answer_lines
 from gateway.pipeline.settlement import TOGETHER_S, Settling
 from gateway.pipeline.walk import Walk, found
@@ -32,7 +33,6 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import compress as stage_compress
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
-from gateway.telemetry import Metrics
 
 
 class Pipeline:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.metrics import Metrics
 from gateway.pipeline.walk import Walk
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
@@ -25,7 +26,6 @@ from gateway.records.lease import Lease
 from gateway.records.request import Incoming
 from gateway.stages import explain as stage_explain
 from gateway.stages import settle as stage_settle
-from gateway.telemetry import Metrics
 
 TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""

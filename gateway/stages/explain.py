@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
+from gateway.metrics import Metrics
 from gateway.policy.admission.admission import DenialReason
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import limit_lines
@@ -23,7 +24,6 @@ from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
-from gateway.telemetry import Metrics
 
 _DENIALS = frozenset(get_args(DenialReason))
 

@@ -24,6 +24,7 @@ from gateway.adapters.store.directory import open_directory
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.adapters.store.upkeep import Keeper, ModelSpec
+from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import RecordSink
@@ -31,7 +32,6 @@ from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
 from gateway.stages.authenticate import Keyring
-from gateway.telemetry import Metrics
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolFigures, StoreCounts
 
 if TYPE_CHECKING:

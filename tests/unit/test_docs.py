@@ -17,6 +17,7 @@ import gateway.pipeline.dispatcher
 import gateway.pipeline.pipeline
 import gateway.pipeline.settlement
 from bench.__main__ import BENCHES
+from gateway.metrics import Metrics
 from gateway.policy.admission.admission import DenialReason
 from gateway.policy.pools.retry import FaultKind
 from gateway.policy.request.head import FORWARDED
@@ -24,7 +25,6 @@ from gateway.policy.request.steering import STEERING_FIELDS
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse
-from gateway.telemetry import Metrics
 from gateway.web.metrics.page import MetricsPage
 from simulator import tokenizer
 from simulator.mock_server.faults import KINDS

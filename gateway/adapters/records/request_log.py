@@ -19,9 +19,9 @@ import msgspec
 
 from gateway.adapters.records.appending import append
 from gateway.adapters.records.decision_ring import DecisionRing
+from gateway.metrics import Metrics
 from gateway.ports import RecordSink
 from gateway.records.decision import DecisionRecord
-from gateway.telemetry import Metrics
 
 FLUSH_S = 0.5
 MAX_PENDING = 50_000

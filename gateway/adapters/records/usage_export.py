@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 
 from gateway.adapters.records.appending import append
+from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Record
-from gateway.telemetry import Metrics
 
 FLUSH_S: Final = 0.5
 MAX_PENDING: Final = 100_000

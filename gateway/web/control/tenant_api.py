@@ -9,13 +9,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape, fields_from
 from gateway.policy.request.head import read_head
 from gateway.ports import AccountView
 from gateway.records.record import Record
 from gateway.records.request import Principal
-from gateway.telemetry import Metrics
 from gateway.web.control.peers import NoPeers, Peers, all_refusals
 from gateway.web.control.surface import Authenticate
 from gateway.web.problems import json_response

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 
 from gateway.errors import NotFound, Refusal, Unavailable
+from gateway.metrics import Metrics
 from gateway.policy.admission.external_admission import (
     Admitted,
     Ending,
@@ -48,7 +49,6 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import explain as stage_explain
 from gateway.stages import plan as stage_plan
-from gateway.telemetry import Metrics
 from gateway.web.external_admission.held_slots import Places
 from gateway.web.external_admission.records import refused_record, settled_record
 

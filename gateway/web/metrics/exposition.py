@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, isnan
 from typing import Final, Literal
 
-from gateway.counts import Counter, Histogram
+from gateway.metrics import Counter, Histogram
 from gateway.records.record import Record
 
 SLICE_BYTES: Final = 24 * 1024
@@ -39,7 +39,7 @@ class Family(Record, frozen=True, kw_only=True):
 
 
 class Buckets(Record, frozen=True, kw_only=True):
-    """A histogram as `gateway.telemetry` keeps it."""
+    """A histogram as `gateway.metrics` keeps it."""
 
     name: str
     help: str

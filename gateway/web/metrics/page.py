@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from gateway.counts import Counter
+from gateway.metrics import Counter, Metrics
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ServedModel
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record
-from gateway.telemetry import Metrics
 from gateway.web.metrics.exposition import (
     Buckets,
     Family,

@@ -16,9 +16,8 @@ import pytest
 import typer.main
 import yaml
 
-from gateway.counts import Histogram
+from gateway.metrics import Histogram, Metrics
 from gateway.settings import load
-from gateway.telemetry import Metrics
 from simulator.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
 from sluice.cli import app, register

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import RateLimited
+from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
@@ -20,7 +21,6 @@ from gateway.ports import CompressResult
 from gateway.records.decision import DecisionRecord
 from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
-from gateway.telemetry import Metrics
 from tests.builders import SHORT, answer_body, chat_body, error_answer, incoming
 from tests.builders import served_model as model
 from tests.fakes import (

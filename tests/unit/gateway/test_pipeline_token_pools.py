@@ -10,6 +10,7 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import RateLimited
+from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.response.sse import DONE
@@ -19,7 +20,6 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import COMPLETIONS, COUNT_TOKENS
 from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
-from gateway.telemetry import Metrics
 from tests.builders import (
     answer_body,
     chat_body,

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from gateway.adapters.boundary_controller import BoundaryChore, EngineTotals
+from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.records.attempt import Attempt
-from gateway.telemetry import Metrics
 from tests.builders import decision, served_model
 
 

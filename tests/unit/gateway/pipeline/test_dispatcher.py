@@ -10,6 +10,7 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import RateLimited
+from gateway.metrics import Metrics
 from gateway.pipeline.dispatcher import wake
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
@@ -21,7 +22,6 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
-from gateway.telemetry import Metrics
 from tests.around import Around
 from tests.builders import SHORT, answer_body, chat_body, chunk, incoming, served_model, usage_chunk
 from tests.fakes import (

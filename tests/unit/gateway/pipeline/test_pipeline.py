@@ -12,6 +12,7 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import EngineRefusal, RateLimited
+from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
@@ -37,7 +38,6 @@ from gateway.records.endpoint import (
 )
 from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
-from gateway.telemetry import Metrics
 from tests.builders import (
     LONG,
     OVERFLOWS,

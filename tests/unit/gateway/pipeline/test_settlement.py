@@ -6,6 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from gateway.metrics import Metrics
 from gateway.pipeline.settlement import TOGETHER_S, Settling
 from gateway.pipeline.walk import Walk
 from gateway.policy.request.body import read_body
@@ -14,7 +15,6 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.lease import Lease
 from gateway.records.request import OPEN, Prompt
-from gateway.telemetry import Metrics
 from tests.builders import chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink
 

@@ -8,8 +8,8 @@ import pytest
 from gateway.adapters.records import request_log
 from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.request_log import Records, RequestLog
+from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
-from gateway.telemetry import Metrics
 from tests.builders import decision
 from tests.fakes import ListSink
 

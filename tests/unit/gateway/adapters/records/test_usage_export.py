@@ -11,8 +11,8 @@ import pytest
 
 from gateway.adapters.records import usage_export
 from gateway.adapters.records.usage_export import UsageExport, append_synced, usage_line
+from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
-from gateway.telemetry import Metrics
 from tests.builders import decision
 
 

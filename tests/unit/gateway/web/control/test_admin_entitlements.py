@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from gateway.errors import StateFailure
+from gateway.metrics import Metrics
 from gateway.policy.request.head import digest_of
 from gateway.stages.authenticate import authenticate
-from gateway.telemetry import Metrics
 from gateway.web.control.admin_entitlements import MAX_BODY_BYTES
 from gateway.web.control.app import control_app
 from gateway.web.control.surface import Control

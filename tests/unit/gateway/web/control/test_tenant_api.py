@@ -9,13 +9,13 @@ from fastapi import FastAPI
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import Unauthorized
+from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape
 from gateway.policy.request.head import digest_of
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.request import Principal
-from gateway.telemetry import Metrics
 from gateway.web.control.tenant_api import TenantView, tenant_router
 from tests.builders import ask, served_model
 from tests.fakes import FakeClock

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms
@@ -15,7 +16,6 @@ from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask
 from gateway.records.request import Principal
 from gateway.stages.authenticate import Keyring, authenticate
-from gateway.telemetry import Metrics
 from gateway.web.control.app import control_app
 from gateway.web.control.surface import Control
 from gateway.web.external_admission import held_slots, service

@@ -9,9 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as LibraryCounter
 
-from gateway.counts import Counter
-from gateway.counts import Histogram as OwnHistogram
-from gateway.telemetry import Metrics
+from gateway.metrics import Counter, Metrics
+from gateway.metrics import Histogram as OwnHistogram
 from gateway.web.metrics import exposition
 from gateway.web.metrics.exposition import (
     SLICE_BYTES,

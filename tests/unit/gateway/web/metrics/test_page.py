@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from gateway.metrics import Metrics
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.ports import AccountView, PoolView
-from gateway.telemetry import Metrics
 from gateway.web.metrics.page import MetricsPage, PoolFigures, StoreCounts
 from tests.builders import served_model
 
