@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from bench.report import Report, show
+from bench.common.report import Report, show
 from sluice.build import compiled
 
 BENCHES = {
@@ -40,6 +40,22 @@ BENCHES = {
 }
 
 
+MODULES = {
+    "quartz-knees": "quartz_loads.knees",
+    "gateway-accuracy": "gateway.accuracy",
+    "gateway-output": "gateway.output",
+    "gateway-faults": "gateway.faults",
+    "attacks": "attacks",
+    "redis-outage": "replicas.redis_outage",
+    "plan-serve-replay": "fleetopt.plan_serve_replay",
+    "compressor-load": "compressor.load",
+    "bfio-live": "bfio.live",
+    "token-pools-live": "token_pools.live",
+    "token-pools-replicas": "replicas.run",
+}
+"""Where a bench is that is not `run` in a folder of its name."""
+
+
 def main(
     name: Annotated[str, typer.Argument(help="One of: " + ", ".join(BENCHES))],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -54,7 +70,7 @@ def main(
         for known, text in BENCHES.items():
             console.print(f"  [bold]{known}[/]  {text}")
         raise typer.Exit(2)
-    module = importlib.import_module("bench." + name.replace("-", "_"))
+    module = importlib.import_module("bench." + MODULES.get(name, name.replace("-", "_") + ".run"))
     given = {"plot": plot, "data": data, "profile": profile}
     wanted = inspect.signature(module.run).parameters
     report: Report = module.run(**{k: v for k, v in given.items() if k in wanted})

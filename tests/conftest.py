@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bench.redis_server import RedisServer, redis_program
+from bench.common.redis_server import RedisServer, redis_program
 
 # As Hypothesis itself does where CI is set: how long an example takes says nothing of the code
 # on a machine that does other things, too.

@@ -10,7 +10,7 @@ import os
 from bench.attacks.attacker import Outcomes, attack
 from bench.attacks.cases import FAMILIES, stream_of_cases
 from bench.attacks.target import Target, Watch
-from bench.report import Report, Row, at_most, equals
+from bench.common.report import Report, Row, at_most, equals
 
 CASES = 200_000
 _WARM_UP = 10_000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
-from bench.everything import MODEL
+from bench.common.everything_on import MODEL
 
 _TEXT: Final = "A gateway decides who may enter, what fits, and which worker serves it. "
 

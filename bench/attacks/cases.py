@@ -13,7 +13,7 @@ from typing import Final
 from bench.attacks.bodies import HONEST, honest, hostile
 from bench.attacks.case import Case, Step
 from bench.attacks.forms import PATHS, form
-from bench.everything import KEY
+from bench.common.everything_on import KEY
 
 _CHAT: Final = "/v1/chat/completions"
 _JSON: Final = b"application/json"

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Final
 
-from bench.everything import MODEL
+from bench.common.everything_on import MODEL
 
 PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _DISPOSITIONS: Final = (

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Self
 
-from bench.everything import everything, serve_command
-from bench.fleet import read_metrics
-from bench.overhead_tools import build_tools, rss_kib, start_engines
+from bench.common.everything_on import everything, serve_command
+from bench.common.fleet import read_metrics
+from bench.common.tools import build_tools, rss_kib, start_engines
 from sluice.children import Children, free_ports
 
 _TICK_US: Final = 500

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.redis_server import RedisServer
+from bench.common.redis_server import RedisServer
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis import scripts
 from gateway.adapters.store.redis.leases import RedisLeases

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.redis_server import RedisServer
+from bench.common.redis_server import RedisServer
 from gateway.adapters.store.directory import MemoryDirectory, open_directory
 from gateway.adapters.store.sqlite.directory import TOMBSTONE_S, SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState, open_file

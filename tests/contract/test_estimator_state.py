@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from bench.redis_server import RedisServer
+from bench.common.redis_server import RedisServer
 from gateway.adapters.store.estimator_sync import NoState, open_state
 from gateway.adapters.store.redis import estimators as redis_adapter
 from gateway.adapters.store.redis.estimators import RedisState, key_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from bench.redis_nodes import RedisCluster
-from bench.redis_server import RedisServer
+from bench.common.redis_nodes import RedisCluster
+from bench.common.redis_server import RedisServer
 from gateway.adapters.replicas.calls import Address
 from gateway.adapters.store.redis import board as redis_board
 from gateway.adapters.store.redis.board import KIND, MOST_BYTES, SILENT_S, RedisBoard, Seed

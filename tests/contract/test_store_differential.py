@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from bench.redis_server import RedisServer
+from bench.common.redis_server import RedisServer
 from gateway.adapters.store.redis.lease_codec import book_of, decision, moved
 from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument
 from gateway.policy.admission import admission, debt, eviction

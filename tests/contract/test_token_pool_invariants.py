@@ -37,7 +37,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.redis_server import RedisServer
+from bench.common.redis_server import RedisServer
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases

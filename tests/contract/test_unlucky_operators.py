@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.redis_server import RedisServer
+from bench.common.redis_server import RedisServer
 from gateway.adapters.store.directory import open_directory
 from gateway.errors import Refusal
 from gateway.policy.request.head import digest_of

@@ -6,7 +6,7 @@ from hashlib import sha256
 import openai
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 
 KEY = "sk-test-e2e"
 

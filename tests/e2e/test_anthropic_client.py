@@ -6,7 +6,7 @@ import anthropic
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 from tests.e2e.conftest import KEY
 
 

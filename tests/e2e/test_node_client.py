@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 from tests.e2e.conftest import KEY
 
 FOLDER = Path(__file__).parent / "node"

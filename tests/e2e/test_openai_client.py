@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 from simulator.tokenizer import count
 from tests.e2e.conftest import KEY
 

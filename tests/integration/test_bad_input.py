@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]

@@ -7,7 +7,7 @@ import httpx
 import orjson
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 from simulator.tokenizer import count
 
 FACT = "The vault of the harbour museum opens with the code seven-four-two."

@@ -16,8 +16,8 @@ import orjson
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from bench.fleet import MODEL, Fleet
-from bench.texts import document
+from bench.common.fleet import MODEL, Fleet
+from bench.common.texts import document
 
 KEY = "sk-reader"
 QUESTION = "What do these pages say about reading files line by line?"

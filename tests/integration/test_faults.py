@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
-from bench.gateway_faults import CHAT, cancel_rows, fault_rows
-from bench.report import Row
+from bench.common.fleet import MODEL, Fleet
+from bench.common.report import Row
+from bench.gateway.faults import CHAT, cancel_rows, fault_rows
 
 
 def failures(rows: list[Row]) -> list[str]:

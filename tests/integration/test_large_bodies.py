@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 
 pytestmark = pytest.mark.alone
 

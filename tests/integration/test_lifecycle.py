@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet, consecutive_ports
-from bench.redis_server import RedisServer
+from bench.common.fleet import MODEL, Fleet, consecutive_ports
+from bench.common.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from bench.fleet import ADMIN_KEY, Replica
+from bench.common.fleet import ADMIN_KEY, Replica
 from sluice.children import Children, free_ports
 from tests.builders import OVERFLOWS, answer_body, chunk, error_answer, event, usage_chunk
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 
 KEY: Final = "sk-test"
 WAIT_S: Final = 10.0

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 from simulator.tokenizer import count
 from sluice.children import Children, free_ports
 

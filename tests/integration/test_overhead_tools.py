@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.overhead_tools import Load, bodies, build_tools, spent, start_engines
+from bench.common.tools import Load, bodies, build_tools, spent, start_engines
 from gateway.policy.fleet.engine_metrics import missing, read_page
 from sluice.children import Children
 

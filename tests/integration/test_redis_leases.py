@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from redis.crc import key_slot
 
-from bench.redis_nodes import RedisCluster, SentinelledRedis
-from bench.redis_server import RedisServer, redis_program
+from bench.common.redis_nodes import RedisCluster, SentinelledRedis
+from bench.common.redis_server import RedisServer, redis_program
 from gateway.adapters.store.directory import open_directory
 from gateway.adapters.store.estimator_sync import open_state
 from gateway.adapters.store.memory.leases import MemoryLeases

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.fleet import MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
 
 KEY = "sk-replay"
 

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet import ADMIN_KEY, MODEL, Fleet, consecutive_ports
-from bench.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, consecutive_ports
+from bench.common.redis_server import RedisServer
 from sluice.children import ChildDied
 
 pytestmark = pytest.mark.redis

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
-from bench.quartz_live import ENGINE
-from bench.quartz_live_load import text, write_profile
+from bench.common.fleet import MODEL, Fleet
+from bench.quartz_live.load import text, write_profile
+from bench.quartz_live.run import ENGINE
 
 CHAT = "/v1/chat/completions"
 

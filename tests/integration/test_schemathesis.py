@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.fleet import Fleet
+from bench.common.fleet import Fleet
 from gateway.web.control.openapi import openapi_document
 
 EXAMPLES = 40

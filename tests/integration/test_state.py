@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet import MODEL, Fleet
-from bench.redis_outage import TEXT, outage
-from bench.redis_server import RedisServer
+from bench.common.fleet import MODEL, Fleet
+from bench.common.redis_server import RedisServer
+from bench.replicas.redis_outage import TEXT, outage
 
 ROOT = Path(__file__).parents[2]
 LEARNED = ("categories", "templates", "media", "expected_output_tokens")

@@ -14,8 +14,8 @@ import httpx
 import openai
 import pytest
 
-from bench.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
-from bench.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
+from bench.common.redis_server import RedisServer
 from gateway.policy.admission.replay import replay
 from gateway.records.decision import DecisionRecord
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.raw_client import RawClient
-from bench.replicas_bodies import request
-from bench.replicas_books import exported
-from bench.replicas_load import Sent, most_at_once
+from bench.common.raw_client import RawClient
+from bench.replicas.bodies import request
+from bench.replicas.books import exported
+from bench.replicas.load import Sent, most_at_once
 
 
 def sent(begin_s: float, end_s: float, status: int = 200) -> Sent:

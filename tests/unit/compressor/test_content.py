@@ -25,7 +25,7 @@ def test_documentation_with_examples_may_be_compressed(topic: str) -> None:
     assert reason(topics[topic]) is None
 
 
-@pytest.mark.parametrize("path", ["bench/native/engine.c", "compressor/segment.py"])
+@pytest.mark.parametrize("path", ["bench/common/native/engine.c", "compressor/segment.py"])
 def test_sources_may_not(path: str) -> None:
     assert reason((ROOT / path).read_text(encoding="utf-8")) == "code"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.fleetopt_columns import GAMMAS, fleet_sizes
+from bench.fleetopt.columns import GAMMAS, fleet_sizes
 from planner.distribution import Cdf
 from planner.errors import PlanError
 from planner.goals import Goals, check_goals

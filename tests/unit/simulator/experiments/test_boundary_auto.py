@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.fleetopt_boundary import SCENARIO, WITHIN_S
+from bench.fleetopt.boundary import SCENARIO, WITHIN_S
 from simulator.experiments.boundary_auto import Steered, run
 from simulator.fleet import FleetSpec, PoolSpec, simulate
 from simulator.steering import Seen

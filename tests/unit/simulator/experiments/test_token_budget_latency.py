@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from bench.pool_routing_model import AZURE
+from bench.pool_routing.model import AZURE
 from simulator.experiments.token_budget_latency import BOUNDARY_TOKENS, Latency, latencies, pool
 
 

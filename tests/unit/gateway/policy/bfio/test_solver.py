@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.bfio_exact import (
+from bench.bfio.exact import (
     Floats,
     least_objective,
     small_instance,

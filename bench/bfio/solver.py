@@ -1,0 +1,113 @@
+"""The solver by itself: how near the best it comes, and what processor time it takes."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from bench.bfio.exact import least_objective, small_instance, tight_instance
+from bench.common.report import Row, at_most
+from gateway.policy.bfio.load_forecast import LoadHistogram
+from gateway.policy.bfio.lookahead import still_alive, survival_of
+from gateway.policy.bfio.solver import assign, fcfs, objective
+from gateway.policy.bfio.solver_state import Floats
+
+INSTANCES: Final = 50
+_WORKERS: Final = 64
+_WAITING: Final = 128
+_TIMED: Final = 150
+_BEST_OF: Final = 3
+_MEDIAN_MS: Final = 0.6
+_P95_MS: Final = 1.2
+_GAP: Final = 0.1
+Make = Callable[[int, int], tuple[Floats, list[int], list[float]]]
+Instance = tuple[Floats, list[int], list[float], list[float]]
+
+
+def rows() -> list[Row]:
+    """Gap to the exact optimum; milliseconds; the look-ahead's matrix product."""
+    return [*_gaps(), *_timing(), _histogram()]
+
+
+def _gaps() -> list[Row]:
+    found = []
+    for horizon in (0, 4):
+        both = [_against(small_instance(seed, horizon)) for seed in range(INSTANCES)]
+        ours, best, plain = np.array(both).T
+        at = f"solver, {INSTANCES} small instances, H={horizon}"
+        gap = float((ours / best - 1).mean())
+        found.append(at_most(f"{at}: mean gap to exact", gap, _GAP))
+        found.append(at_most(f"{at}: worse than FIFO", int((ours > plain + 1e-6).sum()), 0))
+        both = [_against(tight_instance(seed, horizon)) for seed in range(INSTANCES)]
+        ours, best, _ = np.array(both).T
+        gap = float(ours.sum() / best.sum() - 1)
+        metric = f"{at}, optimum near 0: gap of the sums"
+        found.append(at_most(metric, gap, _GAP))
+    return found
+
+
+def _against(given: tuple[Floats, list[int], list[float]]) -> tuple[float, float, float]:
+    load, cap, sizes = given
+    pairs = assign(load, cap, sizes, [0.0] * len(sizes), maxage=None)
+    plain = list(enumerate(fcfs(cap, len(sizes))))
+    return (
+        objective(load, sizes, pairs),
+        least_objective(load, cap, sizes),
+        objective(load, sizes, plain),
+    )
+
+
+def _timing() -> list[Row]:
+    found = []
+    for horizon in (0, 20):
+        for slots in (1, 8, 32, 64):
+            taken = []
+            random = np.random.default_rng([horizon, slots])
+            for _ in range(_TIMED):
+                given = instance(random, slots, horizon)
+                taken.append(min(_milliseconds(given) for _ in range(_BEST_OF)))
+            at = f"solver, G={_WORKERS}, R={_WAITING}, U={slots}, H={horizon}"
+            median, p95 = np.quantile(taken, (0.5, 0.95))
+            asked = slots <= 32
+            for name, value, limit in (("median", median, _MEDIAN_MS), ("p95", p95, _P95_MS)):
+                metric = f"{at}: {name}, ms of processor"
+                row = at_most(metric, float(value), limit)
+                found.append(row if asked else Row(metric=metric, measured=float(value)))
+    return found
+
+
+def instance(random: np.random.Generator, slots: int, horizon: int) -> Instance:
+    """A large group in mid-run: loads 5 % uneven, some of each worker's requests leaving."""
+    leaving = 1 - random.uniform(0, 0.008, (_WORKERS, horizon))
+    now = random.normal(80_000, 4000, (_WORKERS, 1))
+    load = now * np.cumprod(np.concatenate((np.ones((_WORKERS, 1)), leaving), axis=1), axis=1)
+    cap = np.bincount(random.integers(0, _WORKERS, slots), minlength=_WORKERS).tolist()
+    sizes = np.clip(np.rint(random.lognormal(6.3, 0.95, _WAITING)), 1, 16_000).tolist()
+    return load, cap, sizes, [float(w) for w in range(_WAITING, 0, -1)]
+
+
+def _milliseconds(given: Instance) -> float:
+    load, cap, sizes, waits = given
+    start = time.process_time()
+    assign(load, cap, sizes, waits, maxage=500.0)
+    return 1000 * (time.process_time() - start)
+
+
+def _histogram() -> Row:
+    """The look-ahead for 64 workers of 72 requests, from the histogram."""
+    random = np.random.default_rng(0)
+    held = LoadHistogram(_WORKERS)
+    for worker in range(_WORKERS):
+        for age in random.geometric(1 / 250, 72).tolist():
+            held.add(worker, 0, 870.0 + age, age)
+    alive = still_alive([survival_of(0.996 ** np.arange(4096, dtype=np.float64))], 20)
+    taken = []
+    for _ in range(_TIMED):
+        start = time.process_time()
+        held.ahead(alive)
+        taken.append(1000 * (time.process_time() - start))
+    return Row(
+        metric=f"look-ahead from the histogram, G={_WORKERS}, H=20: median, ms of processor",
+        measured=float(np.median(taken)),
+    )

@@ -1,0 +1,88 @@
+"""What Theorem 2 says of scale, and Definition 2's kinds of drift, in simulation."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from bench.bfio.runs import Advance, burst
+from bench.bfio.table import between
+from bench.common.report import Row, at_least, at_most
+from simulator.barrier_group import simulate_group
+from simulator.barrier_policies import BfIo, Fcfs
+from simulator.barrier_records import BarrierSpec
+from simulator.barrier_summary import summarise
+from simulator.barrier_work import DRIFTS, of_theorem
+
+LONGEST_PROMPT: Final = 1000
+WORKERS: Final = 16
+SLOTS: Final = (9, 18, 36, 72, 144, 288)
+OTHER_WORKERS: Final = (4, 8, 32)
+_SLOPE_TO: Final = 144
+_STEPS_SKIPPED: Final = 400
+_ROUNDS: Final = 14
+_SEED: Final = 0
+RUNS: Final = len(SLOTS) + len(OTHER_WORKERS) + len(DRIFTS)
+
+
+def rows(advance: Advance) -> list[Row]:
+    """Checks (a) FCFS's constant, (b) BF-IO's bound, (c) how their ratio grows; then drifts."""
+    found = []
+    ratios = []
+    for workers, slots in [(WORKERS, b) for b in SLOTS] + [(g, 72) for g in OTHER_WORKERS]:
+        plain, ours = imbalances(workers, slots)
+        advance()
+        at = f"Theorem 2, G={workers}, B={slots}"
+        scale = workers * np.sqrt(slots * np.log(workers))
+        if workers == WORKERS:
+            ratios.append(plain / ours)
+            metric = f"{at}: FCFS over G sqrt(B ln G)"
+            found.append(between(metric, float(plain / scale), 270, 370))
+        share = ours / ((workers - 1) * LONGEST_PROMPT)
+        metric = f"{at}: BF-IO over (G - 1) s_max"
+        found.append(at_most(metric, share, 1.0, note=f"FCFS over BF-IO: {plain / ours:.2f}"))
+    return [*found, *_growth(ratios), *_drifts(advance)]
+
+
+def imbalances(workers: int, slots: int) -> tuple[float, float]:
+    """FCFS's and BF-IO's (H = 0) mean imbalance on the theorem's workload, in tokens."""
+    reveal = max(128, workers * slots // 25)
+    group = BarrierSpec(workers=workers, slots=slots, reveal=reveal)
+    random = np.random.default_rng(_SEED)
+    work = of_theorem(_ROUNDS * workers * slots, random, longest=LONGEST_PROMPT)
+    plain, ours = (
+        summarise(simulate_group(group, work, policy), _STEPS_SKIPPED).imbalance
+        for policy in (Fcfs(), BfIo())
+    )
+    return plain, ours
+
+
+def _growth(ratios: Sequence[float]) -> list[Row]:
+    few = [i for i, slots in enumerate(SLOTS) if slots <= _SLOPE_TO]
+    x, y = np.log([SLOTS[i] for i in few]), np.log([ratios[i] for i in few])
+    slope = float(np.polyfit(x, y, 1)[0])
+    listed = " ".join(f"{ratio:.1f}" for ratio in ratios)
+    return [
+        between(f"Theorem 2: log-log slope of the ratio in B, to B={_SLOPE_TO}", slope, 0.5, 0.8),
+        at_least(
+            f"Theorem 2: least rise of the ratio from one B to the next, G={WORKERS}",
+            float(np.diff(ratios).min()),
+            0.0,
+            note=f"ratios {listed} at B = {', '.join(map(str, SLOTS))}",
+        ),
+    ]
+
+
+def _drifts(advance: Advance) -> list[Row]:
+    found = []
+    for name, drift in DRIFTS.items():
+        group = BarrierSpec(drift=drift)
+        plain, ours = (
+            summarise(simulate_group(group, burst(_SEED), policy)) for policy in (Fcfs(), BfIo())
+        )
+        advance()
+        gain = 100 * (ours.throughput / plain.throughput - 1)
+        metric = f"Theorem 3, {name}: FCFS's imbalance over BF-IO's"
+        note = f"throughput {gain:+.1f} %"
+        found.append(at_least(metric, plain.imbalance / ours.imbalance, 2.0, note))
+    return found

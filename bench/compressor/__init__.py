@@ -1,0 +1,1 @@
+"""What survives compression, what it costs, whether it fits."""

@@ -1,0 +1,229 @@
+"""What compressing costs on one gateway under load, 11 % of the requests in the band.
+
+Asked: gateway time p99 of uncompressed requests at most 1 ms above a control, and at most .6 ms
+on average over all requests. Three gateways get the same requests, round by round:
+
+- the one under test compresses;
+- the control has its borderline prompts compressed by an equal worker process that this bench
+  runs, at the same niceness, as often and of the same bodies; the result is discarded, and
+  what was compressed beforehand is sent. So the processors' time that compressing takes is
+  spent in both, and only what a gateway's requests wait for it counts;
+- the third is sent the same compressed prompts, and nobody compresses: what a machine without
+  a spare core pays altogether. No target; it is stricter than the control.
+"""
+
+import asyncio
+import random
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.common.fleet import MODEL, Fleet
+from bench.common.report import Report, Row, at_most
+from bench.common.texts import document
+from compressor import Compressed, compress
+from gateway.adapters.compress.workers import CompressWorkers
+from gateway.ports import CompressTask
+from gateway.records.record import Record
+
+ROUNDS = 5
+REQUESTS = 300
+RATE_PER_S = 40.0
+BORDERLINE = 0.11
+CHAT = "/v1/chat/completions"
+OUTPUT_TOKENS = 64
+BUDGET_TOKENS = 8192 - OUTPUT_TOKENS
+BYTES_PER_TOKEN = 4.4
+
+
+class Prompts(Record, frozen=True):
+    """Bodies: short ones; borderline ones; the latter as the gateway would make them."""
+
+    plain: tuple[bytes, ...]
+    band: tuple[bytes, ...]
+    shorter: tuple[bytes, ...]
+
+
+class Side:
+    """A gateway, and what is done with its borderline requests."""
+
+    def __init__(self, fleet: Fleet, *, compresses: bool, worker: bool) -> None:
+        self.fleet = fleet
+        self.compresses = compresses
+        """The gateway; else it is sent what was compressed beforehand."""
+        self.worker = worker
+        """Whether a process of this bench compresses, for nothing."""
+        self.rounds: list[list[dict[str, Any]]] = []
+
+    def of(self, figure: str) -> list[float]:
+        """`p99` of the uncompressed requests' time or the `mean` of all, ms, by round."""
+        return [(_p99_plain if figure == "p99" else _mean_all)(found) for found in self.rounds]
+
+
+def run() -> Report:
+    """Interleaved rounds; medians of the differences within rounds."""
+    prompts = _prompts()
+    enabled = {"compression": {"enabled": True}}
+    with (
+        Fleet(short=1, long=1, model=enabled) as tested,
+        Fleet(short=1, long=1) as control,
+        Fleet(short=1, long=1) as idle,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        sides = (
+            Side(tested, compresses=True, worker=False),
+            Side(control, compresses=False, worker=True),
+            Side(idle, compresses=False, worker=False),
+        )
+        task = progress.add_task("rounds", total=ROUNDS + 1)
+        for number in range(ROUNDS + 1):
+            for side in sides:
+                found = asyncio.run(_round(side, prompts, number))
+                if number:  # the first round warms all up
+                    side.rounds.append(found)
+            progress.advance(task)
+    return Report(name="compressor-load", rows=_rows(*sides))
+
+
+def _rows(tested: Side, control: Side, idle: Side) -> list[Row]:
+    ours = [record for found in tested.rounds for record in found]
+    times_ms = sorted(r["compress_ms"] for r in ours if r["compress_ms"] is not None)
+    failed = sum(
+        r["status"] != 200 for side in (tested, control, idle) for one in side.rounds for r in one
+    )
+    p99_ms, mean_ms = _above(tested, control, "p99"), _above(tested, control, "mean")
+    strict_p99_ms, strict_mean_ms = _above(tested, idle, "p99"), _above(tested, idle, "mean")
+    return [
+        Row(
+            metric="compressed, of all requests",
+            measured=sum(r["compressed"] != "none" for r in ours) / len(ours),
+        ),
+        at_most("failed", failed, 0),
+        at_most(
+            "p99 of uncompressed requests, ms above the control",
+            statistics.median(p99_ms),
+            1.0,
+            _spread(p99_ms),
+        ),
+        at_most(
+            "mean over all requests, ms above the control",
+            statistics.median(mean_ms),
+            0.6,
+            _spread(mean_ms),
+        ),
+        Row(
+            metric="p99 of uncompressed requests, ms above a gateway without any compression",
+            measured=statistics.median(strict_p99_ms),
+            note=_spread(strict_p99_ms),
+        ),
+        Row(
+            metric="mean over all requests, ms above that",
+            measured=statistics.median(strict_mean_ms),
+            note=_spread(strict_mean_ms),
+        ),
+        Row(
+            metric="a compressed request waits for its text, ms, median",
+            measured=statistics.median(times_ms),
+            note=f"p90 {times_ms[len(times_ms) * 9 // 10]:.2f}, best {times_ms[0]:.2f}",
+        ),
+    ]
+
+
+def _prompts() -> Prompts:
+    rng = random.Random(7)
+    plain = [_body(document("prose", 900, rng).text) for _ in range(40)]
+    band: list[bytes] = []
+    shorter: list[bytes] = []
+    while len(band) < 12:
+        text = document("prose", 9_300, rng).text
+        text += "\n\nWhat does this say about reading files?"
+        found = compress([{"role": "user", "content": text}], BUDGET_TOKENS, BYTES_PER_TOKEN)
+        if isinstance(found, Compressed):
+            band.append(_body(text))
+            shorter.append(orjson.dumps({**_fields(), "messages": found.body}))
+    return Prompts(tuple(plain), tuple(band), tuple(shorter))
+
+
+def _body(text: str) -> bytes:
+    return orjson.dumps({**_fields(), "messages": [{"role": "user", "content": text}]})
+
+
+def _fields() -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": OUTPUT_TOKENS, "mock_output_tokens": 2}
+
+
+async def _round(side: Side, prompts: Prompts, seed: int) -> list[dict[str, Any]]:
+    """Requests at a fixed rate; what the gateway recorded of each."""
+    runner = CompressWorkers(1) if side.worker else None
+    if runner is not None:
+        await runner.start()
+    try:
+        return await _requests(side, prompts, random.Random(seed), runner)
+    finally:
+        if runner is not None:
+            await runner.close()
+
+
+async def _requests(
+    side: Side, prompts: Prompts, chance: random.Random, runner: CompressWorkers | None
+) -> list[dict[str, Any]]:
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(timeout=60, trust_env=False, limits=limits) as client:
+
+        async def ask(number: int) -> dict[str, Any]:
+            borderline = chance.random() < BORDERLINE
+            which = chance.randrange(len(prompts.band) if borderline else len(prompts.plain))
+            body = prompts.plain[which]
+            await asyncio.sleep(number / RATE_PER_S)
+            if borderline:
+                body = prompts.band[which]
+                if runner is not None:
+                    await runner.compress(_task(body))
+                if not side.compresses:
+                    body = prompts.shorter[which]
+            answer = await client.post(
+                side.fleet.url + CHAT, content=body, headers={"content-type": "application/json"}
+            )
+            record = side.fleet.decision(answer.headers["x-request-id"])
+            return {
+                "borderline": borderline,
+                "status": answer.status_code,
+                "compressed": record.get("compressed", "none"),
+                "compress_ms": record.get("compress_ms"),
+                "overhead_ms": record["overhead_ms"],
+            }
+
+        return list(await asyncio.gather(*(ask(n) for n in range(REQUESTS))))
+
+
+def _task(body: bytes) -> CompressTask:
+    return CompressTask(
+        endpoint="chat",
+        body=body,
+        budget_tokens=BUDGET_TOKENS,
+        bytes_per_token=BYTES_PER_TOKEN,
+        category="prose",
+    )
+
+
+def _above(one: Side, other: Side, figure: str) -> list[float]:
+    """By round."""
+    return [a - b for a, b in zip(one.of(figure), other.of(figure), strict=True)]
+
+
+def _p99_plain(records: Sequence[dict[str, Any]]) -> float:
+    times = sorted(r["overhead_ms"] for r in records if not r["borderline"])
+    return float(times[int(len(times) * 0.99)])
+
+
+def _mean_all(records: Sequence[dict[str, Any]]) -> float:
+    return statistics.fmean(r["overhead_ms"] for r in records)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return "rounds: " + " ".join(f"{v:.2f}" for v in sorted(values))

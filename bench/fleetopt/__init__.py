@@ -1,0 +1,1 @@
+"""FleetOpt's tables, and plans put to the test."""

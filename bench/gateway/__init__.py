@@ -1,0 +1,1 @@
+"""A gateway before mock engines: estimates, real lengths, faults."""

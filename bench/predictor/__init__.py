@@ -1,0 +1,1 @@
+"""The QUARTZ paper's Table 6: predicted prefills under shifts."""

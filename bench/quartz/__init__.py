@@ -1,0 +1,1 @@
+"""The QUARTZ paper's tables and scenes, in virtual time."""

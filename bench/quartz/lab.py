@@ -1,0 +1,213 @@
+"""Runs of bench quartz: a policy on a workload with a seed, and the figures of each."""
+
+import gc
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from bench.quartz.gossip import Gossip
+from bench.quartz.peers import CacheAware, TokenFair, Uncalibrated
+from bench.quartz.workloads import workloads
+from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.prefix.index import PrefixIndex
+from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
+from gateway.policy.schedulers import make_scheduler
+from predictor.online import PrefillPredictor
+from simulator.engine import EngineProfile
+from simulator.experiments.prefix_oracle import UnboundedPrefixes
+from simulator.experiments.scheduling import WORKER, Demand, Gateway, Served, Trouble, serve
+from sluice.children import die_with_parent
+
+WORKERS: Final = 4
+SETTLED: Final = 1000
+"""Requests after which coverage is counted."""
+
+
+def _but(**changes: Any) -> QuartzProfile:
+    return msgspec.structs.replace(DEFAULT, **changes)
+
+
+# Name -> scheduler and its profile.
+POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
+    "FIFO-LL": ("least-loaded", DEFAULT),
+    "Locality-aware": ("sticky", DEFAULT),
+    "cache-aware": ("cache-aware", DEFAULT),
+    "TokenFair": ("token-fair", DEFAULT),
+    "PointPred": ("quartz", _but(quantile=False)),
+    "QUARTZ": ("quartz", DEFAULT),
+    "Routing-only": ("quartz", _but(order="arrival")),
+    "Queueing-only": ("quartz", _but(route="least-loaded")),
+    "No Calibration": ("quartz", DEFAULT),
+    "No Fairness": ("quartz", _but(fairness_s_per_kilotoken=0.0)),
+    "No Locality Feature": ("quartz", _but(locality=False)),
+    "QUARTZ, endless index": ("quartz", DEFAULT),
+}
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one run."""
+
+    p95_s: float
+    p99_s: float
+    violations: float
+    """Share of requests with a TTFT above their SLO."""
+    max_wait_s: float
+    hit: float
+    """Cached share of all prompt tokens."""
+    coverage: float
+    """Of the prefills after SETTLED requests; NaN where nothing is predicted."""
+    jain: float
+    """Of the clients' mean ideal over actual TTFT."""
+    long_slowdown: float
+    """Mean TTFT of long requests over the same alone on a cold worker."""
+    tokens_per_s: float
+    lost: int
+
+
+def make(policy: str, workers: int = WORKERS) -> Gateway:
+    """A fresh gateway with this policy, which has learned nothing."""
+    pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), WORKER.max_num_seqs)
+    name, profile = POLICIES[policy]
+    kind = Uncalibrated if policy == "No Calibration" else PrefillPredictor
+    predictor = kind(workers=workers)
+    if name == "cache-aware":
+        return Gateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
+    if name == "token-fair":
+        return Gateway(pool, TokenFair(pool), PrefixIndex(workers))
+    scheduler = make_scheduler(name, pool, profile=profile, predictor=predictor)
+    endless = policy == "QUARTZ, endless index"
+    prefixes = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
+    return Gateway(pool, scheduler, prefixes, predictor)
+
+
+def run(
+    demands: Sequence[Demand],
+    gateways: Sequence[Gateway],
+    *,
+    seed: int = 0,
+    profiles: Sequence[EngineProfile] | None = None,
+    troubles: Sequence[Trouble] = (),
+    tell_prefixes: bool = True,
+) -> Served:
+    """`serve` on the bench's workers, without the garbage collector: there are no cycles.
+
+    Several gateways exchange notes; `tell_prefixes`: also of which prompts they sent where.
+    """
+    several = len(gateways) > 1
+    gossip = Gossip(gateways, seed, prefixes=tell_prefixes) if several else None
+    gc.disable()
+    try:
+        return serve(
+            demands,
+            gateways,
+            profiles=profiles or [WORKER] * WORKERS,
+            troubles=troubles,
+            seed=seed,
+            gossip=gossip,
+        )
+    finally:
+        gc.enable()
+
+
+def ideal_s(prompt_tokens: np.ndarray) -> np.ndarray:
+    """TTFT of a prompt alone on a worker with nothing cached."""
+    steps = np.ceil(prompt_tokens / WORKER.max_num_batched_tokens)
+    alone: np.ndarray = steps * WORKER.w_s + prompt_tokens * WORKER.prefill_s_per_token
+    return alone
+
+
+def figures(demands: Sequence[Demand], served: Served) -> Figures:
+    """What is reported of a run."""
+    ttft_s = served.ttft_s
+    slo_s = np.array([d.slo_s for d in demands])
+    prompts = np.array([d.prompt_tokens for d in demands])
+    outputs = sum(d.output_tokens for d in demands)
+    clients = np.array([d.client for d in demands])
+    speed = ideal_s(prompts) / ttft_s
+    mean = np.array([speed[clients == c].mean() for c in np.unique(clients)])
+    long = slo_s > slo_s.min()
+    within = served.within[SETTLED:]
+    span_s = np.nanmax(served.end_s) - demands[0].arrival_s
+    return Figures(
+        p95_s=float(np.quantile(ttft_s, 0.95)),
+        p99_s=float(np.quantile(ttft_s, 0.99)),
+        violations=float((ttft_s > slo_s).mean()),
+        max_wait_s=float(served.wait_s.max()),
+        hit=float(served.cached_tokens.sum() / prompts.sum()),
+        coverage=float(np.nanmean(within)) if np.isfinite(within).any() else math.nan,
+        jain=float(mean.sum() ** 2 / (len(mean) * (mean**2).sum())),
+        long_slowdown=float((1 / speed[long]).mean()) if long.any() else math.nan,
+        tokens_per_s=float((prompts.sum() + outputs) / span_s),
+        lost=served.lost,
+    )
+
+
+Task = tuple[str, int, tuple[str, ...], Path | None]
+"""Workload, seed, policies, traces."""
+Results = dict[tuple[str, str], list[Figures]]
+"""(workload, policy) -> one entry a seed, in order."""
+
+
+def run_task(task: Task) -> tuple[Task, list[Figures]]:
+    """All policies of a task, on the same requests."""
+    workload, seed, policies, data = task
+    demands = workloads(data)[workload](seed)
+    found = [figures(demands, run(demands, [make(p)], seed=seed)) for p in policies]
+    return task, found
+
+
+def processes() -> ProcessPoolExecutor:
+    """A fresh process for each core."""
+    return ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=die_with_parent
+    )
+
+
+def run_all(tasks: Iterable[Task], done: Callable[[], None]) -> Results:
+    """All tasks, a process a core; `done` is called for each."""
+    results: Results = {}
+    found: dict[Task, list[Figures]] = {}
+    listed = list(tasks)
+    with processes() as pool:
+        for task, values in pool.map(run_task, listed):
+            found[task] = values
+            done()
+    for task in listed:
+        for policy, value in zip(task[2], found[task], strict=True):
+            results.setdefault((task[0], policy), []).append(value)
+    return results
+
+
+def mean_of(results: Results, workload: str, policy: str, field: str) -> float:
+    """A figure's mean over the seeds."""
+    return float(np.mean([getattr(f, field) for f in results[workload, policy]]))
+
+
+def paired(
+    results: Results, workload: str, policy: str, other: str, field: str
+) -> tuple[float, float, float]:
+    """Mean of the paired difference policy - other, and its 95 % interval (Student's t)."""
+    a = np.array([getattr(f, field) for f in results[workload, policy]])
+    b = np.array([getattr(f, field) for f in results[workload, other]])
+    return float((a - b).mean()), *interval(a - b)
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of paired differences (Student's t); unbounded for one."""
+    n = len(differences)
+    if n < 2:
+        return -math.inf, math.inf
+    # Two-sided .975 quantiles of t for n - 1 degrees of freedom, n = 2 ... 12.
+    t = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)[
+        min(n, 12) - 2
+    ]
+    half = t * float(differences.std(ddof=1)) / math.sqrt(n)
+    middle = float(differences.mean())
+    return middle - half, middle + half

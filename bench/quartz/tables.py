@@ -1,0 +1,192 @@
+"""Rows of bench quartz beside the paper's tables, and the targets on Mixed and Mixed Bursty.
+
+Published figures: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Serving",
+Tables 4 to 8, 14B model: four RTX 6000, measured. Ours: four engine models, simulated. So the
+figures do not compare, their directions do.
+"""
+
+from typing import Final
+
+from bench.common.report import Row
+from bench.quartz.lab import Results, mean_of, paired
+
+# P95 ms, P99 ms, violations %, tokens/s.
+_TABLE_4: Final[dict[str, tuple[float, float, float, float]]] = {
+    "FIFO-LL": (2861, 4547, 26.4, 61_742),
+    "PointPred": (2418, 3698, 19.7, 62_118),
+    "QUARTZ": (2137, 3216, 15.8, 62_463),
+}
+# P99 ms, violations %, Jain.
+_TABLE_5: Final[dict[str, tuple[float, float, float]]] = {
+    "PointPred": (3698, 19.7, 0.931),
+    "Routing-only": (3576, 18.4, 0.938),
+    "Queueing-only": (3471, 17.8, 0.942),
+    "No Calibration": (3294, 16.5, 0.946),
+    "No Fairness": (3107, 15.0, 0.842),
+    "No Locality Feature": (3409, 17.2, 0.934),
+    "QUARTZ": (3216, 15.8, 0.952),
+}
+_TABLE_6: Final[dict[str, float]] = {
+    "Mixed": 0.944,
+    "More RAG": 0.925,
+    "Low Reuse": 0.909,
+    "Large Budget": 0.915,
+}
+# SLO success %.
+_TABLE_7: Final = {
+    "Mixed": {"FIFO-LL": 74.1, "PointPred": 80.8, "No Calibration": 83.5, "QUARTZ": 84.4},
+    "More RAG": {"FIFO-LL": 61.8, "PointPred": 67.4, "No Calibration": 68.7, "QUARTZ": 75.9},
+    "Low Reuse": {"FIFO-LL": 58.7, "PointPred": 64.3, "No Calibration": 65.7, "QUARTZ": 73.1},
+    "Large Budget": {"FIFO-LL": 56.1, "PointPred": 62.6, "No Calibration": 63.4, "QUARTZ": 69.8},
+}
+# Jain, max wait s, long slowdown.
+_TABLE_8: Final[dict[str, dict[str, tuple[float, float, float]]]] = {
+    "Mixed": {
+        "FIFO-LL": (0.919, 9.57, 2.11),
+        "TokenFair": (0.944, 8.08, 1.66),
+        "QUARTZ": (0.952, 7.43, 1.49),
+    },
+    "Mixed Bursty": {
+        "FIFO-LL": (0.907, 11.24, 2.43),
+        "No Fairness": (0.842, 13.61, 3.07),
+        "QUARTZ": (0.946, 8.73, 1.58),
+    },
+}
+_SECTION_5_4: Final = {"Chat": (2517, 2214), "RAG": (4928, 3847), "Mixed Bursty": (5413, 3688)}
+
+
+def table_rows(results: Results) -> list[Row]:
+    """Tables 4 to 8 and the P99s of section 5.4."""
+
+    def of(workload: str, policy: str, field: str) -> float:
+        return mean_of(results, workload, policy, field)
+
+    rows = []
+    for policy, (p95, p99, late, tokens) in _TABLE_4.items():
+        name = f"Table 4, Mixed, {policy}"
+        rows += [
+            _beside(f"{name}: P95 TTFT, ms", 1000 * of("Mixed", policy, "p95_s"), p95),
+            _beside(f"{name}: P99 TTFT, ms", 1000 * of("Mixed", policy, "p99_s"), p99),
+            _beside(f"{name}: violations, %", 100 * of("Mixed", policy, "violations"), late),
+            _beside(f"{name}: tokens/s", of("Mixed", policy, "tokens_per_s"), tokens),
+        ]
+    for workload, (before, after) in _SECTION_5_4.items():
+        for policy, value in (("FIFO-LL", before), ("QUARTZ", after)):
+            metric = f"Section 5.4, {workload}, {policy}: P99 TTFT, ms"
+            rows.append(_beside(metric, 1000 * of(workload, policy, "p99_s"), value))
+    for policy, (p99, missed, jain) in _TABLE_5.items():
+        name = f"Table 5, Mixed, {policy}"
+        rows += [
+            _beside(f"{name}: P99 TTFT, ms", 1000 * of("Mixed", policy, "p99_s"), p99),
+            _beside(f"{name}: violations, %", 100 * of("Mixed", policy, "violations"), missed),
+            _beside(f"{name}: Jain", of("Mixed", policy, "jain"), jain),
+        ]
+    for workload, covered in _TABLE_6.items():
+        share = of(workload, "QUARTZ", "coverage")
+        low, high = (0.93, 0.96) if workload == "Mixed" else (0.90, 1.0)
+        rows.append(
+            Row(
+                metric=f"Table 6, {workload}: calibrated coverage at .95, after 1,000 requests",
+                published=covered,
+                measured=share,
+                target=f"in [{low:g}, {high:g}]",
+                holds=low <= share <= high,
+            )
+        )
+    for workload, cells in _TABLE_7.items():
+        for policy, published in cells.items():
+            measured = 100 - 100 * of(workload, policy, "violations")
+            rows.append(_beside(f"Table 7, {workload}, {policy}: SLO met, %", measured, published))
+    for workload, fair in _TABLE_8.items():
+        for policy, (jain, wait, slow) in fair.items():
+            name = f"Table 8, {workload}, {policy}"
+            rows += [
+                _beside(f"{name}: Jain", of(workload, policy, "jain"), jain),
+                _beside(f"{name}: max wait, s", of(workload, policy, "max_wait_s"), wait),
+                _beside(f"{name}: long slowdown", of(workload, policy, "long_slowdown"), slow),
+            ]
+    return rows
+
+
+def target_rows(results: Results) -> list[Row]:
+    """QUARTZ against the others over paired seeds, on Mixed and Mixed Bursty."""
+    rows = []
+    for workload in ("Mixed", "Mixed Bursty"):
+        for field, text, least in (
+            ("p99_s", "P99 TTFT", 0.30),
+            ("violations", "violations", 0.50),
+            ("max_wait_s", "max wait", 0.0),
+        ):
+            before = mean_of(results, workload, "FIFO-LL", field)
+            after = mean_of(results, workload, "QUARTZ", field)
+            cut = 1 - after / before
+            _, _, high = paired(results, workload, "QUARTZ", "FIFO-LL", field)
+            rows.append(
+                Row(
+                    metric=f"{workload}: {text} below FIFO-LL's, %",
+                    measured=100 * cut,
+                    target=f">= {100 * least:g}, the interval of the difference below 0",
+                    holds=cut >= least and cut > 0 and high < 0,
+                    note=f"{before:.3g} to {after:.3g}",
+                )
+            )
+        rows += [
+            _not_worse(results, workload, other) for other in ("Locality-aware", "cache-aware")
+        ]
+        middle, low, high = paired(results, workload, "QUARTZ", "PointPred", "p99_s")
+        interval = f"{1000 * low:.0f} to {1000 * high:.0f}"
+        note = f"difference {1000 * middle:.0f} ms, 95 % interval {interval}"
+        rows.append(
+            Row(
+                metric=f"{workload}: P99 TTFT against PointPred, ms",
+                measured=1000 * mean_of(results, workload, "QUARTZ", "p99_s"),
+                published=None,
+                note=note,
+            )
+        )
+    return rows
+
+
+def _not_worse(results: Results, workload: str, other: str) -> Row:
+    middle, low, high = paired(results, workload, "QUARTZ", other, "violations")
+    theirs = 100 * mean_of(results, workload, other, "violations")
+    return Row(
+        metric=f"{workload}: violations less {other}'s, points",
+        measured=100 * middle,
+        target="95 % interval of the paired difference includes 0 or is below",
+        holds=low <= 0,
+        note=f"theirs {theirs:.2f} %; interval {100 * low:.2f} to {100 * high:.2f}",
+    )
+
+
+def other_rows(results: Results) -> list[Row]:
+    """The other workloads, and how much of an endless index's hits is found."""
+    rows = []
+    for workload in ("Structured Prefix-Reuse", "Mooncake", "Agents"):
+        for policy in ("FIFO-LL", "Locality-aware", "cache-aware", "QUARTZ"):
+            late = 100 * mean_of(results, workload, policy, "violations")
+            hit = 100 * mean_of(results, workload, policy, "hit")
+            rows.append(
+                Row(
+                    metric=f"{workload}, {policy}: P99 TTFT, s",
+                    measured=mean_of(results, workload, policy, "p99_s"),
+                    note=f"violations {late:.1f} %, {hit:.1f} % of prompt tokens cached",
+                )
+            )
+    rows += [_not_worse(results, "Agents", other) for other in ("Locality-aware", "cache-aware")]
+    found = mean_of(results, "Agents", "QUARTZ", "hit")
+    endless = mean_of(results, "Agents", "QUARTZ, endless index", "hit")
+    rows.append(
+        Row(
+            metric="Agents: cache hits, share of those with an endless index",
+            measured=found / endless,
+            target=">= 0.9",
+            holds=found >= 0.9 * endless,
+            note=f"{100 * found:.1f} and {100 * endless:.1f} % of prompt tokens",
+        )
+    )
+    return rows
+
+
+def _beside(metric: str, measured: float, published: float) -> Row:
+    return Row(metric=metric, measured=measured, published=published, ratio=measured / published)

@@ -1,0 +1,1 @@
+"""QUARTZ beside the peers' routers, in real time."""

@@ -1,0 +1,1 @@
+"""The default scheduler over the whole ground of workloads, loads and fleets."""

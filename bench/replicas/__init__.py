@@ -1,0 +1,1 @@
+"""Several gateways on one Redis, and Redis away."""

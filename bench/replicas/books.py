@@ -1,0 +1,188 @@
+"""A model's book as Redis has it, and the ledger beside what gateways exported for billing."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from redis import Redis
+
+from bench.common.fleet import MODEL, Fleet, Replica
+from gateway.adapters.store.redis.scripts import Calls, Scripts
+
+_decode = msgspec.msgpack.decode
+
+
+def entitlement(name: str, service_class: str, **more: Any) -> dict[str, Any]:
+    """An entry of the file; its key is `key-of-NAME`."""
+    digest = hashlib.sha256(f"key-of-{name}".encode()).hexdigest()
+    return {
+        "name": name,
+        "tenant": f"tenant-{name}",
+        "model": MODEL,
+        "service_class": service_class,
+        "api_keys": [f"sha256:{digest}"],
+        **more,
+    }
+
+
+def fleet_of(
+    entitlements: Sequence[Mapping[str, Any]],
+    gateways: Sequence[Mapping[str, Any]],
+    *,
+    window_tokens: int = 2048,
+    slots: int = 32,
+    server: Mapping[str, Any] | None = None,
+) -> Fleet:
+    """Two engines, and a gateway for each of what `gateways` adds to their files."""
+    first, *further = gateways
+    return Fleet(
+        short=2,
+        long=0,
+        short_window=window_tokens,
+        short_slots=slots,
+        mock=("--prefix-cache-tokens", "0"),
+        config={"entitlements": list(entitlements), **first},
+        further=[{"entitlements": list(entitlements), **more} for more in further],
+        server=server,
+    )
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """In flight at one moment."""
+
+    pool: int
+    leases: int
+    tenants: dict[str, int]
+
+
+class Books:
+    """The keys of the bench's model on one server."""
+
+    def __init__(self, client: Redis) -> None:
+        """`client` is not closed here."""
+        self._client = client
+        calls = Calls(Scripts(), MODEL, 1)
+        self.key = calls.key
+        state, _, accounts, leases, *_ = calls.all_keys()
+        self._state, self._accounts, self._leases = state, accounts, leases
+
+    def snapshot(self) -> Snapshot:
+        """One moment: a transaction."""
+        pipe = self._client.pipeline(transaction=True)
+        pipe.hget(self._state, "book")
+        pipe.hgetall(self._accounts)
+        pipe.hlen(self._leases)
+        book, accounts, leases = pipe.execute()
+        return Snapshot(
+            pool=sum(p["inflight"] for p in _decode(book)["pools"]),
+            leases=leases,
+            tenants={k.decode(): _decode(v)["total"] for k, v in accounts.items()},
+        )
+
+    def leases(self) -> dict[str, dict[str, Any]]:
+        """Leases in force, by id."""
+        found: dict[bytes, bytes] = self._client.hgetall(self._leases)  # type: ignore[assignment]
+        return {k.decode(): _decode(v) for k, v in found.items()}
+
+
+class Watch:
+    """Snapshots one after another while the block runs, on a thread."""
+
+    def __init__(self, books: Books, every_s: float = 0.01) -> None:
+        self.taken: list[Snapshot] = []
+        self._books = books
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self.taken.append(self._books.snapshot())
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entitlement's ledger, and what export files say it was charged."""
+
+    name: str
+    debited: int
+    refunded: int
+    used: int
+    depth: int
+    exported: int
+
+    @property
+    def off(self) -> int:
+        """Tokens by which the ledger does not balance."""
+        return abs(self.debited - self.refunded - self.used)
+
+
+def ledger(replica: Replica, exports: Iterable[Path], *, since_unix_s: float = 0.0) -> list[Entry]:
+    """Every entitlement's, as the admin API tells it; exported is what was settled since then."""
+    charged = exported(exports, since_unix_s=since_unix_s)
+    found = []
+    for shown in replica.admin("/admin/entitlements").raise_for_status().json()["data"]:
+        usage = shown["usage"]
+        found.append(
+            Entry(
+                name=shown["name"],
+                debited=usage["debited_tokens"],
+                refunded=usage["refunded_tokens"],
+                used=usage["used_tokens"],
+                depth=usage["bucket_depth_tokens"],
+                exported=charged.get(shown["name"], 0),
+            )
+        )
+    return found
+
+
+def exported(files: Iterable[Path], *, since_unix_s: float = 0.0) -> dict[str, int]:
+    """Tokens charged by entitlement; the first line of each id counts."""
+    lines: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for raw in file.read_bytes().splitlines() if file.exists() else ():
+            line = msgspec.json.decode(raw)
+            lines.setdefault(line["id"], line)
+    charged: dict[str, int] = {}
+    for line in lines.values():
+        if line["time_unix_s"] < since_unix_s:
+            continue
+        name = line["entitlement"]
+        charged[name] = charged.get(name, 0) + line["charge_tokens"]
+    return charged
+
+
+def settled(fleet: Fleet, books: Books, limit_s: float) -> Snapshot:
+    """Wait until nothing is in flight anywhere and exports are written; what Redis has then.
+
+    What is left after `limit_s` is returned, not raised: it is a finding.
+    """
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        now = books.snapshot()
+        if not now.leases and not fleet.leases() and not _busy(fleet):
+            break
+        time.sleep(0.05)
+    time.sleep(1.0)  # exports are written twice a second
+    return books.snapshot()
+
+
+def _busy(fleet: Fleet) -> bool:
+    return any(engine.running() for engine in fleet.engines)
+
+
+def exports_in(folder: Path, count: int) -> tuple[list[dict[str, Any]], list[Path]]:
+    """What each of so many gateways is told of its export, and the files."""
+    files = [folder / f"usage-{n}.jsonl" for n in range(count)]
+    return [{"usage_export": {"path": str(file)}} for file in files], files

@@ -1,0 +1,151 @@
+"""A gateway dies with 50 leases: when are they back, and who notices?
+
+Fifty streams run through one of four gateways, far longer than the bench. It is killed. Its
+leases expire, because nobody renews them; each is charged its estimate. Meanwhile a guaranteed
+entitlement's clients ask the three that are left, and no request of theirs may fail. Afterwards
+the fifty places are used again.
+"""
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench.common.fleet import Fleet
+from bench.common.redis_server import RedisServer
+from bench.common.report import Row, at_least, at_most, equals
+from bench.replicas.books import (
+    Books,
+    Entry,
+    Snapshot,
+    entitlement,
+    exports_in,
+    fleet_of,
+    ledger,
+    settled,
+)
+from bench.replicas.load import Load, Sent, Shape, most_at_once
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S
+
+GATEWAYS: Final = 4
+HELD: Final = 50
+SERVED: Final = 8
+_SHORT: Final = Shape(output_tokens=16, pause_s=(0.1, 0.3))
+_ENDLESS: Final = Shape(output_tokens=30_000, pause_s=(0.5, 1.0), streamed=1.0)
+_ASKED_LIMIT_S: Final = 20.0
+
+
+class Death(msgspec.Struct, kw_only=True):
+    """What a killed gateway left behind."""
+
+    held: int = 0
+    """Its leases when it died."""
+    estimates: int = 0
+    """Tokens these had reserved."""
+    first_s: float = 0.0
+    last_s: float = 0.0
+    """From its death until the first and the last of them was back."""
+    survivors: list[Sent] = msgspec.field(default_factory=list)
+    again: int = 0
+    """Most that were served at once in their places afterwards."""
+    after: Snapshot | None = None
+    entries: list[Entry] = msgspec.field(default_factory=list)
+
+
+def rows() -> list[Row]:
+    """Part 2."""
+    found = Death()
+    with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
+        gateways, files = exports_in(Path(folder), GATEWAYS)
+        entitlements = [
+            entitlement("holder", "elastic", concurrency=HELD, max_concurrency=HELD),
+            entitlement("guaranteed", "guaranteed", concurrency=SERVED),
+        ]
+        told = [{**more, "state": {"url": redis.url}} for more in gateways]
+        with (
+            fleet_of(entitlements, told, window_tokens=65_536) as fleet,
+            redis.client() as client,
+        ):
+            books = Books(client)
+            asyncio.run(_scenario(fleet, books, found))
+            found.after = settled(fleet, books, 15.0)
+            found.entries = ledger(fleet.replicas[1], files)
+    return _rows(found)
+
+
+async def _scenario(fleet: Fleet, books: Books, found: Death) -> None:
+    urls = [replica.url for replica in fleet.replicas]
+    holding, serving = Load(urls, _ENDLESS), Load(urls, _SHORT)
+    serving.start(("guaranteed", 1 + n % (GATEWAYS - 1)) for n in range(SERVED))
+    holding.start(("holder", 0) for _ in range(HELD))
+    until_s = time.monotonic() + _ASKED_LIMIT_S
+    while time.monotonic() < until_s:
+        await asyncio.sleep(0.05)
+        if books.snapshot().tenants.get("holder", 0) == HELD:
+            break
+    await asyncio.sleep(2.0)
+    # Nobody asks in its name any more: what is in flight then was in flight before.
+    stopping = asyncio.create_task(holding.stop())
+    await asyncio.to_thread(fleet.kill_replica, fleet.replicas[0])
+    died_s = time.monotonic()
+    leases = [e for e in books.leases().values() if e["entitlement"] == "holder"]
+    found.held = len(leases)
+    found.estimates = sum(lease["estimate_tokens"] for lease in leases)
+    await stopping
+    while left := books.snapshot().tenants["holder"]:
+        if left < found.held and not found.first_s:
+            found.first_s = time.monotonic() - died_s
+        if time.monotonic() - died_s > 2 * LEASE_TTL_S:
+            break
+        await asyncio.sleep(0.05)
+    found.last_s = time.monotonic() - died_s
+    again = Load(urls, _SHORT)
+    again.start(("holder", 1 + n % (GATEWAYS - 1)) for n in range(HELD))
+    await asyncio.sleep(4.0)
+    await again.stop()
+    await serving.stop()
+    found.survivors = serving.sent
+    found.again = most_at_once(again.sent, died_s, time.monotonic(), 0.0)
+
+
+def _rows(found: Death) -> list[Row]:
+    failed = [s for s in found.survivors if s.status != 200]
+    after = found.after
+    holder = next(e for e in found.entries if e.name == "holder")
+    assert after is not None
+    return [
+        equals("killed: leases that it held", found.held, HELD),
+        at_most(
+            "killed: s until all were back",
+            found.last_s,
+            LEASE_TTL_S,
+            f"the first after {found.first_s:.1f} s; leases live {LEASE_TTL_S:g} s",
+        ),
+        equals(
+            "killed: requests to the others that failed",
+            len(failed),
+            0,
+            f"of {len(found.survivors):,}; the slowest {_slowest(found.survivors):.2f} s",
+        ),
+        at_least("killed: of its places used at once afterwards", found.again, HELD * 0.9),
+        equals("killed: leases left, and sequences counted", after.leases + after.pool, 0),
+        equals(
+            "killed: tokens that debited - refunded - used is off",
+            sum(e.off for e in found.entries),
+            0,
+        ),
+        equals(
+            "killed: tokens charged but not exported, less the dead one's estimates",
+            holder.used - holder.exported - found.estimates,
+            0,
+            f"{found.estimates:,} tokens of {found.held} expired leases: nobody was left to "
+            "say what they used",
+        ),
+    ]
+
+
+def _slowest(sent: list[Sent]) -> float:
+    return max((s.length_s for s in sent), default=0.0)

@@ -1,0 +1,303 @@
+"""Redis away for 20 s under load: nobody hangs, the mode holds, the counters are right after.
+
+Hanging: one server is stopped (SIGSTOP) under four gateways, two of which share out what they
+have (`local_share`) and two of which refuse (`closed`). What it knew is there afterwards.
+Killed: the node of a three-node cluster that holds the model's slot, under two gateways with
+`local_share`. It comes back empty, and the gateways tell it what they hold.
+Stopped: one server is killed under four gateways of both modes and comes back empty.
+Replaced: a master is killed under four, and a sentinel has its replica take over.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from redis.crc import key_slot
+
+from bench.common.fleet import Fleet
+from bench.common.redis_nodes import RedisCluster, SentinelledRedis, node
+from bench.common.redis_server import RedisServer
+from bench.common.report import Row, at_least, at_most, equals
+from bench.replicas.books import (
+    Books,
+    Entry,
+    Snapshot,
+    entitlement,
+    exports_in,
+    fleet_of,
+    ledger,
+    settled,
+)
+from bench.replicas.load import Load, Sent, Shape, most_at_once
+
+AWAY_S: Final = 20.0
+FAILOVER_S: Final = 1.0
+"""When a replacement for a master begins to be waited for; the sentinel needs some .5 s."""
+BEFORE_S: Final = 6.0
+"""Replicas hear of one another within a tick of 5 s."""
+AFTER_S: Final = 3.0
+NOTICED_S: Final = 2.0
+"""What was in flight when Redis went has ended then."""
+BACK_LIMIT_S: Final = 15.0
+SLOTS: Final = 64
+LIMITS: Final = {"guaranteed": 8, "elastic": 40}
+CLIENTS: Final = {"guaranteed": 12, "elastic": 48}
+"""Shared by the gateways, as the limits are: some more than those let in."""
+_OUTPUT: Final = 32
+_SHAPE: Final = Shape(output_tokens=_OUTPUT, pause_s=(0.1, 0.3))
+_MOST_TOKENS: Final = 128
+"""Of one request, input and output."""
+_SERVICE_S: Final = (_OUTPUT + 1) * (0.008 + 0.00065 * SLOTS / 2)
+"""The mock's default profile with all slots taken."""
+_SLACK_S: Final = 0.025
+
+
+class Outage(msgspec.Struct, kw_only=True):
+    """What one outage showed."""
+
+    sent: list[Sent] = msgspec.field(default_factory=list)
+    away_at_s: float = 0.0
+    away_unix_s: float = 0.0
+    back_at_s: float = 0.0
+    """Monotonic: when Redis went and came."""
+    up_s: float = 0.0
+    """From then until every gateway said that its store is back."""
+    seen_away: int = 0
+    """Gateways that said it was away."""
+    after: Snapshot | None = None
+    entries: list[Entry] = msgspec.field(default_factory=list)
+
+
+def hanging_rows() -> list[Row]:
+    """Part 3, one server."""
+    found = Outage()
+    modes = ("local_share", "local_share", "closed", "closed")
+    with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
+        asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
+        with redis.client() as client:
+            found.after = settled(fleet, Books(client), 15.0)
+        found.entries = ledger(fleet.replicas[0], files)
+    name = "Redis hanging"
+    exported = sum(abs(e.used - e.exported) for e in found.entries)
+    return [
+        *_rows(name, found, modes),
+        equals(f"{name}: tokens that used differs from what was exported", exported, 0),
+    ]
+
+
+def cluster_rows() -> list[Row]:
+    """Part 3, a cluster."""
+    found = Outage()
+    modes = ("local_share", "local_share")
+    with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as cluster:
+        port = cluster.owner(key_slot(_model_key().encode()))
+        breaking, mending = partial(cluster.kill, port), partial(cluster.start, port)
+        with _fleet_on(cluster.url, modes) as (fleet, files):
+            asyncio.run(_under_load(fleet, breaking, mending, found))
+            with node(port) as client:
+                found.after = settled(fleet, Books(client), 15.0)
+            found.entries = ledger(fleet.replicas[0], files, since_unix_s=found.away_unix_s)
+    name = "a cluster's node killed"
+    return [*_rows(name, found, modes), _lost(name, found)]
+
+
+def stopped_rows() -> list[Row]:
+    """Part 6, one server that comes back empty."""
+    found = Outage()
+    modes = ("local_share", "local_share", "closed", "closed")
+    with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
+        asyncio.run(_under_load(fleet, redis.kill, redis.start, found))
+        with redis.client() as client:
+            found.after = settled(fleet, Books(client), 15.0)
+        found.entries = ledger(fleet.replicas[0], files, since_unix_s=found.away_unix_s)
+    name = "Redis stopped, back empty"
+    return [*_rows(name, found, modes), _lost(name, found)]
+
+
+def sentinel_rows() -> list[Row]:
+    """Part 6, a master that its replica replaces; it stays away."""
+    found = Outage()
+    modes = ("local_share", "local_share", "closed", "closed")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SentinelledRedis(Path(folder)) as servers,
+        _fleet_on(servers.url, modes) as (fleet, files),
+    ):
+        breaking = partial(servers.kill, servers.master)
+        asyncio.run(_under_load(fleet, breaking, lambda: None, found, FAILOVER_S))
+        with node(servers.replica) as client:
+            found.after = settled(fleet, Books(client), 15.0)
+        found.entries = ledger(fleet.replicas[0], files)
+    name = "a master killed, its replica takes over"
+    return [
+        *_nobody_hung(name, found, modes),
+        *_right_after(name, found),
+        _lost(name, found),
+    ]
+
+
+def _lost(name: str, found: Outage) -> Row:
+    at_s = found.away_at_s
+    running = sum(s.status == 200 and s.at_s < at_s < s.end_s for s in found.sent)
+    return at_most(
+        f"{name}: tokens settled since then that the new book does not have",
+        sum(abs(e.used - e.exported) for e in found.entries),
+        running * _MOST_TOKENS,
+        f"{running} requests were running then, {_MOST_TOKENS} tokens each at most; their "
+        "leases went with what Redis knew",
+    )
+
+
+@contextmanager
+def _fleet_on(url: str, modes: Sequence[str]) -> Iterator[tuple[Fleet, list[Path]]]:
+    """A gateway for each mode, on one Redis, and their exports."""
+    with tempfile.TemporaryDirectory() as folder:
+        gateways, files = exports_in(Path(folder), len(modes))
+        for more, mode in zip(gateways, modes, strict=True):
+            more["state"] = {"url": url, "fail_mode": mode}
+        with fleet_of(_entitlements(), gateways) as fleet:
+            yield fleet, files
+
+
+def _model_key() -> str:
+    with node(1) as nobody:  # connects to nothing
+        return Books(nobody).key
+
+
+def _entitlements() -> list[dict[str, Any]]:
+    return [
+        entitlement("guaranteed", "guaranteed", concurrency=LIMITS["guaranteed"]),
+        entitlement("elastic", "elastic", concurrency=16, max_concurrency=LIMITS["elastic"]),
+    ]
+
+
+async def _under_load(
+    fleet: Fleet,
+    breaking: Callable[[], None],
+    mending: Callable[[], None],
+    found: Outage,
+    away_s: float = AWAY_S,
+) -> None:
+    load = Load([r.url for r in fleet.replicas], _SHAPE)
+    load.start(
+        (tenant, gateway)
+        for gateway in range(len(fleet.replicas))
+        for tenant, count in CLIENTS.items()
+        for _ in range(count // len(fleet.replicas))
+    )
+    await asyncio.sleep(BEFORE_S)
+    breaking()
+    found.away_at_s, found.away_unix_s = time.monotonic(), time.time()
+    await asyncio.sleep(away_s - 1.0)
+    found.seen_away = len(fleet.replicas) - await asyncio.to_thread(_up, fleet)
+    await asyncio.sleep(found.away_at_s + away_s - time.monotonic())
+    # Here and not on a thread: a process ends with the thread that started it.
+    mending()
+    found.back_at_s = time.monotonic()
+    while found.up_s < BACK_LIMIT_S and await asyncio.to_thread(_up, fleet) < len(fleet.replicas):
+        await asyncio.sleep(0.1)
+        found.up_s = time.monotonic() - found.back_at_s
+    await asyncio.sleep(AFTER_S)
+    await load.stop()
+    found.sent = load.sent
+
+
+def _up(fleet: Fleet) -> int:
+    """Gateways whose store answers."""
+    return sum(int(replica.metrics()["sluice_store_up"]) for replica in fleet.replicas)
+
+
+def _rows(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
+    while_away = [
+        s for s in found.sent if found.away_at_s + NOTICED_S <= s.at_s and s.end_s < found.back_at_s
+    ]
+    rows = [*_nobody_hung(name, found, modes)]
+    if "closed" in modes:
+        closed = [s for s in while_away if modes[s.gateway] == "closed"]
+        others = sum((s.status, s.reason) != (503, "state_unavailable") for s in closed)
+        rows.append(
+            equals(
+                f"{name}: closed, other answers than 503 state_unavailable",
+                others,
+                0,
+                f"of {len(closed):,}",
+            )
+        )
+    rows += _shares(name, found, modes, while_away)
+    return [
+        *rows,
+        equals(f"{name}: gateways that said so", found.seen_away, len(modes)),
+        *_right_after(name, found),
+    ]
+
+
+def _right_after(name: str, found: Outage) -> list[Row]:
+    after = found.after
+    assert after is not None
+    return [
+        at_most(f"{name}: s until all decide by it again", found.up_s, BACK_LIMIT_S),
+        equals(f"{name}: leases left, and sequences counted", after.leases + after.pool, 0),
+        equals(
+            f"{name}: tokens that debited - refunded - used is off",
+            sum(e.off for e in found.entries),
+            0,
+            f"used {sum(e.used for e in found.entries):,}",
+        ),
+    ]
+
+
+def _nobody_hung(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
+    failed = [
+        s
+        for s in found.sent
+        if s.status not in {200, 429}
+        and (modes[s.gateway] != "closed" or s.reason != "state_unavailable")
+    ]
+    served = [s.length_s for s in found.sent if s.status == 200]
+    refused = [s.length_s for s in found.sent if s.status != 200]
+    hung = sum(s > _SERVICE_S + 1.0 for s in served) + sum(s > 1.0 for s in refused)
+    return [
+        equals(
+            f"{name}: requests that took 1 s more than their engine",
+            hung,
+            0,
+            f"of {len(found.sent):,}; the slowest answer {max(served):.2f} s (engines may take "
+            f"{_SERVICE_S:.2f} s), the slowest refusal {max(refused, default=0):.2f} s",
+        ),
+        equals(
+            f"{name}: requests that failed",
+            len(failed),
+            0,
+            ", ".join(sorted({f"{s.status} {s.reason}" for s in failed})),
+        ),
+    ]
+
+
+def _shares(
+    name: str, found: Outage, modes: Sequence[str], while_away: Sequence[Sent]
+) -> list[Row]:
+    shared = [n for n, mode in enumerate(modes) if mode == "local_share"]
+    served = sum(s.gateway in shared and s.status == 200 for s in while_away)
+    rows = [at_least(f"{name}: local_share, requests served while it was away", served, 100)]
+    span = (found.away_at_s + NOTICED_S, found.back_at_s, _SLACK_S)
+    for tenant, limit in LIMITS.items():
+        share = limit // len(modes)
+        most = [
+            most_at_once((s for s in found.sent if s.gateway == n and s.tenant == tenant), *span)
+            for n in shared
+        ]
+        rows.append(
+            at_most(
+                f"{name}: local_share, {tenant} at once at one gateway",
+                max(most),
+                share,
+                f"{limit} shared by {len(modes)}; {CLIENTS[tenant] // len(modes)} clients ask each",
+            )
+        )
+    return rows

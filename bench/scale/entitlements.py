@@ -1,0 +1,226 @@
+"""`bench scale`, entitlements: 1 to 100,000 of one model, entered, asked for and looked after.
+
+They are entered as an admin's are: from a directory into roster, keyring and token pool. Then
+requests of those that are active are authenticated, admitted and settled, and each of the store's
+chores is run once in a loop that is watched.
+"""
+
+import gc
+from itertools import count
+from typing import Final
+
+from bench.scale.measure import (
+    Cpu,
+    calm,
+    clock_ns,
+    collection_ms,
+    finished,
+    resident_bytes,
+    watched,
+)
+from bench.scale.traffic import SLOTS, Size, book, entitlements, fleet_of, key_of
+from gateway.adapters.entitlements.index import File
+from gateway.adapters.entitlements.reconciler import EntitlementSync
+from gateway.adapters.store.directory import MemoryDirectory
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.upkeep import Keeper, ModelSpec
+from gateway.metrics import Metrics
+from gateway.policy.admission.capacity import WorkerShare
+from gateway.policy.entitlements.terms import ModelShape
+from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask, Lease
+from gateway.stages import authenticate
+from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolFigures
+
+WORKERS: Final = 64
+_PUT_AT_ONCE: Final = 500
+_USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
+_STEP_S: Final = 1e-4
+Figures = dict[str, float]
+
+
+class Tenants:
+    """One model's entitlements in a process that serves them."""
+
+    def __init__(self, size: Size) -> None:
+        self.now_s = 1_000.0
+        self.served = fleet_of("quartz", WORKERS)
+        self.book = book(SLOTS * WORKERS + size.leases)
+        self.keyring = authenticate.Keyring()
+        self.store = MemoryLeases(
+            {"m": self.served}, self.clock, {"m": self.book}, wall_clock=self.clock
+        )
+        self.directory = MemoryDirectory()
+        shape = ModelShape(
+            name="m",
+            pools=("main",),
+            slots=(SLOTS * WORKERS,),
+            max_slots=(SLOTS * WORKERS,),
+            max_kv_bytes=0,
+            max_tokens_per_s=0.0,
+        )
+        self.sync = EntitlementSync(
+            directory=self.directory,
+            keyring=self.keyring,
+            store=self.store,
+            models={"m": shape},
+            managed={"m"},
+            changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108
+            clock=self.clock,
+            rates={"m": self.served.rates},
+        )
+        spec = ModelSpec(
+            base=self.book.terms,
+            pools=self.served.pools,
+            shares=(WorkerShare(slots=2 * SLOTS, replicas=(1, WORKERS)),),
+            entitlements=lambda: self.sync.roster.terms("m"),
+        )
+        self.keeper = Keeper(self.store, {"m": spec}, self.clock, self.clock)
+        self.cpu = Cpu()
+        self._active = size.active or size.entitlements
+        self._numbers = count()
+
+    def clock(self) -> float:
+        """The time it is there."""
+        return self.now_s
+
+    async def enter(self) -> None:
+        """What the directory holds, into roster, keyring and token pool."""
+        await self.sync.begin(File(), guarded=True)
+
+    def take(self) -> Lease:
+        """Authenticate and admit one request of the next active entitlement."""
+        number = next(self._numbers)
+        self.now_s += _STEP_S
+        key = key_of(number % self._active)
+        begin_ns = clock_ns()
+        principal = authenticate.authenticate(self.keyring, key, self.now_s)
+        known_ns = clock_ns()
+        lease = finished(
+            self.store.admit(
+                Ask(
+                    lease_id=f"lease-{number}",
+                    model="m",
+                    entitlement=principal.entitlement,
+                    pool=0,
+                    alternates=(),
+                    cost_tokens=500,
+                    sequences=1,
+                )
+            )
+        )
+        ended_ns = clock_ns()
+        self.cpu.add("authenticate", begin_ns, known_ns)
+        self.cpu.add("admit", known_ns, ended_ns)
+        return lease
+
+    def end(self, lease: Lease) -> None:
+        """Settle it."""
+        begin_ns = clock_ns()
+        self.store.settle(lease, _USED)
+        self.cpu.add("settle", begin_ns, clock_ns())
+
+
+async def _kept(tenants: Tenants, size: Size) -> None:
+    waiting = []
+    for entry in entitlements(size.entitlements):
+        waiting.append(entry)
+        if len(waiting) == _PUT_AT_ONCE:
+            await tenants.directory.put(*waiting)
+            waiting = []
+    if waiting:
+        await tenants.directory.put(*waiting)
+
+
+def entitlement_point(size: Size) -> Figures:
+    """Entering, a request's share, chores, the page, memory."""
+    tenants = Tenants(size)
+    finished(_kept(tenants, size))
+    gc.collect()
+    resident = resident_bytes()
+    found: Figures = {}
+    _, found["enter_ms"], found["enter_hold_ms"] = watched(tenants.enter)
+    gc.collect()
+    found["bytes_each"] = (resident_bytes() - resident) / size.entitlements
+    calm()
+    # Every active one asks at least once, so that the tick has to look at all of them.
+    for _ in range(max(size.active or size.entitlements, size.requests)):
+        tenants.end(tenants.take())
+    tenants.cpu.clear()
+    for _ in range(size.requests):
+        tenants.end(tenants.take())
+    found |= _parts(tenants.cpu)
+    found |= _chores(tenants)
+    found |= _page(tenants, size)
+    found["collection_ms"] = collection_ms()
+    return found
+
+
+def lease_point(size: Size) -> Figures:
+    """The same with leases open: what admission and renewal cost, and the largest step."""
+    tenants = Tenants(size)
+    finished(_kept(tenants, size))
+    watched(tenants.enter)
+    calm()
+    gc.collect()
+    resident = resident_bytes()
+    held = [tenants.take() for _ in range(size.leases)]
+    found: Figures = {"bytes_each": (resident_bytes() - resident) / size.leases}
+    tenants.cpu.clear()
+    # Leases end in any order; by as many turns as there are leases each structure is renewed.
+    for number in range(max(size.requests, 2 * size.leases)):
+        at = number * 7919 % len(held)
+        tenants.end(held[at])
+        held[at] = tenants.take()
+    found |= _parts(tenants.cpu)
+    _, found["renew_ms"], found["renew_hold_ms"] = watched(tenants.store.renew)
+    found |= _chores(tenants)
+    tenants.now_s += 31.0
+    _, found["reap_ms"], found["reap_hold_ms"] = watched(tenants.store.tick)
+    return found
+
+
+def _parts(cpu: Cpu) -> Figures:
+    found: Figures = {}
+    for part in ("authenticate", "admit", "settle"):
+        found[f"{part}_us"] = cpu.mean_us(part)
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("most", 1.0)):
+            found[f"{part}_{name}_us"] = cpu.quantile_us(part, share)
+    for name in ("us", "p50_us"):
+        found[f"request_{name}"] = sum(
+            found[f"{part}_{name}"] for part in ("authenticate", "admit", "settle")
+        )
+    return found
+
+
+def _chores(tenants: Tenants) -> Figures:
+    """The tick, a survey after a change, a poll of the directory."""
+    found: Figures = {}
+    watched(tenants.store.tick)
+    tenants.now_s += 6.0
+    _, found["tick_ms"], found["tick_hold_ms"] = watched(tenants.store.tick)
+    tenants.keeper.entitlements_changed("m")
+    _, found["survey_ms"], found["survey_hold_ms"] = watched(tenants.keeper.step)
+    _, found["step_ms"], _ = watched(tenants.keeper.step)
+    _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.sync.poll)
+    return found
+
+
+def _page(tenants: Tenants, size: Size) -> Figures:
+    """/metrics when every active entitlement was counted."""
+    metrics = Metrics()
+    for number in range(size.active or size.entitlements):
+        name = f"entitlement-{number}"
+        metrics.admission.add(name, "admitted", "")
+        for kind in ("prompt", "completion", "cached"):
+            metrics.tokens.add("m", name, kind, by=100)
+    names = [f"entitlement-{number}" for number in range(min(size.entitlements, ACCOUNTS_SHOWN))]
+    views = finished(tenants.store.view("m", names))
+    pools = finished(tenants.store.pools("m"))
+    figures = PoolFigures(model="m", pools=(("main", pools[0]),), accounts=tuple(views))
+    page = MetricsPage(
+        metrics, [tenants.served], lambda: 0, tenants.clock, token_pools=lambda: (figures,)
+    )
+    text, spent_ms, hold_ms = watched(page.rendered)
+    return {"page_ms": spent_ms, "page_hold_ms": hold_ms, "page_bytes": len(text)}

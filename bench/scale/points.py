@@ -1,0 +1,88 @@
+"""One point of `bench scale` in a process of its own: `python -m bench.scale.points KIND SIZE`.
+
+SIZE is JSON; the figures go to stdout as JSON. A fresh process each, so that memory is told
+apart and one point leaves nothing to the next.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from bench.scale.entitlements import entitlement_point, lease_point
+from bench.scale.measure import calm, collection_ms, pauses, quantile, resident_bytes, watched
+from bench.scale.redis import redis_point
+from bench.scale.traffic import Size
+from bench.scale.upkeep import file_point, index_point, upkeep_point
+from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
+from gateway.policy.fleet import fleet
+from gateway.web.metrics.page import MetricsPage
+
+Figures = dict[str, float]
+
+
+def workers(size: Size) -> Figures:
+    """One pool under load: a request's parts, its decision, memory, one worker ejected."""
+    resident = resident_bytes()
+    loaded = Loaded(size)
+    calm()
+    found: Figures = {"build_ms": loaded.build_ms, "idle_bytes": resident_bytes() - resident}
+    cpu = loaded.cpu
+    with pauses() as collected_ms:
+        loaded.run(int(1.25 * INFLIGHT_EACH * size.workers) + 2_000)
+        found["resident_bytes"] = resident_bytes() - resident
+        cpu.clear()
+        loaded.ticks_us.clear()
+        loaded.run(size.requests)
+    found["pause_ms"] = max(collected_ms, default=0.0)
+    for part in (*STAGES, "name"):
+        found[f"{part}_us"] = cpu.mean_us(part)
+    found["bind_us"] += found.pop("name_us")
+    found["request_us"] = sum(found[f"{part}_us"] for part in STAGES)
+    found["request_p50_us"] = sum(cpu.quantile_us(part, 0.5) for part in STAGES)
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("most", 1.0)):
+        found[f"bind_{name}_us"] = cpu.quantile_us("bind", share)
+    found["tick_us"] = quantile(loaded.ticks_us, 0.5)
+    found["tick_most_us"] = max(loaded.ticks_us, default=0.0)
+    found["entries"] = len(loaded.served.prefixes[0]) if loaded.served.prefixes else 0
+    page = MetricsPage(loaded.metrics, [loaded.served], lambda: 0, loaded.clock)
+    text, found["page_ms"], found["page_hold_ms"] = watched(page.rendered)
+    found["page_bytes"] = len(text)
+    found["collection_ms"] = collection_ms()
+    _away(loaded, size, found)
+    return found
+
+
+def _away(loaded: Loaded, size: Size, found: Figures) -> None:
+    """The same with one worker ejected, as in a large fleet one nearly always is."""
+    pool, rules, worker = loaded.pool, loaded.served.health, 1
+    for _ in range(rules.eject_after):
+        fleet.failed(pool, worker, rules, loaded.now_s)
+    pool.ejected_until_s[worker] = pool.last_ejection_end_s = loaded.now_s + 1e6
+    loaded.run(100)
+    loaded.cpu.clear()
+    loaded.run(size.requests // 4)
+    found["bind_ejected_p50_us"] = loaded.cpu.quantile_us("bind", 0.5)
+
+
+KINDS: Final[Mapping[str, Callable[[Size], Figures]]] = {
+    "workers": workers,
+    "entitlements": entitlement_point,
+    "leases": lease_point,
+    "upkeep": upkeep_point,
+    "file": file_point,
+    "index": index_point,
+    "redis": redis_point,
+}
+
+
+def main() -> None:
+    """Measure one point and print its figures."""
+    _, kind, size = sys.argv
+    figures = KINDS[kind](msgspec.json.decode(size, type=Size))
+    sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

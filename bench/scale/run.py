@@ -1,0 +1,100 @@
+"""`python -m bench scale`: how cost grows with workers, entitlements and leases, without a fleet.
+
+The shipped stages, policies and chores are called in process, with workers that are names only;
+each point of a ladder in a process of its own (`bench.scale.points`). What grows with the size, or
+keeps the event loop from requests for more than 5 ms, is a row that does not hold.
+SLUICE_BENCH_MOST leaves out larger sizes, SLUICE_BENCH_REQUESTS sets the requests of a point.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.common.redis_server import redis_program
+from bench.common.report import Report, Row
+from bench.scale.rows import Point, rows_of
+from bench.scale.traffic import Size
+
+POLICIES: Final = ("quartz", "least-loaded", "sticky")
+WORKERS: Final = (4, 16, 64, 256, 1_024, 2_000)
+ENTITLEMENTS: Final = (1, 10, 100, 10_000, 100_000)
+LEASES: Final = (100, 1_000, 10_000, 100_000)
+FILE: Final = (1, 100, 1_000, 6_000)
+"""Entitlements in a configuration file, which is 1 MiB at most."""
+FEW: Final = 100
+"""Active ones, where not all are."""
+_PROMPTS: Final = 40_000
+_POINT_S: Final = 900.0
+
+
+def run(plot: Path | None = None) -> Report:
+    """All ladders; `plot` is a folder for the picture."""
+    most = int(os.environ.get("SLUICE_BENCH_MOST", "1000000"))
+    requests = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))
+    asked = list(ladders(most, requests, redis=redis_program() is not None))
+    points = list(_measured(asked))
+    rows = rows_of(points)
+    if redis_program() is None:
+        rows.append(
+            Row(
+                metric="Redis: entitlements 1 to 100,000",
+                measured=None,
+                note="not measured: redis-server is not on PATH",
+            )
+        )
+    detail: dict[str, object] = {"points": msgspec.to_builtins(points)}
+    if plot is not None:
+        from bench.scale.plot import draw
+
+        detail["plots"] = [str(draw(points, plot))]
+    return Report(name="scale", rows=rows, detail=detail)
+
+
+def ladders(most: int, requests: int, *, redis: bool) -> Iterator[tuple[str, Size]]:
+    """(kind, size) of every point, sizes up to `most`."""
+    for workers in _up_to(most, WORKERS):
+        yield "upkeep", Size(workers=workers)
+        for policy in POLICIES:
+            yield "workers", Size(workers=workers, policy=policy, requests=requests)
+    for entitlements in _up_to(most, ENTITLEMENTS):
+        for active in (entitlements, FEW) if entitlements > FEW else (entitlements,):
+            size = Size(entitlements=entitlements, active=active, requests=requests)
+            yield "entitlements", size
+            if redis:
+                yield "redis", size
+    for leases in _up_to(most, LEASES):
+        yield "leases", Size(leases=leases, requests=requests)
+    for entitlements in _up_to(most, FILE):
+        yield "file", Size(entitlements=entitlements)
+    for workers in _up_to(most, (WORKERS[0], WORKERS[-1])):
+        yield "index", Size(workers=workers, requests=min(_PROMPTS, 10 * requests))
+
+
+def _up_to(most: int, sizes: Iterable[int]) -> list[int]:
+    return [size for size in sizes if size <= most]
+
+
+def _measured(asked: list[tuple[str, Size]]) -> Iterator[Point]:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("points", total=len(asked))
+        for kind, size in asked:
+            named = f"{kind}, {size.workers} workers, {size.entitlements} entitlements"
+            progress.update(task, description=named)
+            yield Point(kind=kind, size=size, figures=_figures(kind, size))
+            progress.advance(task)
+
+
+def _figures(kind: str, size: Size) -> dict[str, float]:
+    """One point, in a process of its own."""
+    command = [sys.executable, "-m", "bench.scale.points", kind, msgspec.json.encode(size).decode()]
+    done = subprocess.run(command, capture_output=True, timeout=_POINT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{kind} {size} failed: {done.stderr.decode()[-2_000:]}")
+    return msgspec.json.decode(done.stdout, type=dict[str, float])

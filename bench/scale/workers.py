@@ -1,0 +1,228 @@
+"""`bench scale`, workers: one pool of 4 to 2,000, loaded, its prefix index full of conversations.
+
+Requests walk the shipped stages one after the other in simulated time; each part's CPU is taken
+as it is called. Every worker is asked for eight requests a second of four seconds each: 32 are in
+flight at each, and its prefill is a good third used.
+"""
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+from random import Random
+from typing import Final
+
+from bench.scale.measure import Cpu, clock_ns, finished, spent_us
+from bench.scale.request import Request, record_of
+from bench.scale.traffic import SLOTS, Conversations, Size, book, entitlements, fleet_of, key_of
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.metrics import Metrics
+from gateway.policy.fleet import fleet
+from gateway.policy.request.head import read_head
+from gateway.policy.scheduling.scheduler import Job
+from gateway.records.attempt import Outcome, Usage
+from gateway.records.endpoint import CHAT
+from gateway.records.request import Incoming, Principal, RequestHead
+from gateway.stages import admit, authenticate, bind, dispatch, estimate, explain, plan, settle
+
+RATE_EACH: Final = 8.0
+"""Requests a second at each worker."""
+SERVICE_S: Final = 4.0
+INFLIGHT_EACH: Final = int(RATE_EACH * SERVICE_S)
+PREFILL_TOKENS_PER_S: Final = 12_000.0
+STAGES: Final = {
+    "authenticate": "1 authenticate",
+    "estimate": "2 read, estimate",
+    "look": "3 prefix look-up",
+    "plan": "3 plan",
+    "admit": "4 admit",
+    "bind": "7 bind + 8 queue",
+    "call": "9 call, prefix kept",
+    "first": "8 first token",
+    "settle": "10 settle, learn",
+    "record": "10 record, count",
+}
+"""Part -> stage."""
+_TICK_S: Final = 0.25
+_LIVE_EACH: Final = 8
+"""Conversations for each worker."""
+_COMPLETION_TOKENS: Final = 120
+
+
+class Loaded:
+    """A pool under load, in simulated time."""
+
+    def __init__(self, size: Size) -> None:
+        self.cpu = Cpu()
+        self.now_s = 1_000.0
+        self.ticks_us: list[float] = []
+        self.build_ms = spent_us(lambda: self._serve(size)) / 1e3
+        tokens = book(SLOTS * size.workers)
+        self.keyring = authenticate.Keyring()
+        for entry in entitlements(size.entitlements):
+            tokens.define(entry.terms)
+            principal = Principal(
+                entitlement=entry.terms.name,
+                tenant=entry.terms.tenant,
+                model="m",
+                tokens_per_s=entry.terms.tokens_per_s,
+            )
+            self.keyring.put(principal, [bytes.fromhex(digest) for digest in entry.key_sha256])
+        self.store = MemoryLeases(
+            {"m": self.served}, self.clock, {"m": tokens}, wall_clock=self.clock
+        )
+        self.metrics = Metrics()
+        self._keys = size.active or size.entitlements
+        self._talk = Conversations(_LIVE_EACH * size.workers)
+        self._step_s = 1.0 / (RATE_EACH * size.workers)
+        self._numbers = count()
+        self._order = count()
+        self._random = Random(1)
+        self._free_s = [0.0] * size.workers
+        self._due: list[tuple[float, int, bool, Request]] = []
+        self._tick_at_s = self.now_s
+
+    def _serve(self, size: Size) -> None:
+        self.served = fleet_of(size.policy, size.workers)
+        self.pool = self.served.pools[0]
+        self.scheduler = self.served.schedulers[0] if self.served.schedulers else None
+
+    def clock(self) -> float:
+        """The time it is there."""
+        return self.now_s
+
+    def run(self, requests: int) -> None:
+        """Let so many more arrive."""
+        for _ in range(requests):
+            self.now_s += self._step_s
+            while self._due and self._due[0][0] <= self.now_s:
+                _, _, answers, request = heapq.heappop(self._due)
+                if answers:
+                    self._first(request)
+                else:
+                    self._end(request)
+            if self.scheduler is not None and self.now_s >= self._tick_at_s:
+                self._tick_at_s = self.now_s + _TICK_S
+                begin_ns = clock_ns()
+                ready = self.scheduler.tick(self.now_s)
+                self.ticks_us.append((clock_ns() - begin_ns) / 1e3)
+                self._send(ready)
+            self._arrive(next(self._numbers))
+
+    def _arrive(self, number: int) -> None:
+        served, body = self.served, self._talk.body()
+        key = key_of(number % self._keys)
+        head = read_head([(b"host", b"g"), (b"authorization", b"Bearer " + key)])
+        name = f"r{number}"
+        incoming = Incoming(
+            request_id=name, lease_id=name, endpoint=CHAT, head=head, body=body,
+            received_s=self.now_s, received_unix_s=self.now_s,
+        )  # fmt: skip
+        times = [clock_ns()]
+        principal = authenticate.authenticate(self.keyring, head.key_digest, self.now_s)
+        times.append(clock_ns())
+        facts = estimate.read(CHAT, body, RequestHead())
+        lengths = estimate.estimate(served, CHAT, facts, principal)
+        times.append(clock_ns())
+        prefix = plan.look_up(
+            served, CHAT, principal, facts, facts.members, lengths.input_tokens_total
+        )
+        times.append(clock_ns())
+        planned = plan.plan(served, CHAT, lengths, prefix)
+        times.append(clock_ns())
+        lease = finished(admit.admit(self.store, served, principal, name, lengths, planned))
+        times.append(clock_ns())
+        for part, begin_ns, end_ns in zip(
+            ("authenticate", "estimate", "look", "plan", "admit"), times, times[1:], strict=False
+        ):
+            self.cpu.add(part, begin_ns, end_ns)
+        self._bind(Request(incoming, principal, facts, lengths, prefix, planned, lease))
+
+    def _bind(self, request: Request) -> None:
+        served = self.served
+        begin_ns = clock_ns()
+        if self.scheduler is None:
+            request.binding = bind.bind(served, (0,), (), self.now_s)
+            self.cpu.add("bind", begin_ns, clock_ns())
+            self._start(request)
+            return
+        job = request.job = bind.job_of(
+            served, request.principal, request.facts, request.lengths, request.lease, self.now_s
+        )
+        job.owner = request
+        placed = bind.place(served, (0,), (), self.now_s, None, job, request.prefix)
+        self.cpu.add("bind", begin_ns, clock_ns())
+        assert isinstance(placed, tuple)
+        self._send(placed[1])
+
+    def _send(self, ready: Sequence[Job]) -> None:
+        for job in ready:
+            request: Request = job.owner
+            begin_ns = clock_ns()
+            request.binding = bind.binding_of(self.served, 0, job)
+            self.cpu.add("name", begin_ns, clock_ns())
+            self._start(request)
+
+    def _start(self, request: Request) -> None:
+        served, binding, lease, job = self.served, request.binding, request.lease, request.job
+        begin_ns = clock_ns()
+        dispatch.upstream_call(
+            served, request.incoming, request.facts, request.lengths, request.prompt, binding
+        )
+        explain.response_lines("r", served, request.lengths, lease, binding, request.prompt, 0.0)
+        fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
+        points = request.prefix.points
+        if points and job is not None:
+            tokens_per_byte = job.prompt_tokens / points[-1][0]
+            request.expected = served.prefixes[0].insert(points, binding.worker, tokens_per_byte)
+            served.news[0].sent(points, binding.worker, tokens_per_byte)
+        self.cpu.add("call", begin_ns, clock_ns())
+        request.started_s = self.now_s
+        hit = 0 if request.expected is None else request.expected.hit_tokens
+        uncached = max(1, request.lengths.input_tokens_total - hit)
+        takes_s = (0.01 + uncached / PREFILL_TOKENS_PER_S) * self._random.lognormvariate(0, 0.25)
+        free_s = self._free_s[binding.worker] = max(self.now_s, self._free_s[binding.worker])
+        self._free_s[binding.worker] += takes_s
+        self._plan(free_s + takes_s - self.now_s, request, answers=True)
+
+    def _plan(self, in_s: float, request: Request, *, answers: bool) -> None:
+        heapq.heappush(self._due, (self.now_s + in_s, next(self._order), answers, request))
+
+    def _first(self, request: Request) -> None:
+        left_s = SERVICE_S - (self.now_s - request.started_s)
+        self._plan(max(0.0, left_s), request, answers=False)
+        if self.scheduler is not None and request.job is not None:
+            begin_ns = clock_ns()
+            ready = self.scheduler.first_token(request.job, self.now_s)
+            self.cpu.add("first", begin_ns, clock_ns())
+            self._send(ready)
+
+    def _end(self, request: Request) -> None:
+        served, binding, lease = self.served, request.binding, request.lease
+        expected = request.expected
+        usage = Usage(
+            prompt_tokens=request.lengths.input_tokens_total,
+            completion_tokens=_COMPLETION_TOKENS,
+            cached_tokens=0 if expected is None else expected.hit_tokens,
+            cached_told=True,
+        )
+        outcome = Outcome(
+            label="ok", status=200, usage=usage, finish_reason="stop", completed=True, ttft_s=0.1
+        )
+        begin_ns = clock_ns()
+        fleet.finish(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
+        if self.scheduler is not None and request.job is not None:
+            self.scheduler.finished(request.job, self.now_s)
+        fleet.succeeded(self.pool, binding.worker)
+        settle.settle(
+            self.store, lease, outcome, request.lengths, dispatched=True, unix_s=self.now_s
+        )
+        settle.learn(
+            served, CHAT, request.principal, request.facts, request.lengths, request.prompt, outcome
+        )
+        if expected is not None:
+            settle.note_cached(served, binding, expected, outcome)
+        settled_ns = clock_ns()
+        record = record_of(self.served, request, outcome, usage, self.now_s)
+        explain.count(self.metrics, record, request.lengths, served, lease)
+        self.cpu.add("settle", begin_ns, settled_ns)
+        self.cpu.add("record", settled_ns, clock_ns())

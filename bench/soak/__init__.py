@@ -1,0 +1,1 @@
+"""Half an hour of mixed load: what is left behind, what grows."""

@@ -1,0 +1,90 @@
+"""Fills what the gateway keeps within bounds before the soak looks at memory.
+
+Whatever is bounded grows until it is full, and at the soak's own rate that takes minutes for the
+prefix index of the bulk's model, and longer than the soak for what only visitors teach. So every
+bound is reached first, by prompts that are all different from their beginning on:
+
+- the bulk's model: 350,000 prefixes in 25,000 prompts of 17 points, and more conversations
+  (20,000) and decisions (10,000) than are remembered;
+- the visitors' model: as many conversations, half of them responses whose homes are remembered
+  (10,000); and long prompts for the index of its long pool. Its indexes are the smallest there are
+  (`soak_gateway.PREFIXES`), or they would take more requests than the mock engines can serve.
+
+What still grows after this is a leak, or a heap with holes.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from bench.common.everything_on import MODEL
+from bench.common.tools import MARK, Figures, Load
+from bench.soak.gateway import MOCKED, Gateway, key_of
+from bench.soak.visits import CHAT, RESPONSES, Visit, Visitors
+
+BULK_REQUESTS: Final = 25_000
+BULK_TEXT_BYTES: Final = 24_000
+"""For the short pool, as all of the bulk is."""
+BULK_S: Final = 3.0
+"""Of each part: a load generator numbers its prompts from 0, so each part has other texts."""
+MOST_PARTS: Final = 100
+CONVERSATIONS: Final = 22_000
+TEXT_BYTES: Final = 300
+"""Enough for a prefix, and so for a conversation."""
+LONG_PROMPTS: Final = 400
+LONG_TEXT_BYTES: Final = 80_000
+"""For the long pool, and far beyond what is compressed."""
+AT_ONCE: Final = 64
+_SENTENCE: Final = "Of what was said here before, nothing need be remembered for long. "
+_encode: Final = msgspec.json.Encoder().encode
+
+
+async def fill(gateway: Gateway, tool: Path, folder: Path, visitors: Visitors) -> list[Figures]:
+    """Reach every bound; what the bulk's load generator found."""
+    found: list[Figures] = []
+    while sum(part["requests"] for part in found) < BULK_REQUESTS and len(found) < MOST_PARTS:
+        load = Load(tool, gateway.port, bulk_body(folder, len(found)))
+        found.append(await asyncio.to_thread(load.run, AT_ONCE, BULK_S))
+    due = visits()
+    await asyncio.gather(*(_make(visitors, due) for _ in range(AT_ONCE)))
+    return found
+
+
+def bulk_body(folder: Path, part: int) -> Path:
+    """A body whose prompts have nothing in common, neither among them nor with other parts'."""
+    text = f"{part} {MARK} {_text(BULK_TEXT_BYTES)}"
+    file = folder / "fill.json"
+    messages = [{"role": "user", "content": text}]
+    file.write_text(json.dumps({"model": MODEL, "messages": messages, "max_tokens": 1}))
+    return file
+
+
+def visits() -> Iterator[Visit]:
+    """One after the other, each with another beginning."""
+    for number in range(CONVERSATIONS):
+        yield _visit(number, TEXT_BYTES, RESPONSES if number % 2 else CHAT)
+    for number in range(LONG_PROMPTS):
+        yield _visit(CONVERSATIONS + number, LONG_TEXT_BYTES, CHAT)
+
+
+def _visit(number: int, text_bytes: int, path: str) -> Visit:
+    listed = [{"role": "user", "content": f"{number:08d} {_text(text_bytes)}"}]
+    body: dict[str, Any] = {"model": MOCKED, "mock_output_tokens": 1}
+    if path == RESPONSES:
+        body |= {"input": listed, "max_output_tokens": 1}
+    else:
+        body |= {"messages": listed, "max_tokens": 1}
+    return Visit(kind="filler", path=path, body=_encode(body), key=key_of("visitor"))
+
+
+def _text(size: int) -> str:
+    return (_SENTENCE * (size // len(_SENTENCE) + 1))[:size]
+
+
+async def _make(visitors: Visitors, due: Iterator[Visit]) -> None:
+    for visit in due:
+        await visitors.make(visit)

@@ -1,0 +1,194 @@
+"""The gateway of the soak, the engines before which it stands, and what is seen of it from outside.
+
+Three models: one on C engines, which bears the bulk; one on four mock engines, of which two fail
+now and then; one on a mock engine of four slots, so that requests wait.
+"""
+
+import contextlib
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from bench.common.everything_on import MODEL, everything, serve_command
+from bench.common.fleet import read_metrics
+from bench.common.gateway_books import gauge, held
+from bench.common.tools import cpu_ns, rss_kib, start_engines, tree
+from sluice.children import Children, free_ports
+
+MOCKED: Final = "mocked-model"
+TIGHT: Final = "tight-model"
+SLOTS: Final = 4
+"""Of the tight model's engine."""
+WINDOW_TOKENS: Final = 65_536
+PREFIXES: Final = 8_192
+"""In the indexes of the soak's own models: what few requests can fill (`soak_fill`)."""
+FAILS: Final = "500@0.01,reset-before@0.01,reset-mid:4@0.02,stall:4@0.005,busy@0.01"
+"""Of each request to the two engines that fail."""
+TIMEOUTS: Final = {"connect_s": 1.0, "first_byte_s": 30.0, "idle_s": 2.0}
+"""Short, so that an engine's stall is over soon."""
+TICK_US: Final = 2000
+_STATES: Final = {"01": "open", "08": "closed by the", "0A": "listening,"}
+"""Of /proc/net/tcp."""
+_ENTITLEMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "visitor": {"model": MOCKED},
+    "few": {"model": MOCKED, "max_concurrency": 2},
+    "queued": {"model": TIGHT},
+    "metered": {"model": TIGHT, "service_class": "elastic", "tokens_per_second": 40},
+}
+
+
+def key_of(entitlement: str) -> str:
+    """The API key of one of the soak's own entitlements."""
+    return f"sk-{entitlement}"
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The gateway at one moment."""
+
+    at_s: float
+    """Since the load began."""
+    rss_kib: int
+    """Of its process tree."""
+    pss_kib: int
+    """The same, shared pages counted once; 0 where it cannot be read."""
+    fds: int
+    cpu_s: float
+    leases: float
+    waiting: float
+    requests: float
+    """So far, by /metrics."""
+    errors: float = 0.0
+    """Upstream errors so far."""
+
+
+class Gateway:
+    """One gateway with everything on, and its engines."""
+
+    def __init__(self, folder: Path, children: Children, engine: Path) -> None:
+        """Starts them all."""
+        self.port, *mock_ports, tight_port = free_ports(6)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.failing = [f"127.0.0.1:{port}" for port in mock_ports[:2]]
+        """The engines that fail now and then, by the name that the request log gives them."""
+        self.engine_ports = start_engines(children, engine, 4, TICK_US)
+        for number, port in enumerate(mock_ports):
+            fails = ("--fail", FAILS) if number < 2 else ()
+            children.start(_mock(port, MOCKED, WINDOW_TOKENS, 64, *fails), quiet=True, silent=True)
+        children.start(_mock(tight_port, TIGHT, 8192, SLOTS), quiet=True, silent=True)
+        self.mock_urls = [f"http://127.0.0.1:{port}" for port in (*mock_ports, tight_port)]
+        for url in self.mock_urls:
+            children.wait_for(f"{url}/health")
+        urls = [f"http://127.0.0.1:{port}" for port in self.engine_ports]
+        file = everything(folder, self.port, urls)
+        _extend(file, self.mock_urls)
+        self.log = folder / f"requests-{self.port}.jsonl"
+        self.usage = folder / f"usage-{self.port}.jsonl"
+        self._process = children.start(serve_command(file), quiet=True, silent=True)
+        children.wait_for(f"{self.url}/ready")
+
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        return self._process.pid
+
+    def sample(self, at_s: float) -> Sample:
+        """What it takes now."""
+        page = read_metrics(self.url)
+        return Sample(
+            at_s=at_s,
+            rss_kib=rss_kib(self.pid),
+            pss_kib=sum(map(_pss_kib, tree(self.pid))),
+            fds=self.fds(),
+            cpu_s=self.cpu_s(),
+            leases=held(page),
+            waiting=gauge(page, "sluice_queue_depth"),
+            requests=gauge(page, "sluice_requests_total"),
+            errors=sum(v for k, v in page.items() if 'outcome="upstream_error"' in k),
+        )
+
+    def cpu_s(self) -> float:
+        """So far, of its process tree."""
+        return cpu_ns(self.pid) / 1e9
+
+    def fds(self) -> int:
+        """Open in its process tree."""
+        return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in tree(self.pid))
+
+    def delayed_s(self) -> float:
+        """So far, how long its threads were ready and got no processor."""
+        total = 0
+        for pid in tree(self.pid):
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    total += int(path.read_text().split()[1])
+        return total / 1e9
+
+    def connections(self) -> Counter[str]:
+        """Its TCP connections: state, and whether the other end is an engine or a client."""
+        inodes = {
+            str(path.readlink()).removeprefix("socket:[").rstrip("]")
+            for pid in tree(self.pid)
+            for path in Path(f"/proc/{pid}/fd").iterdir()
+            if path.exists() or path.is_symlink()
+        }
+        found: Counter[str] = Counter()
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if inode in inodes:
+                ours = int(local.partition(":")[2], 16) == self.port
+                found[f"{_STATES.get(state, state)} {'client' if ours else 'engine'}"] += 1
+        return found
+
+    def running_at_engines(self) -> int:
+        """Sequences running or waiting in the mock engines."""
+        found = 0.0
+        for url in self.mock_urls:
+            for series, value in read_metrics(url).items():
+                if series.startswith("vllm:num_requests_"):
+                    found += value
+        return int(found)
+
+
+def _extend(file: Path, mock_urls: list[str]) -> None:
+    """Add the soak's own models and entitlements to the configuration."""
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    whole, tight = mock_urls[:-1], mock_urls[-1:]
+    base = next(model for model in config["models"] if model["name"] == MODEL)
+    shared = {name: value for name, value in base.items() if name not in {"name", "pools"}}
+    shared["scheduling"] = {**base["scheduling"], "prefix_entries": PREFIXES}
+    config["models"] += [
+        {**shared, "name": MOCKED, "pools": {
+            "short": {"max_model_len": 8192, "max_num_seqs": 64, "workers": whole[:2]},
+            "long": {"max_model_len": WINDOW_TOKENS, "max_num_seqs": 64, "workers": whole[2:]},
+        }},
+        {**shared, "name": TIGHT, "compression": {"enabled": False}, "pools": {
+            "only": {"max_model_len": 8192, "max_num_seqs": SLOTS, "workers": tight},
+        }},
+    ]  # fmt: skip
+    for name, terms in _ENTITLEMENTS.items():
+        digest = hashlib.sha256(key_of(name).encode()).hexdigest()
+        entry = {"name": name, "tenant": name, "api_keys": [f"sha256:{digest}"], **terms}
+        config["entitlements"].append(entry)
+    config["timeouts"] = TIMEOUTS
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+
+def _mock(port: int, model: str, window: int, slots: int, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "sluice", "mock", "--port", str(port), "--model", model),
+        *("--max-model-len", str(window), "--max-num-seqs", str(slots), "--speed", "4", *more),
+    ]
+
+
+def _pss_kib(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))

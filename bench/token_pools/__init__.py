@@ -1,0 +1,1 @@
+"""The token-pools paper's experiments."""

@@ -1,0 +1,299 @@
+"""A model's token pool before engines, in virtual time: the shipped admission, no processes.
+
+Decisions, settlements, ticks and renewals are calls of `gateway.policy`, in the order in which
+the gateway makes them; engines are `simulator.engine`. Events run in order of time, and at one
+time the engines come first. Without a book everybody enters: that is "no admission control".
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+import msgspec
+
+from bench.token_pools.records import POOL_REASONS, Job, Refused, Sample
+from gateway.policy.admission import admission, capacity, debt, eviction
+from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.retry_after import told_s
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
+from simulator.engine import Emission, Engine, EngineProfile, EngineRequest
+
+EPOCH_S = 1_700_000_000.0
+"""Unix time at which every experiment begins; its own times start at 0."""
+
+
+class Lab:
+    """Drive it with `at`, `offer` and `run`."""
+
+    def __init__(
+        self,
+        terms: Terms | None,
+        profiles: Sequence[EngineProfile],
+        seed: int,
+        *,
+        tenants: Sequence[Entitlement] = (),
+        sample_s: float = 0.25,
+        every_token: bool = False,
+        mean_slo_ms: float = 0.0,
+        owes_all: bool = False,
+    ) -> None:
+        """`terms` None: no admission. `mean_slo_ms` 0: the mean over bound entitlements.
+
+        `owes_all`: debt grows in a contended pool for who was not denied, too. The policy does
+        not do so; it shows what the published debts mean.
+        """
+        self.random = Random(seed)
+        self.now_s = 0.0
+        self.engines = [Engine(profile) for profile in profiles]
+        self.up = len(self.engines)
+        """Engines that take new requests, from the first on."""
+        self.book = None if terms is None else TokenPool(terms)
+        self.jobs: list[Job] = []
+        self.live: dict[str, Job] = {}
+        self.refused: list[Refused] = []
+        self.samples: list[Sample] = []
+        self._mean_slo_ms = mean_slo_ms
+        self._owes_all = owes_all
+        self._every_token = every_token
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._ids = count()
+        self._tenants: dict[str, Entitlement] = {}
+        self._done: dict[str, Callable[[Job], None]] = {}
+        for tenant in tenants:
+            self.join(tenant)
+        self._every(sample_s, self._sample, first_s=0.0)
+        if terms is not None and self.book is not None:
+            self.book.ticked_s = EPOCH_S
+            self._every(terms.profile.tick_s, self._tick)
+            self._every(RENEW_EVERY_S, self._renew)
+
+    # -- time
+
+    def at(self, at_s: float, action: Callable[[], None]) -> None:
+        """Call `action` then; what is due at once runs in order of these calls."""
+        heappush(self._heap, (at_s, next(self._order), action))
+
+    def run(self, until_s: float) -> None:
+        """Run everything up to a time."""
+        while True:
+            times = [t for e in self.engines if (t := e.next_event_s()) is not None]
+            times += [at_s for at_s, _, _ in self._heap[:1]]
+            now_s = min(times, default=math.inf)
+            if now_s > until_s:
+                self.now_s = until_s
+                return
+            self.now_s = now_s
+            for engine in self.engines:
+                for at_s, emission in engine.run_until(now_s, every_token=self._every_token):
+                    self._emitted(at_s, emission)
+            while self._heap and self._heap[0][0] <= now_s:
+                heappop(self._heap)[2]()
+
+    def _every(self, each_s: float, action: Callable[[], None], first_s: float = -1.0) -> None:
+        start_s = self.now_s + each_s if first_s < 0 else first_s
+        steps = count()
+
+        def step() -> None:
+            action()
+            self.at(start_s + (next(steps) + 1) * each_s, step)
+
+        self.at(start_s, step)
+
+    @property
+    def unix_s(self) -> float:
+        """The policy's clock."""
+        return EPOCH_S + self.now_s
+
+    # -- the pool
+
+    def join(self, tenant: Entitlement) -> None:
+        """Bring an entitlement into force."""
+        self._tenants[tenant.name] = tenant
+        if self.book is not None:
+            self.book.define(tenant)
+            self._survey()
+
+    def resize_pool(self, slots: int, up: int) -> None:
+        """Give the pool other slots, with so many engines taking new requests."""
+        self.up = up
+        if self.book is not None:
+            self.book.change(msgspec.structs.replace(self.book.terms, slots=(slots,)))
+            self._survey()
+
+    def _survey(self) -> None:
+        assert self.book is not None
+        terms = self.book.terms
+        held = capacity.Capacity(
+            slots=terms.slots,
+            kv_bytes=tuple(terms.kv_of(pool) for pool in range(len(terms.slots))),
+            tokens_per_s=terms.tokens_per_s,
+        )
+        in_order = sorted(self._tenants.values(), key=lambda t: t.created)
+        *_, found = capacity.survey(in_order, held, self.unix_s)
+        assert found is not None
+        self.book.change(
+            msgspec.structs.replace(
+                terms,
+                bound_until=found.bound_until,
+                mean_slo_ms=self._mean_slo_ms or found.mean_slo_ms,
+            )
+        )
+
+    def _tick(self) -> None:
+        assert self.book is not None
+        elapsed_s = self.unix_s - self.book.ticked_s
+        if self._owes_all:
+            for account in self.book.accounts.values():
+                account.denied = max(1, account.denied)
+        debt.tick(self.book, sorted(self.book.active), elapsed_s, self.unix_s)
+        debt.close(self.book, elapsed_s, self.unix_s)
+
+    def _renew(self) -> None:
+        assert self.book is not None
+        for lease_id in list(self.live):
+            admission.renew(self.book, lease_id, self.unix_s)
+
+    # -- requests
+
+    def offer(
+        self,
+        tenant: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        reserve_tokens: int = 0,
+        kv_bytes_per_token: int = 0,
+        done: Callable[[Job], None] | None = None,
+    ) -> Refused | None:
+        """Ask to be let in; the refusal, or None. `reserve_tokens` 0: what it will need."""
+        reserved = reserve_tokens or prompt_tokens + output_tokens
+        job = Job(
+            id=f"{tenant}-{next(self._ids)}",
+            tenant=tenant,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            asked_s=self.now_s,
+            reserved_tokens=reserved,
+        )
+        if self.book is not None:
+            refused = self._ask(self.book, job, reserved * kv_bytes_per_token)
+            if refused is not None:
+                self.refused.append(refused)
+                return refused
+        self._submit(job)
+        if done is not None:
+            self._done[job.id] = done
+        return None
+
+    def _ask(self, book: TokenPool, job: Job, kv_bytes: int) -> Refused | None:
+        request = Request(
+            lease_id=job.id,
+            entitlement=job.tenant,
+            pool=0,
+            estimate_tokens=job.reserved_tokens,
+            kv_bytes=kv_bytes,
+        )
+        outranked = self._outranked(book, job.tenant)
+        full = book.pools[0].inflight + 1 > book.terms.slots[0]
+        found = admission.admit(book, request, self.unix_s, observe=False)
+        if isinstance(found, Grant):
+            return None
+        reason: str = found.reason
+        if reason == "priority":
+            kv_full = 0 < book.terms.kv_of(0) < book.pools[0].kv_bytes + kv_bytes
+            uncontended = not full and not kv_full
+            reason = POOL_REASONS[2 if uncontended else 0 if outranked else 1]
+        return Refused(
+            at_s=self.now_s, tenant=job.tenant, reason=reason, told_s=self._told_s(found)
+        )
+
+    def _outranked(self, book: TokenPool, tenant: str) -> bool:
+        account = book.accounts[tenant]
+        if account.terms.service_class == "preemptible":
+            return True
+        return admission.weight_now(book, account) <= admission.least_weight(book, 0)
+
+    def _told_s(self, denial: Denial) -> float:
+        return float(told_s(denial.wait_s, self.random.random()))
+
+    def _submit(self, job: Job) -> None:
+        loads = [e.running + e.waiting for e in self.engines[: self.up]]
+        job.engine = loads.index(min(loads))
+        request = EngineRequest(
+            id=job.id, prompt_tokens=job.prompt_tokens, output_tokens=job.output_tokens
+        )
+        self.engines[job.engine].submit(request, self.now_s)
+        self.jobs.append(job)
+        self.live[job.id] = job
+
+    def _emitted(self, at_s: float, emission: Emission) -> None:
+        job = self.live[emission.id]
+        job.emitted = emission.index
+        if emission.index == 1:
+            job.first_s, job.queue_s = at_s, emission.queue_s
+        if emission.finished:
+            self._finish(job, at_s)
+
+    def _finish(self, job: Job, at_s: float) -> None:
+        job.done_s = at_s
+        del self.live[job.id]
+        if self.book is not None:
+            used = job.prompt_tokens + job.emitted if job.first_s >= 0 else 0
+            admission.settle(self.book, job.id, used, EPOCH_S + at_s)
+        done = self._done.pop(job.id, None)
+        if done is not None:
+            done(job)
+
+    def reclaim(self, job_id: str, cancel_s: float) -> None:
+        """Have others give way to a protected request; cancelling takes `cancel_s`."""
+        assert self.book is not None
+        if job_id not in self.book.leases:
+            return
+        for held in eviction.evict(self.book, 0, 1):
+            self.at(self.now_s + cancel_s, partial(self._cancel, held.id))
+
+    def _cancel(self, job_id: str) -> None:
+        job = self.live.get(job_id)
+        if job is None:
+            return
+        job.evicted = True
+        self.engines[job.engine].abort(job_id)
+        self._finish(job, self.now_s)
+
+    # -- what is seen
+
+    def _sample(self) -> None:
+        inflight = dict.fromkeys(self._tenants, 0)
+        for job in self.live.values():
+            inflight[job.tenant] = inflight.get(job.tenant, 0) + 1
+        book = self.book
+        accounts = {} if book is None else book.accounts
+        self.samples.append(
+            Sample(
+                at_s=self.now_s,
+                slots=0 if book is None else book.terms.slots[0],
+                running=sum(e.running for e in self.engines),
+                waiting=sum(e.waiting for e in self.engines),
+                inflight=inflight,
+                debt={name: a.debt for name, a in accounts.items()},
+                weight={}
+                if book is None
+                else {name: admission.weight_now(book, a) for name, a in accounts.items()},
+                kv_bytes=0 if book is None else book.pools[0].kv_bytes,
+                kv_used=max(e.kv_usage for e in self.engines),
+                generated=sum(e.generation_tokens_total for e in self.engines),
+            )
+        )
+
+    def count(self, tenant: str, reason: str, start_s: float = 0.0, end_s: float = 1e9) -> int:
+        """Refusals of a tenant for a reason, asked within a time."""
+        return sum(
+            r.tenant == tenant and r.reason == reason and start_s <= r.at_s < end_s
+            for r in self.refused
+        )

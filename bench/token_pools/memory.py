@@ -1,0 +1,191 @@
+"""KV cache: clients that ask for 32,768 tokens and get near 1,000, in a pool of 32 slots, 40 GiB.
+
+Reserving what clients ask for fills the cache with promises and leaves most slots idle.
+Reserving L_in + min(cap, q_out), q_out the shipped estimator's .95 quantile, lets the slots be
+used; who streams past the reserve has it extended by 256 tokens once a second, as the gateway
+does, and admission sees that. How far reserves and true use go beyond the capacity is stated.
+"""
+
+from collections.abc import Callable, Iterable
+from math import exp, log
+from random import Random
+from statistics import mean
+
+import msgspec
+
+from bench.common.report import Row, at_least, at_most
+from bench.token_pools.lab import Lab
+from bench.token_pools.records import Job, Refused
+from gateway.policy.admission import admission
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.estimate.quantile import OutputLengths
+from gateway.policy.token_pool.terms import Terms
+from simulator.engine import EngineProfile
+
+WAYS = 3
+SLOTS = 32
+KV_BYTES = 40 << 30
+BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
+"""Llama-3-8B: 2 x layers x KV heads x head dimension x bytes."""
+CAP = 32_768
+ASKED_SLOTS = 28
+EXTENSION_TOKENS = 256
+_KV_TOKENS = KV_BYTES // BYTES_PER_TOKEN
+_THREADS = 64
+_LENGTH_S = 400.0
+_WARM_S = 100.0
+_TAIL, _TAIL_TOKENS = 0.02, 6_000
+"""One answer in fifty is far longer than q_out."""
+
+
+class Use(msgspec.Struct, kw_only=True):
+    """One way of reserving, one seed; shares of the pool's KV."""
+
+    slots: float
+    reserved: float
+    used: float
+    most_reserved: float
+    most_used: float
+    extended: int
+    preemptions: int
+    answers: int
+
+
+class Clients:
+    """Closed-loop clients that wait as told."""
+
+    def __init__(self, lab: Lab, seed: int, *, learn: bool) -> None:
+        self.lab, self.learn = lab, learn
+        self.extended = 0
+        self.times = 1
+        self._draw = Random(f"memory/{seed}")
+        self._lengths = OutputLengths()
+
+    def ask(self) -> None:
+        """A new request."""
+        draw = self._draw
+        output = round(self.times * exp(draw.gauss(log(1_000), 0.25)))
+        if draw.random() < _TAIL:
+            output = _TAIL_TOKENS
+        self._send(draw.randint(4_000, 12_000), output)
+
+    def _send(self, prompt: int, output: int) -> None:
+        expected = self._lengths.expected("chat", "prose", "t") if self.learn else CAP
+        refused: Refused | None = self.lab.offer(
+            "tenant",
+            prompt,
+            output,
+            reserve_tokens=prompt + min(CAP, expected),
+            kv_bytes_per_token=BYTES_PER_TOKEN,
+            done=self._answered,
+        )
+        if refused is not None:
+            self.lab.at(self.lab.now_s + refused.told_s, lambda: self._send(prompt, output))
+
+    def _answered(self, job: Job) -> None:
+        self._lengths.add("chat", "prose", "t", job.emitted, cut=False)
+        self.lab.at(self.lab.now_s, self.ask)
+
+    def grow(self) -> None:
+        """From now on answers are three times as long."""
+        self.times = 3
+
+    def extend(self) -> None:
+        """Reserve more for streams past their reserve; and again in a second."""
+        book = self.lab.book
+        assert book is not None
+        for job in self.lab.live.values():
+            used = job.prompt_tokens + job.emitted
+            if used > job.reserved_tokens:
+                job.reserved_tokens = used + EXTENSION_TOKENS
+                kv_bytes = job.reserved_tokens * BYTES_PER_TOKEN
+                admission.resize(book, job.id, job.reserved_tokens, kv_bytes, self.lab.unix_s)
+                self.extended += 1
+        self.lab.at(self.lab.now_s + 1.0, self.extend)
+
+
+def experiment(seed: int, *, learn: bool, grows: bool = False, length_s: float = _LENGTH_S) -> Use:
+    """Reserve what is expected (`learn`) or what was asked for.
+
+    `grows`: halfway all answers become three times as long as was learned.
+    """
+    tenant = Entitlement(name="tenant", model="m", baseline=(SLOTS,), created=1)
+    terms = Terms(slots=(SLOTS,), kv_bytes=(KV_BYTES,))
+    profile = EngineProfile(
+        name="kv",
+        kv_blocks=_KV_TOKENS // 16,
+        max_model_len=65_536,
+        max_num_seqs=SLOTS,
+        prefix_cache_tokens=0,
+    )
+    lab = Lab(terms, [profile], seed, tenants=[tenant], every_token=True)
+    clients = Clients(lab, seed, learn=learn)
+    for _ in range(_THREADS):
+        lab.at(lab.random.uniform(0, 5), clients.ask)
+    lab.at(1.0, clients.extend)
+    if grows:
+        lab.at(length_s / 2, clients.grow)
+    lab.run(length_s)
+    warm = [s for s in lab.samples if s.at_s >= min(_WARM_S, length_s / 2)]
+    reserved = [s.kv_bytes / KV_BYTES for s in warm]
+    return Use(
+        slots=mean(s.running for s in warm),
+        reserved=mean(reserved),
+        used=mean(s.kv_used for s in warm),
+        most_reserved=max(reserved),
+        most_used=max(s.kv_used for s in warm),
+        extended=clients.extended,
+        preemptions=lab.engines[0].preemptions_total,
+        answers=sum(j.done_s >= 0 for j in lab.jobs),
+    )
+
+
+def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
+    """Both ways of reserving."""
+    cap: list[Use] = []
+    ours: list[Use] = []
+    grown: list[Use] = []
+    for seed in seeds:
+        for found, learn, grows in ((cap, False, False), (ours, True, False), (grown, True, True)):
+            found.append(experiment(seed, learn=learn, grows=grows))
+            step()
+    name = "KV, reserve of L_in + min(cap, q_out)"
+    most = max(u.most_reserved for u in ours)
+    return [
+        Row(
+            metric=f"KV, reserve of the cap: slots in use of {SLOTS}",
+            measured=mean(u.slots for u in cap),
+            note=f"{100 * mean(u.reserved for u in cap):.0f} % of KV reserved, "
+            f"{100 * mean(u.used for u in cap):.0f} % used",
+        ),
+        at_least(
+            f"{name}: slots in use of {SLOTS}, worst seed",
+            min(u.slots for u in ours),
+            ASKED_SLOTS,
+            f"{100 * mean(u.reserved for u in ours):.0f} % of KV reserved, "
+            f"{100 * mean(u.used for u in ours):.0f} % used",
+        ),
+        Row(
+            metric=f"{name}: answers, times those with the cap",
+            measured=sum(u.answers for u in ours) / sum(u.answers for u in cap),
+        ),
+        at_most(
+            f"{name}: most reserved, share of KV",
+            most,
+            1.125,
+            f"extended {sum(u.extended for u in ours)} times by {EXTENSION_TOKENS} tokens",
+        ),
+        at_most(
+            f"{name}: most used, share of KV",
+            max(u.most_used for u in ours),
+            1.0,
+            f"engine preemptions: {sum(u.preemptions for u in ours)}",
+        ),
+        at_most(
+            "KV, answers suddenly three times as long: most reserved, share of KV",
+            max(u.most_reserved for u in grown),
+            1.125,
+            f"{mean(u.slots for u in grown):.1f} slots in use; "
+            f"engine preemptions: {sum(u.preemptions for u in grown)}",
+        ),
+    ]

@@ -1,0 +1,141 @@
+"""The ground that bench quartz-loads maps, and how its cells are judged."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bench.quartz_loads.knees import completed_per_s
+from bench.quartz_loads.run import DEFAULT, OTHERS, Cell, Seen, figures, make, misses, run_task
+from bench.quartz_loads.scenes import HEAVY, SCENES, knee
+from gateway.policy.prefix.index import PrefixIndex
+from simulator.experiments.scheduling import Demand, Served
+
+CELL = Cell(scene="Mixed", workers=4, load=0.5)
+
+
+def seen(p50_s: float = 0.2, p99_s: float = 1.0, violations: float = 0.0) -> Seen:
+    return Seen(
+        p50_s=p50_s,
+        p90_s=p50_s,
+        p99_s=p99_s,
+        violations=violations,
+        others_violations=violations,
+        hits=50.0,
+        tokens_per_s=1.0,
+    )
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_scene_repeats_by_seed_and_grows_with_the_fleet(scene: str) -> None:
+    few, again = (SCENES[scene](1, knee(scene, 4), 4, 200, None) for _ in range(2))
+    many = SCENES[scene](1, knee(scene, 16), 16, 200, None)
+    assert few == again
+    assert many[-1].arrival_s < few[-1].arrival_s
+    assert (scene == "Heavy client") == any(d.client == HEAVY for d in few)
+
+
+@pytest.mark.parametrize(
+    ("mine", "missed"),
+    [
+        ([seen(), seen()], []),
+        ([seen(p99_s=1.04), seen(p99_s=1.04)], []),
+        ([seen(p99_s=2.0), seen(p99_s=2.1)], ["p99_s"]),
+        ([seen(p99_s=1.0), seen(p99_s=3.0)], []),
+        ([seen(violations=2.0), seen(violations=2.1)], ["violations"]),
+        ([seen(violations=0.9), seen(violations=0.9)], []),
+        ([seen(p99_s=1.04)], []),
+        ([seen(p99_s=2.0)], ["p99_s"]),
+        ([seen(p99_s=math.nan), seen()], ["p99_s"]),
+        ([seen(p99_s=math.nan)], ["p99_s"]),
+    ],
+    ids=[
+        "equal",
+        "50 ms",
+        "worse",
+        "worse by chance",
+        "violations",
+        "a point",
+        "50 ms, one seed",
+        "worse, one seed",
+        "unknown",
+        "unknown, one seed",
+    ],
+)
+def test_a_cell_is_missed_where_another_is_surely_better(
+    mine: list[Seen], missed: list[str]
+) -> None:
+    found = {(CELL, other): [seen()] * len(mine) for other in OTHERS}
+    found[CELL, DEFAULT] = mine
+    assert [miss.field for miss in misses(found, CELL)] == missed
+
+
+def test_policies_are_run_on_the_same_requests() -> None:
+    found = run_task((CELL, 0, ("least-loaded", "least-loaded"), None))
+    assert found[0] == found[1]
+    assert found[0].hits > 0
+
+
+def test_all_policies_with_prefixes_look_for_them_in_a_bounded_index() -> None:
+    for policy in (DEFAULT, *OTHERS):
+        assert isinstance(make(policy, 4, 0).prefixes, PrefixIndex)
+
+
+def served(ttft_s: list[float], lost: int) -> Served:
+    ttft = np.array(ttft_s)
+    return Served(
+        ttft_s=ttft,
+        wait_s=ttft,
+        queue_s=ttft,
+        end_s=np.ones(len(ttft)),
+        worker=np.zeros(len(ttft)),
+        cached_tokens=np.zeros(len(ttft)),
+        within=ttft,
+        lost=lost,
+    )
+
+
+def demands(count: int) -> list[Demand]:
+    return SCENES["Mixed"](0, 10.0, 4, count, None)
+
+
+def test_a_request_without_a_first_token_is_late() -> None:
+    found = figures(demands(4), served([0.1, 0.1, math.nan, 9.0], lost=0))
+    assert found.violations == found.others_violations == 50.0
+
+
+def test_a_run_that_loses_a_request_is_not_compared() -> None:
+    with pytest.raises(RuntimeError, match="1 requests were lost"):
+        figures(demands(2), served([0.1, math.nan], lost=1))
+
+
+def test_the_knee_of_a_fleet_that_was_not_measured_is_that_of_a_smaller_one() -> None:
+    for scene in SCENES:
+        assert knee(scene, 64) == 4 * knee(scene, 16)
+        assert knee(scene, 2) == knee(scene, 4) / 2
+
+
+def test_what_is_completed_beyond_the_knee_is_less_than_what_is_offered() -> None:
+    scene, rate = SCENES["RAG"], knee("RAG", 4)
+    calm, crowded = (
+        completed_per_s(scene(0, offered, 4, 1500, None), "least-loaded", 4, 0)
+        for offered in (rate / 2, rate * 1.15)
+    )
+    assert calm == pytest.approx(rate / 2, rel=0.1)
+    assert calm < crowded < 0.95 * 1.15 * rate
+
+
+def test_past_the_knee_the_default_keeps_its_hits_and_a_lower_p99_than_sticky() -> None:
+    near, far = (Cell(scene="Mixed", workers=4, load=load) for load in (0.8, 1.2))
+    runs = [
+        [run_task((cell, seed, policies, None)) for seed in range(2)]
+        for cell, policies in ((near, (DEFAULT,)), (far, (DEFAULT, "sticky")))
+    ]
+    calm, crowded = ([values[0] for values in cell] for cell in runs)
+    sticky = [values[1] for values in runs[1]]
+    assert mean(crowded, "hits") >= 0.9 * mean(calm, "hits")
+    assert mean(crowded, "p99_s") < mean(sticky, "p99_s")
+
+
+def mean(values: list[Seen], field: str) -> float:
+    return float(np.mean([getattr(value, field) for value in values]))

@@ -1,0 +1,153 @@
+"""The arithmetic of `bench scale`, and that its load is one."""
+
+import asyncio
+
+import pytest
+
+from bench.scale.measure import Cpu, finished, pauses, quantile, watched
+from bench.scale.rows import Point, growth, hold, rows_of
+from bench.scale.run import ladders
+from bench.scale.traffic import Conversations, Size, entitlements
+from bench.scale.workers import Loaded
+
+
+def point(workers: int, **figures: float) -> Point:
+    return Point(kind="workers", size=Size(workers=workers), figures=figures)
+
+
+def test_growth_compares_the_largest_with_the_smallest() -> None:
+    assert growth([point(4, a=2.0), point(8, a=9.0), point(16, a=5.0)], "a") == 2.5
+
+
+def test_growth_of_one_point_is_not_told() -> None:
+    assert growth([point(4, a=2.0)], "a") is None
+    assert growth([point(4, a=0.0), point(8, a=1.0)], "a") is None
+
+
+def test_a_hold_is_judged_by_five_milliseconds() -> None:
+    assert hold("x", 5.0).holds is True
+    assert hold("x", 5.1).holds is False
+
+
+def test_nothing_measured_gives_no_row() -> None:
+    assert rows_of([]) == []
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 3.0, 5.0]
+    assert quantile([], 0.5) == 0.0
+
+
+def test_cpu_takes_off_what_a_reading_costs_and_is_never_negative() -> None:
+    cpu = Cpu()
+    cpu.add("a", 0, 1)
+    cpu.add("a", 0, 10_000_000)
+    assert cpu.quantile_us("a", 0.0) == 0.0
+    assert 9_000 < cpu.quantile_us("a", 1.0) < 10_000
+    cpu.clear()
+    assert cpu.mean_us("a") == 0.0
+
+
+def test_a_coroutine_that_waits_is_not_taken_for_finished() -> None:
+    async def done() -> int:
+        return 3
+
+    async def waits() -> None:
+        await asyncio.sleep(0)
+
+    assert finished(done()) == 3
+    with pytest.raises(RuntimeError, match="wait for nothing"):
+        finished(waits())
+
+
+def test_the_longest_turn_of_a_loop_is_told() -> None:
+    def busy() -> None:
+        for _ in range(300_000):
+            pass
+
+    async def work(slices: int) -> int:
+        for _ in range(slices):
+            busy()
+            await asyncio.sleep(0)
+        return slices
+
+    result, spent_ms, hold_ms = watched(lambda: work(8))
+    assert result == 8
+    assert hold_ms < spent_ms / 3
+
+
+def test_runs_of_the_collector_are_seen() -> None:
+    import gc
+
+    with pauses() as seen:
+        gc.collect()
+    count = len(seen)
+    gc.collect()
+    assert count >= 1
+    assert len(seen) == count
+
+
+def test_ladders_stop_at_the_largest_size_asked() -> None:
+    asked = list(ladders(100, 50, redis=False))
+    assert {kind for kind, _ in asked} == {
+        "upkeep",
+        "workers",
+        "entitlements",
+        "leases",
+        "file",
+        "index",
+    }
+    assert max(size.workers for _, size in asked) == 64
+    assert max(size.entitlements for _, size in asked) == 100
+    assert max(size.leases for _, size in asked) == 100
+
+
+def test_large_ladders_have_few_active_ones_too() -> None:
+    sizes = [s for kind, s in ladders(100_000, 50, redis=True) if kind == "redis"]
+    assert [(s.entitlements, s.active) for s in sizes] == [
+        (1, 1), (10, 10), (100, 100), (10_000, 10_000), (10_000, 100),
+        (100_000, 100_000), (100_000, 100),
+    ]  # fmt: skip
+
+
+def test_redis_has_floors_at_ten_and_a_hundred_thousand_entitlements_under_both_loads() -> None:
+    figures = dict.fromkeys(("own_us", "scripts", "p50_ms", "p99_ms"), 1.0)
+    figures |= {f"paced_{name}": value for name, value in figures.items()}
+    figures |= dict.fromkeys(("tick_redis_ms", "tick_hold_ms", "active_bytes_each"), 1.0)
+    figures |= {"redis_us": 80.0, "paced_redis_us": 80.1}
+    sizes = [Size(entitlements=each, active=each) for each in (1, 10, 100_000)]
+    rows = rows_of([Point(kind="redis", size=size, figures=figures) for size in sizes])
+    assert [(row.target, row.holds) for row in rows if "Redis, CPU-us" in row.metric] == [
+        ("<= 80", True), ("<= 80", False), ("<= 100", True), ("<= 100", True),
+    ]  # fmt: skip
+    assert sum("paced: p" in row.metric for row in rows) == 4
+
+
+def test_conversations_grow_and_begin_alike() -> None:
+    first, second = (b for b in (Conversations(1).body(), Conversations(1).body()))
+    assert first == second
+    talk = Conversations(1)
+    bodies = [talk.body() for _ in range(9)]
+    sizes = [len(body) for body in bodies]
+    assert sizes[:8] == sorted(sizes[:8])
+    assert sizes[8] < sizes[7]
+    assert bodies[1].startswith(bodies[0].removesuffix(b"]}"))
+
+
+def test_every_entitlement_has_a_key_of_its_own() -> None:
+    found = list(entitlements(50))
+    assert len({entry.key_sha256 for entry in found}) == 50
+    assert [entry.terms.created for entry in found] == list(range(1, 51))
+
+
+@pytest.mark.parametrize("policy", ["quartz", "least-loaded", "sticky"])
+def test_the_load_is_as_it_says(policy: str) -> None:
+    loaded = Loaded(Size(workers=4, policy=policy, entitlements=3))
+    loaded.run(400)
+    served = loaded.served
+    waiting = sum(sum(s.waiting) for s in served.schedulers if s is not None)
+    assert sum(loaded.pool.active) + waiting == loaded.store.active
+    assert 4 * 16 < loaded.store.active < 4 * 48
+    assert loaded.store.settled_total + loaded.store.active == 400
+    assert loaded.cpu.mean_us("bind") > 0

@@ -1,0 +1,81 @@
+"""What the soak fills beforehand reaches every bound that it is for."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from bench.common.everything_on import everything
+from bench.common.tools import MARK
+from bench.soak.fill import (
+    BULK_REQUESTS,
+    CONVERSATIONS,
+    LONG_PROMPTS,
+    LONG_TEXT_BYTES,
+    bulk_body,
+    visits,
+)
+from bench.soak.gateway import MOCKED, PREFIXES, TIGHT, _extend
+from bench.soak.visits import CHAT, RESPONSES
+from gateway.policy.pools.conversations import KEPT, Conversations
+from gateway.policy.pools.response_affinity import MAX_HOMES
+from gateway.policy.prefix.digests import points_of
+from gateway.policy.prefix.index import LEAST_ENTRIES
+from gateway.policy.request.members import by_name
+from gateway.settings import load
+from gateway.settings.model_parts import SchedulingConfig
+
+
+def digests(endpoint: str, body: bytes) -> set[int]:
+    return {digest for _, digest in points_of(endpoint, by_name(body), len(body))}
+
+
+def test_the_bulk_fills_the_index_decisions_and_conversations(tmp_path: Path) -> None:
+    texts = [bulk_body(tmp_path, part).read_bytes() for part in (0, 0, 1)]
+    bodies = [
+        text.replace(MARK.encode(), b"%08d" % number)
+        for text, number in zip(texts, (0, 1, 0), strict=True)
+    ]
+    points = [digests("chat", body) for body in bodies]
+    assert not points[0] & points[1]
+    assert not points[0] & points[2], "another part begins to count anew"
+    scheduling = SchedulingConfig()
+    assert BULK_REQUESTS * len(points[0]) > scheduling.prefix_entries
+    assert BULK_REQUESTS > KEPT
+    known = Conversations()
+    for body in bodies:
+        known.remember("bench", points_of("chat", by_name(body), len(body)))
+    assert len(known) == len(bodies)
+    file = everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"])
+    assert load(file).decisions_kept < BULK_REQUESTS
+
+
+def test_visits_fill_conversations_homes_and_the_smaller_indexes() -> None:
+    known, short, long_ = Conversations(), set[int](), set[int]()
+    paths, bodies = [], set[bytes]()
+    for visit in visits():
+        endpoint = "responses" if visit.path == RESPONSES else "chat"
+        known.remember("visitor", points_of(endpoint, by_name(visit.body), len(visit.body)))
+        paths.append(visit.path)
+        bodies.add(sha256(visit.body).digest())
+        found = digests(endpoint, visit.body)
+        (long_ if len(visit.body) > LONG_TEXT_BYTES else short).update(found)
+    assert KEPT // 2 <= len(known) <= KEPT < CONVERSATIONS, "some have been forgotten"
+    assert paths.count(RESPONSES) > MAX_HOMES
+    assert paths.count(CHAT) + paths.count(RESPONSES) == len(bodies)
+    assert len(paths) == CONVERSATIONS + LONG_PROMPTS
+    assert min(len(short), len(long_)) > PREFIXES
+
+
+def test_visits_are_of_the_soaks_own_models(tmp_path: Path) -> None:
+    file = everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"])
+    _extend(file, [f"http://127.0.0.1:{port}" for port in (2, 3, 4, 5)])
+    models = {model.name: model for model in load(file).models}
+    assert msgspec.json.decode(next(visits()).body)["model"] == MOCKED
+    for name in (MOCKED, TIGHT):
+        assert models[name].scheduling.prefix_entries == PREFIXES >= LEAST_ENTRIES
+        assert models[name].scheduling.policy == "quartz"
+    body = json.loads(bulk_body(tmp_path, 0).read_text())
+    assert body["model"] in models
+    assert models[body["model"]].scheduling.prefix_entries > PREFIXES

@@ -1,0 +1,146 @@
+"""The arithmetic of the soak, and the books that it keeps; no processes."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.common.gateway_books import Line, LogReader, Try, label, most_at_once, outcomes
+from bench.common.raw_client import Answer
+from bench.common.report import Row
+from bench.soak.books import Ledger, book_rows, refusal_gaps
+from bench.soak.gateway import Sample
+from bench.soak.trend import growth, slope_mib_per_day
+from bench.soak.visits import CHAT, MESSAGES, Visit, Visitors, told
+
+MINUTE_S = 60.0
+
+
+def sample(at_s: float, rss_kib: int) -> Sample:
+    return Sample(
+        at_s=at_s, rss_kib=rss_kib, pss_kib=0, fds=0, cpu_s=0, leases=0, waiting=0, requests=0
+    )
+
+
+def half_an_hour(kib_per_s: float) -> list[Sample]:
+    """100 MiB that grow evenly, and a warm-up that does not count."""
+    return [
+        sample(at_s, int(102_400 + kib_per_s * at_s) - (50_000 if at_s < 240 else 0))
+        for at_s in range(0, 1800, 5)
+    ]
+
+
+def test_growth_compares_the_last_minutes_with_those_after_warm_up() -> None:
+    duration_s = 30 * MINUTE_S
+    assert growth(half_an_hour(0), duration_s) == 0
+    grown = growth(half_an_hour(3.0), duration_s)
+    assert grown == pytest.approx((28.5 - 6.5) * 60 * 3 / (102_400 + 6.5 * 180), rel=0.01)
+
+
+def test_the_slope_is_that_of_most_samples() -> None:
+    samples = half_an_hour(3.0)
+    samples[200] = sample(samples[200].at_s, 900_000)
+    day_mib = 3.0 * 86_400 / 1024
+    assert slope_mib_per_day(samples, 30 * MINUTE_S) == pytest.approx(day_mib, rel=0.02)
+    assert slope_mib_per_day(samples[:1], 30 * MINUTE_S) == 0
+
+
+def line(outcome: str, status: int = 200, **more: object) -> Line:
+    return msgspec.convert({"outcome": outcome, "status": status, **more}, Line)
+
+
+def test_errors_are_judged_by_who_failed() -> None:
+    ledger = Ledger(["bad"])
+    bad = [{"worker": "bad", "result": "reset"}]
+    good = [{"worker": "good", "result": "reset"}]
+    ledger.add([line("upstream_error", 502, attempts=bad), line("ok"), line("refused", 429)])
+    assert (ledger.caused, ledger.uncaused_count, ledger.statuses[429]) == (1, 0, 1)
+    ledger.add([line("upstream_error", 200, attempts=good), line("internal_error", 500)])
+    assert (ledger.caused, ledger.uncaused_count, ledger.count) == (1, 2, 5)
+
+
+def rows_of(logged: list[Line], ended: dict[tuple[str, str], int]) -> dict[str, Row]:
+    ledger = Ledger(["bad"])
+    ledger.add(logged)
+    counted = dict(ledger.outcomes)
+    return {row.metric: row for row in book_rows(ledger, counted, ended, 1, 0)}
+
+
+def test_books_are_exact_or_do_not_hold() -> None:
+    ended = {("chat", "ok"): 1, ("leaver", "left"): 1, ("mistake", "http 400"): 1}
+    logged = [line("ok"), line("ok"), line("disconnected"), line("refused", 400)]
+    assert all(row.holds for row in rows_of(logged, ended).values())
+    missing = rows_of(logged[1:], ended)
+    assert not missing["sent - logged"].holds
+    assert not missing["served, clients - log"].holds
+
+
+def test_whoever_left_may_have_been_refused_but_nobody_else() -> None:
+    assert refusal_gaps({"http 429": 3, "left": 2}, {429: 5}) == (0, 2)
+    assert refusal_gaps({"http 429": 3, "left": 1}, {429: 5}) == (1, 2)
+    assert refusal_gaps({"http 429": 3, "left": 9}, {429: 2}) == (1, 0)
+    assert refusal_gaps({"http 404": 1, "ok": 4}, {404: 1}) == (0, 0)
+
+
+def answer(status: int = 200, body: bytes = b"") -> Answer:
+    return Answer(status=status, headers={}, body=body)
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "status", "body", "how"),
+    [
+        (CHAT, False, 200, b"{}", "ok"),
+        (CHAT, False, 429, b"{}", "http 429"),
+        (CHAT, True, 200, b"data: {}\n\ndata: [DONE]\n\n", "ok"),
+        (CHAT, True, 200, b"data: {}\n\n", "broken"),
+        (CHAT, True, 200, b'data: {"error": {}}\n\ndata: [DONE]\n\n', "broken"),
+        (MESSAGES, True, 200, b"event: message_stop\n\n", "ok"),
+        (MESSAGES, True, 200, b"event: error\n\n", "broken"),
+    ],
+)
+def test_how_a_visit_ended(path: str, stream: bool, status: int, body: bytes, how: str) -> None:
+    visit = Visit(kind="k", path=path, body=b"", key="", stream=stream)
+    assert told(visit, answer(status, body)) == how
+
+
+def test_visitors_are_of_all_sorts_and_the_same_every_time() -> None:
+    one, other = Visitors("http://127.0.0.1:1"), Visitors("http://127.0.0.1:1")
+    visits = [visit for _ in range(600) for visit in one.choose()]
+    assert visits[:50] == [visit for _ in range(50) for visit in other.choose()][:50]
+    kinds = {visit.kind for visit in visits}
+    assert kinds >= {"chat", "conversation", "borderline", "leaver", "burst", "impatient"}
+    assert kinds >= {"few", "metered", "mistake", "completions", "responses", "messages"}
+    assert max(len(visit.body) for visit in visits) < 200_000
+
+
+def test_a_log_is_read_once_and_only_in_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    note = b'{"event":"entitlement","status":"active"}\n'
+    file.write_bytes(b'{"outcome":"ok","status":200,"request_id":"a-b-1"}\n' + note + b'{"outc')
+    reader = LogReader(file, forget=True)
+    assert [(found.outcome, found.request_id) for found in reader.new()] == [("ok", "a-b-1")]
+    assert reader.new() == []
+    assert file.read_bytes()[-7:] == b"\n" + b'{"outc', "the end is left for who appends"
+    with file.open("ab") as appended:
+        appended.write(b'ome":"refused","status":429}\n')
+    assert [found.status for found in reader.new()] == [429]
+
+
+def test_figures_of_a_page_and_a_log() -> None:
+    page = {
+        'sluice_requests_total{model="m",outcome="ok",pool="p"}': 3.0,
+        'sluice_requests_total{model="m",outcome="ok",pool="q"}': 2.0,
+        'sluice_requests_total{model="m",outcome="refused",pool=""}': 1.0,
+        "other": 9.0,
+    }
+    assert outcomes(page) == {"ok": 5, "refused": 1}
+    assert label('x{a="1",b="2"}', "b") == "2"
+    assert label("x", "b") == ""
+    lines = [
+        line("ok", request_id="a-1", admitted_unix_s=1.0, settled_unix_s=3.0),
+        line("ok", request_id="a-2", admitted_unix_s=2.0, settled_unix_s=4.0),
+        line("ok", request_id="b-1", admitted_unix_s=3.0, settled_unix_s=5.0),
+        line("refused", request_id="b-2"),
+    ]
+    assert most_at_once(lines) == 2
+    assert Try() == Try(worker="", result="")

@@ -1,0 +1,326 @@
+"""The token-pool experiments, shortened: what they find, and that the laboratory keeps books."""
+
+import math
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from openai import OpenAI, RateLimitError
+
+from bench.token_pools import fairness, live, memory, reclaim, sharing
+from bench.token_pools import protection as token_pools_protection
+from bench.token_pools import retries as token_pools_retries
+from bench.token_pools import run as token_pools
+from bench.token_pools.lab import Lab
+from bench.token_pools.live import Outcome
+from bench.token_pools.protection import END_S, GUARANTEED, arrivals, experiment
+from bench.token_pools.records import ITERATION_S, SLOTS, quantile, spark
+from bench.token_pools.sharing import COPILOT, REPORTS, SYNTH
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.token_pool.terms import Terms
+
+QUIET = """
+import sys
+from bench import token_pools
+print(all(row.holds is not False for row in token_pools.formula_rows()))
+print("matplotlib" in sys.modules)
+"""
+
+
+def tenant(name: str, service_class: str = "elastic", **terms: object) -> Entitlement:
+    return Entitlement(name=name, model="m", service_class=service_class, **terms)  # type: ignore[arg-type]
+
+
+# -- the laboratory
+
+
+def test_sixteen_slots_make_240_tokens_a_second() -> None:
+    lab = Lab(None, [spark()], 0)
+    for _ in range(SLOTS):
+        lab.offer("t", 64, 64)
+    lab.run(20.0)
+    end_s = max(job.done_s for job in lab.jobs)
+    assert end_s == pytest.approx(64 * ITERATION_S)
+    assert SLOTS * 128 / end_s == pytest.approx(240)
+
+
+def test_leases_live_as_long_as_their_requests_and_no_longer() -> None:
+    lab = Lab(Terms(slots=(SLOTS,)), [spark()], 0, tenants=[tenant("t")])
+    for _ in range(4):
+        assert lab.offer("t", 64, 1_000) is None
+    lab.run(60.0)
+    assert lab.book is not None
+    assert len(lab.book.leases) == 4, "renewed beyond the lease's life of 30 s"
+    lab.run(200.0)
+    account = lab.book.accounts["t"]
+    assert not lab.book.leases
+    assert lab.book.pools[0].inflight == account.total == 0
+    assert account.debited - account.refunded == account.used == 4 * 1_064
+
+
+def test_events_run_in_order_and_engines_first() -> None:
+    lab = Lab(None, [spark()], 0)
+    seen: list[tuple[float, float]] = []
+    lab.offer("t", 8, 2)
+    lab.at(5.0, lambda: seen.append((lab.now_s, lab.jobs[0].done_s)))
+    lab.at(0.01, lambda: seen.append((lab.now_s, lab.jobs[0].done_s)))
+    lab.run(6.0)
+    assert seen[0] == (0.01, -1.0)
+    assert seen[1][0] == 5.0
+    assert 0 < seen[1][1] < 5.0
+
+
+def test_a_denial_for_the_pool_s_sake_says_which_rule_it_was() -> None:
+    patient, urgent = tenant("patient", slo_ms=30_000), tenant("urgent", slo_ms=500)
+    lab = Lab(Terms(slots=(4,)), [spark(4)], 0, tenants=[patient, urgent])
+    assert [lab.offer("patient", 64, 64) for _ in range(3)] == [None] * 3
+    reasons = [lab.offer("patient", 64, 64)]
+    lab.join(tenant("urgent", slo_ms=500, baseline=(4,)))
+    assert lab.offer("urgent", 64, 64) is None
+    reasons.append(lab.offer("patient", 64, 64))
+    assert lab.offer("urgent", 64, 64) is None, "outranks patient, one beyond the slots"
+    reasons.append(lab.offer("urgent", 64, 64))
+    assert [r.reason if r else "" for r in reasons] == ["headroom", "low priority", "overshoot"]
+
+
+def test_quantiles_are_by_nearest_rank() -> None:
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([3, 1, 2], 0.99) == 3
+    assert math.isnan(quantile([], 0.5))
+
+
+# -- Experiment 1
+
+
+def test_all_systems_see_the_same_arrivals() -> None:
+    assert list(arrivals(3)) == list(arrivals(3)) != list(arrivals(4))
+    late = [at_s for at_s, name in arrivals(3) if name == "guaranteed-c"]
+    assert min(late) > 30.0
+    assert max(late) < 60.0
+
+
+def test_token_pools_keep_the_engine_s_queue_short_and_deny_no_guaranteed() -> None:
+    ours, nothing = experiment("token pools", 2), experiment("no admission", 2)
+    assert ours.denied_on_priority == 0
+    assert ours.most_waiting <= 4 < 25 < nothing.most_waiting
+    assert ours.p99_ttft_s[1] < 2.0 < 10.0 < nothing.p99_ttft_s[1]
+    assert ours.spot_throttled > 0.3
+    assert nothing.spot_throttled == nothing.denied_own == 0
+
+
+def test_static_limits_let_a_queue_grow_or_turn_guaranteed_traffic_away() -> None:
+    sold, fit = experiment("limits as sold", 2), experiment("limits that fit", 2)
+    assert sold.most_waiting > 20
+    assert sold.p99_ttft_s[1] > 10.0
+    assert fit.denied_own > 0.2
+    assert fit.p99_ttft_s[1] > 2.0
+
+
+def test_even_arrivals_are_hardly_ever_over_their_own_limit() -> None:
+    even = experiment("token pools", 0, even=True)
+    assert even.denied_own < 0.02
+    assert even.utilisation > 0.85
+
+
+def test_what_is_let_in_is_answered() -> None:
+    outcome = experiment("token pools", 0)
+    firm = [r for r in outcome.latency if r[1] in GUARANTEED]
+    assert len(firm) > 40
+    assert all(0 < ttft_s < total_s for at_s, _, ttft_s, total_s in firm if at_s < END_S)
+
+
+# -- Experiment 2
+
+
+def test_scarcity_goes_to_the_patient_tenant_and_is_remembered() -> None:
+    found = sharing.experiment("paper", 0)
+    assert found.low_priority[COPILOT] == 0
+    assert found.low_priority[SYNTH] > 100
+    assert found.peak_debt[SYNTH] > 0.7 > 0.3 > found.peak_debt[COPILOT]
+    assert max(found.settled_debt.values()) < 0.03
+    assert found.ok[COPILOT] == pytest.approx(700, rel=0.05)
+    assert found.ok[SYNTH] == pytest.approx(381, rel=0.1)
+    assert found.ok[REPORTS] == pytest.approx(60, rel=0.25)
+    assert found.most_inflight <= 16
+
+
+def test_published_debts_are_those_of_a_rule_that_owes_all() -> None:
+    found = sharing.experiment("paper", 0, owes_all=True)
+    assert found.low_priority[COPILOT] == 0
+    assert found.peak_debt[COPILOT] == pytest.approx(0.607, rel=0.1)
+    assert found.peak_debt[SYNTH] == pytest.approx(0.775, rel=0.05)
+
+
+def test_waiting_as_told_costs_no_answers() -> None:
+    told = sharing.experiment("paper", 1, wait_cap_s=60.0)
+    soon = sharing.experiment("paper", 1)
+    assert told.low_priority[SYNTH] < 0.6 * soon.low_priority[SYNTH]
+    assert told.ok[SYNTH] > 0.95 * soon.ok[SYNTH]
+
+
+def test_credit_is_remembered_by_the_default_profile_only() -> None:
+    least = {
+        profile: sharing.experiment(profile, 0, tokens_per_s=75.0).least_debt[SYNTH]
+        for profile in ("paper", "default")
+    }
+    assert least["paper"] == 0
+    assert -0.2 <= least["default"] < -0.05
+
+
+# -- reclaim, retries, memory, overload
+
+
+def test_eviction_hands_slots_back_within_reclaim_time() -> None:
+    lent = reclaim.experiment("spot", 0, 0, length_s=400)
+    evicted = reclaim.experiment("preemptible", 1, 0, length_s=400)
+    limit_s = reclaim.RECLAIM_S + reclaim.CANCEL_S + ITERATION_S
+    assert max(evicted.waits_s) <= limit_s < 3.0 < max(lent.waits_s)
+    assert 0 < evicted.evicted <= len(evicted.waits_s)
+    assert lent.denied == evicted.denied == lent.evicted == 0
+
+
+def test_headroom_trades_use_for_waiting() -> None:
+    none, three = (reclaim.experiment("spot", headroom, 0, length_s=400) for headroom in (0, 3))
+    assert sum(three.waits_s) < sum(none.waits_s)
+    assert three.utilisation < none.utilisation
+
+
+@pytest.mark.parametrize(("times", "percent"), [(1.5, 80), (2.0, 60), (3.0, 40), (5.0, 24)])
+def test_bursts_complete_when_waits_are_promised(times: float, percent: int) -> None:
+    assert token_pools_retries.burst(times, 0, promises=True) == 1.0
+    alone = token_pools_retries.burst(times, 0, promises=False)
+    assert 100 * alone == pytest.approx(percent, abs=0.1)
+
+
+HEADERS: list[dict[str, str]] = [
+    {},
+    {"retry-after": "7"},
+    {"retry-after": "7", "retry-after-ms": "2500"},
+    {"retry-after": "120"},
+    {"retry-after": "121"},
+    {"retry-after": "0"},
+]
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers 429 with the headers of its server."""
+
+    told: ClassVar[dict[str, str]] = {}
+
+    def do_GET(self) -> None:
+        self.send_response(429)
+        for name, value in self.told.items():
+            self.send_header(name, value)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
+
+
+@pytest.mark.parametrize("headers", HEADERS, ids=str)
+def test_the_experiment_s_client_waits_as_the_official_one(
+    headers: dict[str, str], refusing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(Refusing, "told", headers)
+    monkeypatch.setattr("openai._base_client.time.sleep", waited.append)
+    monkeypatch.setattr("openai._base_client.random", lambda: 0.5)
+    with (
+        OpenAI(api_key="k", base_url=refusing, max_retries=2) as client,
+        pytest.raises(RateLimitError),
+    ):
+        client.models.list()
+    ours = [token_pools_retries.client_wait_s(headers, retry, 0.5) for retry in (0, 1)]
+    assert [wait_s for wait_s in ours if wait_s is not None] == waited
+
+
+def test_reserving_what_is_expected_uses_the_slots() -> None:
+    cap = memory.experiment(0, learn=False, length_s=120)
+    ours = memory.experiment(0, learn=True, length_s=120)
+    assert ours.slots >= 28 > 10 > cap.slots
+    assert ours.most_reserved < 1.125
+    assert ours.most_used <= 1.0
+    assert ours.extended > 0
+    assert ours.preemptions == 0
+
+
+def test_credit_keeps_overload_fair() -> None:
+    found = fairness.experiment("default", 0, baseline=3, length_s=400)
+    assert max(found.drought_ticks.values()) <= fairness.MOST_TICKS
+    assert min(found.rate.values()) > 0.3
+    assert found.over <= SLOTS + 2
+    assert found.use > 0.98
+
+
+# -- reports
+
+
+def test_the_weights_are_the_published_ones_and_matplotlib_stays_away() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET],
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_rows_of_each_experiment_say_what_they_measured() -> None:
+    protection = {row.metric: row for row in token_pools_protection.rows(range(2))}
+    assert protection["Exp. 1, token pools: guaranteed denied on priority"].holds
+    assert protection["Exp. 1, no admission: most requests waiting in the engine"].published == 34
+    retries = token_pools_retries.rows(range(1))
+    assert [row.holds for row in retries if row.target] == [True] * 3
+    assert len(token_pools.formula_rows()) == 8
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    from bench.token_pools.plot import draw
+
+    files = draw(tmp_path)
+    assert [f.stem.removeprefix("token-pools-") for f in files] == [
+        *("queue", "latency", "slots", "priority", "throughput"),
+    ]
+    assert all(f.stat().st_size > 10_000 for f in files)
+
+
+def run(ttft_s: float, waiting: list[int], *, denied: str = "concurrency") -> Outcome:
+    return Outcome(
+        ttft_s=ttft_s,
+        counted=9,
+        waiting=waiting,
+        lag_s=0.001,
+        denied=Counter([denied]),
+        failed=0,
+        spot_refused=0.4,
+    )
+
+
+def test_live_rows_hold_for_a_protected_tenant_only() -> None:
+    without = [run(9.0, [80, 90])] * 3
+    good = live.rows_of(without, [run(0.1, [0, 0, 1])] * 3)
+    assert all(row.holds is not False for row in good)
+    bad = live.rows_of(without, [run(4.0, [1, 2, 1], denied="priority")] * 3)
+    assert [row.metric for row in bad if row.holds is False] == [
+        "guaranteed P99 TTFT, times lower",
+        "token pools: requests waiting in the engine",
+        "token pools: guaranteed denied on priority",
+    ]
