@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.calibration_limits import Overhead
 from planner.calibration_traces import Trace
-from simulator.engine import Engine, EngineProfile, EngineRequest
+from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 TOLERANCE: Final = 0.15
 """A figure further off than this leaves a profile unverified."""

@@ -8,7 +8,7 @@ import msgspec
 from planner.calibration import Fit
 from planner.calibration_check import Check
 from planner.profile import NodeProfile
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 
 _UNMET_SLOTS: Final = 256
 """vLLM's default max_num_seqs, where no plateau was met below."""

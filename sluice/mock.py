@@ -10,9 +10,9 @@ import msgspec
 import typer
 import uvicorn
 
-from simulator.engine import PROFILES, EngineProfile
+from simulator.engine.engine import PROFILES, EngineProfile
 from simulator.mock_server import FaultError, Faults, MockApp, MockConfig, parse_faults
-from simulator.mock_server.config import OverflowWording
+from simulator.mock_server.api.config import OverflowWording
 
 
 class _Server(uvicorn.Server):

@@ -15,7 +15,7 @@ from planner.goals import Goals
 from planner.records import Plan, PoolPlan
 from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.verdict_records import PoolVerdict, Progress, Verdict
-from simulator.outcome import HORIZON_SERVICES
+from simulator.fleet.outcome import HORIZON_SERVICES
 from sluice.simulating import Counting, fleet_of_plan, lengths_of
 
 MOST_REQUESTS: Final = 300_000

@@ -12,8 +12,8 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.readers import KNOWN, FieldMap, parse_field_map
-from simulator.arrivals import recorded
-from simulator.traffic import Floats, Ints, Traffic
+from simulator.fleet.arrivals import recorded
+from simulator.fleet.traffic import Floats, Ints, Traffic
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

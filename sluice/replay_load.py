@@ -7,8 +7,8 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.workload import Workload
-from simulator.arrivals import poisson
-from simulator.traffic import Floats
+from simulator.fleet.arrivals import poisson
+from simulator.fleet.traffic import Floats
 from sluice.recorded import Recorded
 from sluice.simulating import lengths_of
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from gateway.settings import ModelConfig
-    from simulator.fleet import FleetSpec
-    from simulator.outcome import Outcome
+    from simulator.fleet.fleet import FleetSpec
+    from simulator.fleet.outcome import Outcome
     from sluice.simulate_scenario import Ready
 
 Dispatch = Literal["least-loaded", "jsq", "p2c", "round-robin", "random"]
@@ -144,8 +144,8 @@ def _run(
 ) -> bool:
     """Simulate, report, draw; whether the goals hold."""
     from simulator.experiments.fleet_verdicts import Goals
-    from simulator.fleet import simulate as run
-    from simulator.summary import summarise
+    from simulator.fleet.fleet import simulate as run
+    from simulator.fleet.summary import summarise
     from sluice.simulate_report import Report, report_json, show
 
     console = Console(highlight=False, stderr=as_json)

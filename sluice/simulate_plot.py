@@ -5,9 +5,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulator.fleet import FleetSpec
-from simulator.outcome import WARM_UP, Outcome
-from simulator.summary import Series, series
+from simulator.fleet.fleet import FleetSpec
+from simulator.fleet.outcome import WARM_UP, Outcome
+from simulator.fleet.summary import Series, series
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 

@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.experiments.fleet_verdicts import Goals, faults_of
-from simulator.fleet import FleetSpec
-from simulator.outcome import HORIZON_SERVICES, PoolSummary
-from simulator.summary import FleetSummary
+from simulator.fleet.fleet import FleetSpec
+from simulator.fleet.outcome import HORIZON_SERVICES, PoolSummary
+from simulator.fleet.summary import FleetSummary
 from sluice.simulating import plain
 
 _COLUMNS = (

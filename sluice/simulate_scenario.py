@@ -10,8 +10,8 @@ from gateway.settings import ModelConfig
 from planner.errors import PlanError
 from planner.profile import NodeProfile
 from planner.workload import Workload
-from simulator.fleet import FleetSpec, Outage, outages
-from simulator.traffic import Traffic
+from simulator.fleet.fleet import FleetSpec, Outage, outages
+from simulator.fleet.traffic import Traffic
 from sluice.recorded import read_traffic
 from sluice.simulating import Arrivals, Counting, Stream, fleet_of, fleet_of_model, traffic_of
 

@@ -12,10 +12,10 @@ from planner.fleets import pool_names
 from planner.profile import NodeProfile
 from planner.records import FleetPlan
 from planner.workload import Workload
-from simulator import arrivals
-from simulator.fleet import FleetSpec, PoolSpec
-from simulator.profiles import PAPER_WINDOW_TOKENS, EngineProfile
-from simulator.traffic import CdfLengths, Floats, Lengths, PairLengths, Traffic, traffic
+from simulator.engine.profiles import PAPER_WINDOW_TOKENS, EngineProfile
+from simulator.fleet import arrivals
+from simulator.fleet.fleet import FleetSpec, PoolSpec
+from simulator.fleet.traffic import CdfLengths, Floats, Lengths, PairLengths, Traffic, traffic
 
 Counting = Literal["paged", "slots"]
 Arrivals = Literal["poisson", "gamma", "bursty", "recorded"]

@@ -16,12 +16,12 @@ from bench.bfio.runs import (
 )
 from bench.common.report import Row, at_least, at_most
 from gateway.policy.bfio.lookahead import horizon_steps
-from simulator.barrier_group import Policy, simulate_group
-from simulator.barrier_lookahead import Oracle
-from simulator.barrier_policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobin
-from simulator.barrier_records import BarrierSpec
-from simulator.barrier_summary import Summary, longest_service, summarise
-from simulator.barrier_work import OUTPUT_MEAN, poisson
+from simulator.barrier.group import Policy, simulate_group
+from simulator.barrier.lookahead import Oracle
+from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobin
+from simulator.barrier.records import BarrierSpec
+from simulator.barrier.summary import Summary, longest_service, summarise
+from simulator.barrier.work import OUTPUT_MEAN, poisson
 
 AGES: Final = (500, 200)
 DEPTHS: Final = (0, 1, 2, 4, 8, 16, 64)

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from bench.bfio.runs import POLICIES, SEEDS, history, summary
 from bench.bfio.table import WARM_UP, sweep
-from simulator.barrier_records import Floats
-from simulator.barrier_work import OUTPUT_MEAN
-from simulator.energy import PowerModel
+from simulator.barrier.energy import PowerModel
+from simulator.barrier.records import Floats
+from simulator.barrier.work import OUTPUT_MEAN
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 _COLOUR: Final = {

@@ -18,8 +18,8 @@ from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
 from gateway.policy.scheduling.scheduler import Job, Scheduler
-from simulator.engine import EngineProfile, EngineRequest
-from simulator.rank_group_engine import RankGroupEngine
+from simulator.engine.engine import EngineProfile, EngineRequest
+from simulator.engine.rank_group import RankGroupEngine
 
 RANKS: Final = 8
 SLOTS: Final = 32

@@ -2,7 +2,7 @@
 
 Published figures: arXiv:2601.17855, "A Universal Load Balancing Principle and Its Application to
 Large Language Model Serving". Ours come from the gateway's own solver (gateway.policy.bfio.solver)
-in a simulated group that steps behind a barrier (simulator.barrier_group); nothing is started. The
+in a simulated group that steps behind a barrier (simulator.barrier.group); nothing is started. The
 last rows send requests through the gateway's scheduler for ranks (bench.bfio.ranks).
 """
 

@@ -7,13 +7,13 @@ from typing import Final
 import numpy as np
 
 from predictor.survival import OTHER, OutputSurvival
-from simulator.barrier_group import Policy, simulate_group
-from simulator.barrier_lookahead import BySurvival, Oracle
-from simulator.barrier_policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobin
-from simulator.barrier_records import BarrierSpec, Floats, History, Work
-from simulator.barrier_state import Group
-from simulator.barrier_summary import Summary, summarise
-from simulator.barrier_work import like_burst, of_lengths
+from simulator.barrier.group import Policy, simulate_group
+from simulator.barrier.lookahead import BySurvival, Oracle
+from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobin
+from simulator.barrier.records import BarrierSpec, Floats, History, Work
+from simulator.barrier.state import Group
+from simulator.barrier.summary import Summary, summarise
+from simulator.barrier.work import like_burst, of_lengths
 
 REQUESTS: Final = 22_000
 SEEDS: Final = (0, 1, 2)

@@ -1,7 +1,7 @@
 """Table 1 and Figures 4, 6 and 7 of "A Universal Load Balancing Principle": published and ours.
 
 Published figures: arXiv:2601.17855, Table 1 and section 6.4. Its workload, BurstGPT, is not at
-hand; ours (simulator.barrier_work) gives the load that the published figures imply.
+hand; ours (simulator.barrier.work) gives the load that the published figures imply.
 """
 
 from typing import Final
@@ -10,13 +10,13 @@ import numpy as np
 
 from bench.bfio.runs import GROUP, SEEDS, Advance, burst, history, mean_of, summary
 from bench.common.report import Row
-from simulator.barrier_group import simulate_group
-from simulator.barrier_lookahead import Oracle
-from simulator.barrier_policies import BfIo
-from simulator.barrier_records import Floats
-from simulator.barrier_summary import summarise
-from simulator.barrier_work import OUTPUT_MEAN
-from simulator.energy import PowerModel
+from simulator.barrier.energy import PowerModel
+from simulator.barrier.group import simulate_group
+from simulator.barrier.lookahead import Oracle
+from simulator.barrier.policies import BfIo
+from simulator.barrier.records import Floats
+from simulator.barrier.summary import summarise
+from simulator.barrier.work import OUTPUT_MEAN
 
 WARM_UP: Final = 800
 _TABLE_1: Final = {

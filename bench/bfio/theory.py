@@ -8,11 +8,11 @@ import numpy as np
 from bench.bfio.runs import Advance, burst
 from bench.bfio.table import between
 from bench.common.report import Row, at_least, at_most
-from simulator.barrier_group import simulate_group
-from simulator.barrier_policies import BfIo, Fcfs
-from simulator.barrier_records import BarrierSpec
-from simulator.barrier_summary import summarise
-from simulator.barrier_work import DRIFTS, of_theorem
+from simulator.barrier.group import simulate_group
+from simulator.barrier.policies import BfIo, Fcfs
+from simulator.barrier.records import BarrierSpec
+from simulator.barrier.summary import summarise
+from simulator.barrier.work import DRIFTS, of_theorem
 
 LONGEST_PROMPT: Final = 1000
 WORKERS: Final = 16

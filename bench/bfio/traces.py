@@ -8,12 +8,12 @@ import numpy as np
 from bench.bfio.runs import GROUP, Advance
 from bench.common.report import Row, at_least
 from planner.readers import read_workload
-from simulator.barrier_group import simulate_group
-from simulator.barrier_lookahead import Oracle
-from simulator.barrier_policies import BfIo, Fcfs
-from simulator.barrier_records import Work
-from simulator.barrier_summary import summarise
-from simulator.barrier_work import of_lengths
+from simulator.barrier.group import simulate_group
+from simulator.barrier.lookahead import Oracle
+from simulator.barrier.policies import BfIo, Fcfs
+from simulator.barrier.records import Work
+from simulator.barrier.summary import summarise
+from simulator.barrier.work import of_lengths
 
 FILES: Final = {
     "Azure conversation": "AzureLLMInferenceTrace_conv.csv",

@@ -21,7 +21,7 @@ import msgspec
 import orjson
 
 from bench.common.sentences import ARABIC, CHINESE, HINDI, JAPANESE, RUSSIAN, THAI
-from simulator import tokenizer
+from simulator.mock_server import tokenizer
 
 Kind = Literal["prose", "code", "json", "cjk", "other-script"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

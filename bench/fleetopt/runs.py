@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import track
 
 from planner.library import SHIPPED
-from simulator import arrivals
 from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.experiments.verdict_records import Goals, Verdict, faults_of
-from simulator.fleet import simulate
-from simulator.outcome import PoolSummary
-from simulator.summary import summarise
-from simulator.traffic import Breakpoints, CdfLengths, Ints, Lengths, Random, traffic
+from simulator.fleet import arrivals
+from simulator.fleet.fleet import simulate
+from simulator.fleet.outcome import PoolSummary
+from simulator.fleet.summary import summarise
+from simulator.fleet.traffic import Breakpoints, CdfLengths, Ints, Lengths, Random, traffic
 from sluice.children import die_with_parent
 
 WAIT_SLO_S: Final = 0.5

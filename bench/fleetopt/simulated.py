@@ -15,7 +15,7 @@ from planner.records import FleetPlan, Plan, PoolPlan, Question
 from planner.search import Mode
 from simulator.experiments.speed import INSTANCES, SLOTS, stated_load
 from simulator.experiments.verdict_records import PoolVerdict, Verdict
-from simulator.fleet import simulate
+from simulator.fleet.fleet import simulate
 
 NAMES: Final = {"azure": "Azure", "lmsys": "LMSYS", "agent-heavy": "Agent-heavy"}
 RATES: Final = {"azure": 1000.0, "lmsys": 1000.0, "agent-heavy": 100.0}

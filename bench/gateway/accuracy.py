@@ -28,7 +28,7 @@ from bench.common import texts
 from bench.common.fleet import MODEL, Fleet
 from bench.common.report import Report, Row, at_least, at_most, equals
 from gateway.records.decision import DecisionRecord
-from simulator import tokenizer
+from simulator.mock_server import tokenizer
 
 REQUESTS = int(os.environ.get("SLUICE_BENCH_REQUESTS", "10000"))
 BOUNDARY = 8192

@@ -35,7 +35,7 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import Observation
 from gateway.records.request import BodyFacts, Measure
-from simulator import tokenizer
+from simulator.mock_server import tokenizer
 
 LIVE_PER_TRACE = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))
 LIVE_CAP = 200

@@ -15,7 +15,7 @@ from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from predictor.rows import Row
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 from simulator.experiments.scheduling import WORKER, Gateway, serve
 
 WORKERS: Final = 4

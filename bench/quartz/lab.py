@@ -20,7 +20,7 @@ from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
 from simulator.experiments.scheduling import WORKER, Demand, Gateway, Served, Trouble, serve
 from sluice.children import die_with_parent

@@ -42,7 +42,7 @@ from bench.quartz_live.load import (
     write_profile,
 )
 from bench.token_pools.records import quantile
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 from sluice.children import Children
 
 ROUNDS: Final = int(os.environ.get("SLUICE_BENCH_ROUNDS", "3"))

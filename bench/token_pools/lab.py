@@ -1,7 +1,7 @@
 """A model's token pool before engines, in virtual time: the shipped admission, no processes.
 
-Decisions, settlements, ticks and renewals are calls of `gateway.policy`, in the order in which
-the gateway makes them; engines are `simulator.engine`. Events run in order of time, and at one
+Decisions, settlements, ticks and renewals are calls of `gateway.policy`, in the order in which the
+gateway makes them; engines are `simulator.engine.engine`. Events run in order of time, and at one
 time the engines come first. Without a book everybody enters: that is "no admission control".
 """
 
@@ -21,7 +21,7 @@ from gateway.policy.admission.retry_after import told_s
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
-from simulator.engine import Emission, Engine, EngineProfile, EngineRequest
+from simulator.engine.engine import Emission, Engine, EngineProfile, EngineRequest
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at which every experiment begins; its own times start at 0."""

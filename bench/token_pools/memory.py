@@ -20,7 +20,7 @@ from gateway.policy.admission import admission
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.quantile import OutputLengths
 from gateway.policy.token_pool.terms import Terms
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 
 WAYS = 3
 SLOTS = 32

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 
 SLOTS = 16
 ITERATION_S = 16 * (64 + 64) / 240 / 64

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Bounds, Move, Sample
-from simulator.fleet import FleetSpec, PoolSpec, simulate
-from simulator.outcome import Outcome
-from simulator.profiles import EngineProfile
-from simulator.steering import Seen
-from simulator.traffic import Breakpoints, CdfLengths, Traffic
+from simulator.engine.profiles import EngineProfile
+from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
+from simulator.fleet.outcome import Outcome
+from simulator.fleet.steering import Seen
+from simulator.fleet.traffic import Breakpoints, CdfLengths, Traffic
 
 SETTLED_WITHIN: float = 0.05
 """A boundary has settled when it stays this close to where it ends."""
@@ -89,7 +89,7 @@ class _Steer:
         self.moves: list[tuple[float, Move]] = []
 
     def step(self, now_s: float, pools: Sequence[Seen]) -> Sequence[int] | None:
-        """See `simulator.steering.Steer`."""
+        """See `simulator.fleet.steering.Steer`."""
         short = pools[0]
         now = (short.sent, short.finished, short.preemptions)
         sent, finished, preempted = (b - a for a, b in zip(self._before, now, strict=True))

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from simulator import arrivals
+from simulator.engine.profiles import EngineProfile
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.experiments.verdict_records import (
     Criterion,
@@ -22,12 +22,12 @@ from simulator.experiments.verdict_records import (
     faults_of,
     verdict_of,
 )
-from simulator.fleet import FleetSpec, PoolSpec, simulate
-from simulator.outcome import HORIZON_SERVICES
-from simulator.profiles import EngineProfile
-from simulator.routing import REFUSED, Route, route
-from simulator.summary import summarise
-from simulator.traffic import (
+from simulator.fleet import arrivals
+from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
+from simulator.fleet.outcome import HORIZON_SERVICES
+from simulator.fleet.routing import REFUSED, Route, route
+from simulator.fleet.summary import summarise
+from simulator.fleet.traffic import (
     Breakpoints,
     CdfLengths,
     Ints,

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from simulator.fleet import FleetSpec, PoolSpec
-from simulator.profiles import PROFILES, EngineProfile
-from simulator.traffic import Ints, Lengths, Random
+from simulator.engine.profiles import PROFILES, EngineProfile
+from simulator.fleet.fleet import FleetSpec, PoolSpec
+from simulator.fleet.traffic import Ints, Lengths, Random
 
 PAPER: Final = PROFILES["llama-3-70b-a100-reserved"]
 WINDOW_TOKENS: Final = 65_536

@@ -1,8 +1,8 @@
 """Schedulers of one pool before engine models, in virtual time.
 
 The schedulers, predictor and prefix index are the gateway's own; the engines are
-`simulator.engine`. `simulator.fleet` binds at arrival; here requests may wait in the gateway,
-several gateways may share the workers, and workers may stall, restart or be slow.
+`simulator.engine.engine`. `simulator.fleet.fleet` binds at arrival; here requests may wait in the
+gateway, several gateways may share the workers, and workers may stall, restart or be slow.
 
 Events of one time come in this order: engines, what is noticed late, trouble, ticks, arrivals.
 """
@@ -19,7 +19,7 @@ from gateway.policy.fleet import fleet
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.prefix.digests import block_points
 from gateway.policy.scheduling.scheduler import Job, Points
-from simulator.engine import Engine, EngineProfile, EngineRequest
+from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 from simulator.experiments.scheduling_records import (
     BLOCK_TOKENS,
     WORKER,

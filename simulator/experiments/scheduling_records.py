@@ -10,7 +10,7 @@ from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.prefix.gossip import PrefixNews
 from gateway.policy.scheduling.scheduler import Match, Points, Scheduler
 from predictor.online import PrefillPredictor
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 
 BLOCK_TOKENS: Final = 64
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from simulator.engine import Engine, EngineProfile
+from simulator.engine.engine import Engine, EngineProfile
 from simulator.experiments.scheduling_records import Trouble
 
 _ROUNDING_S: Final = 1e-9

@@ -3,10 +3,10 @@
 import msgspec
 import numpy as np
 
-from simulator import arrivals
-from simulator.fleet import FleetSpec, PoolSpec
-from simulator.profiles import PROFILES
-from simulator.traffic import Breakpoints, CdfLengths, Traffic, traffic
+from simulator.engine.profiles import PROFILES
+from simulator.fleet import arrivals
+from simulator.fleet.fleet import FleetSpec, PoolSpec
+from simulator.fleet.traffic import Breakpoints, CdfLengths, Traffic, traffic
 
 INSTANCES = 44
 SLOTS = 256

@@ -11,11 +11,11 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from simulator import arrivals
-from simulator.fleet import FleetSpec, PoolSpec, simulate
-from simulator.profiles import PROFILES
-from simulator.summary import summarise
-from simulator.traffic import Breakpoints, SplitLengths, traffic
+from simulator.engine.profiles import PROFILES
+from simulator.fleet import arrivals
+from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
+from simulator.fleet.summary import summarise
+from simulator.fleet.traffic import Breakpoints, SplitLengths, traffic
 
 WINDOW_TOKENS: Final = 65_536
 BOUNDARY_TOKENS: Final = 8192

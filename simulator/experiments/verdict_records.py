@@ -4,8 +4,8 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from simulator.outcome import PoolSummary
-from simulator.statistics import Interval
+from simulator.fleet.outcome import PoolSummary
+from simulator.fleet.statistics import Interval
 
 SATURATED: Final = 0.999
 

@@ -5,8 +5,8 @@ sequences on the engine model, `generation` writes what comes out, `dialects` gi
 `faults` spoils it on demand.
 """
 
+from simulator.mock_server.api.config import MockConfig
+from simulator.mock_server.api.faults import FaultError, Faults, parse_faults
 from simulator.mock_server.app import MockApp
-from simulator.mock_server.config import MockConfig
-from simulator.mock_server.faults import FaultError, Faults, parse_faults
 
 __all__ = ["FaultError", "Faults", "MockApp", "MockConfig", "parse_faults"]

@@ -9,17 +9,18 @@ from collections import deque
 from typing import Any
 from urllib.parse import parse_qs
 
-from simulator.mock_server import problems, transport
-from simulator.mock_server.config import MockConfig
-from simulator.mock_server.dialects import Dialect
+from simulator.mock_server import transport
+from simulator.mock_server.api import problems
+from simulator.mock_server.api.config import MockConfig
+from simulator.mock_server.api.dialects import Dialect
+from simulator.mock_server.api.encoding import dumps
+from simulator.mock_server.api.faults import Active, FaultError, Faults, parse_faults
+from simulator.mock_server.api.problems import ApiError, ContextOverflowError
+from simulator.mock_server.api.requests import Body, parse_json
 from simulator.mock_server.driver import Driver
-from simulator.mock_server.encoding import dumps
 from simulator.mock_server.endpoints import Endpoints, Handler
-from simulator.mock_server.faults import Active, FaultError, Faults, parse_faults
 from simulator.mock_server.generation import Exchange, run_stream, run_whole
-from simulator.mock_server.problems import ApiError, ContextOverflowError
 from simulator.mock_server.ranks import choose_rank
-from simulator.mock_server.requests import Body, parse_json
 from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
 from simulator.mock_server.transport import Receive, Scope, Send

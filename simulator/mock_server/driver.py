@@ -4,7 +4,7 @@ Rules:
 - Deadlines are absolute: an iteration begins where the one before ended, whatever the event
   loop's lateness, so delays never add up. Only an idle engine starts at `now`.
 - Model time is real time x speed; changing the speed re-anchors the two, it never jumps.
-- Ranks step together (`simulator.rank_group_engine`): an iteration's tokens are out when the
+- Ranks step together (`simulator.engine.rank_group`): an iteration's tokens are out when the
   slowest rank's iteration ends.
 - A ticket that the client left is aborted at once, in whatever phase it is.
 """
@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from simulator.engine import Emission, Engine, EngineRequest
-from simulator.mock_server.config import MockConfig
+from simulator.engine.engine import Emission, Engine, EngineRequest
+from simulator.engine.rank_group import RankGroupEngine
+from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.metrics import Lag, RankMetrics
-from simulator.rank_group_engine import RankGroupEngine
 
 Token = tuple[int, Emission, float]
 """(choice, what the engine emitted, the real time it was due)."""

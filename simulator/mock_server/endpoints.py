@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from simulator import tokenizer
-from simulator.mock_server import problems
-from simulator.mock_server.completions import Chat, Completions
-from simulator.mock_server.config import MockConfig
-from simulator.mock_server.dialects import Dialect
-from simulator.mock_server.events import Messages, Responses
-from simulator.mock_server.generation import Whole
-from simulator.mock_server.pooling import DEFAULT_DIMENSIONS, Embeddings, Ranking, Scores
-from simulator.mock_server.problems import ApiError
-from simulator.mock_server.requests import (
+from simulator.mock_server import tokenizer
+from simulator.mock_server.api import problems
+from simulator.mock_server.api.completions import Chat, Completions
+from simulator.mock_server.api.config import MockConfig
+from simulator.mock_server.api.dialects import Dialect
+from simulator.mock_server.api.events import Messages, Responses
+from simulator.mock_server.api.pooling import DEFAULT_DIMENSIONS, Embeddings, Ranking, Scores
+from simulator.mock_server.api.problems import ApiError
+from simulator.mock_server.api.requests import (
     COMPLETIONS_LIMIT,
     Body,
     Job,
@@ -26,6 +25,7 @@ from simulator.mock_server.requests import (
     missing,
     token_prompts,
 )
+from simulator.mock_server.generation import Whole
 
 Headers = Mapping[str, str]
 Prepared = tuple[Job, Dialect | Whole]

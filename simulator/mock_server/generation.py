@@ -5,11 +5,12 @@ from typing import Protocol
 
 import msgspec
 
-from simulator.mock_server import answers, problems, transport
-from simulator.mock_server.dialects import Dialect, Part, Usage
+from simulator.mock_server import transport
+from simulator.mock_server.api import answers, problems
+from simulator.mock_server.api.dialects import Dialect, Part, Usage
+from simulator.mock_server.api.faults import Active
+from simulator.mock_server.api.requests import Job
 from simulator.mock_server.driver import Driver, Ticket, Token, now
-from simulator.mock_server.faults import Active
-from simulator.mock_server.requests import Job
 from simulator.mock_server.transport import Receive, Send
 
 _HUGE = 1_000_000_000

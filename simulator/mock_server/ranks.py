@@ -7,9 +7,9 @@ know alone, and newer ones let the header win over both.
 
 from collections.abc import Mapping
 
+from simulator.mock_server.api.problems import ApiError
+from simulator.mock_server.api.requests import Body, field_int
 from simulator.mock_server.driver import Driver
-from simulator.mock_server.problems import ApiError
-from simulator.mock_server.requests import Body, field_int
 
 _HEADER = "x-data-parallel-rank"
 _FIELDS = ("routed_dp_rank", "data_parallel_rank")

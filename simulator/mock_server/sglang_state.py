@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from simulator.engine import Engine
+from simulator.engine.engine import Engine
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.metrics import Exposition, Histogram, RankMetrics
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from simulator.engine import Engine
+from simulator.engine.engine import Engine
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.metrics import Exposition
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
-from simulator.tokenizer import count
+from simulator.mock_server.tokenizer import count
 from tests.e2e.conftest import KEY
 
 

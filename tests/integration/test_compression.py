@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
-from simulator.tokenizer import count
+from simulator.mock_server.tokenizer import count
 
 FACT = "The vault of the harbour museum opens with the code seven-four-two."
 QUESTION = "What is the code that opens the vault of the harbour museum?"

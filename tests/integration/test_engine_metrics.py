@@ -13,7 +13,7 @@ import pytest
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.policy.fleet.engine_telemetry import EngineSample
 from gateway.policy.model_runtime import ServedModel
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 from simulator.mock_server import MockConfig, parse_faults
 from sluice.mock import make_server
 from tests.builders import address, routing, served_model

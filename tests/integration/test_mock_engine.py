@@ -21,10 +21,9 @@ import openai
 import pytest
 import uvicorn
 
-from simulator import tokenizer
-from simulator.engine import EngineProfile
-from simulator.mock_server import MockConfig
-from simulator.mock_server.config import OverflowWording
+from simulator.engine.engine import EngineProfile
+from simulator.mock_server import MockConfig, tokenizer
+from simulator.mock_server.api.config import OverflowWording
 from sluice.mock import make_server
 
 MODEL = "mock-model"

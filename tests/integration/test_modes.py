@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from bench.common.fleet import MODEL, Fleet
-from simulator.tokenizer import count
+from simulator.mock_server.tokenizer import count
 from sluice.children import Children, free_ports
 
 CHAT = "/v1/chat/completions"

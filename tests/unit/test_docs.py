@@ -26,9 +26,9 @@ from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse
 from gateway.web.metrics.page import MetricsPage
-from simulator import tokenizer
-from simulator.mock_server.faults import KINDS
-from simulator.profiles import PROFILES
+from simulator.engine.profiles import PROFILES
+from simulator.mock_server import tokenizer
+from simulator.mock_server.api.faults import KINDS
 from sluice.cli import app, register
 
 ROOT = Path(__file__).parents[2]

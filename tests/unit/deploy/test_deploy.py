@@ -18,7 +18,7 @@ import yaml
 
 from gateway.metrics import Histogram, Metrics
 from gateway.settings import load
-from simulator.engine import PROFILES
+from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
 from sluice.cli import app, register
 from tests.unit.deploy.files import (

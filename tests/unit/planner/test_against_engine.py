@@ -10,7 +10,7 @@ from planner.profile import PAPER_A100
 from planner.sizing import Sized, run_with
 from planner.split import size_ranges
 from planner.workload import Workload
-from simulator.engine import PROFILES, Engine, EngineRequest
+from simulator.engine.engine import PROFILES, Engine, EngineRequest
 from tests.unit.planner.lengths import made_up_trace
 
 RATE = 20.0

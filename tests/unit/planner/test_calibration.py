@@ -19,7 +19,7 @@ from planner.calibration_profile import (
 from planner.calibration_traces import Trace
 from planner.errors import PlanError
 from planner.profile import profile_from_json
-from simulator.engine import EngineProfile
+from simulator.engine.engine import EngineProfile
 
 TOLD = Told(name="m-measured", model="m", window_tokens=4096, kv_tokens=64_000)
 

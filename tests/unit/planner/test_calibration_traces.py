@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planner.calibration import Fit, fit_windows
 from planner.calibration_limits import Overhead, chunk_tokens, overhead, plateau, settled
 from planner.calibration_traces import Injection, Trace, decode_windows, injection
-from simulator.engine import Engine, EngineProfile, EngineRequest
+from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 ENGINE = EngineProfile(
     name="e",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 from hypothesis import strategies as st
 
-from simulator.engine import Emission, Engine, EngineProfile, EngineRequest, Iteration
+from simulator.engine.engine import Emission, Engine, EngineProfile, EngineRequest, Iteration
 from tests.unit.simulator.naive_engine import NaiveEngine
 
 Token = tuple[float, str, int, bool]

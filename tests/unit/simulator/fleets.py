@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from simulator.engine import EngineProfile
-from simulator.fleet import FleetSpec, Outage, PoolSpec
-from simulator.traffic import Traffic
+from simulator.engine.engine import EngineProfile
+from simulator.fleet.fleet import FleetSpec, Outage, PoolSpec
+from simulator.fleet.traffic import Traffic
 
 SECOND = EngineProfile(
     name="second",

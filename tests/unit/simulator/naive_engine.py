@@ -6,7 +6,7 @@ the closed forms of the real model have something to be wrong against.
 
 from dataclasses import dataclass, field
 
-from simulator.engine import EngineProfile, EngineRequest
+from simulator.engine.engine import EngineProfile, EngineRequest
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import Engine
+from simulator.engine.engine import Engine
 from tests.unit.simulator.drive import by_jumps, by_steps, naively, profiles, workloads
 from tests.unit.simulator.naive_engine import NaiveEngine
 

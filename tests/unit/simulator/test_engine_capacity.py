@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from simulator.engine import PROFILES, Engine
+from simulator.engine.engine import PROFILES, Engine
 from tests.unit.simulator.drive import profile, request
 
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from simulator.engine import Engine, EngineProfile, Iteration
+from simulator.engine.engine import Engine, EngineProfile, Iteration
 from tests.unit.simulator.drive import profiles, request
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.mock_server.faults import KINDS, FaultError, parse_faults
+from simulator.mock_server.api.faults import KINDS, FaultError, parse_faults
 
 
 def test_an_empty_spec_means_no_faults() -> None:

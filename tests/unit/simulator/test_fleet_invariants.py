@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.dispatch import DISPATCHERS
-from simulator.engine import EngineProfile
-from simulator.fleet import FleetSpec, Outage, PoolSpec, simulate
-from simulator.outcome import BROKEN, DONE, REFUSED_LENGTH, UNAVAILABLE, Outcome
-from simulator.traffic import Traffic
+from simulator.engine.engine import EngineProfile
+from simulator.fleet.dispatch import DISPATCHERS
+from simulator.fleet.fleet import FleetSpec, Outage, PoolSpec, simulate
+from simulator.fleet.outcome import BROKEN, DONE, REFUSED_LENGTH, UNAVAILABLE, Outcome
+from simulator.fleet.traffic import Traffic
 from tests.unit.simulator.fleets import closed_profiles, outage_lists, traffics
 
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,12 +5,12 @@ from math import factorial
 import numpy as np
 import pytest
 
-from simulator import arrivals
-from simulator.fleet import FleetSpec, simulate
-from simulator.outcome import present
-from simulator.statistics import batch_means
-from simulator.summary import summarise
-from simulator.traffic import CdfLengths, Traffic
+from simulator.fleet import arrivals
+from simulator.fleet.fleet import FleetSpec, simulate
+from simulator.fleet.outcome import present
+from simulator.fleet.statistics import batch_means
+from simulator.fleet.summary import summarise
+from simulator.fleet.traffic import CdfLengths, Traffic
 from tests.unit.simulator.fleets import one_pool, second
 
 STEP_S = 1e-4

@@ -12,7 +12,7 @@ import typer.testing
 
 from planner.errors import PlanError
 from planner.library import SHIPPED
-from simulator import tokenizer
+from simulator.mock_server import tokenizer
 from sluice.cli import app, register
 from sluice.recorded import Recorded, read_recorded
 from sluice.replay_client import Answered

@@ -18,7 +18,7 @@ from planner.profile import PAPER_A100
 from planner.records import FleetPlan, Question
 from planner.workload import from_lengths
 from simulator.experiments.fleet_verdicts import judge
-from simulator.traffic import CdfLengths, PairLengths
+from simulator.fleet.traffic import CdfLengths, PairLengths
 from sluice.recorded import read_traffic
 from sluice.simulate import simulate
 from sluice.simulating import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of

@@ -10,7 +10,7 @@ from bench.bfio.exact import least_objective, small_instance, tight_instance
 from bench.bfio.runs import by_class, by_kaplan_meier, mean_of
 from bench.bfio.table import between, spread
 from gateway.policy.bfio.solver import assign, objective
-from simulator.barrier_work import like_burst
+from simulator.barrier.work import like_burst
 
 
 def test_the_oracle_finds_what_trying_everything_finds() -> None:

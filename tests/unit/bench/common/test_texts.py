@@ -8,7 +8,7 @@ import pytest
 from bench.common import texts
 from gateway.policy.request.body import read_body
 from gateway.records.endpoint import COMPLETIONS
-from simulator import tokenizer
+from simulator.mock_server import tokenizer
 
 LENGTHS = (250, 1000, 4000)
 EACH = 25

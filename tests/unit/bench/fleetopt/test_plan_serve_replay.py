@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.fleetopt import plan_serve_replay as bench
-from simulator.profiles import EngineProfile
+from simulator.engine.profiles import EngineProfile
 
 PAGE = (Path(__file__).parents[4] / "docs/planner.md").read_text(encoding="utf-8")
 

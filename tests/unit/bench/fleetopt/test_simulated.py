@@ -8,7 +8,7 @@ from bench.common.report import Row
 from bench.fleetopt import simulated
 from bench.fleetopt.runs import Case, EvenLengths, judged, run_all
 from planner.library import SHIPPED
-from simulator.traffic import CdfLengths
+from simulator.fleet.traffic import CdfLengths
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from bench.fleetopt.boundary import SCENARIO, WITHIN_S
 from simulator.experiments.boundary_auto import Steered, run
-from simulator.fleet import FleetSpec, PoolSpec, simulate
-from simulator.steering import Seen
+from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
+from simulator.fleet.steering import Seen
 from tests.unit.simulator.fleets import requests, second
 
 

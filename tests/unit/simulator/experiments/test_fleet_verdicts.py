@@ -5,8 +5,8 @@ import pytest
 
 from planner.library import SHIPPED
 from simulator.experiments.fleet_verdicts import judge, verdict
-from simulator.fleet import FleetSpec, PoolSpec
-from simulator.traffic import CdfLengths
+from simulator.fleet.fleet import FleetSpec, PoolSpec
+from simulator.fleet.traffic import CdfLengths
 from tests.unit.simulator.fleets import second
 
 DRAWN = 150_000

@@ -3,7 +3,7 @@
 import numpy as np
 
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged, window_slots
-from simulator.traffic import CdfLengths
+from simulator.fleet.traffic import CdfLengths
 
 LENGTHS = CdfLengths([(10, 0.5), (40, 1.0)], 0.5)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
-from simulator.engine import Engine, EngineRequest
+from simulator.engine.engine import Engine, EngineRequest
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
 from simulator.experiments.scheduling import WORKER, Demand, Gateway, Served, Trouble, serve
 

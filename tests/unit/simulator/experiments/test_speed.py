@@ -3,10 +3,10 @@
 import numpy as np
 
 from planner.library import SHIPPED
-from simulator.closed_form import applies
 from simulator.experiments.speed import stated_load
-from simulator.fleet import simulate
-from simulator.outcome import DONE
+from simulator.fleet.closed_form import applies
+from simulator.fleet.fleet import simulate
+from simulator.fleet.outcome import DONE
 
 
 def test_the_stated_load() -> None:

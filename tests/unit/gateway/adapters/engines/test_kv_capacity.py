@@ -7,10 +7,10 @@ from gateway.adapters.engines import kv_capacity
 from gateway.adapters.engines.kv_capacity import EngineKv, kv_tokens
 from gateway.adapters.engines.probes import Prober
 from gateway.policy.model_runtime import ServedModel
-from simulator.mock_server.config import MockConfig
+from simulator.engine.profiles import PROFILES
+from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.state import render_metrics
-from simulator.profiles import PROFILES
 from tests.builders import address, routing, served_model
 from tests.fakes import FakeEngines, Script, broken, failure, whole
 

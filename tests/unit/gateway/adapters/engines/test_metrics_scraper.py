@@ -11,11 +11,11 @@ from gateway.adapters.engines import metrics_scraper
 from gateway.adapters.engines.metrics_scraper import JITTER, EngineMetrics
 from gateway.policy.fleet.engine_telemetry import STALE_S, kv_usage
 from gateway.policy.model_runtime import ServedModel
-from simulator.mock_server.config import MockConfig
+from simulator.engine.profiles import PROFILES
+from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
-from simulator.profiles import PROFILES
 from tests.builders import address, routing, served_model
 from tests.fakes import HANG, FakeEngines, failure
 

@@ -1,0 +1,1 @@
+"""Workers that step together, and what balances them."""

@@ -1,0 +1,83 @@
+"""What a group's router may know of the steps to come, as a load matrix (G, H+1)."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from gateway.policy.bfio.load_forecast import AGE_EDGES, middle_ages
+from gateway.policy.bfio.lookahead import still_alive, survival_of
+from simulator.barrier.records import Floats
+from simulator.barrier.state import Group
+
+
+class LookAhead(Protocol):
+    """Predicts the load of what is active; new requests are not in it."""
+
+    def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
+        """Tokens on each worker now and in `horizon` steps, shape (G, H+1).
+
+        `grown`: what an active request's workload has grown by after h steps, shape (H+1,).
+        """
+        ...
+
+
+class Oracle:
+    """Knows when each active request ends: the paper's look-ahead."""
+
+    def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
+        """See LookAhead."""
+        workers, slots = np.nonzero(group.request >= 0)
+        ends = np.minimum(group.end[workers, slots] - group.step, horizon + 1)
+        cell = workers * (horizon + 2) + ends
+        shape = (group.spec.workers, horizon + 2)
+        cells = shape[0] * shape[1]
+        weight = np.bincount(cell, group.weight[workers, slots], minlength=cells).reshape(shape)
+        count = np.bincount(cell, minlength=cells).reshape(shape)
+        # Active after h steps is who ends later than that.
+        staying = weight[:, :0:-1].cumsum(axis=1)[:, ::-1]
+        number = count[:, :0:-1].cumsum(axis=1)[:, ::-1]
+        found: Floats = staying + number * grown
+        return found
+
+
+class BySurvival:
+    """Knows how long requests of each class run: what a gateway can know.
+
+    `survivals` gives S(0), S(1), ... of each class and may learn as the run goes on; it is asked
+    every `refresh_steps`. `kinds` is each request's class.
+    """
+
+    def __init__(
+        self,
+        survivals: Callable[[], Sequence[Floats]],
+        kinds: Sequence[int] | None = None,
+        *,
+        refresh_steps: int = 200,
+    ) -> None:
+        self._survivals = survivals
+        self._kinds = None if kinds is None else np.asarray(kinds)
+        self._refresh_steps = refresh_steps
+        self._next = 0
+        self._alive: Floats | None = None
+        self._edges = np.array(AGE_EDGES)
+
+    def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
+        """See LookAhead."""
+        if self._alive is None or group.step >= self._next:
+            known = [survival_of(shares) for shares in self._survivals()]
+            self._alive = still_alive(known, horizon, middle_ages())
+            self._next = group.step + self._refresh_steps
+        classes, buckets, steps = self._alive.shape
+        workers, slots = np.nonzero(group.request >= 0)
+        bucket = self._edges.searchsorted(group.age[workers, slots], side="right") - 1
+        cell = workers * classes * buckets + bucket
+        if self._kinds is not None:
+            cell += self._kinds[group.request[workers, slots]] * buckets
+        shape = (group.spec.workers, classes * buckets)
+        cells = shape[0] * shape[1]
+        weight = np.bincount(cell, group.weight[workers, slots], minlength=cells).reshape(shape)
+        count = np.bincount(cell, minlength=cells).reshape(shape)
+        alive = self._alive.reshape(classes * buckets, steps)
+        found: Floats = weight @ alive + (count @ alive) * grown
+        return found

@@ -1,0 +1,90 @@
+"""Figures of a barrier-synchronised group's run: "A Universal Load Balancing Principle", 6.3."""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from simulator.barrier.energy import PowerModel
+from simulator.barrier.records import Floats, History
+
+ENERGY_TOKENS: Final = 5.49e6
+"""Tokens whose energy is told: what the paper's workload generates."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Over all steps after the warm-up, and the requests that ran wholly after it."""
+
+    steps: int
+    imbalance: float
+    """Mean over steps of sum over workers of (fullest - own load), in tokens (eq. 7)."""
+    throughput: float
+    """Tokens/s (eq. 8)."""
+    tpot_s: float
+    """Mean of (end - start) / output (eq. 9)."""
+    tpot_p99_s: float
+    energy_j: float
+    """Normalised to ENERGY_TOKENS tokens (eq. 58)."""
+    idle_share: float
+    """Of the workers' time, spent at the barrier."""
+    mean_active: float
+    longest_wait_steps: int
+    """From seen to bound, of all that were bound, warm-up included; of those still waiting, too."""
+    wait_p99_s: float
+    """From arrival to a slot."""
+    latency_s: float
+    """Mean, from arrival to end."""
+    latency_p99_s: float
+    completed: int
+
+
+def summarise(history: History, skip: int = 800, power: PowerModel | None = None) -> Summary:
+    """Figures without the first `skip` steps. ValueError when nothing is left."""
+    load, dt_s = history.load[skip:], history.dt_s[skip:]
+    if not len(dt_s):
+        raise ValueError(f"the run has {len(history.dt_s)} steps: none after {skip}")
+    most = load.max(axis=1)
+    gaps = most[:, None] - load
+    tokens, span_s = int(history.active[skip:].sum()), float(dt_s.sum())
+    energy_j = (power or PowerModel()).energy_j(load, dt_s)
+    edges = np.append(history.at_s, history.at_s[-1] + history.dt_s[-1])
+    done = (history.end_step >= 0) & (history.start_step >= skip)
+    start_s, end_s = edges[history.start_step[done]], edges[history.end_step[done]]
+    arrival_s = history.arrival_s[done]
+    tpot_s = (end_s - start_s) / history.output_tokens[done]
+    idle_s = history.seconds_per_token * gaps.mean(axis=1).sum()
+    return Summary(
+        steps=len(dt_s),
+        imbalance=float(gaps.sum(axis=1).mean()),
+        throughput=tokens / span_s,
+        tpot_s=_mean(tpot_s),
+        tpot_p99_s=_quantile(tpot_s, 0.99),
+        energy_j=energy_j * ENERGY_TOKENS / tokens,
+        idle_share=float(idle_s) / span_s,
+        mean_active=tokens / len(dt_s),
+        longest_wait_steps=longest_wait(history),
+        wait_p99_s=_quantile(start_s - arrival_s, 0.99),
+        latency_s=_mean(end_s - arrival_s),
+        latency_p99_s=_quantile(end_s - arrival_s, 0.99),
+        completed=int(done.sum()),
+    )
+
+
+def longest_wait(history: History) -> int:
+    """Steps from seen to bound; of those not bound, until the end."""
+    seen = history.revealed_step >= 0
+    until = np.where(history.bound_step >= 0, history.bound_step, len(history.dt_s))
+    return int((until - history.revealed_step)[seen].max())
+
+
+def longest_service(history: History) -> int:
+    """Steps that the longest answer among the requests that were bound takes."""
+    return int(history.output_tokens[history.bound_step >= 0].max())
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _quantile(values: Floats, share: float) -> float:
+    return float(np.quantile(values, share)) if len(values) else float("nan")

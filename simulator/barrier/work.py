@@ -1,0 +1,60 @@
+"""Workloads and drifts for barrier-synchronised groups; a seed names one to the last bit."""
+
+from typing import Final
+
+import numpy as np
+
+from simulator.barrier.records import Floats, Work
+from simulator.fleet.traffic import Random
+
+PROMPT_MEAN, PROMPT_SD, PROMPT_MOST = 870.0, 1060.0, 16_000
+OUTPUT_MEAN, OUTPUT_MOST = 250, 4096
+
+
+def like_burst(count: int, random: Random) -> Work:
+    """Stands for BurstGPT, which the paper uses and is not at hand: log-normal, geometric.
+
+    With 16 workers of 72 slots it gives the load that Table 1's figures imply.
+    """
+    spread = np.log(1 + (PROMPT_SD / PROMPT_MEAN) ** 2)
+    drawn = random.lognormal(np.log(PROMPT_MEAN) - spread / 2, np.sqrt(spread), count)
+    return Work(
+        prompt_tokens=np.clip(np.rint(drawn), 1, PROMPT_MOST),
+        output_tokens=np.minimum(random.geometric(1 / OUTPUT_MEAN, count), OUTPUT_MOST),
+    )
+
+
+def of_theorem(count: int, random: Random, *, longest: int = 1000, mean: int = 100) -> Work:
+    """Theorem 2's: prompts uniform on [1, longest], outputs geometric."""
+    return Work(
+        prompt_tokens=random.integers(1, longest + 1, count).astype(np.float64),
+        output_tokens=random.geometric(1 / mean, count),
+    )
+
+
+def of_lengths(prompts: Floats, outputs: Floats) -> Work:
+    """A trace's, in its order; outputs of no token count as one."""
+    return Work(
+        prompt_tokens=np.asarray(prompts, dtype=np.float64),
+        output_tokens=np.maximum(np.asarray(outputs, dtype=np.int64), 1),
+    )
+
+
+def poisson(work: Work, per_s: float, random: Random) -> Work:
+    """The same requests, arriving at random at a rate."""
+    gaps = random.exponential(1 / per_s, len(work.prompt_tokens))
+    return Work(
+        prompt_tokens=work.prompt_tokens,
+        output_tokens=work.output_tokens,
+        arrival_s=np.cumsum(gaps),
+    )
+
+
+DRIFTS: Final[dict[str, tuple[float, ...]]] = {
+    "constant": (0.0,),
+    "one token": (1.0,),
+    "speculative": (1.0, 3.0, 2.0, 4.0),
+    "throttled": (0.25,),
+}
+"""Definition 2's kinds: classical jobs; LLM decoding; several tokens accepted a step (delta >= 1);
+a cache that is thinned out (delta < 1)."""

@@ -1,0 +1,1 @@
+"""The engine model: continuous batching over a paged KV cache; the clock is an argument."""

@@ -1,0 +1,321 @@
+"""Who runs in the next iteration, and for how many iterations that stays the same.
+
+Rules, as in vLLM:
+- Running sequences come first: each decodes one token or goes on with its prefill. When
+  their blocks do not suffice, the worst one (by rank, then the latest) is preempted: it
+  frees everything, waits first in line, and computes prompt and output again.
+- Then waiting ones enter in order while slots, prefill tokens and blocks last; the first
+  that does not fit stops the line. After a preemption none enters in that iteration.
+- A prompt is never wholly taken from the prefix cache: its last token is computed.
+
+A plan holds until `lapse_v` or until the caller knows of a change, so that the caller can
+jump over identical iterations. Where neither blocks nor budgets can change from one
+iteration to the next (`fixed`), prefills end at a known iteration and need no plan either.
+"""
+
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from simulator.engine.events import NEVER, EventQueue
+from simulator.engine.kv_blocks import BlockPool, DecodeGrowth
+from simulator.engine.profiles import EngineProfile
+from simulator.engine.sequence import NOT_RUNNING, Sequence
+
+FEW_WAITING = 4
+"""So many waiting prompts are looked at to say when the first of them can be ready."""
+
+
+class Scheduler:
+    """Queue, running sequences and blocks of one engine; v counts finished iterations."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        size = profile.block_tokens
+        cached = profile.prefix_cache_tokens
+        self.profile = profile
+        self.pool = BlockPool(profile.kv_blocks, None if cached is None else cached // size)
+        self.growing = profile.load == "growing"
+        self.fixed = (
+            not self.growing
+            and profile.prefill == "independent"
+            and profile.prefill_s_per_token == 0
+            and not self.pool.caching
+        )
+        self.waiting: list[tuple[int, int, Sequence]] = []  # heap by rank, then arrival
+        self.running: dict[int, Sequence] = {}  # by run number, in order of admission
+        self.prefilling: dict[int, Sequence] = {}
+        self.chunks: list[tuple[Sequence, int]] = []  # prefill tokens of the current plan
+        self.decoding = 0
+        self.resident = 0
+        self.lapse_v = 0
+        self.preemptions_total = 0
+        self.prefix_queries_total = 0
+        self.prefix_hits_total = 0
+        self._scheduled = 0
+        self._growth = DecodeGrowth(size)
+        self._events = EventQueue()
+        self._runs = count()
+
+    # Joining and leaving
+
+    def enqueue(self, seq: Sequence) -> None:
+        """Put a sequence into the queue, at its place by rank and arrival."""
+        heappush(self.waiting, (seq.rank, seq.order, seq))
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a waiting or running sequence and free what it holds."""
+        if seq.run != NOT_RUNNING:
+            if seq.decoding or self.fixed:
+                self._events.forget_one()
+            self._stop(seq)
+            return
+        self.waiting.remove((seq.rank, seq.order, seq))
+        heapify(self.waiting)
+
+    def start_decoding(self, seq: Sequence, v: int) -> None:
+        """Note that the sequence's prefill ended with iteration v, which emits a token."""
+        seq.decoding = True
+        seq.index_offset = seq.emitted + 1 - v
+        self.decoding += 1
+        if self.fixed:
+            return
+        del self.prefilling[seq.run]
+        if self.growing:
+            seq.token_offset = seq.target - v
+            self._growth.join(seq.token_offset)
+
+    def expect_finish(self, seq: Sequence) -> None:
+        """Put the last token of a decoding sequence among the events."""
+        self._events.push(seq.limit - seq.index_offset, seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """Free a sequence that has emitted its last token."""
+        self._stop(seq)
+
+    def _stop(self, seq: Sequence) -> None:
+        del self.running[seq.run]
+        if self.growing:
+            tokens = self._scheduled + seq.token_offset if seq.decoding else seq.computed
+            blocks = -(-tokens // self.profile.block_tokens)
+            self.resident -= tokens
+        else:
+            blocks = seq.final_blocks
+            self.resident -= seq.final_tokens
+        self.pool.give(blocks, seq.held)
+        if seq.decoding:
+            self.decoding -= 1
+            if self.growing:
+                self._growth.leave(seq.token_offset)
+        elif not self.fixed:
+            del self.prefilling[seq.run]
+            self.chunks = [entry for entry in self.chunks if entry[0] is not seq]
+        seq.run = NOT_RUNNING
+
+    # Events
+
+    def next_change_v(self) -> int:
+        """The first iteration that ends a prefill, an output or the plan."""
+        return min(self._events.next_v(), self.lapse_v)
+
+    def earliest_event_v(self, v: int) -> int:
+        """Lower bound of the next event when the iteration after v is yet to be planned.
+
+        For a `fixed` scheduler with something to run: who is admitted must prefill first.
+        """
+        event_v = self._events.next_v()
+        if not self.waiting or len(self.running) >= self.profile.max_num_seqs:
+            return event_v
+        if len(self.waiting) > FEW_WAITING:
+            return min(event_v, v + 1)
+        shortest = min(seq.target for _, _, seq in self.waiting)
+        return min(event_v, v - (-shortest // self.profile.chunk_tokens))
+
+    def is_due(self, v: int) -> bool:
+        """Whether iteration v, at most `lapse_v`, may end a prefill or an output."""
+        ahead = v - self._scheduled
+        return self._events.next_v() <= v or any(
+            seq.computed + ahead * chunk == seq.target for seq, chunk in self.chunks
+        )
+
+    def due(self, v: int) -> list[Sequence]:
+        """Take the sequences whose prefill or output ends with iteration v, in run order."""
+        events = self._events.take(v)
+        if not self.chunks:
+            return events
+        due = [seq for seq, _ in self.chunks if seq.computed == seq.target and not seq.decoding]
+        return sorted(due + events, key=lambda seq: seq.run) if events else due
+
+    # Planning
+
+    def plan(self, v: int, now_s: float) -> bool:
+        """Schedule the iteration after v, which starts now; False if there is nothing to run."""
+        if not self.running and not self.waiting:
+            return False
+        self._events.tidy()
+        self._scheduled = v
+        if self.fixed:
+            self._admit_fixed(v, now_s)
+            self.lapse_v = NEVER
+            return True
+        preempted = self._make_room(v)
+        self.extend(1)
+        if not preempted:
+            self._admit(v, now_s)
+        self.lapse_v = v + self._horizon(v, preempted=preempted)
+        return True
+
+    def extend(self, iterations: int) -> None:
+        """Schedule more iterations of the current plan."""
+        if self.fixed:
+            return
+        if self.growing:
+            self.pool.take(self._blocks_ahead(iterations))
+            tokens = self.decoding + sum(chunk for _, chunk in self.chunks)
+            self.resident += iterations * tokens
+        if len(self.chunks) > 1 and self.pool.caching:
+            # Of two prompts with a block in common the one that fills it first shares it.
+            for _ in range(iterations):
+                for seq, chunk in self.chunks:
+                    self._fill(seq, chunk)
+        else:
+            for seq, chunk in self.chunks:
+                self._fill(seq, iterations * chunk)
+        self._scheduled += iterations
+
+    def prefill_tokens(self, v: int) -> int:
+        """Prompt tokens of the iteration after v, as planned."""
+        if not self.fixed:
+            return sum(chunk for _, chunk in self.chunks)
+        chunk = self.profile.chunk_tokens
+        return sum(
+            min(chunk, seq.target - chunk * (v - seq.started_v))
+            for seq in self.running.values()
+            if not seq.decoding
+        )
+
+    def _make_room(self, v: int) -> bool:
+        """Give running prefills their chunks, preempting until all blocks suffice."""
+        preempted = False
+        self.chunks = self._running_chunks()
+        while self.growing and self._blocks_ahead(1) > self.pool.free:
+            self._preempt(v)
+            preempted = True
+            self.chunks = self._running_chunks()
+        return preempted
+
+    def _running_chunks(self) -> list[tuple[Sequence, int]]:
+        each, left = self._prefill_limits()
+        chunks: list[tuple[Sequence, int]] = []
+        for seq in self.prefilling.values():
+            chunk = min(seq.target - seq.computed, each, left)
+            if chunk <= 0:
+                break
+            chunks.append((seq, chunk))
+            left -= chunk
+        return chunks
+
+    def _prefill_limits(self) -> tuple[int, int]:
+        """Most prefill tokens of one iteration: for each sequence, and for all."""
+        profile = self.profile
+        if profile.prefill == "packed":
+            return NEVER, profile.max_num_batched_tokens - self.decoding
+        if profile.prefill == "shared":
+            return NEVER, profile.chunk_tokens
+        return profile.chunk_tokens, NEVER
+
+    def _preempt(self, v: int) -> None:
+        victim = max(self.running.values(), key=lambda seq: (seq.rank, seq.order))
+        if victim.decoding:
+            victim.emitted = v + victim.index_offset
+            self._events.forget_one()
+        self._stop(victim)
+        victim.decoding = False
+        victim.target = victim.prompt_tokens + victim.emitted
+        self.preemptions_total += 1
+        self.enqueue(victim)
+
+    def _admit(self, v: int, now_s: float) -> None:
+        size = self.profile.block_tokens
+        each, left = self._prefill_limits()
+        left -= sum(chunk for _, chunk in self.chunks)
+        pool = self.pool
+        while self.waiting and left > 0 and len(self.running) < self.profile.max_num_seqs:
+            seq = self.waiting[0][2]
+            hits = idle = 0
+            if seq.hashes and pool.caching:
+                hits, idle = pool.prefix.match(seq.hashes, (seq.target - 1) // size)
+            chunk = min(seq.target - hits * size, each, left)
+            blocks = hits - (-chunk // size) if self.growing else seq.final_blocks
+            if blocks - hits + idle > pool.free:
+                return
+            heappop(self.waiting)
+            pool.share(seq.hashes[:hits])
+            pool.take(blocks - hits)
+            seq.filled = hits
+            seq.held = list(seq.hashes[:hits])
+            seq.cached_tokens = seq.computed = hits * size
+            if pool.caching and seq.first_scheduled_s is None:
+                self.prefix_queries_total += seq.prompt_tokens
+                self.prefix_hits_total += seq.cached_tokens
+            self._run(seq, v, now_s)
+            self.prefilling[seq.run] = seq
+            self._fill(seq, chunk)
+            self.chunks.append((seq, chunk))
+            self.resident += seq.computed if self.growing else seq.final_tokens
+            left -= chunk
+
+    def _admit_fixed(self, v: int, now_s: float) -> None:
+        most, chunk, pool = self.profile.max_num_seqs, self.profile.chunk_tokens, self.pool
+        while self.waiting and len(self.running) < most:
+            seq = self.waiting[0][2]
+            if seq.final_blocks > pool.total - pool.used:
+                return
+            heappop(self.waiting)
+            pool.used += seq.final_blocks
+            self.resident += seq.final_tokens
+            self._run(seq, v, now_s)
+            self._events.push(v - (-seq.target // chunk), seq)
+
+    def _run(self, seq: Sequence, v: int, now_s: float) -> None:
+        seq.run = next(self._runs)
+        seq.started_v = v
+        self.running[seq.run] = seq
+        if seq.first_scheduled_s is None:
+            seq.first_scheduled_s = now_s
+            seq.queue_s = max(0.0, now_s - seq.arrival_s)
+
+    def _fill(self, seq: Sequence, tokens: int) -> None:
+        """Advance a prefill; its full prompt blocks can be shared from now on."""
+        seq.computed += tokens
+        if not self.pool.caching:
+            return
+        full = seq.computed // self.profile.block_tokens
+        for block in seq.hashes[seq.filled : full]:
+            if self.pool.prefix.register(block):
+                seq.held.append(block)
+        seq.filled = full
+
+    def _horizon(self, v: int, *, preempted: bool) -> int:
+        """For how many iterations, the scheduled one included, the plan stays the same."""
+        if preempted or (self.waiting and self.chunks and self.pool.caching):
+            return 1  # the next one may admit again, or share what this one computes
+        most = self._events.next_v() - v
+        for seq, chunk in self.chunks:
+            most = min(most, 1 + (seq.target - seq.computed) // chunk)
+        if not self.growing or self._blocks_ahead(most - 1) <= self.pool.free:
+            return most
+        low, high = 1, most  # low fits, high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._blocks_ahead(middle - 1) <= self.pool.free:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _blocks_ahead(self, iterations: int) -> int:
+        """Blocks that the next iterations of this plan take."""
+        size = self.profile.block_tokens
+        blocks = self._growth.blocks(self._scheduled, iterations)
+        for seq, chunk in self.chunks:
+            blocks += -(-(seq.computed + iterations * chunk) // size) + (-seq.computed // size)
+        return blocks

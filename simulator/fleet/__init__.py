@@ -1,0 +1,1 @@
+"""A fleet in virtual time behind the gateway's own decisions."""

@@ -1,0 +1,214 @@
+"""Which instance of a pool takes a request: the gateway's policies, and baselines beside them.
+
+A dispatcher keeps one pool's load as the gateway sees it: requests sent and not finished. Who
+is available comes from `gateway.policy.fleet.fleet`. Another policy joins `DISPATCHERS`.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.binding import bind_least_loaded
+from gateway.policy.fleet.fleet import PoolState
+from simulator.fleet.traffic import Random
+
+
+class Dispatcher(Protocol):
+    """Every request that `pick` placed comes back once, through `finish`."""
+
+    def pick(self, request: int, now_s: float) -> int:
+        """The instance for a request, counted at once; -1 when none is available."""
+        ...
+
+    def finish(self, worker: int, request: int) -> None:
+        """A request left its instance."""
+        ...
+
+    def refresh(self) -> None:
+        """Instances failed or came back: `gateway.policy.fleet.fleet` knows which."""
+        ...
+
+
+class LeastLoaded:
+    """The gateway's own: least share of reserved tokens plus least share of sequences."""
+
+    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
+        self._pool = pool
+        self._tokens = tokens
+
+    def pick(self, request: int, now_s: float) -> int:
+        """See Dispatcher."""
+        binding = bind_least_loaded(0, self._pool, now_s)
+        if binding is None:
+            return -1
+        fleet.start(self._pool, binding.worker, 1, self._tokens[request])
+        return binding.worker
+
+    def finish(self, worker: int, request: int) -> None:
+        """See Dispatcher."""
+        fleet.finish(self._pool, worker, 1, self._tokens[request])
+
+    def refresh(self) -> None:
+        """See Dispatcher."""
+
+
+class ShortestQueue:
+    """Join the shortest queue: fewest sequences sent and not finished; ties go round.
+
+    Chooses as `bind_least_loaded` does when no request has tokens, which a test holds, in
+    O(log n): instances of one load are kept together, in order.
+    """
+
+    __slots__ = ("_alone", "_cursor", "_levels", "_load", "_lowest", "_pool", "_present")
+
+    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
+        self._pool = pool
+        self._load = [0] * len(pool.workers)
+        self._cursor = 0
+        self._levels: list[list[int]] = []
+        self._lowest = 0
+        self.refresh()
+
+    def pick(self, request: int, now_s: float) -> int:
+        """See Dispatcher."""
+        levels, lowest = self._levels, self._lowest
+        if lowest >= len(levels):
+            return -1
+        level = levels[lowest]
+        position = 0
+        if not self._alone:
+            position = self._cursor % len(level)
+            self._cursor += 1
+        worker = level.pop(position)
+        self._load[worker] = lowest + 1
+        if lowest + 1 == len(levels):
+            levels.append([])
+        insort(levels[lowest + 1], worker)
+        if not level:
+            self._lowest = lowest + 1
+        return worker
+
+    def finish(self, worker: int, request: int) -> None:
+        """See Dispatcher."""
+        load = self._load[worker]
+        self._load[worker] = load - 1
+        if not self._present[worker]:
+            return
+        level = self._levels[load]
+        del level[bisect_left(level, worker)]
+        insort(self._levels[load - 1], worker)
+        self._lowest = min(self._lowest, load - 1)
+
+    def refresh(self) -> None:
+        """See Dispatcher."""
+        present = fleet.available(self._pool, 0.0)
+        self._alone = len(present) == 1
+        self._present = [False] * len(self._load)
+        self._levels = [[] for _ in range(max(self._load) + 1)]
+        for worker in present:
+            self._present[worker] = True
+            self._levels[self._load[worker]].append(worker)
+        empty = len(self._levels)
+        self._lowest = next((i for i, level in enumerate(self._levels) if level), empty)
+
+
+class RoundRobin:
+    """In turn, whatever the load."""
+
+    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
+        self._pool = pool
+        self._next = 0
+
+    def pick(self, request: int, now_s: float) -> int:
+        """See Dispatcher."""
+        present = fleet.available(self._pool, now_s)
+        if not present:
+            return -1
+        worker = present[self._next % len(present)]
+        self._next += 1
+        return worker
+
+    def finish(self, worker: int, request: int) -> None:
+        """See Dispatcher."""
+
+    def refresh(self) -> None:
+        """See Dispatcher."""
+
+
+class TwoChoices:
+    """The less loaded of two drawn at random, by sequences; the first drawn wins ties."""
+
+    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
+        self._pool = pool
+        self._random = Draws(random)
+
+    def pick(self, request: int, now_s: float) -> int:
+        """See Dispatcher."""
+        present, active = fleet.available(self._pool, now_s), self._pool.active
+        if not present:
+            return -1
+        worker = present[self._random.below(len(present))]
+        if len(present) > 1:
+            # The other one is drawn from those that remain.
+            other = present[self._random.below(len(present) - 1)]
+            if other == worker:
+                other = present[-1]
+            if active[other] < active[worker]:
+                worker = other
+        fleet.start(self._pool, worker, 1, 0)
+        return worker
+
+    def finish(self, worker: int, request: int) -> None:
+        """See Dispatcher."""
+        fleet.finish(self._pool, worker, 1, 0)
+
+    def refresh(self) -> None:
+        """See Dispatcher."""
+
+
+class AtRandom:
+    """Anyone."""
+
+    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
+        self._pool = pool
+        self._random = Draws(random)
+
+    def pick(self, request: int, now_s: float) -> int:
+        """See Dispatcher."""
+        present = fleet.available(self._pool, now_s)
+        return present[self._random.below(len(present))] if present else -1
+
+    def finish(self, worker: int, request: int) -> None:
+        """See Dispatcher."""
+
+    def refresh(self) -> None:
+        """See Dispatcher."""
+
+
+class Draws:
+    """Uniform whole numbers, drawn from the generator many at a time."""
+
+    _MANY: Final = 4096
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._drawn: list[float] = []
+
+    def below(self, bound: int) -> int:
+        """0 ... bound - 1."""
+        if not self._drawn:
+            self._drawn = self._random.random(self._MANY).tolist()
+        return int(self._drawn.pop() * bound)
+
+
+MakeDispatcher = Callable[[PoolState, Sequence[int], Random], Dispatcher]
+"""From a pool's state, the tokens that each request reserves, and a generator of its own."""
+
+DISPATCHERS: Final[dict[str, MakeDispatcher]] = {
+    "least-loaded": LeastLoaded,
+    "jsq": ShortestQueue,
+    "p2c": TwoChoices,
+    "round-robin": RoundRobin,
+    "random": AtRandom,
+}

@@ -1,0 +1,111 @@
+"""Pools of a simulated fleet: the gateway's routing, and what compression does to lengths.
+
+Every request is planned by `gateway.policy.pools.routing` with an estimate that is exact and a
+limit that is its answer's length, so that prompt + limit is its total. A plan depends on the total
+alone, so that each one that occurs is planned once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.errors import ContextLengthExceeded
+from gateway.policy.pools.routing import plan_pool
+from gateway.policy.pools.routing_table import Routing
+from gateway.records.estimate import LengthEstimate, Plan
+from simulator.fleet.traffic import Ints, Random
+
+REFUSED = -1
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """Where each request goes, and with which lengths."""
+
+    pool: Ints
+    """Index of the planned pool; REFUSED where no window takes it."""
+    alternates: Sequence[tuple[int, ...]]
+    """By request: pools it may spill into, best first."""
+    prompt_tokens: Ints
+    """After compression."""
+    compressed: NDArray[np.bool_]
+
+
+def route(
+    routing: Routing,
+    prompts: Ints,
+    outputs: Ints,
+    *,
+    gamma: float = 1.0,
+    compressible: float = 1.0,
+    max_cut: float = 1.0,
+    random: Random,
+) -> Route:
+    """Plan all requests; those a little above a boundary may be compressed below it first.
+
+    The band is boundary < L <= int(gamma boundary), gamma >= 1; a share `compressible` (p_c) of
+    its requests fits: L_in becomes boundary - L_out, where that leaves a prompt at all and
+    takes no more than a share `max_cut` of it (FleetOpt, sections 2.3 and 5.1).
+    """
+    if not gamma >= 1 or not 0 <= compressible <= 1:
+        raise ValueError("gamma must be at least 1 and p_c between 0 and 1")
+    lucky = random.random(len(prompts)) < compressible if gamma > 1 else None
+    shorter, compressed = _compress(routing, prompts, outputs, gamma, max_cut, lucky)
+    totals, where = np.unique(shorter + outputs, return_inverse=True)
+    plans = [_plan(routing, int(total)) for total in totals]
+    pools = np.array([REFUSED if plan is None else plan.pool for plan in plans], dtype=np.int64)
+    others = [() if plan is None else plan.alternates for plan in plans]
+    return Route(
+        pool=pools[where],
+        alternates=[others[i] for i in where.tolist()] if any(others) else [()] * len(where),
+        prompt_tokens=shorter,
+        compressed=compressed,
+    )
+
+
+def _compress(
+    routing: Routing,
+    prompts: Ints,
+    outputs: Ints,
+    gamma: float,
+    max_cut: float,
+    lucky: NDArray[np.bool_] | None,
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """`lucky` can be compressed; None for no compression at all."""
+    totals = prompts + outputs
+    shorter, done = prompts.copy(), np.zeros(len(prompts), dtype=np.bool_)
+    if lucky is None:
+        return shorter, done
+    for pool in routing.pools[:-1]:
+        boundary = pool.boundary_tokens
+        if boundary is None:
+            continue
+        band = (totals > boundary) & (totals <= int(gamma * boundary)) & ~done
+        band &= lucky & (outputs < boundary) & (totals - boundary <= max_cut * prompts)
+        shorter[band] = boundary - outputs[band]
+        done |= band
+    return shorter, done
+
+
+def _plan(routing: Routing, total: int) -> Plan | None:
+    estimate = LengthEstimate(
+        category="prose",
+        text_bytes=0,
+        ratio=1.0,
+        ratio_conservative=1.0,
+        template_tokens=0,
+        input_tokens=total - 1,
+        input_tokens_total=total - 1,
+        input_tokens_lowest=total - 1,
+        cap_tokens=1,
+        expected_output_tokens=1,
+        output_tokens=1,
+        fit_tokens=total,
+        cost_tokens=total,
+        sequences=1,
+    )
+    try:
+        return plan_pool(routing, estimate)
+    except ContextLengthExceeded:
+        return None

@@ -1,0 +1,74 @@
+"""What a simulated fleet is made of."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.policy.pools.routing_table import PoolShape, Routing
+from simulator.engine.profiles import EngineProfile
+from simulator.fleet.dispatch import DISPATCHERS
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool of like instances; its window is the profile's `max_model_len`."""
+
+    name: str
+    instances: int
+    """>= 1."""
+    profile: EngineProfile
+    boundary_tokens: int | None = None
+    """Expected totals up to it belong here; None for the last pool."""
+
+
+class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Pools by ascending window, and how requests find their instance."""
+
+    pools: tuple[PoolSpec, ...]
+    gamma: float = 1.0
+    """Totals up to gamma x boundary may be compressed below it."""
+    compressible: float = 1.0
+    """p_c: the share of them that can."""
+    max_cut: float = 1.0
+    """The largest share of a prompt that compression removes."""
+    dispatch: str = "jsq"
+    """One of `simulator.fleet.dispatch.DISPATCHERS`."""
+    spill_queue: int | None = None
+    """Requests beyond a pool's slots before others spill over; None: nothing spills."""
+    block_exact: bool = False
+    """Take the engine itself where a closed form would do."""
+
+    def __post_init__(self) -> None:
+        windows = [pool.profile.max_model_len for pool in self.pools]
+        if not self.pools or windows != sorted(windows):
+            raise ValueError("a fleet has at least one pool, ordered by window")
+        for pool in self.pools:
+            if pool.instances < 1:
+                raise ValueError(f"pool {pool.name} needs at least one instance")
+            if pool.boundary_tokens is None and pool is not self.pools[-1]:
+                raise ValueError(f"pool {pool.name} needs a boundary: only the last has none")
+        if self.dispatch not in DISPATCHERS:
+            known = ", ".join(sorted(DISPATCHERS))
+            raise ValueError(f"dispatch {self.dispatch} is unknown; there are {known}")
+
+    @property
+    def routing(self) -> Routing:
+        """The gateway's table of these pools."""
+        shapes = (
+            PoolShape(
+                name=pool.name,
+                window_tokens=pool.profile.max_model_len,
+                boundary_tokens=pool.boundary_tokens,
+            )
+            for pool in self.pools
+        )
+        return Routing(pools=tuple(shapes))
+
+
+def moved(spec: FleetSpec, boundaries: Sequence[int]) -> FleetSpec:
+    """The fleet with other boundaries, one for each pool but the last."""
+    given = (*boundaries, None)
+    pools = (
+        msgspec.structs.replace(pool, boundary_tokens=tokens)
+        for pool, tokens in zip(spec.pools, given, strict=True)
+    )
+    return msgspec.structs.replace(spec, pools=tuple(pools))

@@ -1,0 +1,92 @@
+"""Confidence from one long run: batch means, and whether the run had settled at all.
+
+A run is cut into equal batches in order of arrival; means (or quantiles) of batches are nearly
+independent where those of requests are not, and Student's t gives the interval (Law, Simulation
+Modeling and Analysis, section 9.5.3).
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from statistics import NormalDist
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from simulator.fleet.traffic import Floats
+
+BATCHES: Final = 20
+DRIFT_T: Final = 4.0
+"""A trend is one when its slope is so many standard errors from 0 ..."""
+DRIFT_SHARE: Final = 0.5
+"""... and its rise over the run is this share of the mean ..."""
+DRIFT_LEAST_S: Final = 0.05
+"""... and at least so many seconds."""
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate, and bounds that hold the truth with the asked confidence."""
+
+    value: float
+    low: float
+    high: float
+
+    def holds(self, truth: float) -> bool:
+        """Whether it lies within the bounds."""
+        return self.low <= truth <= self.high
+
+
+def student_t(confidence: float, freedom: int) -> float:
+    """Two-sided quantile of Student's t for >= 5 degrees of freedom, by Cornish-Fisher.
+
+    Within .004 of the tables (Abramowitz and Stegun, 26.7.5).
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    n = float(freedom)
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    )
+
+
+def batch_means(values: Floats, *, confidence: float = 0.95, batches: int = BATCHES) -> Interval:
+    """The mean of a run's values, in order; ValueError with fewer values than batches."""
+    return _interval(values, lambda part: float(part.mean()), confidence, batches)
+
+
+def batch_quantile(
+    values: Floats, share: float, *, confidence: float = 0.95, batches: int = BATCHES
+) -> Interval:
+    """A quantile of a run's values, in order, with the spread of the batches' quantiles."""
+    return _interval(values, lambda part: float(np.quantile(part, share)), confidence, batches)
+
+
+def drifts(values: Floats, *, batches: int = BATCHES) -> bool:
+    """Whether batch means of waits (seconds) rise or fall through the run: it has not settled.
+
+    An overloaded queue rises in a straight line. A trend must be clear (DRIFT_T), large
+    (DRIFT_SHARE) and matter (DRIFT_LEAST_S); short of that, noise of a busy queue passes.
+    """
+    if len(values) < 2 * batches:
+        return False
+    means = np.array([part.mean() for part in np.array_split(values, batches)])
+    time = np.arange(batches) - (batches - 1) / 2
+    slope = float(time @ means / (time @ time))
+    residual = means - means.mean() - slope * time
+    error = sqrt(float(residual @ residual) / (batches - 2) / float(time @ time))
+    rise = abs(slope) * (batches - 1)
+    clear = abs(slope) > DRIFT_T * error
+    return clear and rise > DRIFT_SHARE * float(means.mean()) and rise > DRIFT_LEAST_S
+
+
+def _interval(
+    values: Floats, estimate: Callable[[Floats], float], confidence: float, batches: int
+) -> Interval:
+    if len(values) < batches:
+        raise ValueError(f"{batches} batches need at least as many values, not {len(values)}")
+    value = estimate(values)
+    parts = np.array([estimate(part) for part in np.array_split(values, batches)])
+    half = student_t(confidence, batches - 1) * float(parts.std(ddof=1)) / sqrt(batches)
+    return Interval(value=value, low=value - half, high=value + half)

@@ -1,0 +1,32 @@
+"""What one mock engine is told at start."""
+
+from typing import Literal
+
+import msgspec
+
+from simulator.engine.engine import EngineProfile
+from simulator.mock_server.api.faults import Faults
+
+OverflowWording = Literal["v1", "v2", "v3", "v4", "sglang"]
+
+
+class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A mock engine: its model name, the engine profile, and how it deviates."""
+
+    model: str
+    profile: EngineProfile
+    speed: float = 1.0
+    """Model seconds per real second; all durations are divided by it."""
+    dp_ranks: int = 1
+    """Data-parallel ranks in lockstep: an iteration ends when the slowest rank ends."""
+    max_num_queued: int | None = None
+    """503 once so many sequences wait; None queues without bound, as vLLM does by default."""
+    api_key: str | None = None
+    mean_output_tokens: float = 200.0
+    """Mean of the natural answer length (lognormal, drawn from the prompt's hash)."""
+    overflow_wording: OverflowWording = "v3"
+    recorded_requests: int = 256
+    """How many received requests /mock/last remembers."""
+    recorded_bytes: int = 64 << 20
+    """Their bodies' total size; older ones are forgotten first."""
+    faults: Faults = Faults()

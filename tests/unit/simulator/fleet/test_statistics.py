@@ -1,0 +1,66 @@
+"""Batch means, Student's t, and the eye for runs that have not settled."""
+
+import numpy as np
+import pytest
+
+from simulator.fleet.statistics import Interval, batch_means, batch_quantile, drifts, student_t
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "table"),
+    [(0.95, 5, 2.571), (0.95, 19, 2.093), (0.99, 19, 2.861), (0.95, 1000, 1.962)],
+)
+def test_students_t_is_the_tables(confidence: float, freedom: int, table: float) -> None:
+    assert student_t(confidence, freedom) == pytest.approx(table, abs=0.004)
+
+
+def test_intervals_of_independent_values_hold_the_truth_as_often_as_they_say() -> None:
+    random = np.random.default_rng(0)
+    held = [batch_means(random.exponential(3.0, 2000)).holds(3.0) for _ in range(400)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.03)
+
+
+def test_intervals_of_dependent_values_are_wider() -> None:
+    random = np.random.default_rng(1)
+    noise = random.normal(0, 1, 20_000)
+    walk = np.empty(20_000)
+    walk[0] = 0.0
+    for i in range(1, 20_000):
+        walk[i] = 0.98 * walk[i - 1] + noise[i]
+    shuffled = random.permutation(walk)
+    dependent, independent = batch_means(walk), batch_means(shuffled)
+    assert dependent.value == pytest.approx(independent.value)
+    assert dependent.high - dependent.low > 4 * (independent.high - independent.low)
+
+
+def test_quantiles_have_intervals_too() -> None:
+    values = np.random.default_rng(2).exponential(1.0, 100_000)
+    found = batch_quantile(values, 0.99)
+    assert found.holds(-np.log(0.01))
+    assert found.value == np.quantile(values, 0.99)
+
+
+def test_bounds_hold_their_ends() -> None:
+    bounds = Interval(value=2.0, low=1.0, high=3.0)
+    assert [bounds.holds(x) for x in (0.9, 1.0, 3.0, 3.1)] == [False, True, True, False]
+
+
+def test_too_few_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="20 batches"):
+        batch_means(np.ones(19))
+
+
+def test_a_line_drifts_and_noise_does_not() -> None:
+    random = np.random.default_rng(3)
+    noise = random.exponential(1.0, 10_000)
+    line = np.linspace(0.0, 20.0, 10_000)
+    assert drifts(line + noise)
+    assert drifts(noise + line[::-1])
+    assert not any(drifts(random.exponential(1.0, 10_000)) for _ in range(200))
+
+
+def test_a_trend_too_small_to_matter_is_none() -> None:
+    line = np.linspace(0.0, 1.0, 10_000)
+    assert not drifts(10.0 + line)  # a tenth of the mean
+    assert not drifts(0.04 * line)  # milliseconds
+    assert not drifts(line[:30])  # too few to say
