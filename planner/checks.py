@@ -2,8 +2,8 @@
 
 from planner.errors import PlanError
 from planner.goals import check_goals
-from planner.moments import boundaries_of
 from planner.records import Question
+from planner.workload.moments import boundaries_of
 
 
 def checked_boundaries(question: Question) -> tuple[int, ...]:

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.moments import Prepared, prepare
 from planner.profile import NodeProfile
 from planner.records import Asked, EqualNodes, FleetPlan, Question
 from planner.search import loads_of, pool_loads, size
 from planner.sizing import Loads, paged_slots, run_with
-from planner.workload import Workload, from_lengths
+from planner.workload.moments import Prepared, prepare
+from planner.workload.workload import Workload, from_lengths
 
 _MOST_SHARES: Final = 512
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.goals import Goals
-from planner.moments import Prepared
 from planner.profile import NodeProfile
 from planner.records import FleetPlan, PoolPlan, Question
 from planner.search import Grid
 from planner.sizing import Loads, Sized
 from planner.split import Ranges
+from planner.workload.moments import Prepared
 
 
 def pool_names(count: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.policy.estimate.length_drift import bucket_edges, plan_points
 from planner.records import Plan, PoolPlan
-from planner.workload import Workload
+from planner.workload.workload import Workload
 
 _POINTS_A_LINE: Final = 6
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.profile import NodeProfile
-from planner.workload import Floats
+from planner.workload.workload import Floats
 
 _CEIL_SLACK: Final = 1e-9
 

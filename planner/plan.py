@@ -7,16 +7,16 @@ import msgspec
 import numpy as np
 
 from planner.checks import checked_boundaries
-from planner.closed_form import best_boundary, savings, shape_of
 from planner.compare import asked_against_used, equal_nodes
 from planner.fleets import from_grid, from_ranges
-from planner.moments import Prepared, prepare
-from planner.paper_fleets import paper_one, paper_pairs
+from planner.paper.fleets import paper_one, paper_pairs
 from planner.profile import NodeProfile
 from planner.records import EqualNodes, FleetPlan, Plan, Question
 from planner.search import Grid, Mode, sweep
 from planner.split import Ranges, cheapest_splits, size_ranges, whole_range
 from planner.verdict import notes_of
+from planner.workload.closed_form import best_boundary, savings, shape_of
+from planner.workload.moments import Prepared, prepare
 
 _ONE_SLOTS, _ONE_PAGED = "one pool, slots", "one pool, paged"
 _TWO, _COMPRESSED = "two pools", "two, compressed"

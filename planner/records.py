@@ -4,12 +4,12 @@ import math
 
 import msgspec
 
-from planner.closed_form import Shape
 from planner.goals import Goals
-from planner.moments import GAMMAS
 from planner.profile import HOURS_PER_YEAR, PAPER_A100, NodeProfile
 from planner.search import Mode
-from planner.workload import Workload
+from planner.workload.closed_form import Shape
+from planner.workload.moments import GAMMAS
+from planner.workload.workload import Workload
 
 DEFAULT_WINDOW_TOKENS = 65_536
 

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from planner.goals import Goals
-from planner.moments import MASS, ROWS, Prepared
 from planner.profile import NodeProfile
 from planner.sizing import Loads, Sized, paged_slots, size_full, size_running
-from planner.workload import Floats
+from planner.workload.moments import MASS, ROWS, Prepared
+from planner.workload.workload import Floats
 
 Mode = Literal["paper", "exact", "mix", "corrected", "paged"]
 """`mix` is `exact` with each compressed request in the pool that serves it."""

@@ -25,7 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.goals import Goals
-from planner.moments import (
+from planner.profile import NodeProfile
+from planner.queueing import wait_p99_s
+from planner.workload.moments import (
     HELD,
     MASS,
     PROMPT,
@@ -36,9 +38,7 @@ from planner.moments import (
     STEPS2_TOKENS,
     STEPS2_TOKENS2,
 )
-from planner.profile import NodeProfile
-from planner.queueing import wait_p99_s
-from planner.workload import Floats
+from planner.workload.workload import Floats
 
 WaitOf = Callable[[Floats, NDArray[np.intp]], Floats]
 """Waits of so many nodes, for the pools picked."""
@@ -55,7 +55,7 @@ class Loads(msgspec.Struct, frozen=True, kw_only=True):
     """What pools are given; arrays over pools."""
 
     sums: Floats
-    """Rows of planner.moments; (ROWS, pools)."""
+    """Rows of planner.workload.moments; (ROWS, pools)."""
     rate_per_s: Floats
     prompt_p99_tokens: Floats
     chunks_p99: Floats

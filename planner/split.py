@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from planner.goals import Goals
-from planner.moments import Prepared
 from planner.profile import NodeProfile
 from planner.search import Mode, loads_of, price, size
 from planner.sizing import Loads, Sized, paged_slots
-from planner.workload import Floats
+from planner.workload.moments import Prepared
+from planner.workload.workload import Floats
 
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,8 @@ from rich.console import Console
 from sluice.plan import need_libraries
 
 if TYPE_CHECKING:
-    from planner.calibration_check import Check
-    from planner.calibration_profile import Told
+    from planner.calibration.check import Check
+    from planner.calibration.profile import Told
     from sluice.calibrate_client import About
     from sluice.calibrate_sweeps import Bounds, Say, Swept
 
@@ -150,7 +150,7 @@ async def _talk(
 def _told(
     about: "About", swept: "Swept", *, gpu: str, gpus: int, usd_per_gpu_hour: float
 ) -> "Told":
-    from planner.calibration_profile import Told
+    from planner.calibration.profile import Told
 
     window = about.window_tokens or _WINDOW_TOKENS
     return Told(
@@ -169,8 +169,8 @@ def _document(
     about: "About", swept: "Swept", load: list[Any], told: "Told", *, url: str
 ) -> tuple[dict[str, Any], tuple["Check", ...]]:
     """The profile's file, and the held-out load's figures (none where there was no time)."""
-    from planner.calibration_check import compare, modelled
-    from planner.calibration_profile import engine_profile, node_profile, profile_document
+    from planner.calibration.check import compare, modelled
+    from planner.calibration.profile import engine_profile, node_profile, profile_document
 
     engine = engine_profile(swept.fit, told, swept.limits)
     checks = compare(load, modelled(engine, load, swept.overhead)) if load else ()

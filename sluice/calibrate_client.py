@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import httpx
 import msgspec
 
-from planner.calibration_traces import Trace
+from planner.calibration.traces import Trace
 from planner.errors import PlanError
 from sluice.calibrate_stream import read_stream, trace_of
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from planner.calibration_check import TOLERANCE, Check
+from planner.calibration.check import TOLERANCE, Check
 from sluice.calibrate_sweeps import Swept
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73")

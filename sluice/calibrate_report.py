@@ -7,7 +7,7 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from planner.calibration_check import TOLERANCE, Check
+from planner.calibration.check import TOLERANCE, Check
 from sluice.calibrate_sweeps import Swept
 
 

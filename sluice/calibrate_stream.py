@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from planner.calibration_traces import Trace
+from planner.calibration.traces import Trace
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

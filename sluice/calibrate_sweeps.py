@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from planner.calibration import Fit, Window, fit_windows
-from planner.calibration_limits import Overhead, chunk_tokens, overhead, plateau, settled
-from planner.calibration_profile import Limits
-from planner.calibration_traces import Injection, Trace, decode_windows, injection
+from planner.calibration.fit import Fit, Window, fit_windows
+from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
+from planner.calibration.profile import Limits
+from planner.calibration.traces import Injection, Trace, decode_windows, injection
 from sluice.calibrate_client import EngineClient
 
 SHORT_TOKENS: Final = 32

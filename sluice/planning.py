@@ -9,16 +9,16 @@ import httpx
 import msgspec
 import typer
 
-from planner import histograms
 from planner.errors import PlanError
 from planner.goals import Goals
-from planner.library import SHIPPED
 from planner.profile import NodeProfile, profile_for, profile_from_json
-from planner.readers import FieldMap, parse_field_map, read_workload
+from planner.readers import histograms
+from planner.readers.traces import FieldMap, parse_field_map, read_workload
 from planner.records import Question
 from planner.search import Mode
-from planner.synthetic import synthetic
-from planner.workload import Workload, by_category
+from planner.workload.library import SHIPPED
+from planner.workload.synthetic import synthetic
+from planner.workload.workload import Workload, by_category
 
 _TIMEOUT_S = 10.0
 _PROM_RANGE = "7d"

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from planner.errors import PlanError
-from planner.readers import KNOWN, FieldMap, parse_field_map
+from planner.readers.traces import KNOWN, FieldMap, parse_field_map
 from simulator.fleet.arrivals import recorded
 from simulator.fleet.traffic import Floats, Ints, Traffic
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from planner.errors import PlanError
-from planner.workload import Workload
+from planner.workload.workload import Workload
 from simulator.fleet.arrivals import poisson
 from simulator.fleet.traffic import Floats
 from sluice.recorded import Recorded

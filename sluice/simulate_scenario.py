@@ -9,7 +9,7 @@ import numpy as np
 from gateway.settings import ModelConfig
 from planner.errors import PlanError
 from planner.profile import NodeProfile
-from planner.workload import Workload
+from planner.workload.workload import Workload
 from simulator.fleet.fleet import FleetSpec, Outage, outages
 from simulator.fleet.traffic import Traffic
 from sluice.recorded import read_traffic

@@ -11,7 +11,7 @@ from planner.errors import PlanError
 from planner.fleets import pool_names
 from planner.profile import NodeProfile
 from planner.records import FleetPlan
-from planner.workload import Workload
+from planner.workload.workload import Workload
 from simulator.engine.profiles import PAPER_WINDOW_TOKENS, EngineProfile
 from simulator.fleet import arrivals
 from simulator.fleet.fleet import FleetSpec, PoolSpec

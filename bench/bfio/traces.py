@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.bfio.runs import GROUP, Advance
 from bench.common.report import Row, at_least
-from planner.readers import read_workload
+from planner.readers.traces import read_workload
 from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo, Fcfs

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Row, at_most
-from planner.library import SHIPPED
+from planner.workload.library import SHIPPED
 from simulator.experiments.boundary_auto import Scenario, Steered, run
 
 SCENARIO: Final = Scenario(

@@ -7,16 +7,16 @@ import msgspec
 import numpy as np
 
 from bench.common.report import Row
-from planner.closed_form import best_boundary
 from planner.goals import Goals
-from planner.library import Shipped
-from planner.moments import Prepared, prepare
 from planner.plan import make_plan
 from planner.profile import PAPER_A100
 from planner.records import Question
 from planner.search import Mode, sweep
 from planner.split import size_ranges
-from planner.workload import Workload
+from planner.workload.closed_form import best_boundary
+from planner.workload.library import Shipped
+from planner.workload.moments import Prepared, prepare
+from planner.workload.workload import Workload
 
 RATE: Final = 1000.0
 WINDOW: Final = 65_536

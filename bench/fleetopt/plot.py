@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 
 from bench.fleetopt.columns import GAMMAS, fleet_sizes
 from planner.goals import Goals
-from planner.library import SHIPPED
-from planner.moments import prepare
 from planner.plan import make_plan
 from planner.records import Question
 from planner.search import Mode
+from planner.workload.library import SHIPPED
+from planner.workload.moments import prepare
 from sluice.plan_plot import draw as draw_plan
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")

@@ -15,12 +15,12 @@ from bench.fleetopt.boundary import boundary_rows
 from bench.fleetopt.columns import columns, pairs_columns
 from bench.fleetopt.simulated import NAMES, paged_rows, speed, verdict_rows
 from bench.fleetopt.timing import timing
-from planner import paper
-from planner.closed_form import shape_of
-from planner.library import SHIPPED, Shipped
+from planner.paper import samples
 from planner.profile import HOURS_PER_YEAR, PAPER_A100
-from planner.readers import read_workload
-from planner.workload import Workload, from_lengths
+from planner.readers.traces import read_workload
+from planner.workload.closed_form import shape_of
+from planner.workload.library import SHIPPED, Shipped
+from planner.workload.workload import Workload, from_lengths
 
 RATE: Final = 1000.0
 SLO_S: Final = 0.5
@@ -114,10 +114,10 @@ def _not_measured() -> Row:
     )
 
 
-def _cell(shipped: Shipped, gamma: float, rate: float = RATE) -> paper.Cell | None:
+def _cell(shipped: Shipped, gamma: float, rate: float = RATE) -> samples.Cell | None:
     cdf = shipped.workload.cdf
     assert cdf is not None
-    return paper.two_pools(
+    return samples.two_pools(
         cdf,
         b_short=shipped.b_short,
         gamma=gamma,
@@ -132,7 +132,7 @@ def _cell(shipped: Shipped, gamma: float, rate: float = RATE) -> paper.Cell | No
 def _one(shipped: Shipped, rate: float = RATE) -> int:
     cdf = shipped.workload.cdf
     assert cdf is not None
-    return paper.homogeneous(cdf, WINDOW, PAPER_A100, rate, SLO_S).nodes
+    return samples.homogeneous(cdf, WINDOW, PAPER_A100, rate, SLO_S).nodes
 
 
 def _printed(metric: str, measured: float, published: float, digits: int, note: str = "") -> Row:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from planner.library import SHIPPED
+from planner.workload.library import SHIPPED
 from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.experiments.verdict_records import Goals, Verdict, faults_of

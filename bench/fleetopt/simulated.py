@@ -9,10 +9,10 @@ import msgspec
 from bench.common.report import Row
 from bench.fleetopt.runs import TTFT_SLO_S, Case, Class, PagedRun, judged, measured, run_all
 from planner.goals import Goals
-from planner.library import SHIPPED
 from planner.plan import make_plan
 from planner.records import FleetPlan, Plan, PoolPlan, Question
 from planner.search import Mode
+from planner.workload.library import SHIPPED
 from simulator.experiments.speed import INSTANCES, SLOTS, stated_load
 from simulator.experiments.verdict_records import PoolVerdict, Verdict
 from simulator.fleet.fleet import simulate

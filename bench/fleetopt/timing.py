@@ -10,11 +10,11 @@ import numpy as np
 
 from bench.common.report import Row
 from planner.goals import Goals
-from planner.library import SHIPPED
-from planner.moments import GAMMAS, boundaries_of, prepare
 from planner.profile import PAPER_A100
 from planner.search import Mode, sweep
-from planner.workload import Workload, from_lengths
+from planner.workload.library import SHIPPED
+from planner.workload.moments import GAMMAS, boundaries_of, prepare
+from planner.workload.workload import Workload, from_lengths
 
 RATE: Final = 1000.0
 WINDOW: Final = 65_536

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from planner.distribution import Cdf
-from planner.workload import Floats, Workload, from_lengths
+from planner.workload.distribution import Cdf
+from planner.workload.workload import Floats, Workload, from_lengths
 
 
 class Lengths(NamedTuple):

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from planner.goals import Goals
-from planner.moments import prepare
 from planner.profile import PAPER_A100
 from planner.sizing import Sized, run_with
 from planner.split import size_ranges
-from planner.workload import Workload
+from planner.workload.moments import prepare
+from planner.workload.workload import Workload
 from simulator.engine.engine import PROFILES, Engine, EngineRequest
 from tests.unit.planner.lengths import made_up_trace
 

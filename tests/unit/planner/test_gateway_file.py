@@ -5,9 +5,9 @@ import pytest
 from gateway.settings import Config, parse
 from planner.gateway_file import assign_workers, gateway_file
 from planner.goals import Goals
-from planner.library import SHIPPED
 from planner.plan import make_plan
 from planner.records import Plan, Question
+from planner.workload.library import SHIPPED
 
 
 def plan_of(**given: object) -> Plan:

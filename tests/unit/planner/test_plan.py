@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.distribution import Cdf
 from planner.errors import PlanError
 from planner.goals import Goals
-from planner.library import SHIPPED
 from planner.plan import make_plan
 from planner.profile import PAPER_A100, profile_for
 from planner.records import Plan, Question
 from planner.search import Mode
-from planner.workload import by_category, from_cdf, from_lengths
+from planner.workload.distribution import Cdf
+from planner.workload.library import SHIPPED
+from planner.workload.workload import by_category, from_cdf, from_lengths
 from tests.unit.planner.lengths import cdfs, made_up_trace
 
 PAGED: Mode = "paged"

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.fleetopt.columns import GAMMAS, fleet_sizes
-from planner.distribution import Cdf
 from planner.errors import PlanError
 from planner.goals import Goals, check_goals
-from planner.library import SHIPPED
-from planner.moments import MASS, PROMPT, STEP_TOKENS, STEPS, boundaries_of, prepare
 from planner.profile import PAPER_A100
 from planner.search import Mode, sweep
 from planner.split import Ranges, cheapest_splits, size_ranges, whole_range
-from planner.workload import from_cdf
+from planner.workload.distribution import Cdf
+from planner.workload.library import SHIPPED
+from planner.workload.moments import MASS, PROMPT, STEP_TOKENS, STEPS, boundaries_of, prepare
+from planner.workload.workload import from_cdf
 from tests.unit.planner.lengths import cdfs, made_up_trace
 
 WINDOW = 65_536

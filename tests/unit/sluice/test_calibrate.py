@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 
-from planner.calibration_check import Check
+from planner.calibration.check import Check
 from planner.errors import PlanError
 from sluice.calibrate import _key, public_url
 from sluice.calibrate_report import verdict

@@ -12,9 +12,9 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from planner.goals import Goals
-from planner.library import SHIPPED
 from planner.plan import make_plan
 from planner.records import FleetPlan, Plan, Question
+from planner.workload.library import SHIPPED
 from sluice.plan import plan
 from sluice.plan_verify import verification_json, verify
 

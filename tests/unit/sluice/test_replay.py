@@ -11,7 +11,7 @@ import pytest
 import typer.testing
 
 from planner.errors import PlanError
-from planner.library import SHIPPED
+from planner.workload.library import SHIPPED
 from simulator.mock_server import tokenizer
 from sluice.cli import app, register
 from sluice.recorded import Recorded, read_recorded

@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 from gateway.settings import parse
 from planner.errors import PlanError
 from planner.goals import Goals as PlanGoals
-from planner.library import SHIPPED
 from planner.plan import make_plan
 from planner.profile import PAPER_A100
 from planner.records import FleetPlan, Question
-from planner.workload import from_lengths
+from planner.workload.library import SHIPPED
+from planner.workload.workload import from_lengths
 from simulator.experiments.fleet_verdicts import judge
 from simulator.fleet.traffic import CdfLengths, PairLengths
 from sluice.recorded import read_traffic

@@ -12,7 +12,7 @@ from bench.fleetopt import run as fleetopt
 from bench.fleetopt.columns import GAMMAS, fleet_sizes
 from bench.fleetopt.run import AZURE_FILES, azure_pairs, run
 from bench.fleetopt.timing import TRACE_REQUESTS, made_up_trace
-from planner.moments import prepare
+from planner.workload.moments import prepare
 
 
 @pytest.fixture(scope="module")

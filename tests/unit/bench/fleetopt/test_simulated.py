@@ -7,7 +7,7 @@ import pytest
 from bench.common.report import Row
 from bench.fleetopt import simulated
 from bench.fleetopt.runs import Case, EvenLengths, judged, run_all
-from planner.library import SHIPPED
+from planner.workload.library import SHIPPED
 from simulator.fleet.traffic import CdfLengths
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from planner.library import SHIPPED
+from planner.workload.library import SHIPPED
 from simulator.experiments.fleet_verdicts import judge, verdict
 from simulator.fleet.fleet import FleetSpec, PoolSpec
 from simulator.fleet.traffic import CdfLengths

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from planner.library import SHIPPED
+from planner.workload.library import SHIPPED
 from simulator.experiments.speed import stated_load
 from simulator.fleet.closed_form import applies
 from simulator.fleet.fleet import simulate

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration import Fit, fit_windows
-from planner.calibration_limits import Overhead, chunk_tokens, overhead, plateau, settled
-from planner.calibration_traces import Injection, Trace, decode_windows, injection
+from planner.calibration.fit import Fit, fit_windows
+from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
+from planner.calibration.traces import Injection, Trace, decode_windows, injection
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 ENGINE = EngineProfile(

@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from planner.atoms import atoms_of
-from planner.workload import Workload
+from planner.workload.atoms import atoms_of
+from planner.workload.workload import Workload
 
 Archetype = Literal["I", "II", "III"]
 

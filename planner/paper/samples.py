@@ -19,9 +19,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from planner.distribution import Cdf
 from planner.profile import PAPER_WINDOW_TOKENS, NodeProfile
 from planner.queueing import wait_p99_s
+from planner.workload.distribution import Cdf
 
 SAMPLES: Final = 3000
 SEED: Final = 42

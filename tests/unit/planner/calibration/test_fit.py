@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration import Timing, Window, fit_windows
-from planner.calibration_check import TOLERANCE, Check, compare, modelled
-from planner.calibration_limits import Overhead
-from planner.calibration_profile import (
+from planner.calibration.check import TOLERANCE, Check, compare, modelled
+from planner.calibration.fit import Timing, Window, fit_windows
+from planner.calibration.limits import Overhead
+from planner.calibration.profile import (
     Limits,
     Told,
     engine_profile,
     node_profile,
     profile_document,
 )
-from planner.calibration_traces import Trace
+from planner.calibration.traces import Trace
 from planner.errors import PlanError
 from planner.profile import profile_from_json
 from simulator.engine.engine import EngineProfile

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.distribution import Cdf
 from planner.errors import PlanError
-from planner.library import SHIPPED
-from planner.moments import (
+from planner.workload.distribution import Cdf
+from planner.workload.library import SHIPPED
+from planner.workload.moments import (
     HELD,
     MASS,
     PROMPT,
@@ -18,12 +18,12 @@ from planner.moments import (
     boundaries_of,
     prepare,
 )
-from planner.workload import from_cdf
+from planner.workload.workload import from_cdf
 from tests.unit.planner.lengths import Lengths, cdfs, made_up_trace, whole_lengths
 
 
 def sums_of(lengths: Lengths) -> dict[int, float]:
-    """Rows of planner.moments, request by request."""
+    """Rows of planner.workload.moments, request by request."""
     steps = np.ceil(lengths.prompt / 512) + lengths.answer
     held = steps * lengths.prompt + lengths.answer**2 / 2
     rows = {

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from planner.closed_form import best_boundary, corrected_nodes, savings, shape_of
-from planner.distribution import Cdf
-from planner.library import SHIPPED
-from planner.workload import from_cdf
+from planner.workload.closed_form import best_boundary, corrected_nodes, savings, shape_of
+from planner.workload.distribution import Cdf
+from planner.workload.library import SHIPPED
+from planner.workload.workload import from_cdf
 from tests.unit.planner.lengths import cdfs, whole_lengths
 
 

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from planner.calibration_limits import Overhead
-from planner.calibration_traces import Trace
+from planner.calibration.limits import Overhead
+from planner.calibration.traces import Trace
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 TOLERANCE: Final = 0.15

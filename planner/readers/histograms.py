@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from planner.errors import PlanError
-from planner.workload import Floats, Workload, from_lengths
+from planner.workload.workload import Floats, Workload, from_lengths
 
 PROMPTS: Final = "vllm:request_prompt_tokens"
 ANSWERS: Final = "vllm:request_generation_tokens"

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from planner.distribution import Cdf
-from planner.workload import Workload, from_cdf
+from planner.workload.distribution import Cdf
+from planner.workload.workload import Workload, from_cdf
 
 _TOKENS: Final = (
     *(64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),

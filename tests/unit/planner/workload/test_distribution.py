@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.distribution import Cdf, cdf_from_json, cdf_from_totals
 from planner.errors import PlanError
+from planner.workload.distribution import Cdf, cdf_from_json, cdf_from_totals
 from tests.unit.planner.lengths import cdfs
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner import paper
-from planner.paper import Cell, PoolResult
+from planner.paper import samples
+from planner.paper.samples import Cell, PoolResult
 from planner.profile import HOURS_PER_YEAR, NodeProfile
 from planner.records import FleetPlan, PoolPlan, Question
 
@@ -13,7 +13,7 @@ from planner.records import FleetPlan, PoolPlan, Question
 def paper_one(question: Question, label: str) -> FleetPlan:
     """A single pool as the paper sizes it."""
     node, cdf = question.nodes[0], question.workload.as_cdf()
-    result = paper.homogeneous(
+    result = samples.homogeneous(
         cdf,
         question.window,
         node,
@@ -36,7 +36,7 @@ def paper_pairs(
     node, cdf = question.nodes[0], question.workload.as_cdf()
 
     def fleet(b_short: int, gamma: float) -> FleetPlan:
-        cell = paper.two_pools(
+        cell = samples.two_pools(
             cdf,
             b_short=b_short,
             gamma=gamma,

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from planner.errors import PlanError
-from planner.readers import parse_field_map, read_workload
-from planner.workload import Workload
+from planner.readers.traces import parse_field_map, read_workload
+from planner.workload.workload import Workload
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from planner.calibration import Fit, Floats, Window
-from planner.calibration_traces import Injection, Trace
+from planner.calibration.fit import Fit, Floats, Window
+from planner.calibration.traces import Injection, Trace
 
 _ROUND_TOKENS: Final = 64
 _FEWEST_LENGTHS: Final = 4

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from planner.errors import PlanError
-from planner.workload import Workload, from_lengths
+from planner.workload.workload import Workload, from_lengths
 
 _REQUESTS: Final = 20_000
 _SEED: Final = 1

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from planner.distribution import Cdf
 from planner.errors import PlanError
-from planner.workload import Floats, Workload
+from planner.workload.distribution import Cdf
+from planner.workload.workload import Floats, Workload
 
 _CELLS: Final = 32
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.histograms import (
+from planner.readers.histograms import (
     ANSWERS,
     LIMITS,
     PREEMPTIONS,

@@ -1,7 +1,7 @@
 """A workload made ready for a search: sums over its requests at every boundary and reach.
 
 Rules:
-- a workload becomes atoms (planner.atoms), cut at every boundary B and reach int(gamma B);
+- a workload becomes atoms (planner.workload.atoms), cut at every boundary B and reach int(gamma B);
 - of each atom nine sums are kept (ROWS), so a pool over any range of lengths is a difference
   of prefix sums, and a sweep over B x gamma touches no request;
 - a compressed request keeps its answer; its prompt becomes B - answer (FleetOpt, eq. 15), if
@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.atoms import Atoms, atoms_of
 from planner.errors import PlanError
-from planner.workload import GRID_TOKENS, Floats, Workload
+from planner.workload.atoms import Atoms, atoms_of
+from planner.workload.workload import GRID_TOKENS, Floats, Workload
 
 GAMMAS: Final = tuple(round(1 + step / 10, 1) for step in range(11))
 """1.0 ... 2.0, as Algorithm 1 sweeps them."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.synthetic import synthetic
+from planner.workload.synthetic import synthetic
 
 
 def test_medians_and_bounds_are_as_asked() -> None:

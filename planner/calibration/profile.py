@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from planner.calibration import Fit
-from planner.calibration_check import Check
+from planner.calibration.check import Check
+from planner.calibration.fit import Fit
 from planner.profile import NodeProfile
 from simulator.engine.engine import EngineProfile
 

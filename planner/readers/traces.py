@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from planner.distribution import cdf_from_json
 from planner.errors import PlanError
-from planner.workload import Floats, Workload, from_cdf, from_lengths
+from planner.workload.distribution import cdf_from_json
+from planner.workload.workload import Floats, Workload, from_cdf, from_lengths
 
 
 class FieldMap(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from planner.calibration import Window
+from planner.calibration.fit import Window
 
 _FEWEST_ITERATIONS: Final = 8
 """A shorter window says more of the network than of the engine."""

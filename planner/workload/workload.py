@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.distribution import Cdf, cdf_from_totals
 from planner.errors import PlanError
+from planner.workload.distribution import Cdf, cdf_from_totals
 
 Floats = NDArray[np.float64]
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner import paper
-from planner.closed_form import shape_of
-from planner.distribution import Cdf
-from planner.library import SHIPPED
+from planner.paper import samples
 from planner.profile import PAPER_A100
+from planner.workload.closed_form import shape_of
+from planner.workload.distribution import Cdf
+from planner.workload.library import SHIPPED
 
 WINDOW = 65_536
 
@@ -17,9 +17,9 @@ def cdf_of(name: str) -> Cdf:
     return cdf
 
 
-def cell(name: str, gamma: float, rate: float = 1000.0) -> paper.Cell:
+def cell(name: str, gamma: float, rate: float = 1000.0) -> samples.Cell:
     shipped = SHIPPED[name]
-    found = paper.two_pools(
+    found = samples.two_pools(
         cdf_of(name),
         b_short=shipped.b_short,
         gamma=gamma,
@@ -34,7 +34,7 @@ def cell(name: str, gamma: float, rate: float = 1000.0) -> paper.Cell:
 
 
 def one(name: str, rate: float = 1000.0) -> int:
-    return paper.homogeneous(cdf_of(name), WINDOW, PAPER_A100, rate, 0.5).nodes
+    return samples.homogeneous(cdf_of(name), WINDOW, PAPER_A100, rate, 0.5).nodes
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_section_7_4(name: str, short_ms: float, long_ms: float) -> None:
 
 def test_a_tail_without_lengths_is_infeasible() -> None:
     cdf = Cdf((1024, 4096), (0.5, 1.0))
-    found = paper.two_pools(
+    found = samples.two_pools(
         cdf,
         b_short=2100,
         gamma=2.0,
@@ -129,7 +129,7 @@ def test_a_tail_without_lengths_is_infeasible() -> None:
 
 def test_everything_compressed_leaves_no_long_pool() -> None:
     cdf = Cdf((1024, 4096), (0.5, 1.0))
-    found = paper.two_pools(
+    found = samples.two_pools(
         cdf,
         b_short=2100,
         gamma=2.0,

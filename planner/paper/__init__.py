@@ -1,0 +1,1 @@
+"""FleetOpt's published fleets, as published."""

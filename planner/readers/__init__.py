@@ -1,0 +1,1 @@
+"""Traces and engines' histograms, read as workloads."""

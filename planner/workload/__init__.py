@@ -1,0 +1,1 @@
+"""What arrives: distributions of lengths, and sums over them."""
