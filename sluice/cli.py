@@ -39,20 +39,20 @@ def root(
 
 def register() -> None:
     """Add every verb; each imports what it runs when it runs."""
-    from sluice.calibrate import calibrate
+    from sluice.calibrate.command import calibrate
     from sluice.check import check
-    from sluice.compress import compress
+    from sluice.compress.command import compress
     from sluice.demo import demo
     from sluice.hash_key import hash_key
     from sluice.mock import mock
-    from sluice.plan import plan
-    from sluice.replay import replay
+    from sluice.plan.command import plan
+    from sluice.plan.whatif import whatif
+    from sluice.replay.command import replay
     from sluice.schema import schema
     from sluice.serve import serve
-    from sluice.simulate import simulate
-    from sluice.tenant import tenant
-    from sluice.train import train
-    from sluice.whatif import whatif
+    from sluice.simulate.command import simulate
+    from sluice.tenant.command import tenant
+    from sluice.train.command import train
 
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
     for verb in (*verbs, replay, calibrate, train):

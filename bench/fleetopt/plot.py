@@ -13,7 +13,7 @@ from planner.records import Question
 from planner.search import Mode
 from planner.workload.library import SHIPPED
 from planner.workload.moments import prepare
-from sluice.plan_plot import draw as draw_plan
+from sluice.plan.plot import draw as draw_plan
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _MODES: Final[tuple[Mode, ...]] = ("exact", "mix", "corrected", "paged")

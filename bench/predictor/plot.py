@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from bench.predictor.judged import Judged
 from bench.predictor.runs import NOMINAL_REQUESTS
 from predictor.artifact import Artifact
-from sluice.train_plot import draw as draw_training
+from sluice.train.plot import draw as draw_training
 
 _BLUE, _ORANGE = "#0072B2", "#D55E00"
 _EVERY: Final = 20

@@ -1,0 +1,221 @@
+"""The sweeps: what is asked of the engine, in which order, and when enough is enough."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from planner.calibration.fit import Fit, Window, fit_windows
+from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
+from planner.calibration.profile import Limits
+from planner.calibration.traces import Injection, Trace, decode_windows, injection
+from sluice.calibrate.client import EngineClient
+
+SHORT_TOKENS: Final = 32
+_SWEEP_SHARE: Final = 0.65
+"""Of the budget; the rest is for the held-out load."""
+_WINDOW_S: Final = 0.8
+"""Decoding is watched for about so long at each point."""
+_LOAD_REQUESTS: Final = 96
+_FEWEST_LOAD: Final = 12
+
+Say = Callable[[str, float], None]
+"""(what is being done, share done 0..1)."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the measurement may take."""
+
+    most_concurrency: int
+    most_requests: int
+    budget_s: float
+
+
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sweeps came to."""
+
+    windows: tuple[Window, ...]
+    """Of decoding only."""
+    prompts: tuple[Window, ...]
+    """In which a prompt was computed too."""
+    fit: Fit
+    limits: Limits
+    overhead: Overhead
+    most_resident_tokens: int
+
+
+class Sweeps:
+    """Runs them; politely: it stops at its bounds and does not raise a load that is refused."""
+
+    def __init__(
+        self, client: EngineClient, bounds: Bounds, *, window: int, kv_tokens: int | None, say: Say
+    ) -> None:
+        """`window`: of a request, tokens; `kv_tokens`: K where it is known."""
+        self._client = client
+        self._bounds = bounds
+        self._window = window
+        self._kv = kv_tokens
+        self._say = say
+        self._start_s = time.perf_counter()
+        self._windows: list[Window] = []
+        self._injections: list[Injection] = []
+        self._alone: list[Trace] = []
+        self._slots: int | None = None
+        self._resident = 0
+        self._iteration_s = 0.02
+
+    async def run(self, first: Trace) -> Swept:
+        """All sweeps, and the fit; PlanError where too little was seen."""
+        self._iteration_s = first.tpot_s or self._iteration_s
+        tokens = min(256, max(48, round(_WINDOW_S / self._iteration_s)), self._window // 4)
+        await self._levels(tokens)
+        await self._idle()
+        await self._prefills()
+        await self._lengths(tokens)
+        fit = fit_windows([*self._windows, *(i.window for i in self._injections)])
+        chunk = chunk_tokens(self._injections, self._alone, fit)
+        # The chunk says in how many iterations a prompt ran, which the first fit assumed.
+        prompts = [settled(one, chunk) for one in self._injections]
+        fit = fit_windows([*self._windows, *prompts])
+        longest = max((i.prompt_tokens for i in self._injections), default=0)
+        limits = Limits(slots=self._slots, chunk_tokens=chunk, longest_prompt_tokens=longest)
+        return Swept(
+            windows=tuple(self._windows),
+            prompts=tuple(prompts),
+            fit=fit,
+            limits=limits,
+            overhead=overhead(self._alone, fit, chunk),
+            most_resident_tokens=self._resident,
+        )
+
+    async def _levels(self, tokens: int) -> None:
+        """One request, then twice as many each time, up to a plateau or the bound."""
+        count = 1
+        while self._slots is None and self._affords(count, tokens):
+            failed = len(self._client.failures)
+            traces = await self._batch(count, SHORT_TOKENS, tokens, f"{count} at once")
+            self._slots = plateau(traces) if len(traces) == count else None
+            if len(self._client.failures) > failed or count == self._bounds.most_concurrency:
+                return
+            count = min(2 * count, self._bounds.most_concurrency)
+
+    async def _lengths(self, tokens: int) -> None:
+        """The same with long prompts, which tells resident tokens from sequences."""
+        prompt = min(2048, self._window // 4)
+        most = min(self._slots or self._bounds.most_concurrency, self._bounds.most_concurrency)
+        room = (self._kv or 8 * self._window) // (2 * (prompt + tokens))
+        for count in sorted({max(1, most // 8), max(1, min(most // 2, room, 16))}):
+            if self._affords(count, tokens):
+                await self._batch(count, prompt, tokens, f"{count} long prompts")
+
+    async def _idle(self) -> None:
+        """Prompts of many lengths, each alone in the engine: the time to its first token."""
+        for length in _lengths(self._window) * 3:
+            if self._affords(1, 16):
+                self._alone += await self._batch(1, length, 2, f"{length} tokens alone")
+
+    async def _prefills(self) -> None:
+        """Prompts of many lengths beside one stream that decodes, one after the other."""
+        lengths = _lengths(self._window)
+        leave = asyncio.Event()
+        output = min(self._window - 2 * SHORT_TOKENS, 8192)
+        clock = asyncio.create_task(self._client.stream(SHORT_TOKENS, output, leave=leave))
+        injected = []
+        try:
+            await asyncio.sleep(4 * self._iteration_s + 0.05)
+            for number, length in enumerate((*lengths[2:], *lengths[:-5:-1])):
+                if clock.done() or not self._affords(1, 16):
+                    break
+                self._tell(f"a prompt of {length} tokens ({number + 1})")
+                text = await self._client.prompt(length)
+                # Counting tokens may have held the engine up: let its clock settle.
+                await asyncio.sleep(3 * self._iteration_s)
+                trace = await self._client.stream(length, 2, text=text)
+                injected += [trace] if trace else []
+        finally:
+            leave.set()
+        background = await clock
+        if background is not None:
+            found = (injection([background], trace) for trace in injected)
+            self._injections += [one for one in found if one is not None]
+
+    async def _batch(self, count: int, prompt: int, tokens: int, what: str) -> list[Trace]:
+        """So many requests at once; what came of them is kept."""
+        self._tell(what)
+        texts = [await self._client.prompt(prompt) for _ in range(count)]
+        jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
+        traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
+        # Where some failed, the batch was not what it seems.
+        windows = decode_windows(traces) if len(traces) == count else []
+        self._windows += windows
+        if windows:
+            self._iteration_s = windows[0].iteration_s
+            resident = max(w.resident_tokens / w.iterations for w in windows)
+            self._resident = max(self._resident, round(resident))
+        return traces
+
+    def _affords(self, count: int, tokens: int) -> bool:
+        """Whether the sweeps' share of time and the requests suffice for one more point."""
+        left_s = _SWEEP_SHARE * self._bounds.budget_s - self.elapsed_s
+        requests = self._client.requests + count + _FEWEST_LOAD
+        return 1.5 * tokens * self._iteration_s < left_s and requests <= self._bounds.most_requests
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._start_s
+
+    def _tell(self, what: str) -> None:
+        self._say(what, min(0.99, self.elapsed_s / self._bounds.budget_s))
+
+    async def held_out(self, swept: Swept) -> list[Trace]:
+        """A mixed load of Poisson arrivals at half the concurrency; none where time is out."""
+        fit = swept.fit
+        most = min(self._bounds.most_concurrency, swept.limits.slots_used)
+        draw = random.Random(7)
+        plan = [_request(draw, self._window) for _ in range(_LOAD_REQUESTS)]
+        prompt = sum(p for p, _ in plan) / len(plan)
+        output = sum(o for _, o in plan) / len(plan)
+        target = max(1.0, most / 2)
+        each_s = fit.w_s + (fit.h_s + fit.h_s_per_token * (prompt + output / 2)) * target
+        # Prompt tokens lengthen everybody's iterations: a share of time is theirs.
+        rate = target / (output * each_s + target * fit.prefill_s_per_token * prompt)
+        left_s = self._bounds.budget_s - self.elapsed_s - 2 * output * each_s
+        allowed = self._bounds.most_requests - self._client.requests
+        count = min(len(plan), allowed, int(left_s * rate))
+        if count < _FEWEST_LOAD:
+            return []
+        texts = [await self._client.prompt(p) for p, _ in plan[:count]]
+        return await self._arrivals(plan[:count], texts, rate, draw)
+
+    async def _arrivals(
+        self,
+        plan: Sequence[tuple[int, int]],
+        texts: Sequence[str],
+        rate: float,
+        draw: random.Random,
+    ) -> list[Trace]:
+        jobs = []
+        next_s = time.perf_counter()
+        for (prompt, output), text in zip(plan, texts, strict=True):
+            self._tell(f"held-out load, {rate:.2g} requests/s")
+            await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
+            jobs.append(asyncio.create_task(self._client.stream(prompt, output, text=text)))
+            next_s += draw.expovariate(rate)
+        return [trace for trace in await asyncio.gather(*jobs) if trace is not None]
+
+
+def _lengths(window: int) -> tuple[int, ...]:
+    """Lengths of prompts, two an octave, just below the round ones that chunks have."""
+    longest = min(window - 64, 8192)
+    found = [n for k in range(7, 14) for n in (2**k, 3 * 2 ** (k - 1)) if n <= longest]
+    return tuple(round(0.96 * n) for n in found)
+
+
+def _request(draw: random.Random, window: int) -> tuple[int, int]:
+    """(prompt, output) tokens, both spread evenly in their logarithm."""
+    prompt = SHORT_TOKENS * (min(2048, window // 4) / SHORT_TOKENS) ** draw.random()
+    return round(prompt), round(16 * 8 ** draw.random())

@@ -1,0 +1,1 @@
+"""`sluice plan` and `sluice whatif`."""

@@ -1,0 +1,189 @@
+"""`sluice plan`: the cheapest fleet for a workload, and what others would cost."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from planner.records import Plan
+    from sluice.plan.verify import Verification
+
+Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
+
+WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        help="A CDF (JSON), a trace (CSV, JSONL), a request log, metrics:URL[,URL], prom:URL, "
+        "synthetic:prompt=1500,answer=250, or azure, lmsys, agent-heavy.",
+    ),
+]
+FieldsOption = Annotated[
+    str | None, typer.Option(help="Fields of a trace: prompt=F,answer=F[,asked=F][,time=F].")
+]
+InputShareOption = Annotated[
+    float | None, typer.Option(help="Prompt's share of a total, where only totals are known.")
+]
+TtftOption = Annotated[float, typer.Option("--slo-ttft-ms", help="P99 time to first token.")]
+TpotOption = Annotated[float | None, typer.Option("--slo-tpot-ms", help="P99 time between tokens.")]
+ModeOption = Annotated[Mode, typer.Option(help="paged: provision with this one.")]
+ModelOption = Annotated[str, typer.Option(help="The model's name in the catalogue.")]
+PcOption = Annotated[
+    str, typer.Option(help="Share of the band that may be compressed; or prose=1,code=0.")
+]
+WindowOption = Annotated[
+    int | None, typer.Option("--max-model-len", help="Longest request served, tokens.")
+]
+
+
+def plan(
+    workload: WorkloadOption,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
+    ] = None,
+    slo_ttft_ms: TtftOption = 500.0,
+    slo_tpot_ms: TpotOption = None,
+    mode: ModeOption = "paged",
+    b_short: Annotated[
+        str, typer.Option(help="auto, tokens, or a list with commas for more pools.")
+    ] = "auto",
+    gamma: Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")] = "auto",
+    pc: PcOption = "1",
+    max_cut: Annotated[float, typer.Option(help="Largest share of a prompt to cut.")] = 0.5,
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="Repeat it: each pool takes the cheapest.")
+    ] = None,
+    gpu_short: Annotated[str | None, typer.Option(help="The short pool's GPU.")] = None,
+    gpu_long: Annotated[str | None, typer.Option(help="The long pool's GPU.")] = None,
+    model: ModelOption = "llama-3-70b",
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Tensor parallelism. [default: what fits]")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp8, int4.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Instead of ours.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A measured node (JSON).")] = None,
+    max_model_len: WindowOption = None,
+    max_pools: Annotated[int, typer.Option(min=1, max=8, help="Pools at most.")] = 3,
+    spare: Annotated[int, typer.Option(min=0, help="Nodes more per pool: N + this.")] = 0,
+    availability: Annotated[float, typer.Option(help="Share of time a node is up.")] = 1.0,
+    input_share: InputShareOption = None,
+    fields: FieldsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the fleet as sluice.yaml.")
+    ] = None,
+    worker: Annotated[
+        list[str] | None, typer.Option(help="URL, or POOL=URL, for -o; repeat it.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Simulate the fleet: does it hold? Exit 1 if not.")
+    ] = False,
+    verify_requests: Annotated[
+        int, typer.Option(min=1000, help="Requests drawn for each pool's run, at most.")
+    ] = 300_000,
+    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Plan the cheapest fleet that holds the SLO. Exit 1 when there is none, 2 on bad input."""
+    need_libraries()
+    from planner.errors import PlanError
+    from planner.plan import make_plan
+    from sluice.plan.question import Kinds, load_workload, make_question, refuse
+    from sluice.plan.report import plan_json, show_plan
+
+    try:
+        kinds = Kinds(
+            gpus=gpu or (),
+            short=gpu_short,
+            long=gpu_long,
+            model=model,
+            gpus_per_node=gpus_per_node,
+            dtype=dtype,
+            usd_per_gpu_hour=usd_per_gpu_hour,
+            profile=profile,
+        )
+        question = make_question(
+            load_workload(workload, fields=fields, input_share=input_share),
+            kinds,
+            rate=rate,
+            mode=mode,
+            slo_ttft_ms=slo_ttft_ms,
+            slo_tpot_ms=slo_tpot_ms,
+            b_short=b_short,
+            gamma=gamma,
+            pc=pc,
+            max_cut=max_cut,
+            window_tokens=max_model_len,
+            most_pools=max_pools,
+            spare_nodes=spare,
+            availability=availability,
+        )
+        started_s = time.perf_counter()
+        found = make_plan(question)
+        elapsed_ms = 1000 * (time.perf_counter() - started_s)
+    except PlanError as error:
+        refuse(error, as_json=as_json)
+    console = Console(highlight=False, stderr=as_json)
+    if not as_json:
+        show_plan(found, elapsed_ms, console)
+    checked = None
+    if verify and found.chosen.feasible:
+        checked = _verify(found, verify_requests, console, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps(plan_json(found, elapsed_ms, checked), indent=2))
+    if found.chosen.feasible and output is not None:
+        from planner.gateway_file import assign_workers, gateway_file
+
+        workers = assign_workers(found, worker or ())
+        output.write_text(gateway_file(found, workers), encoding="utf-8")
+        console.print(f"wrote {output}")
+    if plot is not None:
+        _draw(found, checked, plot, console)
+    holds = found.chosen.feasible and (checked is None or checked.holds)
+    raise typer.Exit(0 if holds else 1)
+
+
+def need_libraries() -> None:
+    """Exit 2 where the extra is not installed."""
+    try:
+        import scipy.special  # noqa: F401
+    except ImportError:
+        typer.echo("planning needs scipy\nfix: pip install 'sluice-gateway[plan]'", err=True)
+        raise typer.Exit(2) from None
+
+
+def _verify(found: "Plan", requests: int, console: Console, *, as_json: bool) -> "Verification":
+    """Simulate under a progress bar, and print what came of it."""
+    from rich.progress import Progress
+
+    from planner.errors import PlanError
+    from sluice.plan.question import refuse
+    from sluice.plan.verify import show_verification, verify
+
+    stderr = Console(stderr=True)
+    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
+        tasks = {p.name: bars.add_task(f"{p.name}, simulated") for p in found.chosen.pools}
+
+        def progress(name: str, arrived: int, *, total: int) -> None:
+            bars.update(tasks[name], completed=arrived, total=total)
+
+        try:
+            checked = verify(found, most_requests=requests, progress=progress)
+        except PlanError as error:
+            refuse(error, as_json=as_json)
+    if not as_json:
+        show_verification(checked, console)
+    return checked
+
+
+def _draw(found: "Plan", checked: "Verification | None", folder: Path, console: Console) -> None:
+    try:
+        from sluice.plan.plot import draw
+    except ImportError:
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
+        raise typer.Exit(2) from None
+    for file in draw(found, folder, checked):
+        console.print(f"wrote {file}")

@@ -1,0 +1,209 @@
+"""`sluice plan --verify`: the chosen fleet in the simulator, beside what was planned of it."""
+
+import math
+import time
+from collections.abc import Iterator
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from planner.goals import Goals
+from planner.records import Plan, PoolPlan
+from simulator.experiments.fleet_verdicts import judge
+from simulator.experiments.verdict_records import PoolVerdict, Progress, Verdict
+from simulator.fleet.outcome import HORIZON_SERVICES
+from sluice.simulated_fleet import Counting, fleet_of_plan, lengths_of
+
+MOST_REQUESTS: Final = 300_000
+_TIMES: Final = ("wait_p99_s", "ttft_p99_s", "tpot_p99_s")
+_TITLES: Final = ("slots used", "wait P99", "TTFT P99", "TPOT P99")
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """Each pool as planned and as simulated, in the same order."""
+
+    planned: tuple[PoolPlan, ...]
+    verdict: Verdict
+    slots: tuple[int, ...]
+    """Sequences that a simulated node may run, by pool: with pages more than are planned for."""
+    goals: Goals
+    counting: Counting
+    elapsed_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether every pool met the goals in its run."""
+        return self.verdict.holds
+
+    @property
+    def slots_used(self) -> tuple[float, ...]:
+        """Simulated, by pool: share of the slots that were planned for; above 1 with pages."""
+        return tuple(
+            seen.utilisation * slots / planned.slots_per_node
+            for planned, seen, slots in zip(
+                self.planned, self.verdict.pools, self.slots, strict=True
+            )
+        )
+
+    @property
+    def short_runs(self) -> tuple[PoolVerdict, ...]:
+        """Pools whose run says less than it should."""
+        return tuple(pool for pool in self.verdict.pools if pool.short_run)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How far the figures can be trusted."""
+        return tuple(line for pool in self.verdict.pools for line in _notes(pool, self.goals))
+
+
+def verify(
+    plan: Plan,
+    *,
+    most_requests: int = MOST_REQUESTS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Verification:
+    """Simulate the chosen fleet's serving nodes, pool by pool, under Poisson arrivals.
+
+    Engines allocate KV as the plan's mode counts it. `most_requests`: drawn for each pool's
+    run, those of other pools included. PlanError where the plan has no fleet.
+    """
+    question = plan.question
+    counting: Counting = "paged" if question.mode == "paged" else "slots"
+    spec = fleet_of_plan(
+        plan.chosen,
+        counting=counting,
+        compressible=question.compressible,
+        max_cut=question.max_cut,
+    )
+    started_s = time.perf_counter()
+    verdict = judge(
+        spec,
+        lengths_of(question.workload),
+        rate_per_s=question.goals.rate_per_s,
+        slo_s=question.goals.ttft_s,
+        tpot_slo_s=question.goals.tpot_s,
+        seed=seed,
+        most_drawn=most_requests,
+        progress=progress,
+    )
+    return Verification(
+        planned=plan.chosen.pools,
+        verdict=verdict,
+        slots=tuple(pool.profile.max_num_seqs for pool in spec.pools),
+        goals=question.goals,
+        counting=counting,
+        elapsed_s=time.perf_counter() - started_s,
+    )
+
+
+def verification_json(checked: Verification) -> dict[str, Any]:
+    """Planned beside simulated, seconds; what was not measured is null."""
+    return {
+        "counting": checked.counting,
+        "elapsed_s": checked.elapsed_s,
+        "pools": {
+            planned.name: _pool(planned, seen, used) for planned, seen, used in _beside(checked)
+        },
+        "refused_share": checked.verdict.refused_share,
+        "notes": list(checked.notes),
+    }
+
+
+def show_verification(checked: Verification, console: Console) -> None:
+    """Planned beside simulated, the answer, and how far to trust it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("pool", "simulated", *_TITLES):
+        left = column in {"pool", "simulated"}
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for planned, seen, used in _beside(checked):
+        table.add_row(escape(planned.name), "planned", *_cells(planned, planned.utilisation))
+        table.add_row("", f"{seen.requests:,} requests", *_cells(seen, used))
+    console.print(table)
+    console.print(_answer(checked))
+    for pool in checked.verdict.pools:
+        for fault in pool.faults:
+            console.print(f"[red]{escape(pool.name)}[/]: {escape(fault)}")
+    if checked.verdict.refused_share:
+        share = 100 * checked.verdict.refused_share
+        console.print(f"[red]refused[/]: no window takes {share:.3g} % of the requests")
+    for note in checked.notes:
+        console.print(f"[dim]-[/] {escape(note)}")
+
+
+def _beside(checked: Verification) -> Iterator[tuple[PoolPlan, PoolVerdict, float]]:
+    return zip(checked.planned, checked.verdict.pools, checked.slots_used, strict=True)
+
+
+def _answer(checked: Verification) -> str:
+    if not checked.holds:
+        return f"[red]verified: no[/] ({checked.elapsed_s:.1f} s)"
+    far = ", as far as runs this short show" if checked.short_runs else ""
+    return f"[green]verified: yes[/]{far} ({checked.elapsed_s:.1f} s)"
+
+
+def _notes(pool: PoolVerdict, goals: Goals) -> list[str]:
+    if not pool.requests:
+        return [f"{pool.name}: no request reached it in this run"]
+    bounds = pool.ttft_p99
+    if bounds is None:
+        notes = [f"{pool.name}: too few requests for bounds on the P99"]
+    else:
+        low, high = 1000 * max(0.0, bounds.low), 1000 * bounds.high
+        notes = [f"{pool.name}: TTFT P99 within {low:.3g} ... {high:.3g} ms (95 %)"]
+        if bounds.low < goals.ttft_s < bounds.high:
+            notes.append(f"{pool.name}: the SLO lies within these bounds: another seed may differ")
+    if pool.short_run:
+        needed_s = HORIZON_SERVICES * pool.longest_service_s
+        notes.append(
+            f"{pool.name}: {pool.duration_s:,.0f} s are too short a run, its longest service "
+            f"takes {pool.longest_service_s:,.0f} s: give --verify-requests "
+            f"{_rounded(needed_s * goals.rate_per_s)}"
+        )
+    return notes
+
+
+def _rounded(requests: float) -> int:
+    """Up, to two digits."""
+    digits = int(10.0 ** max(0, len(str(ceil(requests))) - 2))
+    return digits * ceil(requests / digits)
+
+
+def _cells(pool: PoolPlan | PoolVerdict, used: float) -> list[str]:
+    times = (pool.wait_p99_s, pool.ttft_p99_s, pool.tpot_p99_s)
+    return [f"{100 * used:.1f} %", *(_time(value) for value in times)]
+
+
+def _pool(planned: PoolPlan, seen: PoolVerdict, used: float) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: {
+            "planned": _finite(getattr(planned, name)),
+            "simulated": _finite(getattr(seen, name)) if seen.requests else None,
+        }
+        for name in _TIMES
+    }
+    found["utilisation"] = {"planned": planned.utilisation, "simulated": used}
+    bounds = seen.ttft_p99
+    return {
+        **found,
+        "holds": seen.holds,
+        "faults": list(seen.faults),
+        "requests": seen.requests,
+        "duration_s": seen.duration_s,
+        "short_run": seen.short_run,
+        "ttft_p99_bounds_s": None if bounds is None else [bounds.low, bounds.high],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _time(value_s: float) -> str:
+    if not math.isfinite(value_s):
+        return "without end" if value_s > 0 else ""
+    return f"{value_s:.2f} s" if value_s >= 1 else f"{1000 * value_s:.3g} ms"

@@ -1,0 +1,84 @@
+"""One request through a running gateway: sent, read to its end, timed."""
+
+import contextlib
+import time
+from typing import Any, ClassVar, Final
+
+import httpx
+import msgspec
+
+from sluice.calibrate.client import EngineClient
+from sluice.calibrate.stream import read_stream, trace_of
+
+_POOL: Final = "x-sluice-pool"
+_COMPRESSED: Final = "x-sluice-compressed"
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one request; times on the clock of `time.perf_counter`."""
+
+    due_s: float
+    """When it should have been sent: times count from here."""
+    sent_s: float
+    first_s: float | None = None
+    """None where no token came."""
+    last_s: float | None = None
+    prompt_tokens: int = 0
+    """As usage tells it, less what was cached."""
+    output_tokens: int = 0
+    tpot_s: float | None = None
+    pool: str | None = None
+    """None where no gateway said so."""
+    compressed: bool = False
+    error: str | None = None
+    """Status and words, or what broke."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From when it was due."""
+        return None if self.first_s is None or self.error else self.first_s - self.due_s
+
+
+class ReplayClient(EngineClient):
+    """As `sluice calibrate` asks an engine, and with what the gateway says in its headers."""
+
+    who: ClassVar[str] = "the gateway"
+    key_option: ClassVar[str] = "--api-key-env"
+
+    async def send(self, text: str, output_tokens: int, due_s: float) -> Answered:
+        """Never raises but for cancellation."""
+        parts: list[tuple[float, bytes]] = []
+        told: dict[str, Any] = {"due_s": due_s, "sent_s": time.perf_counter()}
+        request = self._http.build_request("POST", self.path, json=self._body(text, output_tokens))
+        try:
+            async with contextlib.aclosing(await self._http.send(request, stream=True)) as answer:
+                pool = answer.headers.get(_POOL)
+                compressed = answer.headers.get(_COMPRESSED, "none") != "none"
+                told |= {"pool": pool, "compressed": compressed}
+                if answer.status_code != 200:
+                    words = (await answer.aread())[:120].decode("utf-8", "replace")
+                    return Answered(error=f"{answer.status_code} {words}", **told)
+                async for part in answer.aiter_raw():
+                    parts.append((time.perf_counter(), part))  # noqa: PERF401 - kept if it breaks
+        except httpx.HTTPError as error:
+            return Answered(error=str(error) or type(error).__name__, **told)
+        seen = read_stream(parts)
+        trace = trace_of(seen, told["sent_s"], 0)
+        if trace is None or not trace.ended:
+            return Answered(error=seen.error or "a stream without an end", **told)
+        return Answered(
+            first_s=trace.first_s,
+            last_s=trace.last_s,
+            prompt_tokens=trace.prompt_tokens,
+            output_tokens=trace.output_tokens,
+            tpot_s=trace.tpot_s if trace.output_tokens > trace.tokens[0] else None,
+            **told,
+        )
+
+    def _body(self, text: str, output_tokens: int) -> dict[str, Any]:
+        body = super()._body(text, output_tokens)
+        # Usage once: in every chunk it would double what all have to read.
+        options = body.get("stream_options")
+        if options is not None:
+            body["stream_options"] = {"include_usage": True}
+        return body

@@ -1,0 +1,227 @@
+"""`sluice replay`: a log's or a trace's requests through a running gateway; does the SLO hold?"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from sluice.plan.command import FieldsOption, TpotOption, TtftOption, need_libraries
+
+if TYPE_CHECKING:
+    from sluice.replay.load import Ask
+    from sluice.replay.report import Report
+    from sluice.replay.run import Replayed, Say
+
+_DURATION_S = 60.0
+
+
+def replay(
+    url: Annotated[str, typer.Option(help="The gateway, http://host:port.")],
+    log: Annotated[
+        Path | None, typer.Option(help="A request log or a trace with times: lengths and times.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Instead: what `sluice plan` takes; arrivals are Poisson.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s. [default: as the log has it]")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="So many times as fast as the log.")] = 1.0,
+    arrivals: Annotated[
+        Literal["recorded", "poisson"], typer.Option(help="The log's times, or its lengths only.")
+    ] = "recorded",
+    duration: Annotated[
+        float | None,
+        typer.Option(help="Seconds; a shorter log is repeated. [default: the log's; 60]"),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="[default: the only one served]")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Variable of the environment that holds the client's key.")
+    ] = None,
+    most_open: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 2000,
+    warm_up: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not judged.")
+    ] = 0.1,
+    slo_ttft_ms: TtftOption = 500.0,
+    slo_tpot_ms: TpotOption = None,
+    fields: FieldsOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of Poisson arrivals and drawn lengths.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Folder for the plot.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Replay requests through a gateway. Exit 1 when the SLO is violated, 2 on bad input."""
+    need_libraries()
+    from planner.errors import PlanError
+    from sluice.calibrate.command import public_url
+    from sluice.plan.question import refuse
+    from sluice.replay.report import report, report_json, show
+
+    console = Console(highlight=False, stderr=as_json)
+    try:
+        key = _key(api_key_env)
+        asks = _asks(log, workload, fields, rate, speed, arrivals, duration, seed)
+        shown = public_url(url)
+        served, done = _run(url, model, key, asks, most_open)
+        if not done.answers:
+            raise PlanError("nothing was sent", "let it run longer")
+    except PlanError as error:
+        refuse(error, as_json=as_json)
+    found = report(
+        done,
+        url=shown,
+        model=served,
+        slo_ttft_s=slo_ttft_ms / 1000,
+        slo_tpot_s=None if slo_tpot_ms is None else slo_tpot_ms / 1000,
+        warm_up=warm_up,
+    )
+    if as_json:
+        typer.echo(json.dumps(report_json(found), indent=2))
+    else:
+        show(found, console)
+    if plot is not None:
+        _draw(done, plot, found, console)
+    raise typer.Exit(0 if found.holds else 1)
+
+
+def _asks(
+    log: Path | None,
+    workload: str | None,
+    fields: str | None,
+    rate: float | None,
+    speed: float,
+    arrivals: Literal["recorded", "poisson"],
+    duration_s: float | None,
+    seed: int,
+) -> list["Ask"]:
+    from planner.errors import PlanError
+    from sluice.plan.question import load_workload
+    from sluice.replay.load import from_recording, from_workload
+    from sluice.simulate.recorded import read_recorded
+
+    if (log is None) == (workload is None):
+        raise PlanError("no source, or two", "give one of --log and --workload")
+    if duration_s is not None and not duration_s > 0:
+        raise PlanError(f"a duration of {duration_s:g} s", "give one above 0")
+    if log is not None:
+        return from_recording(
+            read_recorded(log, fields=fields),
+            arrivals=arrivals,
+            rate_per_s=rate,
+            speed=speed,
+            duration_s=duration_s,
+            seed=seed,
+        )
+    return from_workload(
+        load_workload(workload or "", fields=fields),
+        rate_per_s=rate,
+        duration_s=duration_s or _DURATION_S,
+        seed=seed,
+    )
+
+
+def _run(
+    url: str, model: str | None, key: str | None, asks: list["Ask"], most_open: int
+) -> tuple[str, "Replayed"]:
+    """Under a progress bar: the model's name, and what became of all requests."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    stderr = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bars = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )
+    with bars:
+        sent = bars.add_task("sent", total=len(asks))
+        ended = bars.add_task("answered", total=len(asks))
+
+        def say(so_far: int, answered: int) -> None:
+            bars.update(sent, completed=so_far)
+            bars.update(ended, completed=answered)
+
+        with asyncio.Runner(loop_factory=_loop()) as runner:
+            return runner.run(_talk(url, model, key, asks, most_open, say))
+
+
+async def _talk(
+    url: str,
+    model: str | None,
+    key: str | None,
+    asks: list["Ask"],
+    most_open: int,
+    say: "Say",
+) -> tuple[str, "Replayed"]:
+    from sluice.replay.client import ReplayClient
+    from sluice.replay.run import replay as send
+    from sluice.replay.texts import Texts
+
+    stop = asyncio.Event()
+    client = ReplayClient(url, model, key)
+    try:
+        await client.about()
+        await client.learn()
+        texts = Texts()
+        await texts.learn({ask.category or "prose" for ask in asks}, client.tokens_of)
+        with _stopped_by_ctrl_c(stop):
+            done = await send(client, texts, asks, most_open=most_open, stop=stop, say=say)
+        return client.model, done
+    finally:
+        await client.close()
+
+
+@contextlib.contextmanager
+def _stopped_by_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C ends the sending, a second one the program."""
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    with contextlib.suppress(NotImplementedError):  # on Windows
+        loop.add_signal_handler(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:  # on Windows
+        return None
+    return new_event_loop
+
+
+def _key(variable: str | None) -> str | None:
+    from planner.errors import PlanError
+
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise PlanError(
+            f"{variable} holds no key", f"export {variable} with the client's key in it"
+        )
+    return key
+
+
+def _draw(done: "Replayed", folder: Path, found: "Report", console: Console) -> None:
+    try:
+        from sluice.replay.plot import draw
+    except ImportError:
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
+        raise typer.Exit(2) from None
+    console.print(f"wrote {draw(done, folder, found.slo_ttft_s)}", markup=False)

@@ -1,0 +1,231 @@
+"""What a replay found: times by pool, errors, and whether the SLO held."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sluice.replay.client import Answered
+from sluice.replay.run import Replayed, commonest
+
+FEWEST_JUDGED: Final = 100
+"""A pool that answered fewer requests has no P99 to judge."""
+_QUANTILES: Final = (0.5, 0.9, 0.99)
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool's requests after the warm-up, or all; seconds, infinite for failed requests."""
+
+    name: str
+    requests: int
+    share: float
+    ttft_s: tuple[float, float, float]
+    """P50, P90, P99 of all requests, failed ones at the end."""
+    tpot_s: tuple[float, float, float]
+    faults: tuple[str, ...] = ()
+    """Why the SLO does not hold; empty where it does, or is not judged."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    url: str
+    model: str
+    sent: int
+    judged: int
+    """Those due after the warm-up."""
+    failed: int
+    """Of all."""
+    errors: tuple[tuple[str, int], ...]
+    rate_per_s: float
+    """Sent."""
+    duration_s: float
+    compressed: int
+    late_p99_s: float
+    most_open: int
+    stopped: bool
+    prompt_ratio: float | None
+    """Prompt tokens that engines counted, over those asked for."""
+    slo_ttft_s: float
+    slo_tpot_s: float | None
+    whole: Part
+    pools: tuple[Part, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the SLO held for all requests and in each pool with enough of them."""
+        return not self.whole.faults and not any(pool.faults for pool in self.pools)
+
+    @property
+    def notes(self) -> list[str]:
+        """How far the figures can be trusted."""
+        found = []
+        if self.stopped:
+            found.append("stopped early")
+        first_s = self.whole.ttft_s[2]
+        if math.isfinite(first_s) and self.late_p99_s > 0.1 * first_s:
+            found.append(
+                f"requests were sent late, P99 {1000 * self.late_p99_s:.3g} ms: this machine or "
+                "--most-open limits the load"
+            )
+        if self.prompt_ratio is not None and abs(self.prompt_ratio - 1) > 0.05:
+            found.append(f"prompts had {self.prompt_ratio:.2f} times the tokens asked for")
+        if self.judged < FEWEST_JUDGED:
+            found.append(f"{self.judged} requests are too few for a P99")
+        return found
+
+
+def report(
+    done: Replayed,
+    *,
+    url: str,
+    model: str,
+    slo_ttft_s: float,
+    slo_tpot_s: float | None,
+    warm_up: float,
+) -> Report:
+    """`warm_up`: the share of the time whose requests are not judged."""
+    span_s = done.asks[-1].at_s
+    judged = [a for a in done.answers if a.due_s - done.started_s >= warm_up * span_s]
+    whole = _part("all", judged, len(judged), slo_ttft_s, slo_tpot_s, least=1)
+    names = sorted({a.pool for a in judged if a.pool})
+    parts = [
+        _part(n, [a for a in judged if a.pool == n], len(judged), slo_ttft_s, slo_tpot_s)
+        for n in names
+    ]
+    ended = [(k, a) for k, a in zip(done.asks, done.answers, strict=True) if not a.error]
+    plain = [(k, a) for k, a in ended if not a.compressed and a.prompt_tokens]
+    asked = sum(k.prompt_tokens for k, _ in plain)
+    return Report(
+        url=url,
+        model=model,
+        sent=len(done.answers),
+        judged=len(judged),
+        failed=len(done.answers) - len(ended),
+        errors=tuple(commonest(done.answers)),
+        rate_per_s=(len(done.answers) - 1) / span_s if span_s > 0 else math.nan,
+        duration_s=done.ended_s - done.started_s,
+        compressed=sum(a.compressed for _, a in ended),
+        late_p99_s=quantile(done.late_s, 0.99),
+        most_open=done.most_open,
+        stopped=done.stopped,
+        prompt_ratio=sum(a.prompt_tokens for _, a in plain) / asked if asked else None,
+        slo_ttft_s=slo_ttft_s,
+        slo_tpot_s=slo_tpot_s,
+        whole=whole,
+        pools=tuple(parts),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so many are within; NaN of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def report_json(found: Report) -> dict[str, Any]:
+    """For machines; what is not known or has no end is null."""
+    return {
+        "url": found.url,
+        "model": found.model,
+        "holds": found.holds,
+        "slo": {"ttft_p99_s": found.slo_ttft_s, "tpot_p99_s": found.slo_tpot_s},
+        "requests": found.sent,
+        "judged": found.judged,
+        "failed": found.failed,
+        "errors": [{"error": text, "count": count} for text, count in found.errors],
+        "rate_per_s": _finite(found.rate_per_s),
+        "duration_s": found.duration_s,
+        "compressed": found.compressed,
+        "late_p99_s": _finite(found.late_p99_s),
+        "most_open": found.most_open,
+        "stopped": found.stopped,
+        "prompt_ratio": found.prompt_ratio,
+        "all": _part_json(found.whole),
+        "pools": {pool.name: _part_json(pool) for pool in found.pools},
+        "notes": found.notes,
+    }
+
+
+def show(found: Report, console: Console) -> None:
+    """A table, the verdict, and how far to trust it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("pool", "requests", "share", "TTFT P50", "P90", "P99", "TPOT P50", "P99"):
+        table.add_column(column, justify="left" if column == "pool" else "right", no_wrap=True)
+    for part in (*found.pools, found.whole):
+        cells = (*map(_ms, part.ttft_s), _ms(part.tpot_s[0]), _ms(part.tpot_s[2]))
+        share = f"{100 * part.share:.1f} %"
+        table.add_row(escape(part.name), str(part.requests), share, *cells)
+    console.print(
+        f"{found.sent} requests at {found.rate_per_s:.3g}/s to [bold]{escape(found.model)}[/], "
+        f"{found.failed} failed, {found.compressed} compressed, {found.most_open} at once at most"
+    )
+    console.print(table)
+    slo = f"P99 TTFT {1000 * found.slo_ttft_s:g} ms"
+    if found.slo_tpot_s is not None:
+        slo += f", TPOT {1000 * found.slo_tpot_s:g} ms"
+    console.print(f"SLO {slo}: " + ("[green]held[/]" if found.holds else "[red]violated[/]"))
+    for part in (found.whole, *found.pools):
+        for fault in part.faults:
+            console.print(f"[red]{escape(part.name)}[/]: {escape(fault)}")
+    for text, count in found.errors:
+        console.print(f"[red]{count}[/] x {escape(text)}")
+    for note in found.notes:
+        console.print(f"[dim]-[/] {escape(note)}")
+
+
+def _part(
+    name: str,
+    answers: Sequence[Answered],
+    of: int,
+    slo_ttft_s: float,
+    slo_tpot_s: float | None,
+    *,
+    least: int = FEWEST_JUDGED,
+) -> Part:
+    first = [math.inf if a.ttft_s is None else a.ttft_s for a in answers]
+    between = [a.tpot_s for a in answers if a.tpot_s is not None]
+    ttft = tuple(quantile(first, share) for share in _QUANTILES)
+    tpot = tuple(quantile(between, share) for share in _QUANTILES)
+    faults = []
+    if len(answers) >= least and not ttft[2] <= slo_ttft_s:
+        faults.append(f"P99 TTFT {_ms(ttft[2])} is over {_ms(slo_ttft_s)}")
+    if slo_tpot_s is not None and len(between) >= least and not tpot[2] <= slo_tpot_s:
+        faults.append(f"P99 TPOT {_ms(tpot[2])} is over {_ms(slo_tpot_s)}")
+    if not answers and least == 1:
+        faults.append("no request was judged")
+    return Part(
+        name=name,
+        requests=len(answers),
+        share=len(answers) / of if of else 0.0,
+        ttft_s=(ttft[0], ttft[1], ttft[2]),
+        tpot_s=(tpot[0], tpot[1], tpot[2]),
+        faults=tuple(faults),
+    )
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    def named(values: Sequence[float]) -> dict[str, float | None]:
+        return dict(zip(("p50", "p90", "p99"), map(_finite, values), strict=True))
+
+    return {
+        "requests": part.requests,
+        "share": part.share,
+        "ttft_s": named(part.ttft_s),
+        "tpot_s": named(part.tpot_s),
+        "faults": list(part.faults),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _ms(seconds: float) -> str:
+    if math.isnan(seconds):
+        return ""
+    return f"{1000 * seconds:.3g} ms" if math.isfinite(seconds) else "without end"

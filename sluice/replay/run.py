@@ -1,0 +1,144 @@
+"""Sending requests when they are due, whatever becomes of those before: an open loop."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from sluice.replay.client import Answered, ReplayClient
+from sluice.replay.load import Ask
+from sluice.replay.texts import Texts
+
+LET_FINISH_S: Final = 30.0
+"""How long requests may run on once nothing more is sent."""
+_AHEAD_S: Final = 0.5
+
+Say = Callable[[int, int], None]
+"""Told (sent, ended), now and then."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was sent, in order."""
+
+    asks: tuple[Ask, ...]
+    answers: tuple[Answered, ...]
+    """Of the same length; those that were let go are errors."""
+    started_s: float
+    ended_s: float
+    stopped: bool
+    """Somebody ended it early."""
+    most_open: int
+    """Requests that ran at once, at most."""
+
+    @property
+    def late_s(self) -> list[float]:
+        """How late each was sent: behind the limit of requests at once, or by a busy machine."""
+        return [answer.sent_s - answer.due_s for answer in self.answers]
+
+
+async def replay(
+    client: ReplayClient,
+    texts: Texts,
+    asks: Sequence[Ask],
+    *,
+    most_open: int,
+    stop: asyncio.Event,
+    say: Say,
+) -> Replayed:
+    """Send all; `stop` ends the sending, and what runs may end within LET_FINISH_S."""
+    run = _Run(client, asks, most_open)
+    started_s = time.perf_counter() + 0.1
+    for index, ask in enumerate(asks):
+        # The text is made before it is due: that takes time.
+        text = texts.prompt(ask.category or "prose", ask.prompt_tokens)
+        due_s = started_s + ask.at_s
+        if not await _until(due_s, stop):
+            break
+        await run.start(index, text, due_s)
+        say(run.sent, run.ended)
+    await run.finish(lambda: say(run.sent, run.ended))
+    return Replayed(
+        asks=tuple(asks[: run.sent]),
+        answers=tuple(run.answer(i) for i in range(run.sent)),
+        started_s=started_s,
+        ended_s=time.perf_counter(),
+        stopped=stop.is_set(),
+        most_open=run.most,
+    )
+
+
+class _Run:
+    """Requests under way, and what became of them."""
+
+    def __init__(self, client: ReplayClient, asks: Sequence[Ask], most_open: int) -> None:
+        self._client = client
+        self._asks = asks
+        self._places = asyncio.Semaphore(most_open)
+        self._open: set[asyncio.Task[None]] = set()
+        self._answers: dict[int, Answered] = {}
+        self._due: list[float] = []
+        self.most = 0
+
+    @property
+    def sent(self) -> int:
+        """So far."""
+        return len(self._due)
+
+    @property
+    def ended(self) -> int:
+        """So far."""
+        return len(self._answers)
+
+    async def start(self, index: int, text: str, due_s: float) -> None:
+        """Send one, once there is a place for it."""
+        await self._places.acquire()
+        self._due.append(due_s)
+        task = asyncio.create_task(self._send(index, text, due_s))
+        self._open.add(task)
+        self.most = max(self.most, len(self._open))
+        task.add_done_callback(self._closed)
+
+    async def finish(self, say: Callable[[], None]) -> None:
+        """Let what runs end; what takes too long is left."""
+        until_s = time.perf_counter() + LET_FINISH_S
+        while self._open and time.perf_counter() < until_s:
+            await asyncio.wait(self._open, timeout=0.2)
+            say()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def answer(self, index: int) -> Answered:
+        """Of a request that was sent."""
+        due_s = self._due[index]
+        missing = Answered(due_s=due_s, sent_s=due_s, error="not ended in time")
+        return self._answers.get(index, missing)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._places.release()
+
+    async def _send(self, index: int, text: str, due_s: float) -> None:
+        output = self._asks[index].output_tokens
+        self._answers[index] = await self._client.send(text, output, due_s)
+
+
+async def _until(due_s: float, stop: asyncio.Event) -> bool:
+    """Wait for a time; False once it should stop."""
+    while (wait_s := due_s - time.perf_counter()) > 0 and not stop.is_set():
+        try:
+            async with asyncio.timeout(min(wait_s, _AHEAD_S)):
+                await stop.wait()
+        except TimeoutError:
+            pass
+    if due_s <= time.perf_counter():
+        await asyncio.sleep(0)  # late: others' bytes come first
+    return not stop.is_set()
+
+
+def commonest(answers: Sequence[Answered], most: int = 5) -> list[tuple[str, int]]:
+    """Errors with how often, the most frequent first."""
+    return Counter(a.error for a in answers if a.error).most_common(most)

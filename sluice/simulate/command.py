@@ -1,0 +1,209 @@
+"""`sluice simulate`: a fleet under a workload, in virtual time; does it hold the SLO?"""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from sluice.config_file import load_or_exit
+from sluice.plan.command import (
+    FieldsOption,
+    InputShareOption,
+    TpotOption,
+    TtftOption,
+    WindowOption,
+    WorkloadOption,
+    need_libraries,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from gateway.settings import ModelConfig
+    from simulator.fleet.fleet import FleetSpec
+    from simulator.fleet.outcome import Outcome
+    from sluice.simulate.scenario import Ready
+
+Dispatch = Literal["least-loaded", "jsq", "p2c", "round-robin", "random"]
+
+
+def simulate(
+    workload: WorkloadOption,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
+    ] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="Nodes of each pool, by window: 284, or 80+2.")
+    ] = None,
+    b_short: Annotated[str, typer.Option(help="Boundaries between them: 4096.")] = "",
+    gamma: Annotated[
+        float, typer.Option(help="Totals up to this x boundary are compressed; 1: none.")
+    ] = 1.0,
+    pc: Annotated[float, typer.Option(help="Share of those that can be.")] = 1.0,
+    spill_queue: Annotated[
+        int | None, typer.Option(min=0, help="Spill beyond slots + this. [default: never]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="Take the fleet from a sluice.yaml.")
+    ] = None,
+    serves: Annotated[
+        str | None, typer.Option(help="Its model, where the file has several.")
+    ] = None,
+    counting: Annotated[
+        Literal["paged", "slots"],
+        typer.Option(help="paged: KV by block (vLLM). slots: a window each (papers)."),
+    ] = "paged",
+    dispatch: Annotated[Dispatch, typer.Option(help="Choice of node in a pool.")] = "least-loaded",
+    gpu: Annotated[str, typer.Option(help="Of a node.")] = "A100",
+    model: Annotated[str, typer.Option(help="In the catalogue.")] = "llama-3-70b",
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A measured node (JSON).")] = None,
+    max_model_len: WindowOption = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many. [default: 100000]")] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Simulated seconds, instead of --requests.")
+    ] = None,
+    arrivals: Annotated[
+        Literal["poisson", "gamma", "bursty", "recorded"],
+        typer.Option(help="How requests come; recorded: as in the trace, lengths too."),
+    ] = "poisson",
+    cv: Annotated[float, typer.Option(help="gamma: variation of the gaps.")] = 2.0,
+    peak: Annotated[float, typer.Option(help="bursty: rate in a burst over the mean.")] = 3.0,
+    burst_share: Annotated[float, typer.Option(help="bursty: share of time.")] = 0.2,
+    burst_s: Annotated[float, typer.Option(help="bursty: mean length.")] = 30.0,
+    mtbf_h: Annotated[
+        float | None, typer.Option(help="Hours between a node's failures. [default: none fail]")
+    ] = None,
+    repair_s: Annotated[float, typer.Option(help="Mean time until it is back.")] = 300.0,
+    slo_ttft_ms: TtftOption = 500.0,
+    slo_tpot_ms: TpotOption = None,
+    input_share: InputShareOption = None,
+    fields: FieldsOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Simulate a fleet. Exit 1 when it does not hold the SLO, 2 on bad input."""
+    need_libraries()
+    from planner.errors import PlanError
+    from sluice.plan.question import Kinds, load_workload, refuse
+    from sluice.simulate.scenario import Scenario, prepare
+
+    # Before all else: what is wrong with the file is told with its lines.
+    served = None if config is None else _model_of(config, serves, as_json=as_json)
+    try:
+        kinds = Kinds(
+            gpus=(gpu,), model=model, gpus_per_node=gpus_per_node, dtype=dtype, profile=profile
+        )
+        scenario = Scenario(
+            source=workload,
+            fields=fields,
+            workload=load_workload(workload, fields=fields, input_share=input_share),
+            node=kinds.nodes()[0],
+            served=served,
+            fleet=fleet,
+            b_short=b_short,
+            gamma=gamma,
+            pc=pc,
+            spill_queue=spill_queue,
+            counting=counting,
+            dispatch=dispatch,
+            window_tokens=max_model_len,
+            rate=rate,
+            requests=requests,
+            duration_s=duration,
+            arrivals=arrivals,
+            cv=cv,
+            peak=peak,
+            burst_share=burst_share,
+            burst_s=burst_s,
+            mtbf_h=mtbf_h,
+            repair_s=repair_s,
+            seed=seed,
+        )
+        ready = prepare(scenario)
+    except PlanError as error:
+        refuse(error, as_json=as_json)
+    tpot_s = None if slo_tpot_ms is None else slo_tpot_ms / 1000
+    holds = _run(ready, slo_ttft_ms / 1000, tpot_s, seed, plot, as_json=as_json)
+    raise typer.Exit(0 if holds else 1)
+
+
+def _run(
+    ready: "Ready",
+    ttft_s: float,
+    tpot_s: float | None,
+    seed: int,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> bool:
+    """Simulate, report, draw; whether the goals hold."""
+    from simulator.experiments.fleet_verdicts import Goals
+    from simulator.fleet.fleet import simulate as run
+    from simulator.fleet.summary import summarise
+    from sluice.simulate.report import Report, report_json, show
+
+    console = Console(highlight=False, stderr=as_json)
+    started_s = time.perf_counter()
+    with _progress() as progress:
+        bar = progress.add_task("simulating", total=len(ready.traffic))
+        outcome = run(
+            ready.spec,
+            ready.traffic,
+            seed=seed,
+            failures=ready.failures,
+            progress=lambda arrived: progress.update(bar, completed=arrived),
+        )
+    report = Report(
+        spec=ready.spec,
+        summary=summarise(ready.spec, outcome),
+        goals=Goals(slo_s=ttft_s, tpot_slo_s=tpot_s),
+        seed=seed,
+        elapsed_s=time.perf_counter() - started_s,
+    )
+    if as_json:
+        typer.echo(json.dumps(report_json(report), indent=2))
+    else:
+        show(report, console)
+    if plot is not None:
+        _draw(ready.spec, outcome, plot, ttft_s, console)
+    return report.holds
+
+
+def _progress() -> "Progress":
+    """On stderr, and gone at the end; nothing where no terminal is."""
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _model_of(config: Path, name: str | None, *, as_json: bool) -> "ModelConfig":
+    """The model that is meant; exit code 2 when the file or the name is bad."""
+    from planner.errors import PlanError
+    from sluice.plan.question import refuse
+
+    models = load_or_exit(config, as_json=as_json).models
+    chosen = [model for model in models if name in {None, model.name}]
+    if len(chosen) != 1:
+        listed = ", ".join(model.name for model in models)
+        problem = f"{config} has no model {name}" if name else f"{config} has {len(models)} models"
+        refuse(PlanError(problem, f"give --serves with one of: {listed}"), as_json=as_json)
+    return chosen[0]
+
+
+def _draw(
+    spec: "FleetSpec", outcome: "Outcome", folder: Path, slo_s: float, console: Console
+) -> None:
+    try:
+        from sluice.simulate.plot import draw
+    except ImportError:
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
+        raise typer.Exit(2) from None
+    for file in draw(spec, outcome, folder, slo_s):
+        console.print(f"wrote {file}")

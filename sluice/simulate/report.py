@@ -1,0 +1,143 @@
+"""A simulated fleet as a table for people and as JSON for machines."""
+
+from math import ceil, isnan
+from typing import Any, Literal
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.experiments.fleet_verdicts import Goals, faults_of
+from simulator.fleet.fleet import FleetSpec
+from simulator.fleet.outcome import HORIZON_SERVICES, PoolSummary
+from simulator.fleet.summary import FleetSummary
+from sluice.simulated_fleet import plain
+
+_COLUMNS = (
+    *("pool", "nodes", "slots", "busy", "queue"),
+    *("wait P99", "TTFT P50", "TTFT P99", "TPOT P99", "holds"),
+)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to, against its goals."""
+
+    spec: FleetSpec
+    summary: FleetSummary
+    goals: Goals
+    seed: int
+    elapsed_s: float
+
+    @property
+    def faults(self) -> dict[str, tuple[str, ...]]:
+        """By pool; empty for those that hold or served nothing."""
+        return {
+            pool.name: faults_of(pool, self.goals) for pool in self.summary.pools if pool.requests
+        }
+
+    @property
+    def holds(self) -> bool:
+        """No pool is at fault, and nothing was refused or broken."""
+        lost = self.summary.requests - self.summary.served
+        return lost == 0 and not any(self.faults.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of these figures should know."""
+        s = self.summary
+        notes = []
+        counts = (
+            (s.refused_length, "were longer than the largest window"),
+            (s.refused, "were refused"),
+            (s.unavailable, "found no instance in the rotation"),
+            (s.broken, "broke with their instance"),
+        )
+        notes += [f"{count} of {s.requests} requests {what}" for count, what in counts if count]
+        for pool in s.pools:
+            if pool.short_run:
+                notes.append(
+                    f"{pool.name}: its longest service takes {_time(pool.longest_service_s)}, and "
+                    f"ten fit no run of {s.duration_s:,.0f} s: give --requests {_enough(s, pool)}"
+                )
+            bounds = pool.ttft.p99
+            if bounds is not None:
+                low, high = _time(max(0.0, bounds.low)), _time(bounds.high)
+                notes.append(f"{pool.name}: TTFT P99 within {low} ... {high} (95 %)")
+            elif pool.requests:
+                notes.append(f"{pool.name}: too few requests for confidence bounds")
+            if pool.preemptions:
+                notes.append(f"{pool.name}: {pool.preemptions} preemptions")
+        if s.compressed:
+            notes.append(f"{s.compressed} requests were compressed")
+        if s.spilled:
+            notes.append(f"{s.spilled} requests spilled into another pool")
+        if s.retried:
+            notes.append(f"{s.retried} retries after an instance failed")
+        return tuple(notes)
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Everything; times in seconds."""
+    return {
+        "ok": report.holds,
+        "seed": report.seed,
+        "elapsed_s": report.elapsed_s,
+        "goals": plain(report.goals),
+        "fleet": plain(report.spec),
+        "summary": plain(report.summary),
+        "faults": {name: list(faults) for name, faults in report.faults.items() if faults},
+        "notes": list(report.notes),
+    }
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the table, what is wrong, and what to know."""
+    summary = report.summary
+    console.print(
+        f"{summary.requests:,} requests in {summary.duration_s:,.0f} simulated seconds "
+        f"({report.elapsed_s:.1f} s here); the first 20 % are left out"
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in _COLUMNS:
+        justify: Literal["left", "right"] = "left" if column in {"pool", "holds"} else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    for pool in summary.pools:
+        table.add_row(*_row(pool, report))
+    if len(summary.pools) > 1:
+        table.add_row(*_row(summary.whole, report))
+    console.print(table)
+    for name, faults in report.faults.items():
+        for fault in faults:
+            console.print(f"[red]{escape(name)}[/]: {escape(fault)}")
+    for note in report.notes:
+        console.print(f"note: {escape(note)}")
+
+
+def _row(pool: PoolSummary, report: Report) -> list[str]:
+    holds = report.holds if not pool.name else not report.faults.get(pool.name)
+    return [
+        escape(pool.name) or "fleet",
+        str(pool.instances),
+        str(pool.slots or ""),
+        f"{100 * pool.utilisation:.1f}%",
+        f"{pool.queue:,.1f}",
+        _time(pool.wait.p99_s),
+        _time(pool.ttft.p50_s),
+        _time(pool.ttft.p99_s),
+        _time(pool.tpot.p99_s),
+        "[green]yes[/]" if holds else "[red]no[/]",
+    ]
+
+
+def _enough(summary: FleetSummary, pool: PoolSummary) -> int:
+    """Requests of a run of ten longest services, to two digits."""
+    needed = summary.requests * HORIZON_SERVICES * pool.longest_service_s / summary.duration_s
+    digits = int(10.0 ** max(0, len(str(ceil(needed))) - 2))
+    return digits * ceil(needed / digits)
+
+
+def _time(value_s: float) -> str:
+    if isnan(value_s):
+        return ""
+    return f"{value_s:.2f} s" if value_s >= 1 else f"{1000 * value_s:.3g} ms"

@@ -1,0 +1,145 @@
+"""What `sluice simulate` was asked, checked and made ready to run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gateway.settings import ModelConfig
+from planner.errors import PlanError
+from planner.profile import NodeProfile
+from planner.workload.workload import Workload
+from simulator.fleet.fleet import FleetSpec, Outage, outages
+from simulator.fleet.traffic import Traffic
+from sluice.simulate.recorded import read_traffic
+from sluice.simulated_fleet import Arrivals, Counting, Stream, fleet_of, fleet_of_model, traffic_of
+
+DEFAULT_REQUESTS = 100_000
+DEFAULT_WINDOW_TOKENS = 65_536
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line's own words; times in the units of its flags."""
+
+    source: str
+    """Where the workload comes from."""
+    fields: str | None
+    workload: Workload
+    node: NodeProfile
+    served: ModelConfig | None
+    """The model of a sluice.yaml, in place of `fleet`."""
+    fleet: str | None
+    b_short: str
+    gamma: float
+    pc: float
+    spill_queue: int | None
+    counting: Counting
+    dispatch: str
+    window_tokens: int | None
+    rate: float | None
+    requests: int | None
+    duration_s: float | None
+    arrivals: Arrivals
+    cv: float
+    peak: float
+    burst_share: float
+    burst_s: float
+    mtbf_h: float | None
+    repair_s: float
+    seed: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet, its traffic, and when which node is away."""
+
+    spec: FleetSpec
+    traffic: Traffic
+    failures: Sequence[Outage]
+
+
+def prepare(asked: Scenario) -> Ready:
+    """Draw the traffic and build the fleet; PlanError says what to change."""
+    spec = _fleet(asked)
+    random = np.random.default_rng(asked.seed)
+    requests = _recorded(asked)
+    if requests is None:
+        requests = traffic_of(asked.workload, _stream(asked), random)
+    return Ready(spec=spec, traffic=requests, failures=_failures(asked, spec, requests, random))
+
+
+def _fleet(asked: Scenario) -> FleetSpec:
+    if (asked.served is None) == (asked.fleet is None):
+        raise PlanError(
+            "a fleet is needed, once", "give --fleet with --b-short, or --config sluice.yaml"
+        )
+    if asked.served is not None:
+        return fleet_of_model(
+            asked.served,
+            asked.node,
+            counting=asked.counting,
+            compressible=asked.pc,
+            dispatch=asked.dispatch,
+        )
+    return fleet_of(
+        asked.fleet or "",
+        asked.b_short,
+        asked.node,
+        window_tokens=asked.window_tokens or _window(asked.workload.longest_tokens),
+        counting=asked.counting,
+        gamma=asked.gamma,
+        compressible=asked.pc,
+        dispatch=asked.dispatch,
+        spill_queue=asked.spill_queue,
+    )
+
+
+def _recorded(asked: Scenario) -> Traffic | None:
+    if asked.arrivals != "recorded":
+        return None
+    if asked.duration_s is not None:
+        raise PlanError("a recording has its own length", "give --requests, or nothing")
+    return read_traffic(
+        Path(asked.source), fields=asked.fields, rate_per_s=asked.rate, requests=asked.requests
+    )
+
+
+def _window(longest_tokens: int) -> int:
+    """65,536 tokens, or the power of two that holds the longest request."""
+    return max(DEFAULT_WINDOW_TOKENS, 1 << (longest_tokens - 1).bit_length())
+
+
+def _stream(asked: Scenario) -> Stream:
+    rate = asked.workload.rate_per_s if asked.rate is None else asked.rate
+    if rate is None or not rate > 0:
+        raise PlanError("no rate of arrivals", "give --rate above 0, in requests/s")
+    count = asked.requests or DEFAULT_REQUESTS
+    if asked.duration_s is not None:
+        if asked.requests is not None or not asked.duration_s > 0:
+            raise PlanError(
+                f"--duration {asked.duration_s:g}",
+                "give seconds above 0, and --requests or --duration but not both",
+            )
+        count = max(1, round(asked.duration_s * rate))
+    return Stream(
+        arrivals=asked.arrivals,
+        rate_per_s=rate,
+        requests=count,
+        cv=asked.cv,
+        peak=asked.peak,
+        burst_share=asked.burst_share,
+        burst_s=asked.burst_s,
+    )
+
+
+def _failures(
+    asked: Scenario, spec: FleetSpec, requests: Traffic, random: np.random.Generator
+) -> Sequence[Outage]:
+    if asked.mtbf_h is None:
+        return ()
+    if not (asked.mtbf_h > 0 and asked.repair_s > 0):
+        raise PlanError(
+            f"--mtbf-h {asked.mtbf_h:g} --repair-s {asked.repair_s:g}", "give times above 0"
+        )
+    last_s = float(requests.arrival_s[-1])
+    return outages(spec, last_s, mtbf_s=3600 * asked.mtbf_h, repair_s=asked.repair_s, random=random)

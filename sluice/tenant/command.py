@@ -1,0 +1,294 @@
+"""`sluice tenant`: entitlements of a running gateway, through its admin API."""
+
+from typing import Annotated, Any
+
+import typer
+
+from sluice.tenant import tables
+from sluice.tenant.admin_client import (
+    DEFAULT_URL,
+    AdminClient,
+    KeyFileOption,
+    UrlOption,
+)
+from sluice.tenant.options import (
+    Class,
+    Concurrency,
+    Expires,
+    Kv,
+    KvLimit,
+    Limit,
+    Mode,
+    Rate,
+    RateLimit,
+    Slo,
+    Tenant,
+    fields_of,
+)
+from sluice.terminal import JsonOption, console, echo_json, stop
+
+PAGE = 1_000
+"""Entitlements asked for at once."""
+
+tenant = typer.Typer(
+    name="tenant",
+    help="Entitlements of a running gateway: who may use it, and how much.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+keys = typer.Typer(help="An entitlement's keys.", no_args_is_help=True)
+tenant.add_typer(keys, name="keys")
+
+Name = Annotated[str, typer.Argument(help="The entitlement.", show_default=False)]
+
+
+@tenant.command("list")
+def list_(
+    model: Annotated[str | None, typer.Option(help="Of this model only.")] = None,
+    of: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """All entitlements, oldest first."""
+    client = AdminClient(url, admin_key_file)
+    params: dict[str, str | int] = {"limit": PAGE}
+    params |= {k: v for k, v in (("model", model), ("tenant", of)) if v is not None}
+    found: list[dict[str, Any]] = []
+    while True:
+        page = client.call("GET", "entitlements", params=params)
+        found += page["data"]
+        if page["next"] is None:
+            break
+        params["after"] = page["next"]
+    if as_json:
+        echo_json(found)
+        return
+    out = console()
+    table, left_out = tables.listing(found, out.width)
+    out.print(table)
+    if left_out:
+        typer.echo(f"left out for want of room: {', '.join(left_out)}", err=True)
+
+
+@tenant.command()
+def show(
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One entitlement: terms, counters, fingerprints of its keys."""
+    found = AdminClient(url, admin_key_file).call("GET", "entitlements", name)
+    if as_json:
+        echo_json(found)
+    else:
+        console().print(tables.card(found))
+
+
+@tenant.command()
+def create(
+    name: Name,
+    of: Annotated[str, typer.Option("--tenant", help="Whose it is.", show_default=False)],
+    model: Annotated[str, typer.Option(help="The model's name.", show_default=False)],
+    service_class: Class = None,
+    slo_target_ms: Slo = None,
+    tokens_per_second: Rate = None,
+    max_tokens_per_second: RateLimit = None,
+    kv_cache_gib: Kv = None,
+    max_kv_cache_gib: KvLimit = None,
+    concurrency: Concurrency = None,
+    max_concurrency: Limit = None,
+    mode: Mode = None,
+    expires_at: Expires = None,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A new entitlement. Prints its key, which nobody can read again."""
+    fields = fields_of(
+        service_class=service_class,
+        slo_target_ms=slo_target_ms,
+        tokens_per_second=tokens_per_second,
+        max_tokens_per_second=max_tokens_per_second,
+        kv_cache_gib=kv_cache_gib,
+        max_kv_cache_gib=max_kv_cache_gib,
+        concurrency=concurrency,
+        max_concurrency=max_concurrency,
+        mode=mode,
+        expires_at=expires_at,
+    )
+    body = {"name": name, "tenant": of, "model": model, **fields}
+    made = AdminClient(url, admin_key_file).call("POST", "entitlements", body=body)
+    if as_json:
+        echo_json(made)
+        return
+    shown = {field: made[field] for field in (*body, "service_class", "keys")}
+    console().print(tables.card(shown))
+    _tell_key(made)
+
+
+@tenant.command()
+def change(
+    name: Name,
+    of: Tenant = None,
+    service_class: Class = None,
+    slo_target_ms: Slo = None,
+    tokens_per_second: Rate = None,
+    max_tokens_per_second: RateLimit = None,
+    kv_cache_gib: Kv = None,
+    max_kv_cache_gib: KvLimit = None,
+    concurrency: Concurrency = None,
+    max_concurrency: Limit = None,
+    mode: Mode = None,
+    expires_at: Expires = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(help="Take a field away, as `tokens_per_second`.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Other terms, at once. What is not named stays."""
+    body = fields_of(
+        tenant=of,
+        service_class=service_class,
+        slo_target_ms=slo_target_ms,
+        tokens_per_second=tokens_per_second,
+        max_tokens_per_second=max_tokens_per_second,
+        kv_cache_gib=kv_cache_gib,
+        max_kv_cache_gib=max_kv_cache_gib,
+        concurrency=concurrency,
+        max_concurrency=max_concurrency,
+        mode=mode,
+        expires_at=expires_at,
+    )
+    for field in (field.replace("-", "_") for field in unset or ()):
+        if field in body:
+            stop(f"--unset {field}: it is also given a value", 2)
+        body[field] = None
+    if not body:
+        stop("nothing to change: give an option, see --help", 2)
+    client = AdminClient(url, admin_key_file)
+    _change(client, as_json, "PATCH", name, body=body)
+
+
+@tenant.command()
+def suspend(
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Refuse its requests from now on; what runs goes on."""
+    client = AdminClient(url, admin_key_file)
+    _change(client, as_json, "POST", name, "suspend")
+
+
+@tenant.command()
+def resume(
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Admit its requests again."""
+    client = AdminClient(url, admin_key_file)
+    _change(client, as_json, "POST", name, "resume")
+
+
+@tenant.command()
+def expire(
+    name: Name,
+    at: Annotated[
+        str | None, typer.Option(help="When, as 2030-12-31T23:59:59Z; now when absent.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End it, now or at a time. Its requests are refused from then on."""
+    client = AdminClient(url, admin_key_file)
+    body: dict[str, object] | None = None if at is None else {"at": at}
+    _change(client, as_json, "POST", name, "expire", body=body)
+
+
+@tenant.command()
+def delete(
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget it. Refused while it has requests in flight."""
+    AdminClient(url, admin_key_file).call("DELETE", "entitlements", name)
+    if as_json:
+        echo_json({"name": name, "deleted": True})
+    else:
+        typer.echo(f"{name}: deleted")
+
+
+@keys.command("add")
+def add(
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A second live key. Prints it; nobody can read it again."""
+    client = AdminClient(url, admin_key_file)
+    _change(client, as_json, "POST", name, "keys")
+
+
+@keys.command("revoke")
+def revoke(
+    name: Name,
+    fingerprint: Annotated[str, typer.Argument(help="As `sluice tenant show` lists it.")],
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a key at once."""
+    client = AdminClient(url, admin_key_file)
+    _change(client, as_json, "DELETE", name, "keys", fingerprint)
+
+
+@tenant.command()
+def audit(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The newest changes that this gateway process made."""
+    found = AdminClient(url, admin_key_file).call("GET", "audit", params={"limit": limit})["data"]
+    if as_json:
+        echo_json(found)
+    else:
+        console().print(tables.audit(found))
+
+
+def _change(
+    client: AdminClient,
+    as_json: bool,
+    method: str,
+    *path: str,
+    body: dict[str, object] | None = None,
+) -> None:
+    """Make a change, and say what it changed; `path` begins with the entitlement's name."""
+    name = path[0]
+    before = {} if as_json else client.call("GET", "entitlements", name)
+    after = client.call(method, "entitlements", *path, body=body)
+    if as_json:
+        echo_json(after)
+        return
+    for line in tables.changes(before, after) or ["nothing changed"]:
+        typer.echo(f"{name}: {line}")
+    _tell_key(after)
+
+
+def _tell_key(entitlement: dict[str, Any]) -> None:
+    """A new key, alone on the last line."""
+    if "key" in entitlement:
+        typer.echo("Its key, shown this once:", err=True)
+        typer.echo(entitlement["key"])

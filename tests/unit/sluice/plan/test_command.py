@@ -1,0 +1,252 @@
+"""`sluice plan` and `sluice whatif`: tables, JSON, files, and what they refuse."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import respx
+import typer
+from matplotlib.image import imread
+from typer.testing import CliRunner, Result
+
+from planner.errors import PlanError
+from sluice.check import check
+from sluice.plan.command import plan
+from sluice.plan.question import load_workload
+from sluice.plan.whatif import whatif
+
+KEYS = {
+    *("mode", "workload", "rate_per_s", "b_short", "gamma", "pc", "homogeneous", "pools"),
+    *("total_nodes", "cost_per_year_usd", "savings", "feasible", "elapsed_ms", "verified"),
+}
+METRICS = """\
+vllm:request_prompt_tokens_bucket{engine="0",le="1000"} 10
+vllm:request_prompt_tokens_bucket{engine="0",le="+Inf"} 10
+vllm:request_generation_tokens_bucket{engine="0",le="200"} 10
+vllm:request_generation_tokens_bucket{engine="0",le="+Inf"} 10
+"""
+
+
+def run(verb: Callable[..., None], *args: str) -> Result:
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, list(args))
+
+
+def plan_json(*args: str) -> dict[str, Any]:
+    result = run(plan, *args, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_published_fleet_for_machines() -> None:
+    found = plan_json(
+        "--workload", "lmsys", "--rate", "1000", "--mode", "paper", "--b-short", "1536",
+        "--gamma", "2",
+    )  # fmt: skip
+    assert found.keys() >= KEYS
+    assert found["homogeneous"]["nodes"] == 139
+    assert {name: pool["nodes"] for name, pool in found["pools"].items()} == {
+        "short": 7,
+        "long": 52,
+    }
+    assert found["b_short"] == 1536
+    assert round(found["cost_per_year_usd"] / 1000) == 1142
+    assert found["verified"] is None
+    for key in ("slots_per_node", "utilisation", "ttft_p99_s", "tpot_p99_s"):
+        assert found["pools"]["long"][key] > 0
+
+
+def test_the_default_for_people() -> None:
+    result = run(plan, "--workload", "azure", "--rate", "1000")
+    assert result.exit_code == 0, result.output
+    for words in ("one pool, slots", "one pool, paged", "277", "106", "two pools", "archetype I"):
+        assert words in result.stdout
+    assert "at 106 nodes either way" in result.stdout
+
+
+def test_one_pool_has_no_boundary() -> None:
+    found = plan_json("--workload", "azure", "--rate", "20", "--gamma", "1", "--max-pools", "1")
+    assert found["b_short"] is None
+    assert list(found["pools"]) == ["all"]
+
+
+def test_the_rate_may_come_from_the_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        json.dumps({"timestamp": 100 * i, "input_length": 500 + i, "output_length": 50})
+        for i in range(100)
+    ]
+    trace.write_text("\n".join(lines), encoding="utf-8")
+    assert plan_json("--workload", str(trace))["rate_per_s"] == pytest.approx(10.0)
+
+
+def test_the_written_file_passes_check(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    result = run(
+        plan, "--workload", "azure", "--rate", "100", "--b-short", "4096", "-o", str(path),
+        "--worker", "long=http://10.0.0.9:8000",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    checked = run(check, "-c", str(path))
+    assert checked.exit_code == 0, checked.output
+    assert "10.0.0.9:8000" in checked.stdout
+    assert "short-1.invalid:8000" in checked.stdout
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    run(plan, "--workload", "azure", "--rate", "100", "--plot", str(tmp_path / "plots"))
+    for name in ("plan-cost.png", "plan-distribution.png"):
+        pixels = imread(tmp_path / "plots" / name)
+        assert pixels.std() > 0.05
+
+
+def test_a_measured_profile_wins_over_names(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    node = {
+        "name": "mine",
+        "gpu": "H100",
+        "model": "m",
+        "gpus": 2,
+        "w_s": 0.01,
+        "h_s_per_token": 1e-8,
+        "kv_tokens": 400_000,
+        "verified": False,
+    }
+    path.write_text(json.dumps(node), encoding="utf-8")
+    found = plan_json("--workload", "azure", "--rate", "100", "--profile", str(path))
+    assert {pool["profile"] for pool in found["pools"].values()} == {"mine"}
+    assert any("mine is unverified" in note for note in found["notes"])
+
+
+def test_no_fleet_exits_1() -> None:
+    result = run(
+        plan, "--workload", "agent-heavy", "--rate", "10", "--slo-ttft-ms", "100", "--json"
+    )
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert not found["feasible"]
+    assert found["total_nodes"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--rate", "0"), "a rate of 0/s"),
+        (("--rate", "10", "--slo-ttft-ms", "10"), "below 2 empty iteration"),
+        (("--rate", "10", "--slo-tpot-ms", "5"), "below 1 empty iteration"),
+        (("--rate", "10", "--gamma", "0.9"), "gamma is 0.9"),
+        (("--rate", "10", "--gamma", "x"), "--gamma x"),
+        (("--rate", "10", "--b-short", "x"), "--b-short x"),
+        (("--rate", "10", "--gpu", "V100"), "unknown GPU V100"),
+        (("--rate", "10", "--model", "m"), "unknown model m"),
+        (("--rate", "10", "--pc", "code"), "--pc code"),
+        (("--rate", "10", "--pc", "code=0"), "does not say what its requests hold"),
+        (("--rate", "10", "--input-share", "1"), "an input share of 1"),
+        (("--rate", "10", "--profile", "missing.json"), "missing.json"),
+        ((), "has no times"),
+    ],
+)
+def test_bad_questions_exit_2_with_what_to_change(args: tuple[str, ...], words: str) -> None:
+    result = run(plan, "--workload", "azure", *args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "\nfix: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("[[64, 0.5], [128, 0.4]]", "falls from 0.5 to 0.4"),
+        ("[[64, 1.5]]", "share at 64 tokens is 1.5"),
+        ("ContextTokens,GeneratedTokens\n", "no requests"),
+    ],
+)
+def test_bad_files_exit_2_with_what_to_change(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "workload"
+    path.write_text(text, encoding="utf-8")
+    for verb in (plan, whatif):
+        args = ("--rate", "10") if verb is plan else ("--rates", "10")
+        result = run(verb, "--workload", str(path), *args, "--json")
+        assert result.exit_code == 2
+        answer = json.loads(result.stdout)
+        assert words in answer["problem"]
+        assert answer["fix"]
+
+
+def test_a_file_that_is_not_there_names_the_shipped_workloads() -> None:
+    result = run(plan, "--workload", "nowhere.csv", "--rate", "1")
+    assert result.exit_code == 2
+    assert "azure, lmsys, agent-heavy" in result.stderr
+
+
+@respx.mock
+def test_engines_are_asked_for_their_histograms() -> None:
+    one = respx.get("http://a:8000/metrics").mock(httpx.Response(200, text=METRICS))
+    two = respx.get("http://b:8000/metrics").mock(httpx.Response(200, text=METRICS))
+    found = load_workload("metrics:http://a:8000,http://b:8000/metrics")
+    assert one.called
+    assert two.called
+    assert found.source == "vLLM histograms of 20 requests"
+    assert found.mean_lengths() == pytest.approx((500, 100), rel=0.01)
+
+
+@respx.mock
+def test_prometheus_is_asked_for_the_last_week() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        query = request.url.params["query"]
+        edge = {"vllm:request_prompt_tokens": "1000", "vllm:request_generation_tokens": "200"}
+        found = [edge[name] for name in edge if f"{name}_bucket[7d]" in query]
+        series = [{"metric": {"le": le}, "value": [0, "10"]} for le in found]
+        return httpx.Response(200, json={"status": "success", "data": {"result": series}})
+
+    respx.get("http://prom:9090/api/v1/query").mock(side_effect=answer)
+    found = load_workload("prom:http://prom:9090")
+    assert found.mean_lengths() == pytest.approx((500, 100), rel=0.01)
+
+
+@respx.mock
+@pytest.mark.parametrize("reply", [httpx.Response(500), httpx.ConnectError("refused")])
+def test_an_engine_that_does_not_answer_is_named(reply: Any) -> None:
+    mocked = respx.get("http://a:8000/metrics")
+    if isinstance(reply, httpx.Response):
+        mocked.mock(reply)
+    else:
+        mocked.mock(side_effect=reply)
+    with pytest.raises(PlanError, match="http://a:8000/metrics"):
+        load_workload("metrics:http://a:8000")
+
+
+def test_whatif_sweeps_rates_and_gpus() -> None:
+    args = ("--workload", "azure", "--rates", "100,200", "--gpus", "A100,B200")
+    result = run(whatif, *args, "--slo-ttft-ms", "2000", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["rate_per_s"], row["gpu"]) for row in rows] == [
+        (100.0, "A100"),
+        (100.0, "B200"),
+        (200.0, "A100"),
+        (200.0, "B200"),
+    ]
+    assert rows[0]["total_nodes"] < rows[2]["total_nodes"]
+    table = run(whatif, *args, "--slo-ttft-ms", "2000").stdout
+    assert table.count("A100") == 2
+
+
+def test_whatif_refuses_what_is_no_number() -> None:
+    result = run(whatif, "--workload", "azure", "--rates", "1,x")
+    assert result.exit_code == 2
+    assert "--rates 1,x" in result.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    result = run(plan, "--workload", "azure", "--rate", "10")
+    assert result.exit_code == 2
+    assert "pip install 'sluice-gateway[plan]'" in result.stderr

@@ -1,0 +1,155 @@
+"""`sluice plan --verify`: planned beside simulated, yes or no."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from matplotlib.image import imread
+from typer.testing import CliRunner, Result
+
+from planner.goals import Goals
+from planner.plan import make_plan
+from planner.records import FleetPlan, Plan, Question
+from planner.workload.library import SHIPPED
+from sluice.plan.command import plan
+from sluice.plan.verify import verification_json, verify
+
+AZURE = ("--workload", "azure", "--rate", "100", "--b-short", "4096")
+FIGURES = ("utilisation", "wait_p99_s", "ttft_p99_s", "tpot_p99_s")
+
+
+def run(*args: str) -> Result:
+    app = typer.Typer()
+    app.command()(plan)
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, [*AZURE, *args])
+
+
+def planned(*, gamma: float = 1.0, **more: Any) -> Plan:
+    goals = Goals(rate_per_s=100.0, ttft_s=0.5)
+    return make_plan(
+        Question(
+            workload=SHIPPED["azure"].workload,
+            goals=goals,
+            mode="corrected",
+            b_short=(4096,),
+            gamma=gamma,
+            **more,
+        )
+    )
+
+
+def with_nodes(found: Plan, short: int) -> Plan:
+    """The same plan with another short pool."""
+    pools = (msgspec.structs.replace(found.chosen.pools[0], serving_nodes=short),)
+    chosen = msgspec.structs.replace(found.chosen, pools=(*pools, *found.chosen.pools[1:]))
+    return msgspec.structs.replace(found, chosen=chosen)
+
+
+def test_a_corrected_fleet_holds_and_is_as_planned() -> None:
+    checked = verify(planned(), most_requests=60_000)
+    assert checked.holds
+    assert checked.counting == "slots"
+    assert checked.slots_used == tuple(pool.utilisation for pool in checked.verdict.pools)
+    for plan_of, seen in zip(checked.planned, checked.verdict.pools, strict=True):
+        assert seen.name == plan_of.name
+        assert seen.utilisation == pytest.approx(plan_of.utilisation, rel=0.15)
+        assert seen.ttft_p99_s == pytest.approx(plan_of.ttft_p99_s, rel=0.15)
+
+
+def test_a_fleet_with_too_few_nodes_does_not_hold() -> None:
+    found = planned()
+    assert found.chosen.pools[0].nodes == 4
+    checked = verify(with_nodes(found, 2), most_requests=60_000)
+    assert not checked.holds
+    body = verification_json(checked)
+    assert not body["pools"]["short"]["holds"]
+    assert any("overloaded" in fault for fault in body["pools"]["short"]["faults"])
+    assert body["pools"]["long"]["holds"]
+
+
+def test_the_largest_cut_of_the_plan_is_the_simulation_s() -> None:
+    # Of Azure's band up to 8,192 tokens, half of a prompt is not enough for the upper part.
+    wide = verify(planned(gamma=2.0), most_requests=20_000)
+    narrow = verify(planned(gamma=2.0, max_cut=0.5), most_requests=20_000)
+    for checked in (wide, narrow):
+        rate = checked.planned[1].rate_per_s
+        long = checked.verdict.pools[1]
+        assert long.requests == pytest.approx(0.8 * rate * long.duration_s, rel=0.35, abs=30)
+    assert narrow.verdict.pools[1].requests > 10 * wide.verdict.pools[1].requests
+
+
+def test_short_runs_and_their_bounds_are_told() -> None:
+    checked = verify(planned(), most_requests=4000)
+    assert checked.short_runs
+    told = "\n".join(checked.notes)
+    advised = re.findall(r"give --verify-requests (.*)", told)
+    assert advised
+    assert all(words.isdigit() and int(words) >= 10_000 for words in advised)
+    enough = verify(planned(), most_requests=60_000)
+    assert any("(95 %)" in note for note in enough.notes)
+
+
+def test_progress_is_told_by_pool() -> None:
+    told: dict[str, tuple[int, int]] = {}
+
+    def progress(name: str, arrived: int, *, total: int) -> None:
+        assert told.get(name, (0, 0))[0] <= arrived <= total
+        told[name] = (arrived, total)
+
+    verify(planned(), most_requests=20_000, progress=progress)
+    assert set(told) == {"short", "long"}
+    assert all(arrived == total for arrived, total in told.values())
+
+
+def test_yes_for_people_and_for_machines(tmp_path: Path) -> None:
+    args = ("--mode", "corrected", "--gamma", "1", "--verify", "--verify-requests", "20000")
+    shown = run(*args, "--plot", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert "verified: yes" in shown.stdout
+    assert "planned" in shown.stdout
+    assert imread(tmp_path / "plan-verified.png").shape[1] > 400
+    body = json.loads(run(*args, "--json").stdout)
+    assert body["verified"] is True
+    for pool in body["verification"]["pools"].values():
+        for figure in FIGURES:
+            assert set(pool[figure]) == {"planned", "simulated"}
+        assert pool["ttft_p99_s"]["simulated"] > 0
+
+
+def test_no_is_exit_code_1() -> None:
+    # As published, nothing is left for what stays long; here that is all of the band.
+    args = ("--mode", "paper", "--gamma", "2", "--verify", "--verify-requests", "20000")
+    shown = run(*args)
+    assert shown.exit_code == 1, shown.output
+    assert "verified: no" in shown.stdout
+    assert "no window takes" in shown.stdout
+    found = run(*args, "--json")
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["verified"] is False
+
+
+def test_nothing_is_verified_where_there_is_no_fleet() -> None:
+    args = ("--workload", "agent-heavy", "--rate", "100", "--b-short", "8192", "--verify")
+    result = run(*args, "--json")
+    assert result.exit_code == 1
+    body = json.loads(result.stdout)
+    assert (body["feasible"], body["verified"], body["verification"]) == (False, None, None)
+
+
+def test_paged_engines_are_simulated_for_the_paged_mode() -> None:
+    found = msgspec.structs.replace(
+        planned(), question=msgspec.structs.replace(planned().question, mode="paged")
+    )
+    checked = verify(found, most_requests=3000)
+    assert checked.counting == "paged"
+    # Planned by windows of 16 slots, run with up to 256.
+    assert checked.planned[1].slots_per_node == 16
+    long = checked.verdict.pools[1]
+    assert checked.slots_used[1] == pytest.approx(long.utilisation * 256 / 16)
+    none = msgspec.structs.replace(found, chosen=FleetPlan(label="none"))
+    with pytest.raises(ValueError, match="none is no fleet"):
+        verify(none, most_requests=3000)

@@ -1,0 +1,266 @@
+"""`sluice simulate`: its verdict is its exit code, and bad input says what to change."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from gateway.settings import parse
+from planner.errors import PlanError
+from planner.goals import Goals as PlanGoals
+from planner.plan import make_plan
+from planner.profile import PAPER_A100
+from planner.records import FleetPlan, Question
+from planner.workload.library import SHIPPED
+from planner.workload.workload import from_lengths
+from simulator.experiments.fleet_verdicts import judge
+from simulator.fleet.traffic import CdfLengths, PairLengths
+from sluice.simulate.command import simulate
+from sluice.simulate.recorded import read_traffic
+from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
+
+README = Path(__file__).parents[3] / "README.md"
+SMALL = ("--workload", "azure", "--rate", "20", "--requests", "3000")
+FILE = """\
+version: 1
+models:
+  - name: m
+    kv_bytes_per_token: 327680
+    boundary: {b_short: 4096, gamma: 1.5}
+    compression: {enabled: true}
+    spill_queue: 3
+    pools:
+      long: {max_model_len: 32768, max_num_seqs: 16, workers: ["http://127.0.0.1:3"]}
+      short:
+        max_model_len: 8192
+        max_num_seqs: 64
+        kv_cache_gib: 40
+        workers: ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+"""
+
+
+def run(*args: str) -> Result:
+    app = typer.Typer()
+    app.command()(simulate)
+    return CliRunner().invoke(app, list(args))
+
+
+def answer(*args: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*args, "--json").stdout)
+    return found
+
+
+def test_a_fleet_that_holds_exits_0_and_shows_its_pools() -> None:
+    result = run(*SMALL, "--fleet", "3+1", "--b-short", "4096")
+    assert result.exit_code == 0, result.output
+    for word in ("short", "long", "TTFT P99", "yes", "3,000 requests"):
+        assert word in result.stdout
+
+
+def test_a_fleet_that_is_too_small_exits_1_and_says_why() -> None:
+    args = (*SMALL, "--fleet", "1", "--counting", "slots", "--rate", "200")
+    result = run(*args)
+    assert result.exit_code == 1
+    assert "all: overloaded" in result.stdout
+    found = answer(*args)
+    assert found["ok"] is False
+    assert found["faults"]["all"][0].startswith("overloaded")
+
+
+def test_the_answer_for_machines_is_the_same_for_the_same_seed() -> None:
+    args = (*SMALL, "--fleet", "3", "--arrivals", "bursty", "--mtbf-h", "0.05", "--dispatch", "p2c")
+    found = [answer(*args, "--seed", seed) for seed in ("1", "1", "2")]
+    for each in found:
+        each.pop("elapsed_s")
+    assert found[0] == found[1]
+    assert found[0]["summary"] != found[2]["summary"]
+    (pool,) = found[0]["summary"]["pools"]
+    assert pool["instances"] == 3
+    assert found[0]["summary"]["requests"] == 3000
+
+
+def test_the_number_of_requests_that_it_advises_can_be_pasted() -> None:
+    found = answer("--workload", "azure", "--rate", "100", "--requests", "2000", "--fleet", "9")
+    advised = [word for note in found["notes"] for word in re.findall(r"--requests (.*)", note)]
+    assert advised
+    assert all(int(word) >= 10_000 and word.isdigit() for word in advised)
+
+
+def test_the_line_in_the_readme_runs() -> None:
+    (line,) = re.findall(r"`sluice simulate (.*?)`", README.read_text("utf-8"))
+    args = (
+        re.sub(r" \[[^]]*\]", "", line).replace("SOURCE", "azure").replace("--rate R", "--rate 20")
+    )
+    result = run(*args.split(), "--requests", "300")
+    assert result.exit_code in (0, 1), result.output
+    assert "300 requests" in result.stdout
+
+
+def test_a_duration_takes_the_place_of_a_number() -> None:
+    args = ("--workload", "azure", "--rate", "20", "--fleet", "3", "--duration", "50")
+    assert answer(*args)["summary"]["requests"] == 1000
+
+
+def test_a_fleet_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    found = answer(*SMALL, "-c", str(path), "--pc", "1")
+    pools = found["fleet"]["pools"]
+    assert [(p["name"], p["instances"]) for p in pools] == [("short", 2), ("long", 1)]
+    assert found["summary"]["compressed"] > 0
+
+
+def test_what_a_file_says_of_an_engine_wins() -> None:
+    model = parse(FILE, "sluice.yaml", {}).models[0]
+    spec = fleet_of_model(model, PAPER_A100, counting="paged")
+    short, long = (pool.profile for pool in spec.pools)
+    assert (short.max_model_len, short.max_num_seqs) == (8192, 64)
+    assert short.kv_blocks == 40 * 2**30 // 327_680 // 16
+    assert long.kv_blocks == PAPER_A100.kv_tokens // 16
+    assert spec.pools[0].boundary_tokens == 4096
+    assert (spec.gamma, spec.spill_queue) == (1.5, 3)
+
+
+def test_slots_are_windows_and_pages_are_not() -> None:
+    slots = engine_of(PAPER_A100, 4096, "slots")
+    paged = engine_of(PAPER_A100, 4096, "paged")
+    assert (slots.max_num_seqs, slots.load) == (256, "reserved")
+    assert (paged.max_num_seqs, paged.load) == (PAPER_A100.max_num_seqs, "growing")
+    assert engine_of(PAPER_A100, 65_536, "slots").max_num_seqs == 16
+    assert paged.h_s_per_token == PAPER_A100.h_s_per_token
+
+
+def test_a_plan_becomes_a_fleet_that_holds_what_it_promises() -> None:
+    shipped = SHIPPED["azure"]
+    question = Question(
+        workload=shipped.workload,
+        goals=PlanGoals(rate_per_s=60.0, ttft_s=0.5),
+        mode="corrected",
+        b_short=(4096,),
+        gamma=1.0,
+        most_pools=2,
+    )
+    planned = make_plan(question).two
+    spec = fleet_of_plan(planned, counting="slots", dispatch="jsq")
+    assert [pool.instances for pool in spec.pools] == [p.serving_nodes for p in planned.pools]
+    assert [pool.boundary_tokens for pool in spec.pools] == [4096, None]
+    lengths = lengths_of(shipped.workload)
+    found = judge(spec, lengths, rate_per_s=60.0, slo_s=0.5, most_drawn=60_000)
+    assert found.holds, found
+    with pytest.raises(PlanError, match="no fleet"):
+        fleet_of_plan(FleetPlan(label="none"), counting="slots")
+
+
+def test_workloads_keep_their_pairs() -> None:
+    assert isinstance(lengths_of(SHIPPED["azure"].workload), CdfLengths)
+    assert isinstance(lengths_of(from_lengths([10, 20], [1, 2])), PairLengths)
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    result = run(*SMALL, "--fleet", "3+1", "--b-short", "4096", "--plot", str(tmp_path / "p"))
+    assert result.exit_code == 0, result.output
+    files = sorted(path.name for path in (tmp_path / "p").iterdir())
+    assert files == ["simulate-ttft.png", "simulate-utilisation.png"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "give --fleet with --b-short"),
+        (("--fleet", "0"), "whole numbers of at least 1"),
+        (("--fleet", "x+2"), "whole numbers of at least 1"),
+        (("--fleet", "3+2"), "one boundary fewer than pools"),
+        (("--fleet", "3", "--rate", "0"), "give --rate above 0"),
+        (("--fleet", "3", "--gamma", "0.5"), "gamma is at least 1"),
+        (("--fleet", "3", "--duration", "5"), "not both"),
+        (("--fleet", "3", "--gpu", "abacus"), "abacus"),
+        (("--fleet", "3", "--max-model-len", "4000000"), "smaller window"),
+        (("--fleet", "3", "--mtbf-h", "0"), "times above 0"),
+        (("--fleet", "3", "--arrivals", "bursty", "--peak", "9"), "peak"),
+        (("--fleet", "3+2", "--b-short", "9000", "--max-model-len", "8192"), "ordered by window"),
+    ],
+)
+def test_bad_input_exits_2_and_says_what_to_change(args: tuple[str, ...], words: str) -> None:
+    result = run(*SMALL, *args)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+AZURE_LINES = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:50.9951690,300,10
+2023-11-16 18:15:46.9951690,100,20
+2023-11-16 18:15:48.9951690,200,
+2023-11-16 18:15:54.9951690,400,30
+"""
+
+
+def test_a_recording_comes_as_it_happened(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE_LINES, encoding="utf-8")
+    args = ("--workload", str(path), "--fleet", "1", "--arrivals", "recorded")
+    found = answer(*args)
+    assert found["summary"]["requests"] == 3
+    assert found["summary"]["duration_s"] == 8.0
+    faster = answer(*args, "--rate", "2")["summary"]
+    assert (faster["requests"], faster["duration_s"]) == (3, 1.0)
+    assert answer(*args, "--requests", "2")["summary"]["requests"] == 2
+
+
+def test_recordings_of_other_formats(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 3000, "input_length": 5, "output_length": 7, "hash_ids": []}\n'
+        '{"timestamp": 1000, "input_length": 0, "output_length": 1}\n',
+        encoding="utf-8",
+    )
+    found = read_traffic(path, fields=None, rate_per_s=None, requests=None)
+    assert found.arrival_s.tolist() == [0.0, 2.0]
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([1, 5], [1, 7])
+    path.write_text("at,in,out\n1,2,3\n5,6,7\n", encoding="utf-8")
+    own = read_traffic(path, fields="prompt=in,answer=out,time=at", rate_per_s=None, requests=None)
+    assert own.total_tokens.tolist() == [5, 13]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no requests"),
+        ("a,b\n1,2\n", "no known trace"),
+        ("{broken\n", "one JSON object a line"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,2\n", "no requests"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError) as caught:
+        read_traffic(path, fields=None, rate_per_s=None, requests=None)
+    assert words in f"{caught.value.problem} {caught.value.fix}"
+    with pytest.raises(PlanError):
+        read_traffic(tmp_path / "absent", fields=None, rate_per_s=None, requests=None)
+
+
+def test_a_file_with_other_models_asks_which(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    result = run(*SMALL, "-c", str(path), "--serves", "other")
+    assert result.exit_code == 2
+    assert "has no model other" in result.stderr
+    assert "give --serves with one of: m" in result.stderr
+
+
+def test_boundaries_belong_to_pools_but_the_last() -> None:
+    spec = fleet_of("4,3,2", "1536,8192", PAPER_A100, window_tokens=65_536, counting="slots")
+    assert [(p.name, p.instances, p.boundary_tokens) for p in spec.pools] == [
+        ("short", 4, 1536),
+        ("middle", 3, 8192),
+        ("long", 2, None),
+    ]
+    with pytest.raises(PlanError, match="1 pools and 1 boundaries"):
+        fleet_of("4", "1536", PAPER_A100, window_tokens=65_536, counting="slots")

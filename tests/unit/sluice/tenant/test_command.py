@@ -1,0 +1,275 @@
+"""`sluice tenant` against a gateway's admin routes, over a real socket."""
+
+import asyncio
+import hashlib
+import io
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from gateway.errors import StateFailure
+from gateway.policy.request.head import digest_of
+from sluice.tenant.command import tenant
+from sluice.tenant.tables import listing
+from tests.entitlement_fakes import Desk
+from tests.unit.gateway.web.control.test_admin_entitlements import ADMIN_KEY, app_of
+
+NEW = ("create", "a", "--tenant", "acme", "--model", "m")
+
+
+class Gateway:
+    """The admin routes, served in a thread."""
+
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(app_of(self.desk), log_level="error", lifespan="off")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
+
+    async def _serve(self) -> None:
+        await self.desk.start()
+        await self.server.serve([self.socket])
+
+    def run(self, *args: str, key: str = ADMIN_KEY) -> Result:
+        """One command."""
+        runner = CliRunner(env={"SLUICE_ADMIN_KEY": key, "COLUMNS": "200"})
+        return runner.invoke(tenant, [*args, "--url", self.url])
+
+    def json(self, *args: str) -> Any:
+        """One command that succeeds, for machines."""
+        result = self.run(*args, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    gateway = Gateway()
+    gateway.thread.start()
+    try:
+        yield gateway
+    finally:
+        gateway.server.should_exit = True
+        gateway.thread.join(10)
+        gateway.socket.close()
+    assert not gateway.thread.is_alive()
+
+
+def test_a_tenant_s_life(gateway: Gateway) -> None:
+    made = gateway.json(
+        *NEW,
+        *("--class", "guaranteed", "--concurrency", "short=5,long=1", "--slo-target-ms", "500"),
+        *("--tokens-per-second", "5000", "--expires-at", "2035-01-01T00:00:00Z"),
+    )
+    assert made["concurrency"] == {"short": 5, "long": 1}
+    assert gateway.desk.keyring.find(digest_of(made["key"].encode())) is not None
+    changed = gateway.json(
+        *("change", "a", "--concurrency", "8", "--unset", "slo-target-ms", "--unset", "expires_at")
+    )
+    assert (changed["concurrency"], changed["slo_target_ms"]) == (8, None)
+    assert (changed["tokens_per_second"], changed["expires_at"]) == (5000, None)
+    assert gateway.json("suspend", "a")["state"] == "suspended"
+    assert gateway.json("resume", "a")["state"] == "bound"
+    second = gateway.json("keys", "add", "a")
+    assert second["key"] != made["key"]
+    assert gateway.json("keys", "revoke", "a", made["keys"][0])["keys"] == second["keys"][1:]
+    assert gateway.json("expire", "a", "--at", "2036-01-01")["expires_at"].startswith("2036-01-01")
+    assert gateway.json("expire", "a")["expires_at"].startswith("2030-")
+    assert gateway.json("show", "a")["name"] == "a"
+    assert [e["name"] for e in gateway.json("list")] == ["a"]
+    assert gateway.json("list", "--tenant", "other") == []
+    deleted = gateway.run("delete", "a")
+    assert (deleted.exit_code, deleted.stdout) == (0, "a: deleted\n")
+    whats = [record["what"] for record in gateway.json("audit")]
+    assert whats == [
+        *("delete", "expire", "expire", "revoke_key", "add_key"),
+        *("resume", "suspend", "change", "create"),
+    ]
+    assert len(gateway.json("audit", "--limit", "2")) == 2
+
+
+def test_a_new_key_stands_alone_on_the_last_line_of_stdout(gateway: Gateway) -> None:
+    result = gateway.run(*NEW)
+    key = result.stdout.splitlines()[-1]
+    assert gateway.desk.keyring.find(digest_of(key.encode())) is not None
+    assert hashlib.sha256(key.encode()).hexdigest() not in result.output
+    assert "shown this once" in result.stderr
+
+
+def test_tables_show_what_people_look_for(gateway: Gateway) -> None:
+    gateway.run(*NEW, "--tokens-per-second", "50")
+    gateway.desk.store.inflight["a"] = 3
+    listed = gateway.run("list").stdout.splitlines()
+    assert listed[0].split() == [
+        *("name", "tenant", "model", "class", "state", "in", "flight", "tokens/s", "debt", "keys"),
+    ]
+    assert listed[1].split() == ["a", "acme", "m", "elastic", "bound", "3", "50", "0.25", "1"]
+    shown = gateway.run("show", "a").stdout
+    assert "short=3, long=0" in shown
+    gateway.run("change", "a", "--tokens-per-second", "60")
+    assert "tokens_per_second: 50 -> 60" in gateway.run("audit").stdout
+
+
+def test_a_list_in_a_pipe_breaks_no_word_and_leaves_nothing_out(gateway: Gateway) -> None:
+    long = ("guaranteed-" * 5)[:50]
+    gateway.run("create", long, "--tenant", long, "--model", "m")
+    listed = gateway.run("list").stdout.splitlines()
+    assert len(listed) == 2
+    assert listed[1].split()[:2] == [long, long]
+
+
+def test_on_a_narrow_terminal_columns_are_left_out_and_words_stay_whole() -> None:
+    rows = [
+        {
+            "name": f"demo-{name}",
+            "tenant": f"demo-{name}",
+            "model": "demo-model",
+            "service_class": name,
+            "state": "bound",
+            "suspended": False,
+            "tokens_per_second": 5000,
+            "usage": {"inflight": {"short": 1}, "debt": 0.0},
+            "keys": ["0cdbed0f"],
+        }
+        for name in ("guaranteed", "elastic", "preemptible")
+    ]
+    for width in (300, 97, 80, 60):
+        table, left_out = listing(rows, width)
+        out = io.StringIO()
+        Console(file=out, width=width).print(table)
+        lines = out.getvalue().splitlines()
+        assert len(lines) == 4
+        assert [line.split()[0] for line in lines[1:]] == [row["name"] for row in rows]
+        assert (width > 100) == (left_out == ())
+    assert left_out[0] == "debt"
+
+
+def test_a_change_says_what_changed_and_nothing_else(gateway: Gateway) -> None:
+    made = gateway.run(*NEW, "--tokens-per-second", "50").stdout.splitlines()
+    assert [line.split()[0] for line in made[:-1]] == [
+        *("field", "name", "tenant", "model", "tokens_per_second", "service_class", "keys"),
+    ]
+    changed = gateway.run("change", "a", "--tokens-per-second", "60").stdout
+    assert changed == "a: tokens_per_second: 50 -> 60\n"
+    again = gateway.run("change", "a", "--tokens-per-second", "60")
+    assert again.stdout == "a: nothing changed\n"
+    assert gateway.run("suspend", "a").stdout.splitlines() == [
+        "a: suspended: no -> yes",
+        "a: state: bound -> suspended",
+    ]
+    *told, key = gateway.run("keys", "add", "a").stdout.splitlines()
+    assert [line.split(":")[1] for line in told] == [" keys"]
+    assert gateway.desk.keyring.find(digest_of(key.encode())) is not None
+
+
+@pytest.mark.parametrize(
+    ("args", "key", "code", "reason"),
+    [
+        (("show", "nobody"), ADMIN_KEY, 2, "entitlement_not_found"),
+        (("change", "a"), ADMIN_KEY, 2, None),
+        (("delete", "nobody"), ADMIN_KEY, 2, "entitlement_not_found"),
+        ((*NEW, "--concurrency", "many"), ADMIN_KEY, 2, None),
+        (("list",), "sk-wrong", 2, "invalid_api_key"),
+        (("list",), "", 2, None),
+    ],
+)
+def test_errors_are_json_for_machines(
+    gateway: Gateway, args: tuple[str, ...], key: str, code: int, reason: str | None
+) -> None:
+    result = gateway.run(*args, "--json", key=key)
+    assert (result.exit_code, result.stderr) == (code, "")
+    found = json.loads(result.stdout)
+    assert (found["ok"], found.get("reason")) == (False, reason)
+    assert found["problem"]
+
+
+def test_messages_name_commands_and_no_routes(gateway: Gateway) -> None:
+    gateway.run(*NEW)
+    told = [
+        gateway.run("show", "nobody").stderr,
+        gateway.run(*NEW).stderr,
+        gateway.run("list", key="sk-wrong").stderr,
+    ]
+    assert "sluice tenant list" in told[0]
+    assert "sluice tenant change" in told[1]
+    assert "SLUICE_ADMIN_KEY" in told[2]
+    assert not re.search("GET|PATCH|POST|/admin|Bearer", "".join(told))
+
+
+def test_a_list_goes_through_all_pages(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.tenant.command.PAGE", 2)
+    for n in range(5):
+        gateway.run("create", f"e{n}", "--tenant", "t", "--model", "m")
+    assert [e["name"] for e in gateway.json("list")] == [f"e{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("show", "nobody"), 2, "no entitlement 'nobody'"),
+        (("show", "a/../b"), 2, ""),
+        ((*NEW, "--class", "gold"), 2, "service_class"),
+        ((*NEW, "--concurrency", "many"), 2, "--concurrency"),
+        ((*NEW, "--concurrency", "short=x"), 2, "--concurrency"),
+        (("change", "a"), 2, "nothing to change"),
+        (("change", "a", "--mode", "observe", "--unset", "mode"), 2, "also given a value"),
+        (("create", "a"), 2, "--tenant"),
+        (("audit", "--limit", "0"), 2, "--limit"),
+    ],
+)
+def test_bad_input_is_exit_code_2(
+    gateway: Gateway, args: tuple[str, ...], code: int, said: str
+) -> None:
+    result = gateway.run(*args)
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+
+
+def test_what_the_gateway_cannot_do_now_is_exit_code_1(gateway: Gateway) -> None:
+    gateway.run(*NEW)
+    assert gateway.run(*NEW).exit_code == 1
+    gateway.desk.store.inflight["a"] = 1
+    refused = gateway.run("delete", "a")
+    assert (refused.exit_code, "in flight" in refused.stderr) == (1, True)
+    gateway.desk.directory.fail_with = StateFailure("away")
+    assert gateway.run("suspend", "a").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("", "no admin key"), ("sk-wrong", "admin key"), ("sk wrong", "visible ASCII")],
+)
+def test_without_the_admin_key_it_is_exit_code_2(gateway: Gateway, key: str, said: str) -> None:
+    result = gateway.run("list", key=key)
+    assert (result.exit_code, said in result.stderr) == (2, True)
+    assert not key or key not in result.output
+
+
+def test_the_key_may_stand_in_a_file(gateway: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(f"{ADMIN_KEY}\n", encoding="utf-8")
+    assert gateway.run("list", "--admin-key-file", str(path), key="").exit_code == 0
+    missing = gateway.run("list", "--admin-key-file", str(tmp_path / "none"))
+    assert missing.exit_code == 2
+
+
+@pytest.mark.parametrize(("url", "code"), [("http://127.0.0.1:{port}", 1), ("127.0.0.1:8080", 2)])
+def test_a_gateway_that_is_not_there(url: str, code: int) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as unused:
+        port = unused.getsockname()[1]
+    runner = CliRunner(env={"SLUICE_ADMIN_KEY": ADMIN_KEY})
+    result = runner.invoke(tenant, ["list", "--url", url.format(port=port)])
+    assert result.exit_code == code, result.output
+    assert ADMIN_KEY not in result.output
