@@ -248,7 +248,8 @@ async def test_a_cluster_s_dead_node_takes_only_its_own_notes_along(
         }
         dead = owners["a"]
         assert len(set(owners.values())) > 1
-        await fleet.exchange()
+        for _ in range(5):  # a busy machine's first connections may be late
+            await fleet.exchange()
         assert {one.replicas(model) for model in models} == {2}
         if silent:
             cluster.hang(dead)
