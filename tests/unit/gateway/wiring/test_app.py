@@ -38,7 +38,7 @@ def parts(gateway: Gateway) -> list[Any]:
         gateway.learning,
         gateway.prober,
         gateway.boundaries,
-        gateway.metrics,
+        gateway.telemetry,
         gateway.pools.registry,
         gateway.pools.keeper,
     ]
