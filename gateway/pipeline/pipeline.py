@@ -3,9 +3,9 @@
  1 authenticate   2 estimate   3 plan   4 admit   5 compress   6 adjust lease
  7 bind worker    8 queue      9 dispatch, forward             10 settle (always)
 
-Stages 7-9 repeat while an attempt fails before the client saw a byte
-(`gateway.pipeline.dispatcher`). The request keeps its one lease through all of it, and stage 10
-settles it exactly once: on success, failure, disconnect or cancellation.
+Stages 7-9 repeat while an attempt fails before the client saw a byte (`dispatcher`). The request
+keeps its one lease through all of it, and stage 10 settles it exactly once: on success, failure,
+disconnect or cancellation.
 """
 
 import asyncio

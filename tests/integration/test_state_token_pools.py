@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HOLDER = """
 import asyncio, pathlib, sys, time
 from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.policy import admission
+from gateway.policy.admission import admission
 from tests.token_pools import entitled, granted, pool
 
 async def main():

@@ -27,8 +27,8 @@ from gateway.policy.token_pool.terms import Terms
 
 QUIET = """
 import sys
-from bench import token_pools
-print(all(row.holds is not False for row in token_pools.formula_rows()))
+from bench.token_pools import run
+print(all(row.holds is not False for row in run.formula_rows()))
 print("matplotlib" in sys.modules)
 """
 

@@ -23,7 +23,7 @@ from sluice.simulate.command import simulate
 from sluice.simulate.recorded import read_traffic
 from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[4] / "README.md"
 SMALL = ("--workload", "azure", "--rate", "20", "--requests", "3000")
 FILE = """\
 version: 1
