@@ -10,6 +10,12 @@ from predictor.features import features
 
 SERVED: Final = ("ok", "disconnected", "evicted")
 """Outcomes whose first token, if there was one, came as from any other request."""
+_SECTIONS: Final = ("estimate", "usage", "compression", "scheduling")
+_OLD_NAMES: Final = {
+    "estimated_input_tokens": "input_tokens",
+    "estimated_output_tokens": "output_tokens",
+}
+"""Of schema 1, where all fields stood beside one another; the others have kept their names."""
 _MOST_TOKENS: Final = 1 << 32
 _MOST_S: Final = 3600.0
 
@@ -85,19 +91,20 @@ def row_of(record: Mapping[str, Any]) -> Row | None:
     The prompt's length is what the router took it for: the estimate, unless the prompt was
     compressed after it was estimated.
     """
-    estimated = record.get("estimated_input_tokens")
-    compressed = record.get("compressed", "none") != "none"
-    prompt = record.get("prompt_tokens") if compressed or estimated is None else estimated
+    told = _figures(record)
+    estimated = told.get("input_tokens")
+    compressed = told.get("compressed", "none") != "none"
+    prompt = told.get("prompt_tokens") if compressed or estimated is None else estimated
     tokens = [
         prompt,
-        record.get("expected_hit_tokens", 0),
-        record.get("estimated_output_tokens", 0),
-        record.get("backlog_tokens"),
-        record.get("worker_active"),
+        told.get("expected_hit_tokens", 0),
+        told.get("output_tokens", 0),
+        told.get("backlog_tokens"),
+        told.get("worker_active"),
     ]
-    usage = record.get("worker_kv_usage")
+    usage = told.get("worker_kv_usage")
     usage = 0.0 if usage is None else usage
-    prefill_s, cap = record.get("prefill_s"), record.get("cap_tokens")
+    prefill_s, cap = told.get("prefill_s"), told.get("cap_tokens")
     if not all(_number(value, _MOST_TOKENS) for value in tokens) or not tokens[0]:
         return None
     if not _number(usage, 1e6) or not _number(prefill_s, _MOST_S) or not prefill_s:
@@ -116,6 +123,18 @@ def row_of(record: Mapping[str, Any]) -> Row | None:
         kv_usage=float(usage),
     )
     return Row(x=x, prefill_s=float(prefill_s), worker=str(record.get("worker") or ""))
+
+
+def _figures(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the sections that are read, by name; schema 1 had no sections."""
+    if record.get("schema") == 1:
+        return {_OLD_NAMES.get(name, name): value for name, value in record.items()}
+    found: dict[str, Any] = {}
+    for section in _SECTIONS:
+        fields = record.get(section)
+        if isinstance(fields, dict):
+            found |= fields
+    return found
 
 
 def _number(value: object, most: float) -> bool:

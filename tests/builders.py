@@ -4,6 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import convert
+from msgspec.structs import fields
+
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
@@ -12,10 +15,11 @@ from gateway.policy.pools.response_affinity import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.request.head import read_head
 from gateway.records.attempt import PhaseTimeouts, WorkerAddress
-from gateway.records.decision import DecisionRecord
+from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Ask
+from gateway.records.record import Record
 from gateway.records.request import Incoming
 
 SHORT, LONG = 0, 1
@@ -136,17 +140,30 @@ def ask(
     )
 
 
+_SECTIONS = {
+    field.name: field.type.__struct_fields__
+    for field in fields(DecisionRecord)
+    if isinstance(field.default, Record)
+}
+
+
 def decision(request_id: str = "r1", **more: Any) -> DecisionRecord:
-    """A decision record."""
-    fields: dict[str, Any] = {
-        "schema": 1,
+    """A decision record; a field is put into the section that has it."""
+    given: dict[str, Any] = {
+        "schema": DECISION_SCHEMA,
         "time_unix_s": 1.0,
+        "request_id": request_id,
         "endpoint": "chat",
         "outcome": "ok",
         "status": 200,
-        **more,
     }
-    return DecisionRecord(request_id=request_id, **fields)
+    for name, value in more.items():
+        if name in DecisionRecord.__struct_fields__:
+            given[name] = value
+        else:
+            (section,) = (key for key, names in _SECTIONS.items() if name in names)
+            given.setdefault(section, {})[name] = value
+    return convert(given, DecisionRecord)
 
 
 def chat_body(text: str = "hello", **more: Any) -> bytes:

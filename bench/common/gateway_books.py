@@ -10,6 +10,14 @@ from typing import Final
 import msgspec
 
 from bench.common.fleet import read_metrics
+from gateway.records.decision import (
+    NO_ADMISSION,
+    NO_COMPRESSION,
+    NO_TIMING,
+    AdmissionSection,
+    CompressionSection,
+    TimingSection,
+)
 
 REQUESTS: Final = "sluice_requests_total"
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
@@ -35,11 +43,10 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     endpoint: str = ""
     entitlement: str = ""
     reason: str = ""
-    compressed: str = "none"
-    queue_ms: float = 0.0
     attempts: tuple[Try, ...] = ()
-    admitted_unix_s: float | None = None
-    settled_unix_s: float | None = None
+    admission: AdmissionSection = NO_ADMISSION
+    compression: CompressionSection = NO_COMPRESSION
+    timing: TimingSection = NO_TIMING
 
 
 class LogReader:
@@ -130,7 +137,7 @@ def idle_page(url: str, limit_s: float = 10.0) -> dict[str, float]:
 def most_at_once(lines: Iterable[Line]) -> int:
     """The most leases that were held at the same time."""
     changes = []
-    for line in lines:
-        if line.admitted_unix_s is not None and line.settled_unix_s is not None:
-            changes += [(line.admitted_unix_s, 1), (line.settled_unix_s, -1)]
+    for lease in (line.admission for line in lines):
+        if lease.admitted_unix_s is not None and lease.settled_unix_s is not None:
+            changes += [(lease.admitted_unix_s, 1), (lease.settled_unix_s, -1)]
     return max(accumulate(change for _, change in sorted(changes)), default=0)

@@ -193,9 +193,9 @@ async def _requests(
             return {
                 "borderline": borderline,
                 "status": answer.status_code,
-                "compressed": record.get("compressed", "none"),
-                "compress_ms": record.get("compress_ms"),
-                "overhead_ms": record["overhead_ms"],
+                "compressed": record.get("compression", {}).get("compressed", "none"),
+                "compress_ms": record["timing"].get("compress_ms"),
+                "overhead_ms": record["timing"]["overhead_ms"],
             }
 
         return list(await asyncio.gather(*(ask(n) for n in range(REQUESTS))))

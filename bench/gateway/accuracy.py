@@ -248,7 +248,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_tokens(self) -> int:
         """Prompt as the engine counted it + the client's limit."""
-        return (self.record.prompt_tokens or 0) + self.ask.cap_tokens
+        return (self.record.usage.prompt_tokens or 0) + self.ask.cap_tokens
 
     @property
     def refused(self) -> bool:
@@ -314,7 +314,7 @@ def _is_near(case: _Case) -> bool:
 
 
 def _category_rows(cases: Sequence[_Case]) -> list[Row]:
-    right = _share(c.record.category == c.ask.kind for c in cases)
+    right = _share(c.record.estimate.category == c.ask.kind for c in cases)
     found = {
         kind: statistics.pstdev(ratios) / statistics.fmean(ratios)
         for kind in texts.KINDS
@@ -328,25 +328,25 @@ def _category_rows(cases: Sequence[_Case]) -> list[Row]:
 
 
 def _is_long(case: _Case) -> bool:
-    return (case.record.prompt_tokens or 0) >= 128
+    return (case.record.usage.prompt_tokens or 0) >= 128
 
 
 def _ratio(case: _Case) -> float:
     """True bytes per token, template aside."""
     fixed = template_tokens(case.record)
-    return (case.record.text_bytes or 0) / ((case.record.prompt_tokens or 0) - fixed)
+    return (case.record.request.text_bytes or 0) / ((case.record.usage.prompt_tokens or 0) - fixed)
 
 
 def template_tokens(record: DecisionRecord) -> int:
     """What the mock engine's template adds."""
     if record.endpoint == "completions":
         return tokenizer.PROMPT_TOKENS
-    return tokenizer.CHAT_REQUEST_TOKENS + tokenizer.CHAT_MESSAGE_TOKENS * record.messages
+    return tokenizer.CHAT_REQUEST_TOKENS + tokenizer.CHAT_MESSAGE_TOKENS * record.request.messages
 
 
 def _misroute_rows(cases: Sequence[_Case]) -> list[Row]:
-    short = [c for c in cases if c.record.planned_pool == "short"]
-    long = [c for c in cases if c.record.planned_pool == "long"]
+    short = [c for c in cases if c.record.plan.pool == "short"]
+    long = [c for c in cases if c.record.plan.pool == "long"]
     refused = [c for c in short if c.refused]
     lost = [c for c in refused if c.answer.problem is not None]
     fitted = [c for c in long if c.total_tokens <= BOUNDARY]
@@ -368,13 +368,13 @@ def _misroute_rows(cases: Sequence[_Case]) -> list[Row]:
             f"{len(fitted)} of {len(cases)}; {len(fitted) / max(1, len(long)):.1%} of "
             f"{len(long)} sent long",
         ),
-        equals("spilled to another pool", sum(c.record.spilled for c in cases), 0),
+        equals("spilled to another pool", sum(c.record.admission.spilled for c in cases), 0),
     ]
 
 
 def _error_rows(cases: Sequence[_Case]) -> list[Row]:
     errors = sorted(
-        abs((c.record.estimated_input_tokens or 0) / (c.record.prompt_tokens or 1) - 1)
+        abs((c.record.estimate.input_tokens or 0) / (c.record.usage.prompt_tokens or 1) - 1)
         for c in cases
         if c.answer.problem is None
     )
@@ -396,9 +396,9 @@ def _by_kind(cases: Sequence[_Case]) -> dict[str, Any]:
             "requests": len(own),
             "refused": sum(c.refused for c in own),
             "long_fitted_short": sum(
-                c.record.planned_pool == "long" and c.total_tokens <= BOUNDARY for c in own
+                c.record.plan.pool == "long" and c.total_tokens <= BOUNDARY for c in own
             ),
-            "recognised_as": Counter(c.record.category for c in own),
+            "recognised_as": Counter(c.record.estimate.category for c in own),
         }
     return found
 
@@ -461,9 +461,13 @@ def _ratio_rows(
     rows = []
     for kind in texts.KINDS:
         state = learned[kind]
-        own = [r for r in records if r.category == kind and (r.prompt_tokens or 0) >= 128]
-        size = sum(r.text_bytes or 0 for r in own)
-        true = size / max(1, sum((r.prompt_tokens or 0) - template_tokens(r) for r in own))
+        own = [
+            r
+            for r in records
+            if r.estimate.category == kind and (r.usage.prompt_tokens or 0) >= 128
+        ]
+        size = sum(r.request.text_bytes or 0 for r in own)
+        true = size / max(1, sum((r.usage.prompt_tokens or 0) - template_tokens(r) for r in own))
         note = f"learned {state['mean']:.3f}, true {true:.3f}, {int(state['n'])} observations"
         off = abs(state["mean"] / true - 1) if own else 1.0
         rows.append(

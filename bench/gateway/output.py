@@ -232,7 +232,7 @@ class _Served(msgspec.Struct, frozen=True):
     @property
     def is_short(self) -> bool:
         """By the engine's own count of the prompt."""
-        return (self.record.prompt_tokens or 0) + self.length.answer <= BOUNDARY
+        return (self.record.usage.prompt_tokens or 0) + self.length.answer <= BOUNDARY
 
 
 def _live_rows(traces: Sequence[Trace], console: Console) -> tuple[list[Row], dict[str, Any]]:
@@ -240,7 +240,7 @@ def _live_rows(traces: Sequence[Trace], console: Console) -> tuple[list[Row], di
     served, leases = _serve(traces, LIVE_PER_TRACE, {}, "live", console)
     for trace in traces:
         own = served[trace.name]
-        short = sum(s.record.planned_pool == "short" for s in own) / len(own)
+        short = sum(s.record.plan.pool == "short" for s in own) / len(own)
         true = sum(s.is_short for s in own) / len(own)
         rows.append(
             _within(
@@ -261,7 +261,7 @@ def _live_rows(traces: Sequence[Trace], console: Console) -> tuple[list[Row], di
     ]
     capped, _ = _serve(traces, LIVE_CAP, {"output_estimate": "cap"}, "live, cap", console)
     of_cap = [s for own in capped.values() for s in own]
-    share = sum(s.record.planned_pool == "short" for s in of_cap) / len(of_cap)
+    share = sum(s.record.plan.pool == "short" for s in of_cap) / len(of_cap)
     rows.append(_cap_row(f"live, cap: short share of {len(of_cap)}", share))
     problems = [f"{s.answer.id}: {s.answer.problem}" for s in every if s.answer.problem]
     return rows, {"problems": problems[:20]}

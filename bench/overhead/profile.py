@@ -27,10 +27,12 @@ from gateway.stages import (
     admit,
     authenticate,
     bind,
+    decision_record,
     dispatch,
     estimate,
-    explain,
     plan,
+    request_metrics,
+    response_headers,
     settle,
 )
 from gateway.wiring.models import served_model
@@ -85,11 +87,43 @@ def profile_rows(body: bytes) -> list[Row]:
     metrics = Metrics()
 
     def record() -> DecisionRecord:
-        return explain.decision_record(
-            incoming, outcome, usage, principal, facts, served, lengths, planned, planned, lease,
-            (planned, lease), prompt, binding, (), None, 0.0, 0.0, 1.0, 1.0, (), None, None, None,
-            rescued=False, evicted=False, prompts=False,
-        )  # fmt: skip
+        return decision_record.decision_record(
+            incoming=incoming,
+            principal=principal,
+            facts=facts,
+            served=served,
+            outcome=outcome,
+            refusal=None,
+            binding=binding,
+            rescued=False,
+            estimate=decision_record.estimate_section(lengths),
+            plan=decision_record.plan_section(served=served, planned=planned, plan=planned),
+            admission=decision_record.admission_section(
+                lease_id="r",
+                lease=lease,
+                asked=planned,
+                taken=lease,
+                principal=principal,
+                served=served,
+                charged=usage,
+                lease_changes=(),
+                evicted=False,
+                settled_unix_s=1.0,
+            ),
+            compression=decision_record.compression_section(prompt),
+            scheduling=decision_record.scheduling_section(binding=binding, job=None, first_s=None),
+            attempts=(),
+            usage=decision_record.usage_section(usage),
+            timing=decision_record.timing_section(
+                outcome=outcome,
+                received_s=0.0,
+                sent_s=0.0,
+                ended_s=1.0,
+                queue_s=0.0,
+                compress_s=None,
+            ),
+            prompts=False,
+        )
 
     found = record()
 
@@ -111,7 +145,9 @@ def profile_rows(body: bytes) -> list[Row]:
         ),
         (
             "9 headers",
-            lambda: explain.response_lines("r", served, lengths, lease, binding, prompt, 0.0),
+            lambda: response_headers.response_lines(
+                "r", served, lengths, lease, binding, prompt, 0.0
+            ),
         ),
         ("9 one streamed chunk", lambda: meter.feed(_CHUNK)),
         (
@@ -119,7 +155,7 @@ def profile_rows(body: bytes) -> list[Row]:
             lambda: settle.learn(served, CHAT, principal, facts, lengths, prompt, outcome),
         ),
         ("10 record", record),
-        ("10 count", lambda: explain.count(metrics, found, lengths, served, lease)),
+        ("10 count", lambda: request_metrics.count(metrics, found, lengths, served, lease)),
     ]
     rows = [_row(name, call) for name, call in parts]
     book = TokenPool(Terms(slots=(256, 16), tokens_per_s=1e9, largest_tokens=65_536))

@@ -81,7 +81,8 @@ def outage(kind: str, *, before_s: float = 2.0, away_s: float = 3.0) -> Outage:
                 if k.startswith("sluice_bytes_per_token") and state in k
             )
         records = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
-    found.overheads_ms = [r["overhead_ms"] for r in records if "overhead_ms" in r]
+    timings = [record.get("timing", {}) for record in records]
+    found.overheads_ms = [t["overhead_ms"] for t in timings if "overhead_ms" in t]
     return found
 
 

@@ -8,7 +8,7 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
-from gateway.stages import explain
+from gateway.stages import decision_record
 
 
 class Request:
@@ -48,11 +48,42 @@ def record_of(
     served: ServedModel, request: Request, outcome: Outcome, usage: Usage, now_s: float
 ) -> DecisionRecord:
     """Stage 10's record."""
-    return explain.decision_record(
-        request.incoming, outcome, usage, principal=request.principal, facts=request.facts,
-        served=served, estimate=request.lengths, planned=request.plan, plan=request.plan,
-        lease=request.lease, prompt=request.prompt, binding=request.binding, attempts=(),
-        refusal=None, rescued=False, queue_s=0.0, sent_s=request.started_s, now_s=now_s,
-        settled_unix_s=now_s, lease_changes=(), evicted=False, compress_s=None,
-        admitted=(request.plan, request.lease), job=request.job, first_s=None, prompts=False,
-    )  # fmt: skip
+    return decision_record.decision_record(
+        incoming=request.incoming,
+        principal=request.principal,
+        facts=request.facts,
+        served=served,
+        outcome=outcome,
+        refusal=None,
+        binding=request.binding,
+        rescued=False,
+        estimate=decision_record.estimate_section(request.lengths),
+        plan=decision_record.plan_section(served=served, planned=request.plan, plan=request.plan),
+        admission=decision_record.admission_section(
+            lease_id=request.incoming.lease_id,
+            lease=request.lease,
+            asked=request.plan,
+            taken=request.lease,
+            principal=request.principal,
+            served=served,
+            charged=usage,
+            lease_changes=(),
+            evicted=False,
+            settled_unix_s=now_s,
+        ),
+        compression=decision_record.compression_section(request.prompt),
+        scheduling=decision_record.scheduling_section(
+            binding=request.binding, job=request.job, first_s=None
+        ),
+        attempts=(),
+        usage=decision_record.usage_section(usage),
+        timing=decision_record.timing_section(
+            outcome=outcome,
+            received_s=request.incoming.received_s,
+            sent_s=request.started_s,
+            ended_s=now_s,
+            queue_s=0.0,
+            compress_s=None,
+        ),
+        prompts=False,
+    )

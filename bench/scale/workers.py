@@ -22,7 +22,17 @@ from gateway.policy.scheduling.scheduler import Job
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.request import Incoming, Principal, RequestHead
-from gateway.stages import admit, authenticate, bind, dispatch, estimate, explain, plan, settle
+from gateway.stages import (
+    admit,
+    authenticate,
+    bind,
+    dispatch,
+    estimate,
+    plan,
+    request_metrics,
+    response_headers,
+    settle,
+)
 
 RATE_EACH: Final = 8.0
 """Requests a second at each worker."""
@@ -168,7 +178,9 @@ class Loaded:
         dispatch.upstream_call(
             served, request.incoming, request.facts, request.lengths, request.prompt, binding
         )
-        explain.response_lines("r", served, request.lengths, lease, binding, request.prompt, 0.0)
+        response_headers.response_lines(
+            "r", served, request.lengths, lease, binding, request.prompt, 0.0
+        )
         fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
         points = request.prefix.points
         if points and job is not None:
@@ -223,6 +235,6 @@ class Loaded:
             settle.note_cached(served, binding, expected, outcome)
         settled_ns = clock_ns()
         record = record_of(self.served, request, outcome, usage, self.now_s)
-        explain.count(self.metrics, record, request.lengths, served, lease)
+        request_metrics.count(self.metrics, record, request.lengths, served, lease)
         self.cpu.add("settle", begin_ns, settled_ns)
         self.cpu.add("record", settled_ns, clock_ns())

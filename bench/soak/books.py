@@ -41,8 +41,8 @@ class Ledger:
             self.outcomes[line.outcome] += 1
             if line.outcome in {"refused", "error"}:
                 self.statuses[line.status] += 1
-            self.compressed += line.compressed != "none"
-            self.waited += line.queue_ms > 1.0
+            self.compressed += line.compression.compressed != "none"
+            self.waited += line.timing.queue_ms > 1.0
             if line.outcome == "disconnected" and line.model == TIGHT:
                 self.left_waiting += 1
             if line.outcome in {BROKEN, "internal_error"} or str(line.status) >= "500":

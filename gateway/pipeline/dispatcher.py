@@ -24,6 +24,7 @@ from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.response_affinity import Home
 from gateway.policy.pools.retry import Fault, hurts_health, next_step
 from gateway.policy.pools.routing import larger_pools
+from gateway.policy.response.engine_refusal import engine_refusal
 from gateway.policy.response.overflow import engine_message
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.ports import ClientReply, LeaseStore, Lines, Upstream
@@ -33,10 +34,10 @@ from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Prompt
 from gateway.stages import bind as stage_bind
 from gateway.stages import dispatch as stage_dispatch
-from gateway.stages import explain as stage_explain
 from gateway.stages import forward as stage_forward
 from gateway.stages import plan as stage_plan
 from gateway.stages import queue as stage_queue
+from gateway.stages import response_headers
 
 
 class Exchange:
@@ -168,7 +169,7 @@ class Exchange:
             return self._submit(walk, served, facts, estimate, lease, pools, tried, home)
         except Unavailable:
             if last is not None and last.kind in ("busy", "server_error") and last.body:
-                raise stage_explain.engine_refusal(last) from None
+                raise engine_refusal(last) from None
             raise
 
     def _submit(
@@ -388,7 +389,7 @@ class Exchange:
                 param=stage_plan.overflow_param(incoming.endpoint),
             )
         else:
-            refusal = stage_explain.engine_refusal(fault)
+            refusal = engine_refusal(fault)
         walk.refusal = refusal
         await reply.refuse(refusal, answer_lines(incoming, walk))
         label = "error" if fault.kind == "overflow" else "upstream_error"
@@ -397,7 +398,7 @@ class Exchange:
 
 def answer_lines(incoming: Incoming, walk: Walk) -> Lines:
     """The x-sluice-* headers known so far."""
-    return stage_explain.response_lines(
+    return response_headers.response_lines(
         incoming.request_id,
         walk.served,
         walk.estimate,

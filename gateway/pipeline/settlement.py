@@ -21,10 +21,11 @@ from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
 from gateway.ports import LeaseStore, RecordSink
 from gateway.records.attempt import Outcome, Usage
+from gateway.records.decision import DecisionRecord
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming
-from gateway.stages import explain as stage_explain
+from gateway.stages import decision_record, request_metrics
 from gateway.stages import settle as stage_settle
 
 TOGETHER_S: Final = 0.001
@@ -150,39 +151,58 @@ class Settling:
         served, estimate, lease = walk.served, walk.estimate, walk.lease
         if lease is not None and estimate is not None and served is not None:
             _learn(incoming, walk, outcome, served, estimate, taught)
-        # By position, as what it gives: names cost more than the figures.
-        record = stage_explain.decision_record(
-            incoming,
-            outcome,
-            walk.charged,
-            walk.principal,
-            walk.facts,
-            served,
-            estimate,
-            walk.planned,
-            walk.plan,
-            lease,
-            walk.admitted,
-            walk.prompt,
-            walk.binding,
-            tuple(walk.attempts),
-            walk.refusal,
-            walk.queue_s,
-            walk.sent_s,
-            walk.ended_s,
-            walk.ended_unix_s,
-            tuple(walk.lease_changes),
-            walk.compress_s,
-            walk.job,
-            None if walk.relay is None else walk.relay.first_s,
-            rescued=walk.rescued,
-            evicted=walk.evicted,
-            prompts=self._log_prompts,
-        )
-        stage_explain.count(self._metrics, record, estimate, served, lease)
+        record = self._record(incoming, walk, outcome)
+        request_metrics.count(self._metrics, record, estimate, served, lease)
         self._records.append(record)
         # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
         walk.task = walk.refusal = None
+
+    def _record(self, incoming: Incoming, walk: Walk, outcome: Outcome) -> DecisionRecord:
+        asked, taken = walk.admitted or (None, None)
+        relay = walk.relay
+        return decision_record.decision_record(
+            incoming=incoming,
+            principal=walk.principal,
+            facts=walk.facts,
+            served=walk.served,
+            outcome=outcome,
+            refusal=walk.refusal,
+            binding=walk.binding,
+            rescued=walk.rescued,
+            estimate=decision_record.estimate_section(walk.estimate),
+            plan=decision_record.plan_section(
+                served=walk.served, planned=walk.planned, plan=walk.plan
+            ),
+            admission=decision_record.admission_section(
+                lease_id=incoming.lease_id,
+                lease=walk.lease,
+                asked=asked,
+                taken=taken,
+                principal=walk.principal,
+                served=walk.served,
+                charged=walk.charged,
+                lease_changes=tuple(walk.lease_changes),
+                evicted=walk.evicted,
+                settled_unix_s=walk.ended_unix_s,
+            ),
+            compression=decision_record.compression_section(walk.prompt),
+            scheduling=decision_record.scheduling_section(
+                binding=walk.binding,
+                job=walk.job,
+                first_s=None if relay is None else relay.first_s,
+            ),
+            attempts=tuple(walk.attempts),
+            usage=decision_record.usage_section(walk.charged),
+            timing=decision_record.timing_section(
+                outcome=outcome,
+                received_s=incoming.received_s,
+                sent_s=walk.sent_s,
+                ended_s=walk.ended_s,
+                queue_s=walk.queue_s,
+                compress_s=walk.compress_s,
+            ),
+            prompts=self._log_prompts,
+        )
 
 
 def _learn(

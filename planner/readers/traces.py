@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from gateway.records.decision_schema1 import as_schema_2
 from planner.errors import PlanError
 from planner.workload.distribution import cdf_from_json
 from planner.workload.workload import Floats, Workload, from_cdf, from_lengths
@@ -41,12 +42,12 @@ class FieldMap(msgspec.Struct, frozen=True, kw_only=True):
 KNOWN: Final = (
     FieldMap(
         name="gateway log",
-        prompt="prompt_tokens",
-        answer="completion_tokens",
-        asked="cap_tokens",
-        cached="cached_tokens",
+        prompt="usage.prompt_tokens",
+        answer="usage.completion_tokens",
+        asked="estimate.cap_tokens",
+        cached="usage.cached_tokens",
         time="time_unix_s",
-        category="category",
+        category="estimate.category",
         outcome="outcome",
         marks=("schema", "outcome", "time_unix_s"),
     ),
@@ -97,11 +98,13 @@ def read_workload(text: str, *, name: str, fields: FieldMap | None = None) -> Wo
     stripped = text.lstrip("\ufeff \t\r\n")
     if not stripped:
         raise PlanError(f"{name} is empty", "give a distribution or a trace with requests in it")
+    records: Iterator[Mapping[str, Any]]
     if stripped[0] in "[{":
         document = _whole_json(stripped)
         if document is not None and not _is_records(document):
             return from_cdf(cdf_from_json(document), name=name)
-        records = iter(document) if document is not None else _json_lines(stripped, name)
+        found = _json_lines(stripped, name) if document is None else iter(document)
+        records = map(readable, found)
     else:
         records = _csv_records(stripped)
     return _from_records(records, name, fields)
@@ -133,6 +136,20 @@ def _json_lines(text: str, name: str) -> Iterator[Mapping[str, Any]]:
             # The gateway's log tells of its token pools, too; those lines are no requests.
             if not {"schema", "event", "unix_s"} <= record.keys():
                 yield record
+
+
+def readable(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with the gateway log's sections as dotted names (`usage.prompt_tokens`) beside.
+
+    A log of schema 1 has the same names then as one of schema 2. Other records stay as they are.
+    """
+    if not {"schema", "outcome", "time_unix_s"} <= record.keys():
+        return record
+    found = dict(record)
+    for name, section in as_schema_2(record).items():
+        if isinstance(section, dict):
+            found |= {f"{name}.{field}": value for field, value in section.items()}
+    return found
 
 
 def _csv_records(text: str) -> Iterator[Mapping[str, Any]]:

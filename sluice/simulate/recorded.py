@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from planner.errors import PlanError
-from planner.readers.traces import KNOWN, FieldMap, parse_field_map
+from planner.readers.traces import KNOWN, FieldMap, parse_field_map, readable
 from simulator.fleet.arrivals import recorded
 from simulator.fleet.traffic import Floats, Ints, Traffic
 
@@ -85,7 +85,7 @@ def _records(text: str, name: str) -> Iterable[Mapping[str, Any]]:
     except msgspec.MsgspecError as error:
         raise PlanError(f"{name}: {error}", "give one JSON object a line") from None
     # The gateway's log tells of its token pools, too; those lines are no requests.
-    return [line for line in lines if not {"schema", "event", "unix_s"} <= line.keys()]
+    return [readable(line) for line in lines if not {"schema", "event", "unix_s"} <= line.keys()]
 
 
 def _recognised(record: Mapping[str, Any], name: str) -> FieldMap:

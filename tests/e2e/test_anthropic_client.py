@@ -24,7 +24,7 @@ def test_a_message(client: anthropic.Anthropic, fleet: Fleet) -> None:
     assert message.usage.output_tokens == 8
     assert message.stop_reason == "max_tokens"
     record = fleet.decision(answer.headers["x-request-id"])
-    assert record["completion_tokens"] == 8
+    assert record["usage"]["completion_tokens"] == 8
     assert record["endpoint"] == "messages"
 
 
@@ -36,9 +36,9 @@ def test_a_streamed_message_is_metered(client: anthropic.Anthropic, fleet: Fleet
         request_id = stream.response.headers["x-request-id"]
     assert text
     record = fleet.decision(request_id)
-    assert record["usage_source"] == "engine"
-    assert record["completion_tokens"] == 8
-    assert record["prompt_tokens"] > 0
+    assert record["usage"]["source"] == "engine"
+    assert record["usage"]["completion_tokens"] == 8
+    assert record["usage"]["prompt_tokens"] > 0
 
 
 def test_tokens_are_counted_as_they_are_read(client: anthropic.Anthropic) -> None:

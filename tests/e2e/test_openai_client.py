@@ -72,9 +72,9 @@ def test_a_stream_arrives_in_pieces_and_its_usage_is_metered_unasked(
     assert text
     assert chunks[-1].choices[0].finish_reason == "stop"
     record = fleet.decision(response.headers["x-request-id"])
-    assert record["usage_source"] == "engine"
-    assert record["completion_tokens"] == 24
-    assert record["prompt_tokens"] > 0
+    assert record["usage"]["source"] == "engine"
+    assert record["usage"]["completion_tokens"] == 24
+    assert record["usage"]["prompt_tokens"] > 0
 
 
 def test_a_client_that_asks_for_usage_on_a_stream_gets_it(client: openai.OpenAI) -> None:
@@ -109,8 +109,8 @@ def test_a_streamed_response_completes(client: openai.OpenAI, fleet: Fleet) -> N
     events = list(stream.parse())
     assert events[-1].type in ("response.completed", "response.incomplete")
     record = fleet.decision(stream.headers["x-request-id"])
-    assert record["usage_source"] == "engine"
-    assert record["completion_tokens"] == 6
+    assert record["usage"]["source"] == "engine"
+    assert record["usage"]["completion_tokens"] == 6
 
 
 def test_a_stored_response_returns_to_its_worker(client: openai.OpenAI) -> None:
@@ -148,7 +148,7 @@ def test_several_choices_are_counted_as_sequences(client: openai.OpenAI, fleet: 
         n=3,
     )
     assert len(answer.parse().choices) == 3
-    assert fleet.decision(answer.headers["x-request-id"])["sequences"] == 3
+    assert fleet.decision(answer.headers["x-request-id"])["estimate"]["sequences"] == 3
 
 
 def test_client_keys_and_steering_fields_never_reach_an_engine(

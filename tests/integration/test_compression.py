@@ -89,7 +89,7 @@ def test_a_borderline_rag_prompt_is_answered_by_the_short_pool(
     assert answer.json()["usage"]["prompt_tokens"] <= 8192 - 500
     record = fleet.decision(answer.headers["x-request-id"])
     assert record["rescued"] is False if "rescued" in record else True
-    assert 0.5 <= record["kept_share"] < 1.0
+    assert 0.5 <= record["compression"]["kept_share"] < 1.0
 
 
 def test_the_same_prompt_is_compressed_to_the_same_bytes(fleet: Fleet) -> None:
@@ -119,7 +119,7 @@ def test_a_client_may_opt_out(fleet: Fleet) -> None:
     answer = post(fleet, rag(), x_sluice_compress="off")
     assert answer.headers["x-sluice-pool"] == "long"
     record = fleet.decision(answer.headers["x-request-id"])
-    assert record["not_compressed"] == "refused_by_client"
+    assert record["compression"]["not_compressed"] == "refused_by_client"
     assert received(fleet, "long") == rag()
 
 

@@ -79,6 +79,12 @@ def received(fleet: Fleet, pool: str) -> tuple[dict[str, Any], int]:
     return orjson.loads(raw), len(raw)
 
 
+def why_whole(record: dict[str, Any]) -> str | None:
+    """Why a prompt in the band went as it came."""
+    found: str | None = record.get("compression", {}).get("not_compressed")
+    return found
+
+
 def inflight(fleet: Fleet) -> dict[str, float]:
     found = fleet.metrics()
     return {
@@ -100,7 +106,7 @@ def test_the_original_is_answered_by_the_long_pool_before_a_byte_was_sent(
     assert answer.headers["x-sluice-compressed"] == "none"
     assert answer.headers["x-sluice-spilled"] == "false"
     record = fleet.decision(answer.headers["x-request-id"])
-    assert record.get("not_compressed") == "other_pool"
+    assert why_whole(record) == "other_pool"
     assert [(a["pool"], a["result"]) for a in record["attempts"]] == [
         ("short", "overflow"),
         ("long", "ok"),
@@ -134,15 +140,15 @@ def test_a_rescued_request_holds_a_place_and_its_whole_cost_in_the_long_pool(
             pass
     record = fleet.decision(answer.headers["x-request-id"])
     whole_tokens = int(answer.headers["x-sluice-estimated-tokens"])
-    assert whole_tokens == record["estimated_input_tokens"] + OUTPUT_TOKENS
+    assert whole_tokens == record["estimate"]["input_tokens"] + OUTPUT_TOKENS
     assert whole_tokens > 8192, "the original's, not the cut one's"
-    changes = [(what, value) for _, what, value in record["lease_changes"]]
+    changes = [(what, value) for _, what, value in record["admission"]["lease_changes"]]
     (cut, moved, whole) = changes
     assert cut[0] == "resize"
     assert cut[1] <= 8192
     assert moved == ("transfer", 1)
     assert whole == ("resize", whole_tokens)
-    assert record["reserved_tokens"] == whole_tokens
+    assert record["admission"]["reserved_tokens"] == whole_tokens
     fleet.wait_until_idle()
     assert inflight(fleet) == {"short": 0, "long": 0}
 
@@ -172,7 +178,7 @@ def test_every_one_of_many_at_once_is_rescued(fleet: Fleet) -> None:
     assert inflight(fleet) == {"short": 0, "long": 0}
     records = [fleet.decision(a.headers["x-request-id"]) for a in answers]
     # A full queue of the compressing processes sends a prompt long at once: none was cut then.
-    cut = [record for record in records if record.get("not_compressed") == "other_pool"]
+    cut = [record for record in records if why_whole(record) == "other_pool"]
     assert cut
     assert all(record["rescued"] for record in cut)
     after = fleet.metrics()['sluice_misroutes_total{kind="overflow"}']

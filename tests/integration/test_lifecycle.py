@@ -52,8 +52,8 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
     records = [json.loads(line) for line in log.read_text().splitlines()]
     done = [r for r in records if r["outcome"] == "ok"]
     assert len(done) == 1
-    assert done[0]["completion_tokens"] == 150
-    assert done[0]["schema"] == 1
+    assert done[0]["usage"]["completion_tokens"] == 150
+    assert done[0]["schema"] == 2
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.redis)])

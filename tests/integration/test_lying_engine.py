@@ -325,7 +325,7 @@ def test_a_lie_costs_nobody_else_anything(gateway: Gateway, lie: str) -> None:
     if answer.status_code != 200:
         assert isinstance(answer.json()["error"], dict)
     record = gateway.replica.admin(f"/admin/decisions/{answer.headers['x-request-id']}").json()
-    charge = record.get("charge_tokens")
+    charge = record.get("admission", {}).get("charge_tokens")
     assert charge is None or 0 < charge <= MOST_CHARGE, record
     if answer.status_code != 200:
         assert charge is None, "an error is not charged"

@@ -270,8 +270,8 @@ def test_no_tokens_are_refunded_and_no_engine_blamed(
     elif phase == "before the head":
         delivered = 0
     assert record["outcome"] in ("ok", "disconnected")
-    assert record["charge_tokens"] > 0
-    assert record.get("completion_tokens", 0) >= delivered
+    assert record["admission"]["charge_tokens"] > 0
+    assert record.get("usage", {}).get("completion_tokens", 0) >= delivered
     assert {attempt["result"] for attempt in record["attempts"]} <= {"ok", "cancelled"}
     (worker,) = fleet.admin("/admin/pools").json()[0]["pools"][0]["workers"]
     assert worker["in_rotation"]

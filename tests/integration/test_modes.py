@@ -31,11 +31,11 @@ def test_observe_mode_computes_the_boundary_and_does_not_touch_the_body() -> Non
         answer = post(fleet, 100, stream=True)
         record = fleet.decision(answer.headers["x-request-id"])
         assert record["mode"] == "observe"
-        assert record["planned_pool"] == "short"
+        assert record["plan"]["pool"] == "short"
         engine = next(e for e in fleet.engines if e.id == answer.headers["x-sluice-worker"])
         assert "stream_options" not in json.loads(engine.last()[-1]["body"])
         if record["pool"] != "short":
-            assert record["would_route"] == "short"
+            assert record["plan"]["would_route"] == "short"
             assert fleet.metrics()['sluice_would_total{what="route"}'] == 1
 
 
@@ -109,7 +109,7 @@ def test_an_underestimated_prompt_is_rescued_by_the_long_pool() -> None:
         )
         assert answer.status_code == 200
         record = fleet.decision(answer.headers["x-request-id"])
-        assert record["planned_pool"] == "short"
+        assert record["plan"]["pool"] == "short"
         assert record["rescued"] is True
         assert answer.headers["x-sluice-pool"] == "long"
         assert [a["result"] for a in record["attempts"]] == ["overflow", "ok"]

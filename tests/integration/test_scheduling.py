@@ -64,12 +64,13 @@ def test_a_conversation_returns_to_the_worker_that_holds_its_prefix(fleet: Fleet
         told.append(("assistant", text(f"answer {turn}", 20)))
     assert len(set(workers)) == 1
     record = fleet.decision(answer.headers["x-request-id"])
-    assert record["cached_tokens"] > 1000
-    assert record["expected_hit_tokens"] == pytest.approx(record["cached_tokens"], rel=0.25)
-    assert record["predicted_prefill_q_s"] > record["predicted_prefill_s"] > 0
-    assert record["prefill_s"] > 0
-    assert record["worker_active"] == 0
-    assert 0 <= record["worker_kv_usage"] < 1
+    cached, scheduling = record["usage"]["cached_tokens"], record["scheduling"]
+    assert cached > 1000
+    assert scheduling["expected_hit_tokens"] == pytest.approx(cached, rel=0.25)
+    assert scheduling["predicted_prefill_q_s"] > scheduling["predicted_prefill_s"] > 0
+    assert scheduling["prefill_s"] > 0
+    assert scheduling["worker_active"] == 0
+    assert 0 <= scheduling["worker_kv_usage"] < 1
 
 
 def test_a_conversation_that_outgrows_the_boundary_stays_with_its_prefix(fleet: Fleet) -> None:
@@ -78,9 +79,9 @@ def test_a_conversation_that_outgrows_the_boundary_stays_with_its_prefix(fleet: 
     assert answer.headers["x-sluice-pool"] == "short"
     more = [*told, ("assistant", text("said", 400)), ("user", text("second", 2400))]
     answer = post(fleet, body(*more))
-    assert fleet.decision(answer.headers["x-request-id"])["estimated_total_tokens"] > 8192
+    assert fleet.decision(answer.headers["x-request-id"])["estimate"]["total_tokens"] > 8192
     assert answer.headers["x-sluice-pool"] == "short"
-    assert fleet.decision(answer.headers["x-request-id"])["plan_reason"] == "prefix_held"
+    assert fleet.decision(answer.headers["x-request-id"])["plan"]["reason"] == "prefix_held"
     stranger = [("system", text("a stranger", 9800)), ("user", text("third", 500))]
     assert post(fleet, body(*stranger)).headers["x-sluice-pool"] == "long"
 
@@ -175,4 +176,4 @@ async def test_where_no_answer_is_streamed_nothing_waits_in_the_gateway(tmp_path
         assert {answer.status_code for answer in answers} == {200}
         assert {answer.headers["x-sluice-queue-ms"] for answer in answers} == {"0"}
         record = started.decision(answers[0].headers["x-request-id"])
-        assert record["predicted_prefill_s"] > 0
+        assert record["scheduling"]["predicted_prefill_s"] > 0

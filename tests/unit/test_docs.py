@@ -155,8 +155,24 @@ def test_metrics_named_anywhere_exist(page: Path) -> None:
 def test_every_field_of_a_decision_is_documented_and_no_other() -> None:
     section = section_of("docs/operations.md", "Request log")
     documented = [name for row in rows_of(section) for name in code_of(row[0])]
-    assert sorted(documented) == sorted(f.name for f in msgspec.structs.fields(DecisionRecord))
+    assert sorted(documented) == sorted(decision_fields())
     assert f"`schema` is {DECISION_SCHEMA};" in section
+
+
+def test_the_examples_for_jq_name_fields_that_exist() -> None:
+    examples = re.findall(r"^jq .*$", section_of("docs/operations.md", "Request log"), re.MULTILINE)
+    named = [name for line in examples for name in re.findall(r"(?<![\w\]])\.([a-z][\w.]+)", line)]
+    assert len(examples) == 4
+    assert set(named) <= set(decision_fields())
+
+
+def decision_fields() -> Iterator[str]:
+    """Fields of a decision, those of its sections as `section.field`."""
+    for field in msgspec.structs.fields(DecisionRecord):
+        if isinstance(field.default, msgspec.Struct):
+            yield from (f"{field.name}.{name}" for name in field.default.__struct_fields__)
+        else:
+            yield field.name
 
 
 def test_every_refusal_reason_is_documented() -> None:

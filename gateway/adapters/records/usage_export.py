@@ -55,23 +55,24 @@ class UsageLine(Record, frozen=True, kw_only=True):
 
 def usage_line(record: DecisionRecord) -> UsageLine | None:
     """The line of a decision; None where nothing was charged."""
-    if record.charge_tokens is None or record.lease_id is None:
+    lease, usage = record.admission, record.usage
+    if lease.charge_tokens is None or lease.lease_id is None:
         return None
-    settled_unix_s = record.settled_unix_s
+    settled_unix_s = lease.settled_unix_s
     if settled_unix_s is None:
-        settled_unix_s = record.time_unix_s + (record.duration_s or 0.0)
+        settled_unix_s = record.time_unix_s + (record.timing.duration_s or 0.0)
     return UsageLine(
-        id=record.lease_id,
+        id=lease.lease_id,
         time_unix_s=settled_unix_s,
         tenant=record.tenant or "",
         entitlement=record.entitlement or "",
         model=record.model or "",
         endpoint=record.endpoint,
-        input_tokens=record.prompt_tokens or 0,
-        cached_input_tokens=record.cached_tokens or 0,
-        output_tokens=record.completion_tokens or 0,
-        charge_tokens=record.charge_tokens,
-        source=record.usage_source or "",
+        input_tokens=usage.prompt_tokens or 0,
+        cached_input_tokens=usage.cached_tokens or 0,
+        output_tokens=usage.completion_tokens or 0,
+        charge_tokens=lease.charge_tokens,
+        source=usage.source or "",
         status=record.outcome,
     )
 

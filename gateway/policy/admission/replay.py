@@ -16,6 +16,7 @@ from gateway.policy.admission.admission import Denial, Request
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.decision_schema1 import as_schema_2
 from gateway.records.record import Record
 
 
@@ -63,28 +64,31 @@ def _steps(lines: Iterable[Mapping[str, Any]], model: str) -> Iterable[_Step]:
             yield _Step(
                 unix_s=line["unix_s"], kind=line["event"], line=line, detail=line.get("detail")
             )
-        elif line.get("admitted_unix_s") is not None:
-            yield _Step(unix_s=line["admitted_unix_s"], kind="admit", line=line)
-            for unix_s, kind, amount in line.get("lease_changes", ()):
-                yield _Step(unix_s=unix_s, kind=kind, line=line, detail=amount)
-            yield _Step(unix_s=line["settled_unix_s"], kind="settle", line=line)
+            continue
+        request = as_schema_2(line)
+        lease = request.get("admission", {})
+        if lease.get("admitted_unix_s") is not None:
+            yield _Step(unix_s=lease["admitted_unix_s"], kind="admit", line=request)
+            for unix_s, kind, amount in lease.get("lease_changes", ()):
+                yield _Step(unix_s=unix_s, kind=kind, line=lease, detail=amount)
+            yield _Step(unix_s=lease["settled_unix_s"], kind="settle", line=lease)
 
 
 def _admitted(book: TokenPool, step: _Step, pools: Mapping[str, int]) -> Replayed:
-    line = step.line
+    line, lease = step.line, step.line["admission"]
     request = Request(
-        lease_id=line["lease_id"],
+        lease_id=lease["lease_id"],
         entitlement=line["entitlement"],
-        pool=pools[line["asked_pool"]],
-        alternates=tuple(pools[name] for name in line.get("alternates", ())),
-        estimate_tokens=line["reserved_tokens"],
-        kv_bytes=line.get("reserved_kv_bytes", 0),
-        sequences=line.get("sequences", 1),
+        pool=pools[lease["asked_pool"]],
+        alternates=tuple(pools[name] for name in lease.get("alternates", ())),
+        estimate_tokens=lease["reserved_tokens"],
+        kv_bytes=lease.get("reserved_kv_bytes", 0),
+        sequences=line.get("estimate", {}).get("sequences", 1),
     )
     decided = admission.admit(book, request, step.unix_s, observe=True)
     return Replayed(
         lease_id=request.lease_id,
-        logged=line.get("would_deny") or "",
+        logged=lease.get("would_deny") or "",
         decided=decided.reason if isinstance(decided, Denial) else decided.would_deny,
     )
 

@@ -64,6 +64,7 @@ class BoundaryWatch:
             self._pools = routing.pools
             index = self._index = {shape.name: i for i, shape in enumerate(routing.pools)}
         attempts, tenant = record.attempts, record.tenant or ""
+        usage, cap_tokens = record.usage, record.estimate.cap_tokens
         if len(attempts) > 1:  # the last one of each pool counts
             attempts = tuple({a.pool: a for a in attempts}.values())
         for attempt in attempts:
@@ -74,22 +75,22 @@ class BoundaryWatch:
                 self._first[pool] = tenant
             elif first != tenant:
                 self.several[pool] = True
-            if attempt.result in _TOO_LONG and record.usage_source == "engine":
-                needed = (record.prompt_tokens or 0) + (record.cap_tokens or 1)
+            if attempt.result in _TOO_LONG and usage.source == "engine":
+                needed = (usage.prompt_tokens or 0) + (cap_tokens or 1)
                 if needed > routing.pools[pool].window_tokens:
                     self.rescues[pool] += 1
                     self._note(pool, tenant)
-        if record.outcome != "ok" or record.usage_source != "engine" or record.sequences != 1:
+        if record.outcome != "ok" or usage.source != "engine" or record.estimate.sequences != 1:
             return
-        prompt, answer = record.prompt_tokens or 0, record.completion_tokens or 0
-        limited = record.cap_tokens is not None or routing.default_max_tokens is not None
+        prompt, answer = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        limited = cap_tokens is not None or routing.default_max_tokens is not None
         pool = index[record.pool or routing.pools[-1].name]
         if not limited and prompt + answer >= routing.pools[pool].window_tokens:
             self.overruns[pool] += 1
             self._note(pool, tenant)
         if self.drift is not None and prompt:
             # A compressed prompt counts as it came.
-            self.drift.add(round(prompt / (record.kept_share or 1)) + answer)
+            self.drift.add(round(prompt / (record.compression.kept_share or 1)) + answer)
 
     def wrong(self, pool: int) -> dict[str, int]:
         """Rescues and overruns by tenant since this was last asked."""

@@ -3,7 +3,15 @@
 from gateway.errors import Refusal
 from gateway.policy.admission.external_admission import Ending, HeldLease, Settled, Wanted
 from gateway.policy.model_runtime import ServedModel
-from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
+from gateway.records.decision import (
+    DECISION_SCHEMA,
+    AdmissionSection,
+    DecisionRecord,
+    EstimateSection,
+    RequestSection,
+    TimingSection,
+    UsageSection,
+)
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import Principal
 
@@ -38,8 +46,8 @@ def refused_record(
         tenant=principal.tenant,
         entitlement=principal.entitlement,
         reason=refusal.reason,
-        estimated_total_tokens=None if estimate is None else estimate.fit_tokens,
-        lease_id=lease_id,
+        estimate=EstimateSection(total_tokens=None if estimate is None else estimate.fit_tokens),
+        admission=AdmissionSection(lease_id=lease_id),
     )
 
 
@@ -61,28 +69,34 @@ def settled_record(
         asked_model=held.wanted.model,
         tenant=held.principal.tenant,
         entitlement=held.principal.entitlement,
-        category=estimate.category,
-        text_bytes=held.wanted.text_bytes,
-        estimated_input_tokens=estimate.input_tokens_total,
-        estimated_output_tokens=estimate.output_tokens,
-        estimated_total_tokens=estimate.fit_tokens,
-        cap_tokens=estimate.cap_tokens,
-        sequences=estimate.sequences,
         pool=served.pools[lease.pool].name,
-        spilled=lease.spilled,
-        prompt_tokens=settled.prompt_tokens,
-        completion_tokens=settled.completion_tokens,
-        cached_tokens=settled.cached_tokens,
-        usage_source=None if settled.charge_tokens is None else source,
-        duration_s=duration_s,
-        lease_id=lease.id,
-        admitted_unix_s=held.received_unix_s,
-        reserved_tokens=lease.cost_tokens,
-        reserved_kv_bytes=lease.kv_bytes,
-        priority=lease.weight,
-        contended=lease.contended,
-        would_deny=lease.would_deny or None,
-        charge_tokens=settled.charge_tokens,
-        evicted=settled.status == "evicted",
-        settled_unix_s=unix_s,
+        request=RequestSection(text_bytes=held.wanted.text_bytes),
+        estimate=EstimateSection(
+            category=estimate.category,
+            input_tokens=estimate.input_tokens_total,
+            output_tokens=estimate.output_tokens,
+            total_tokens=estimate.fit_tokens,
+            cap_tokens=estimate.cap_tokens,
+            sequences=estimate.sequences,
+        ),
+        admission=AdmissionSection(
+            lease_id=lease.id,
+            spilled=lease.spilled,
+            admitted_unix_s=held.received_unix_s,
+            settled_unix_s=unix_s,
+            reserved_tokens=lease.cost_tokens,
+            reserved_kv_bytes=lease.kv_bytes,
+            priority=lease.weight,
+            contended=lease.contended,
+            would_deny=lease.would_deny or None,
+            evicted=settled.status == "evicted",
+            charge_tokens=settled.charge_tokens,
+        ),
+        usage=UsageSection(
+            prompt_tokens=settled.prompt_tokens,
+            completion_tokens=settled.completion_tokens,
+            cached_tokens=settled.cached_tokens,
+            source=None if settled.charge_tokens is None else source,
+        ),
+        timing=TimingSection(duration_s=duration_s),
     )

@@ -47,8 +47,8 @@ from gateway.records.request import Principal
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate
-from gateway.stages import explain as stage_explain
 from gateway.stages import plan as stage_plan
+from gateway.stages import request_metrics
 from gateway.web.external_admission.held_slots import Places
 from gateway.web.external_admission.records import refused_record, settled_record
 
@@ -262,7 +262,7 @@ class AdmissionDesk:
         estimate: LengthEstimate | None,
         lease: Lease | None,
     ) -> None:
-        stage_explain.count(self._metrics, record, estimate, served, lease)
+        request_metrics.count(self._metrics, record, estimate, served, lease)
         self._records.append(record)
 
 

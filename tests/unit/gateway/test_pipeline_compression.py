@@ -117,14 +117,14 @@ async def test_a_prompt_in_the_band_is_served_short_and_its_lease_is_lowered() -
     assert (bench.pool, bench.sent) == ("short", SHORTER)
     before, after = bench.reply.headers[b"x-sluice-compressed"].split(b"->")
     assert int(before) > 8192 - 100 >= int(after)
-    assert record.compressed == f"{before.decode()}->{after.decode()}"
-    assert (record.plan_reason, record.pool) == ("within_gamma", "short")
-    assert record.kept_share == pytest.approx(24_000 / len(TEXT))
-    (change,) = record.lease_changes
-    assert record.reserved_tokens is not None
+    assert record.compression.compressed == f"{before.decode()}->{after.decode()}"
+    assert (record.plan.reason, record.pool) == ("within_gamma", "short")
+    assert record.compression.kept_share == pytest.approx(24_000 / len(TEXT))
+    (change,) = record.admission.lease_changes
+    assert record.admission.reserved_tokens is not None
     assert change[1] == "resize"
-    assert change[2] == record.estimated_total_tokens
-    assert change[2] <= 8192 < record.reserved_tokens, "taken at first, then lowered"
+    assert change[2] == record.estimate.total_tokens
+    assert change[2] <= 8192 < record.admission.reserved_tokens, "taken at first, then lowered"
     assert bench.metrics.compressions.values[("m", "compressed")] == 1
     account = bench.book.accounts["e"]
     assert account.debited - account.refunded == account.used
@@ -155,7 +155,7 @@ async def test_what_cannot_be_compressed_goes_long_as_it_came_and_says_why() -> 
     assert bench.pool == "long"
     assert bench.sent == asked().body
     assert bench.reply.headers[b"x-sluice-compressed"] == b"none"
-    assert record.not_compressed == "protected_too_large"
+    assert record.compression.not_compressed == "protected_too_large"
     assert [pool.inflight for pool in bench.book.pools] == [0, 0]
 
 
@@ -185,14 +185,14 @@ async def test_who_or_what_may_not_be_compressed_goes_long(
     bench = Bench(compress=compress)
     record = await bench.serve(request_)
     assert bench.runner.tasks == []
-    assert (bench.pool, record.not_compressed) == ("long", why)
+    assert (bench.pool, record.compression.not_compressed) == ("long", why)
 
 
 async def test_short_and_very_long_prompts_are_none_of_the_compressors_business() -> None:
     bench = Bench()
     for text in ("hello", TEXT * 3):
         record = await bench.serve(asked(text))
-        assert record.not_compressed is None
+        assert record.compression.not_compressed is None
     assert bench.runner.tasks == []
 
 
@@ -200,7 +200,7 @@ async def test_a_prompt_without_room_for_text_goes_long() -> None:
     bench = Bench()
     record = await bench.serve(asked(TEXT, max_completion_tokens=8_190))
     assert bench.pool == "long"
-    assert record.not_compressed == "no_budget"
+    assert record.compression.not_compressed == "no_budget"
 
 
 async def test_a_conversation_that_was_served_whole_is_not_compressed_later() -> None:
@@ -214,21 +214,21 @@ async def test_a_conversation_that_was_served_whole_is_not_compressed_later() ->
     await bench.serve(turn())
     turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": TEXT[:36_000]}]
     record = await bench.serve(turn())
-    assert (bench.pool, record.not_compressed) == ("long", "cached_conversation")
+    assert (bench.pool, record.compression.not_compressed) == ("long", "cached_conversation")
 
 
 async def test_an_overflow_all_the_same_sends_the_original_long() -> None:
     bench = Bench(DONE, OVERFLOW, OK)
     record = await bench.serve()
     assert [call[1].body for call in bench.upstream.calls] == [SHORTER, asked().body]
-    assert (record.rescued, record.pool, record.compressed) == (True, "long", "none")
+    assert (record.rescued, record.pool, record.compression.compressed) == (True, "long", "none")
     assert bench.reply.status == 200
-    _, transferred, resized = record.lease_changes
+    _, transferred, resized = record.admission.lease_changes
     assert transferred[1:] == ("transfer", 1)
-    assert resized[1:] == ("resize", record.estimated_total_tokens), "the original's whole cost"
-    assert record.reserved_tokens == record.estimated_total_tokens
-    assert (record.reserved_tokens or 0) > 8192
-    assert (record.asked_pool, record.alternates) == ("short", ("long",))
+    assert resized[1:] == ("resize", record.estimate.total_tokens), "the original's whole cost"
+    assert record.admission.reserved_tokens == record.estimate.total_tokens
+    assert (record.admission.reserved_tokens or 0) > 8192
+    assert (record.admission.asked_pool, record.admission.alternates) == ("short", ("long",))
 
 
 async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
@@ -237,7 +237,7 @@ async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
         fleet.unreachable(bench.served.pools[SHORT], worker)
     record = await bench.serve()
     assert (bench.pool, bench.sent) == ("long", asked().body)
-    assert record.not_compressed == "other_pool"
+    assert record.compression.not_compressed == "other_pool"
 
 
 async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> None:
@@ -245,5 +245,5 @@ async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> Non
     record = await bench.serve()
     assert bench.runner.tasks == []
     assert bench.sent == asked().body
-    assert record.not_compressed == "observed"
+    assert record.compression.not_compressed == "observed"
     assert bench.metrics.would.values[("compress",)] == 1

@@ -135,8 +135,8 @@ async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful
     await bench.serve("e", reply, text="word " * 50_000)
     assert reply.status == 200
     record = bench.record("lease-e")
-    assert record.reserved_tokens == 65_536
-    assert (record.estimated_input_tokens or 0) > 65_536
+    assert record.admission.reserved_tokens == 65_536
+    assert (record.estimate.input_tokens or 0) > 65_536
 
 
 async def test_too_long_for_everybody_is_told_as_clients_know_it() -> None:
@@ -201,9 +201,9 @@ async def test_what_was_used_is_charged_and_recorded() -> None:
     await bench.serve("e", FakeReply())
     account, record = bench.book.accounts["e"], bench.record("lease-e")
     assert (account.used, account.debited - account.refunded) == (13, 13)
-    assert (record.charge_tokens, record.service_class) == (13, "elastic")
-    assert record.reserved_tokens is not None
-    assert record.reserved_tokens > 64
+    assert (record.admission.charge_tokens, record.admission.service_class) == (13, "elastic")
+    assert record.admission.reserved_tokens is not None
+    assert record.admission.reserved_tokens > 64
 
 
 async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engine() -> None:
@@ -218,8 +218,8 @@ async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engin
     assert bench.upstream.responses[0].aborted
     assert (bench.store.active, bench.book.pools[0].inflight) == (0, 0)
     record = bench.record("lease-p")
-    assert (record.outcome, record.evicted) == ("evicted", True)
-    assert record.charge_tokens is not None, "the prompt and what was emitted are charged"
+    assert (record.outcome, record.admission.evicted) == ("evicted", True)
+    assert record.admission.charge_tokens is not None, "the prompt and what was emitted are charged"
 
 
 async def test_an_evicted_request_without_a_byte_is_a_429_and_costs_nothing() -> None:
@@ -374,7 +374,7 @@ async def test_an_observed_entitlement_is_served_and_the_refusal_is_counted() ->
     await bench.serve("e", reply, "two")
     assert reply.status == 200
     assert b"x-ratelimit-limit-requests" not in reply.headers
-    assert bench.record("two").would_deny == "concurrency"
+    assert bench.record("two").admission.would_deny == "concurrency"
     assert bench.metrics.admission.values[("e", "would_deny", "concurrency")] == 1
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)

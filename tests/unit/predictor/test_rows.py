@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from predictor.rows import read_rows, row_of
 from tests.unit.predictor.made import x_of
 
-RECORD: dict[str, Any] = {
+FLAT: dict[str, Any] = {
     "schema": 1,
     "outcome": "ok",
     "model": "m",
@@ -24,27 +24,55 @@ RECORD: dict[str, Any] = {
     "worker_kv_usage": 0.25,
     "prefill_s": 0.4,
 }
+"""As schema 1 had it."""
+SCHEDULING: dict[str, Any] = {
+    "expected_hit_tokens": 500,
+    "backlog_tokens": 30,
+    "worker_active": 10,
+    "worker_kv_usage": 0.25,
+    "prefill_s": 0.4,
+}
+RECORD: dict[str, Any] = {
+    "schema": 2,
+    "outcome": "ok",
+    "model": "m",
+    "pool": "short",
+    "worker": "w0",
+    "stream": True,
+    "estimate": {"input_tokens": 2000, "output_tokens": 100},
+    "usage": {"prompt_tokens": 1900},
+    "scheduling": SCHEDULING,
+}
+
+
+def scheduled(**changes: Any) -> dict[str, Any]:
+    """The record with other figures of the scheduler's; None takes one away."""
+    found = {name: value for name, value in (SCHEDULING | changes).items() if value is not None}
+    return RECORD | {"scheduling": found}
 
 
 def lines(*records: object) -> list[bytes]:
     return [json.dumps(record).encode() for record in records]
 
 
-def test_a_record_gives_what_the_router_saw() -> None:
-    (row,) = read_rows(lines(RECORD)).rows
+@pytest.mark.parametrize("record", [RECORD, FLAT], ids=["schema 2", "schema 1"])
+def test_a_record_gives_what_the_router_saw(record: dict[str, Any]) -> None:
+    (row,) = read_rows(lines(record)).rows
     assert row.x == x_of(2000, 500, 30)
     assert (row.prefill_s, row.worker) == (0.4, "w0")
 
 
 def test_a_compressed_prompt_is_as_long_as_the_engine_found_it() -> None:
-    row = row_of(RECORD | {"compressed": "2000->1900"})
-    assert row is not None
-    assert row.x[0] == 1900
+    compressed = {"compressed": "2000->1900"}
+    for record in (RECORD | {"compression": compressed}, FLAT | compressed):
+        row = row_of(record)
+        assert row is not None
+        assert row.x[0] == 1900
 
 
 def test_an_engine_that_is_not_scraped_has_no_usage() -> None:
-    without = {name: value for name, value in RECORD.items() if name != "worker_kv_usage"}
-    for record in (without, without | {"worker_kv_usage": None}):
+    null = RECORD | {"scheduling": SCHEDULING | {"worker_kv_usage": None}}
+    for record in (scheduled(worker_kv_usage=None), null):
         row = row_of(record)
         assert row is not None
         assert row.x[4] == 0.0
@@ -52,9 +80,9 @@ def test_an_engine_that_is_not_scraped_has_no_usage() -> None:
 
 @pytest.mark.parametrize("field", ["backlog_tokens", "worker_active", "prefill_s"])
 def test_lines_that_lack_a_field_are_counted(field: str) -> None:
-    without = {name: value for name, value in RECORD.items() if name != field}
-    found = read_rows(lines(RECORD, without, RECORD | {field: "x"}, RECORD | {field: -1}))
-    assert (found.lines, len(found.rows), found.lacking) == (4, 1, 3)
+    without = [scheduled(**{field: value}) for value in (None, "x", -1)]
+    found = read_rows(lines(RECORD, *without, RECORD | {"scheduling": "none"}))
+    assert (found.lines, len(found.rows), found.lacking) == (5, 1, 4)
 
 
 def test_other_lines_are_counted_apart() -> None:
@@ -90,9 +118,10 @@ values: st.SearchStrategy[object] = (
 )
 
 
-@given(st.sampled_from(sorted(RECORD)), values)
+@given(st.sampled_from(sorted(FLAT)), values)
 def test_whatever_a_field_holds_a_row_is_finite_or_none(field: str, value: object) -> None:
-    row = row_of(RECORD | {field: value})
-    if row is not None:
-        assert 0 < row.prefill_s <= 3600
-        assert all(-1 <= number < 1e12 for number in row.x)
+    for record in (FLAT | {field: value}, RECORD | {field: value}, scheduled(**{field: value})):
+        row = row_of(record)
+        if row is not None:
+            assert 0 < row.prefill_s <= 3600
+            assert all(-1 <= number < 1e12 for number in row.x)

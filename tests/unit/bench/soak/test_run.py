@@ -137,9 +137,9 @@ def test_figures_of_a_page_and_a_log() -> None:
     assert label('x{a="1",b="2"}', "b") == "2"
     assert label("x", "b") == ""
     lines = [
-        line("ok", request_id="a-1", admitted_unix_s=1.0, settled_unix_s=3.0),
-        line("ok", request_id="a-2", admitted_unix_s=2.0, settled_unix_s=4.0),
-        line("ok", request_id="b-1", admitted_unix_s=3.0, settled_unix_s=5.0),
+        line("ok", admission={"admitted_unix_s": 1.0, "settled_unix_s": 3.0}),
+        line("ok", admission={"admitted_unix_s": 2.0, "settled_unix_s": 4.0}),
+        line("ok", admission={"admitted_unix_s": 3.0, "settled_unix_s": 5.0}),
         line("refused", request_id="b-2"),
     ]
     assert most_at_once(lines) == 2

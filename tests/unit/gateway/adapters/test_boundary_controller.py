@@ -86,7 +86,7 @@ def test_overflows_of_one_tenant_move_the_boundary_only_where_it_is_alone(
                 pool=attempts[-1].pool,
                 tenant=tenant,
                 prompt_tokens=8192,
-                usage_source="engine",
+                source="engine",
             )
             for _ in range(5):
                 watch.settled(record, world.served.routing)

@@ -245,7 +245,7 @@ async def test_a_full_queue_refuses_with_429_and_a_full_refund() -> None:
     await third
     assert isinstance(reply.refusal, RateLimited)
     assert reply.refusal.reason == "queue_full"
-    assert bench.record("r3").prompt_tokens is None
+    assert bench.record("r3").usage.prompt_tokens is None
     for task in (second, first):
         await bench.leave(task)
     bench.assert_nothing_leaks()
@@ -382,7 +382,7 @@ async def test_the_index_is_told_of_the_prefix_that_was_sent_and_of_what_was_cac
         await task
     assert len(bench.prefixes[SHORT]) > 1
     assert bench.served.tells_cached == {(SHORT, 0)}
-    assert bench.record("r2").prefill_s is not None
+    assert bench.record("r2").scheduling.prefill_s is not None
 
 
 LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 40

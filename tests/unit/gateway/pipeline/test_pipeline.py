@@ -221,13 +221,18 @@ async def test_the_decision_record_explains_the_request() -> None:
     r = bench.record
     assert (r.request_id, r.endpoint, r.outcome, r.status) == ("r1", "chat", "ok", 200)
     assert (r.model, r.asked_model, r.tenant, r.stream) == ("m", "m", "open", True)
-    assert (r.planned_pool, r.plan_reason, r.pool) == ("short", "within_boundary", "short")
-    assert (r.worker, r.spilled, r.rescued, r.mode) == ("short-0", False, False, "enforce")
-    assert (r.cap_tokens, r.estimated_output_tokens, r.messages) == (50, 50, 1)
-    assert (r.prompt_tokens, r.completion_tokens, r.usage_source) == (10, 3, "engine")
-    assert (r.finish_reason, r.text_bytes, r.reason) == ("stop", len("hello"), None)
+    assert (r.plan.pool, r.plan.reason, r.pool) == ("short", "within_boundary", "short")
+    assert (r.worker, r.admission.spilled, r.rescued, r.mode) == (
+        "short-0",
+        False,
+        False,
+        "enforce",
+    )
+    assert (r.estimate.cap_tokens, r.estimate.output_tokens, r.request.messages) == (50, 50, 1)
+    assert (r.usage.prompt_tokens, r.usage.completion_tokens, r.usage.source) == (10, 3, "engine")
+    assert (r.finish_reason, r.request.text_bytes, r.reason) == ("stop", len("hello"), None)
     assert [(a.pool, a.worker, a.result) for a in r.attempts] == [("short", "short-0", "ok")]
-    assert dict(r.candidates) == {"short-0": 0.0, "short-1": 0.0}
+    assert dict(r.scheduling.candidates) == {"short-0": 0.0, "short-1": 0.0}
     assert r.prompt is None
 
 
@@ -245,10 +250,10 @@ async def test_times_come_from_the_clock() -> None:
         bench.clock.advance(1.0)
 
     await bench.serve(streaming(), FakeReply(on_write=tick))
-    assert bench.record.overhead_ms == pytest.approx(250)
-    assert bench.record.ttft_s == pytest.approx(0.25)
+    assert bench.record.timing.overhead_ms == pytest.approx(250)
+    assert bench.record.timing.ttft_s == pytest.approx(0.25)
     # Four pieces were written (a, b, finish, [DONE]), all after the first token: 3 tokens.
-    assert bench.record.tpot_s == pytest.approx(4.0 / 2)
+    assert bench.record.timing.tpot_s == pytest.approx(4.0 / 2)
 
 
 async def test_tokens_are_metered_once_by_model_and_entitlement() -> None:
@@ -274,15 +279,15 @@ async def test_a_default_limit_is_estimated_as_it_is_sent() -> None:
     await bench.serve(incoming(chat_body("word " * 100)))
     record = bench.record
     assert json.loads(bench.upstream.calls[0][1].body)["max_tokens"] == 50
-    assert record.estimated_output_tokens == 50
-    assert record.estimated_total_tokens == (record.estimated_input_tokens or 0) + 50
+    assert record.estimate.output_tokens == 50
+    assert record.estimate.total_tokens == (record.estimate.input_tokens or 0) + 50
 
 
 async def test_a_category_named_by_a_header_is_estimated_by_and_not_taught() -> None:
     bench = Bench(whole(200, answer_body(prompt=300, completion=7)))
     named = [(b"x-sluice-category", b"cjk")]
     await bench.serve(incoming(chat_body("word " * 250), headers=named))
-    assert bench.record.category == "cjk"
+    assert bench.record.estimate.category == "cjk"
     taught = bench.served.estimator.snapshot()["categories"]
     assert {name: taught[name]["n"] for name in ("prose", "cjk")} == {"prose": 1, "cjk": 0}
 
@@ -311,7 +316,7 @@ async def test_usage_is_asked_for_and_its_chunk_stripped_when_the_client_did_not
     await bench.serve(streaming())
     assert bench.sent["stream_options"] == {"include_usage": True}
     assert b"usage" not in bench.reply.body
-    assert bench.record.prompt_tokens == 10
+    assert bench.record.usage.prompt_tokens == 10
 
 
 async def test_the_usage_chunk_stays_when_the_client_asked_for_it() -> None:
@@ -333,9 +338,9 @@ async def test_in_observe_mode_the_engine_receives_what_a_bare_relay_would_send(
 async def test_an_engine_that_sends_no_usage_is_metered_by_estimate_and_events() -> None:
     bench = Bench(stream(chunk("a"), chunk("b"), chunk(finish="stop"), DONE))
     await bench.serve(streaming())
-    assert bench.record.usage_source == "counted"
-    assert bench.record.prompt_tokens == bench.record.estimated_input_tokens
-    assert bench.record.completion_tokens == 3
+    assert bench.record.usage.source == "counted"
+    assert bench.record.usage.prompt_tokens == bench.record.estimate.input_tokens
+    assert bench.record.usage.completion_tokens == 3
 
 
 async def test_a_finished_stream_without_done_gets_it() -> None:
@@ -355,8 +360,8 @@ async def test_in_observe_mode_the_boundary_is_counted_and_not_applied() -> None
     fleet_long.inflight = 5  # a bare relay takes the less loaded pool
     await bench.serve()
     assert bench.upstream.called == ["long-0"]
-    assert bench.record.would_route == "short"
-    assert (bench.record.planned_pool, bench.record.pool) == ("short", "long")
+    assert bench.record.plan.would_route == "short"
+    assert (bench.record.plan.pool, bench.record.pool) == ("short", "long")
     assert bench.record.mode == "observe"
     assert bench.metrics.would.values == {("route",): 1}
 
@@ -365,7 +370,7 @@ async def test_where_observe_and_the_boundary_agree_nothing_would_have_changed()
     bench = Bench(OK, served=served_model(table=short_and_long(observe=True)))
     bench.served.pools[LONG].inflight = 5
     await bench.serve()
-    assert bench.record.would_route is None
+    assert bench.record.plan.would_route is None
     assert bench.metrics.would.values == {}
 
 
@@ -556,7 +561,7 @@ async def test_a_client_that_leaves_a_stream_is_charged_what_was_emitted() -> No
     await bench.cancel_when_hanging(streaming())
     _, settlement = bench.ledger.settlements[0]
     assert settlement.usage == Usage(
-        prompt_tokens=bench.record.estimated_input_tokens or 0,
+        prompt_tokens=bench.record.estimate.input_tokens or 0,
         completion_tokens=2,
         source="counted",
     )
@@ -591,8 +596,8 @@ async def test_usage_that_no_engine_of_the_window_could_report_is_not_charged(pr
     bench = Bench(whole(200, answer_body(prompt=prompt)))
     await bench.serve()
     assert bench.reply.body == answer_body(prompt=prompt), "the client gets what the engine said"
-    assert bench.record.usage_source == "counted"
-    assert bench.record.prompt_tokens == bench.record.estimated_input_tokens
+    assert bench.record.usage.source == "counted"
+    assert bench.record.usage.prompt_tokens == bench.record.estimate.input_tokens
 
 
 async def test_a_request_that_no_engine_served_is_not_charged() -> None:
@@ -666,7 +671,7 @@ async def test_a_comment_is_not_the_first_token() -> None:
     bench = Bench(stream(PING, chunk("a"), chunk(finish="stop"), DONE))
     bench.upstream.on_read = lambda: bench.clock.advance(1.0)
     await bench.serve(streaming())
-    assert bench.record.ttft_s == 2.0
+    assert bench.record.timing.ttft_s == 2.0
 
 
 async def test_an_engine_that_sends_comments_for_ever_is_given_up() -> None:
@@ -695,7 +700,7 @@ async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed()
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "short", "long"]
     assert bench.ledger.transfers == [(SHORT, LONG)]
     assert bench.record.pool == "long"
-    assert not bench.record.spilled, "spilled is what admission did"
+    assert not bench.record.admission.spilled, "spilled is what admission did"
 
 
 async def test_attempts_end_at_the_configured_number() -> None:
@@ -765,7 +770,7 @@ async def test_a_response_counts_what_it_continues() -> None:
     await bench.serve(incoming(b'{"model":"m","input":"x"}', endpoint=RESPONSES))
     then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
     await bench.serve(incoming(then, endpoint=RESPONSES, request_id="r2"), FakeReply())
-    assert (bench.sink.records[-1].estimated_input_tokens or 0) >= 18_500
+    assert (bench.sink.records[-1].estimate.input_tokens or 0) >= 18_500
 
 
 async def test_another_tenant_s_response_is_not_found() -> None:
@@ -935,7 +940,7 @@ async def test_counting_tokens_is_relayed_and_charged_none(
     assert bench.upstream.calls[0][1].path == endpoint.path
     ((lease, settlement),) = bench.ledger.settlements
     assert (lease.cost_tokens, settlement.usage) == (0, None)
-    assert bench.record.prompt_tokens is None
+    assert bench.record.usage.prompt_tokens is None
 
 
 async def test_an_engine_that_cannot_count_is_told_in_anthropic_s_shape() -> None:
@@ -1051,7 +1056,7 @@ async def test_each_wording_of_an_overflow_is_rescued_by_the_larger_pool(wording
     assert (bench.reply.status, bench.record.rescued, bench.record.pool) == (200, True, "long")
     assert bench.upstream.calls[0][1].body == bench.upstream.calls[1][1].body
     assert bench.ledger.transfers == [(SHORT, LONG)]
-    assert not bench.record.spilled
+    assert not bench.record.admission.spilled
     assert bench.metrics.misroutes.values[("overflow",)] == 1
     bench.assert_nothing_leaks()
 
@@ -1202,8 +1207,8 @@ async def test_an_overloaded_pool_spills_in_the_same_call() -> None:
     served.pools[SHORT].inflight = 3  # 2 slots + 1 waiting
     await bench.serve()
     assert bench.upstream.called == ["long-0"]
-    assert (bench.record.planned_pool, bench.record.pool) == ("short", "long")
-    assert bench.record.spilled
+    assert (bench.record.plan.pool, bench.record.pool) == ("short", "long")
+    assert bench.record.admission.spilled
     assert bench.reply.headers[b"x-sluice-spilled"] == b"true"
     assert bench.metrics.spillovers.values == {("m", "long"): 1}
     assert (served.pools[SHORT].inflight, served.pools[LONG].inflight) == (3, 0)
@@ -1215,7 +1220,7 @@ async def test_one_below_the_limit_does_not_spill() -> None:
     served.pools[SHORT].inflight = 2
     await bench.serve()
     assert bench.upstream.called == ["short-0"]
-    assert not bench.record.spilled
+    assert not bench.record.admission.spilled
 
 
 async def test_a_cancelled_request_gives_its_place_back() -> None:
@@ -1293,7 +1298,7 @@ async def test_a_defaulted_limit_fits_the_pool_that_serves(
     store = MemoryLeases({"m": served}, FakeClock())
     bench = Bench(*script, served=served, store=store)
     await bench.serve(incoming(chat_body("some words " * words)))
-    prompt = bench.record.estimated_input_tokens or 0
+    prompt = bench.record.estimate.input_tokens or 0
     served_window = 8192 if bench.record.pool == "short" else 65536
     assert prompt + bench.sent["max_tokens"] <= served_window
     assert expected in (None, bench.sent["max_tokens"])
@@ -1371,8 +1376,8 @@ async def test_an_engines_refusal_in_openais_shape_passes_byte_for_byte() -> Non
 async def test_usage_beyond_the_clients_limit_is_not_charged() -> None:
     bench = Bench(whole(200, answer_body(prompt=10, completion=700)))
     await bench.serve(incoming(chat_body(max_tokens=5)))
-    assert bench.record.usage_source == "counted"
-    assert bench.record.completion_tokens == 5
+    assert bench.record.usage.source == "counted"
+    assert bench.record.usage.completion_tokens == 5
 
 
 async def test_a_window_that_an_engine_exceeds_is_charged_told_and_shown(
@@ -1383,8 +1388,8 @@ async def test_a_window_that_an_engine_exceeds_is_charged_told_and_shown(
         await bench.serve(incoming(chat_body(FITS_SHORT, max_tokens=100)))
     assert [pool.beyond_window_tokens for pool in bench.served.pools] == [9_003, 0]
     assert "set max_model_len to the engine's own" in caplog.text
-    assert (bench.record.pool, bench.record.usage_source) == ("short", "engine")
-    assert bench.record.prompt_tokens == 9_000
+    assert (bench.record.pool, bench.record.usage.source) == ("short", "engine")
+    assert bench.record.usage.prompt_tokens == 9_000
 
 
 @pytest.mark.parametrize("status", [204, 301, 304])

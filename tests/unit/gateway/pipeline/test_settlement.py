@@ -86,7 +86,10 @@ async def test_times_are_those_of_the_end_not_of_the_record() -> None:
     wall_s[0], clock.now_s = 2_000.0, clock.now_s + 50.0
     await asyncio.sleep(0)
     first, second = sink.records
-    assert (first.duration_s, first.settled_unix_s) == (second.duration_s, second.settled_unix_s)
+    assert (first.timing.duration_s, first.admission.settled_unix_s) == (
+        second.timing.duration_s,
+        second.admission.settled_unix_s,
+    )
 
 
 async def test_a_record_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from planner.errors import PlanError
 from planner.readers.traces import parse_field_map, read_workload
 from planner.workload.workload import Workload
+from tests.builders import decision
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -64,22 +64,17 @@ def test_litellm_as_a_list() -> None:
     assert found.rate_per_s == pytest.approx(1 / 60)
 
 
-def decision(request_id: str, **given: object) -> DecisionRecord:
-    record = DecisionRecord(
-        schema=DECISION_SCHEMA,
-        time_unix_s=1000.0,
-        request_id=request_id,
-        endpoint="chat",
-        outcome="ok",
-        status=200,
-    )
-    return msgspec.structs.replace(record, **given)
-
-
 def test_the_gateway_s_own_log() -> None:
     records = [
-        decision("refused", outcome="refused", status=429),
-        decision("a", prompt_tokens=100, completion_tokens=20, cap_tokens=4096, category="code"),
+        decision("refused", time_unix_s=1000.0, outcome="refused", status=429),
+        decision(
+            "a",
+            time_unix_s=1000.0,
+            prompt_tokens=100,
+            completion_tokens=20,
+            cap_tokens=4096,
+            category="code",
+        ),
         decision(
             "b",
             time_unix_s=1004.0,
@@ -100,6 +95,30 @@ def test_the_gateway_s_own_log() -> None:
     assert found.cached_share == pytest.approx(100 / 400)
     assert found.rate_per_s == pytest.approx(0.25)
     assert found.notes == ("1 records without lengths were left out",)
+
+
+def test_a_log_of_schema_1_that_a_newer_gateway_goes_on_with() -> None:
+    old = {
+        "schema": 1,
+        "time_unix_s": 996.0,
+        "outcome": "ok",
+        "category": "cjk",
+        "prompt_tokens": 70,
+        "completion_tokens": 7,
+        "cap_tokens": 64,
+        "cached_tokens": 35,
+    }
+    new = decision(prompt_tokens=100, completion_tokens=20, category="code", time_unix_s=1000.0)
+    text = b"\n".join((msgspec.json.encode(old), msgspec.json.encode(new))).decode()
+    found = read_workload(text, name="requests.jsonl")
+    assert lengths(found) == ([70, 100], [7, 20])
+    assert found.categories == ("cjk", "code")
+    assert found.asked is not None
+    assert found.asked[0] == 64
+    assert found.cached_share == pytest.approx(35 / 170)
+    assert found.rate_per_s == pytest.approx(0.25)
+    by_map = parse_field_map("prompt=prompt_tokens,answer=completion_tokens")
+    assert lengths(read_workload(text, name="old", fields=by_map)) == ([70], [7])
 
 
 def test_any_fields_by_a_map() -> None:

@@ -21,19 +21,21 @@ def run(*args: object) -> Result:
     return CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(arg) for arg in args])
 
 
-def record_of(x: tuple[float, ...], **more: Any) -> dict[str, Any]:
+def record_of(x: tuple[float, ...], prefill_s: float, **more: Any) -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": 2,
         "outcome": "ok",
         "model": "m",
         "pool": "short",
         "stream": True,
-        "estimated_input_tokens": x[0],
-        "estimated_output_tokens": x[9],
-        "expected_hit_tokens": x[5],
-        "backlog_tokens": x[2],
-        "worker_active": x[3],
-        "worker_kv_usage": x[4],
+        "estimate": {"input_tokens": x[0], "output_tokens": x[9]},
+        "scheduling": {
+            "expected_hit_tokens": x[5],
+            "backlog_tokens": x[2],
+            "worker_active": x[3],
+            "worker_kv_usage": x[4],
+            "prefill_s": prefill_s,
+        },
         **more,
     }
 
@@ -43,9 +45,9 @@ def write(path: Path, count: int, pools: tuple[str, ...] = ("short",)) -> Path:
         json.dumps(
             record_of(
                 row.x,
+                row.prefill_s,
                 worker=f"w{row.worker}",
                 pool=pools[i % len(pools)],
-                prefill_s=row.prefill_s,
             )
         )
         for i, row in enumerate(rows_of(count, 1))

@@ -43,7 +43,7 @@ async def test_a_line_names_its_schema_and_leaves_out_what_is_not_known(tmp_path
     log.append(decision("a"))
     await log.flush()
     line = msgspec.json.decode((tmp_path / "l.jsonl").read_bytes())
-    assert line["schema"] == 1
+    assert line["schema"] == 2
     assert "worker" not in line
 
 

@@ -27,7 +27,7 @@ def charged(name: str = "l1", **more: Any) -> DecisionRecord:
         "cached_tokens": 40,
         "completion_tokens": 20,
         "charge_tokens": 84,
-        "usage_source": "engine",
+        "source": "engine",
         "settled_unix_s": 12.5,
         **more,
     }

@@ -11,7 +11,7 @@ from tests.builders import decision, short_and_long
 def settled(*results: tuple[str, str], **fields: Any) -> DecisionRecord:
     """A request whose attempts were in these pools with these results."""
     attempts = tuple(Attempt(pool=pool, worker="w", result=result) for pool, result in results)
-    given = {"pool": results[-1][0], "usage_source": "engine", "sequences": 1, **fields}
+    given = {"pool": results[-1][0], "source": "engine", "sequences": 1, **fields}
     return decision(attempts=attempts, **given)
 
 
@@ -42,7 +42,7 @@ def test_a_rescue_of_what_would_have_fitted_moves_no_boundary() -> None:
     results = (("short", "overflow"), ("long", "ok"))
     assert told(settled(*results, prompt_tokens=8191)).rescues == [0, 0]
     assert told(settled(*results, prompt_tokens=8000, cap_tokens=193)).rescues == [1, 0]
-    unknown = settled(*results, prompt_tokens=9000, usage_source="counted")
+    unknown = settled(*results, prompt_tokens=9000, source="counted")
     assert told(unknown).rescues == [0, 0]
 
 
@@ -67,7 +67,7 @@ def test_lengths_are_those_of_whole_answers_as_they_came() -> None:
         settled(("short", "ok"), **ok),
         settled(("short", "ok"), kept_share=0.5, **ok),
         settled(("short", "disconnected"), outcome="disconnected", **ok),
-        settled(("short", "ok"), **{**ok, "usage_source": "counted"}),
+        settled(("short", "ok"), **{**ok, "source": "counted"}),
         settled(("short", "ok"), **{**ok, "sequences": 4}),
         decision(outcome="refused"),
     )

@@ -326,8 +326,16 @@ async def test_usage_settles_the_lease_and_charges_what_was_used(bench: Bench) -
     assert (bench.account.total, bench.account.used, bench.desk.held) == (0, 60, 0)
     assert bench.account.debited - bench.account.refunded == 60
     (record,) = bench.sink.records
-    assert (record.request_id, record.lease_id, record.outcome) == ("r-7", "lease-1", "ok")
-    assert (record.charge_tokens, record.usage_source, record.duration_s) == (60, "proxy", 1.5)
+    assert (record.request_id, record.admission.lease_id, record.outcome) == (
+        "r-7",
+        "lease-1",
+        "ok",
+    )
+    assert (record.admission.charge_tokens, record.usage.source, record.timing.duration_s) == (
+        60,
+        "proxy",
+        1.5,
+    )
     assert (record.tenant, record.entitlement, record.model) == ("acme", "acme-prod", "m")
     assert bench.metrics.tokens.values["m", "acme-prod", "input"] == 120
 
@@ -430,7 +438,7 @@ async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
     )
     await bench.store.reclaim(await bench.store.admit(ask))
     assert bench.account.total < 7
-    evicted = [record.lease_id or "" for record in bench.sink.records]
+    evicted = [record.admission.lease_id or "" for record in bench.sink.records]
     assert evicted
     assert set(evicted) < set(leases)
     answer = (await bench.usage(evicted[0], prompt_tokens=1)).json()
@@ -531,7 +539,7 @@ async def test_a_lease_that_nobody_reports_is_charged_its_estimate(bench: Bench)
     late = await bench.usage(lease, prompt_tokens=1)
     assert (late.json()["status"], late.json()["charge_tokens"]) == ("expired", 150)
     (record,) = bench.sink.records
-    assert (record.outcome, record.usage_source, record.charge_tokens) == (
+    assert (record.outcome, record.usage.source, record.admission.charge_tokens) == (
         "expired",
         "counted",
         150,

@@ -1,0 +1,51 @@
+"""How a client is told that the last attempt at an engine failed."""
+
+from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
+from gateway.policy.pools.retry import Fault
+from gateway.policy.response.overflow import engine_message
+
+
+def engine_refusal(fault: Fault) -> Refusal:
+    """What the client is told when the last attempt failed."""
+    said = engine_message(fault.body)
+    detail = f" It said: {said}" if said else ""
+    match fault.kind:
+        case "busy":
+            return Unavailable(
+                f"Every engine that could serve this request is busy.{detail}",
+                reason="engine_busy",
+                code="engine_busy",
+                retry_after_s=1.0,
+                should_retry=True,
+            )
+        case "local":
+            return Unavailable(
+                f"The gateway could not open a connection to an engine: {fault.message}. "
+                "Its operator should raise its limits.",
+                reason="gateway_exhausted",
+                code="gateway_exhausted",
+                retry_after_s=2.0,
+            )
+        case "connect":
+            return Unavailable(
+                "No engine that could serve this request accepts connections.",
+                reason="no_worker_ready",
+                code="no_worker_ready",
+                retry_after_s=2.0,
+            )
+        case "timeout":
+            return UpstreamTimeout(
+                "The engine did not answer in time.", reason="engine_timeout", code="engine_timeout"
+            )
+        case "server_error":
+            return UpstreamBroken(
+                f"The engine failed ({fault.message}).{detail}",
+                reason="engine_error",
+                code="engine_error",
+            )
+        case _:
+            return UpstreamBroken(
+                f"The engine's answer broke off before it began: {fault.message}.",
+                reason="engine_connection_broken",
+                code="engine_connection_broken",
+            )
