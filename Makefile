@@ -10,12 +10,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-compiled test-image image bench bench-peers compiled lint check format schema redis promtool clean
+.PHONY: help demo test test-compiled test-image image bench bench-peers walk compiled lint check format schema redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
 	@echo "make test    the tests"
 	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json; COMPILED=1"
+	@echo "make walk    the files that one chat request crosses, in order: ARGS=--json"
 	@echo "make compiled  a copy of the tree in .compiled with the decisions compiled; needs a C compiler"
 	@echo "make image   the image of the Dockerfile in .image, without Docker; needs a C compiler"
 	@echo "make bench-peers  install the peers that bench overhead measures beside the gateway"
@@ -78,6 +79,9 @@ image: .image/.built
 # COMPILED=1: of the copy below, in this folder.
 bench: $(VENV)/.dev $(if $(COMPILED),compiled)
 	$(if $(COMPILED),PYTHONSAFEPATH=1 PYTHONPATH=.compiled )$(BIN)/python -m bench $(NAME) $(ARGS)
+
+walk: $(VENV)/.dev
+	@$(BIN)/python -m bench.common.walk $(ARGS)
 
 # A copy of the tree in which what decides is compiled (docs/adr/0007): a copy, for beside its
 # source a compiled module would run whatever is edited. It is the image's wheel.
