@@ -14,7 +14,7 @@ from gateway.adapters.store.redis.board import EVERY_S
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.conversations import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.prefix.index import PrefixIndex
 from simulator.experiments.scheduling import WORKER, Gateway

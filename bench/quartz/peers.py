@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.quartz.backlog import Backlogs
 from gateway.policy.quartz.score import hit_tokens
-from gateway.policy.quartz.worker_queues import WorkerQueues
+from gateway.policy.quartz.worker_state import Backlogs, WorkerQueues
 from gateway.policy.scheduling.baselines import NOTHING, Immediate
 from gateway.policy.scheduling.scheduler import Job
 from gateway.policy.scheduling.sticky import pick_least

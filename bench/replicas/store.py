@@ -28,7 +28,7 @@ from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.response_affinity import ResponseHomes
+from gateway.policy.pools.conversations import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool

@@ -21,7 +21,7 @@ from gateway.pipeline.walk import Walk, found, too_early
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending, allowed_s
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.response_affinity import Home
+from gateway.policy.pools.conversations import Home
 from gateway.policy.pools.retry import Fault, hurts_health, next_step
 from gateway.policy.pools.routing import larger_pools
 from gateway.policy.response.engine_refusal import engine_refusal

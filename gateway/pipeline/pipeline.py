@@ -21,8 +21,8 @@ from gateway.pipeline.dispatcher import Exchange, answer_lines
 from gateway.pipeline.settlement import TOGETHER_S, Settling
 from gateway.pipeline.walk import Walk, found
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.compression_rules import Band
-from gateway.policy.pools.compression_window import band_plan
+from gateway.policy.pools.routing import band_plan
+from gateway.policy.pools.routing_table import Band
 from gateway.policy.request.members import by_name
 from gateway.ports import BodyReads, ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
 from gateway.records.attempt import Outcome

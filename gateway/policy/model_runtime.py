@@ -5,8 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
-from gateway.policy.entitlements.mean_rate import MeanRate
+from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile, MeanRate
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_telemetry import TelemetryView
@@ -14,10 +13,8 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.pools.boundary_watch import BoundaryWatch
-from gateway.policy.pools.compression_rules import CompressionRules
-from gateway.policy.pools.conversations import Conversations
-from gateway.policy.pools.response_affinity import ResponseHomes
-from gateway.policy.pools.routing_table import Routing
+from gateway.policy.pools.conversations import Conversations, ResponseHomes
+from gateway.policy.pools.routing_table import CompressionRules, Routing
 from gateway.policy.prefix.digests import Points, points_of
 from gateway.policy.prefix.gossip import PrefixNews
 from gateway.policy.prefix.index import PrefixIndex

@@ -5,8 +5,8 @@ limit. Whatever goes wrong, the request goes on as it came, to the pool that hol
 """
 
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.compression_rules import Band
-from gateway.policy.pools.compression_window import fixed_tokens, lowered
+from gateway.policy.pools.routing import fixed_tokens, lowered
+from gateway.policy.pools.routing_table import Band
 from gateway.ports import CompressRunner, CompressTask
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import BodyFacts, Incoming, Prompt

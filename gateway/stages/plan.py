@@ -6,10 +6,9 @@ loaded pool that can hold it, as it would behind a bare relay.
 
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.compression_rules import Band
-from gateway.policy.pools.compression_window import band_of
 from gateway.policy.pools.pool_affinity import mostly_new, stay
-from gateway.policy.pools.routing import can_serve, plan_pool
+from gateway.policy.pools.routing import band_of, can_serve, plan_pool
+from gateway.policy.pools.routing_table import Band
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Prefix
 from gateway.records.endpoint import Endpoint

@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -48,7 +47,7 @@ from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionDesk
 from gateway.web.http.body_bytes import BodyBytes
-from gateway.web.http.data_plane import DataPlane
+from gateway.web.http.data_plane import DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 from gateway.wiring.models import by_name, served_model
@@ -303,19 +302,6 @@ def _compress_workers(config: Config) -> "CompressWorkers | None":
         ],
     )
     return made
-
-
-def request_ids() -> Callable[[], str]:
-    """A source of unique request ids: a random start per process, then a count."""
-    prefix = "req-" + secrets.token_hex(6)
-    count = 0
-
-    def new_id() -> str:
-        nonlocal count
-        count += 1
-        return f"{prefix}-{count:x}"
-
-    return new_id
 
 
 def version() -> str:

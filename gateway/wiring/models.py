@@ -14,9 +14,8 @@ from gateway.policy.fleet.engine_telemetry import TelemetryView, held_tokens, kv
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import QueueRules, ServedModel
-from gateway.policy.pools.compression_rules import CompressionRules
-from gateway.policy.pools.response_affinity import ResponseHomes
-from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.policy.pools.conversations import ResponseHomes
+from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
 from gateway.policy.prefix.gossip import PrefixNews
 from gateway.policy.prefix.index import LEAST_ENTRIES, PrefixIndex
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler

@@ -17,8 +17,12 @@ from typing import Any, Final, cast
 
 import uvicorn
 
-from gateway.adapters.malloc_tuning import give_back_large_blocks
-from gateway.adapters.open_files import allow_open_files, files_needed, shortage
+from gateway.adapters.process_limits import (
+    allow_open_files,
+    files_needed,
+    give_back_large_blocks,
+    shortage,
+)
 from gateway.adapters.replicas.listening import bound, port_of
 from gateway.errors import StateFailure
 from gateway.settings import Config

@@ -20,8 +20,8 @@ from bench.__main__ import BENCHES
 from gateway.metrics import Metrics
 from gateway.policy.admission.admission import DenialReason
 from gateway.policy.pools.retry import FaultKind
+from gateway.policy.request.fields import STEERING_FIELDS
 from gateway.policy.request.head import FORWARDED
-from gateway.policy.request.steering import STEERING_FIELDS
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse
@@ -220,7 +220,7 @@ def _engine_reasons(value: ast.expr) -> Iterator[str]:
 def test_plan_reasons_are_documented() -> None:
     files = (
         "policy/pools/routing.py",
-        "policy/pools/compression_window.py",
+        "policy/pools/routing.py",
         "stages/plan.py",
     )
     source = "".join(text_of(f"gateway/{file}") for file in files)

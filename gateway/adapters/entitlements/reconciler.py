@@ -36,8 +36,7 @@ from gateway.adapters.entitlements.index import File, Roster, merge
 from gateway.adapters.entitlements.known_directory import KnownDirectory, Raced
 from gateway.adapters.entitlements.outbox import StoreDues
 from gateway.errors import StateFailure
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.entitlements.mean_rate import MeanRate
+from gateway.policy.entitlements.entitlement import Entitlement, MeanRate
 from gateway.policy.entitlements.terms import ModelShape
 from gateway.ports import Directory, EntitlementEntry, Removal, TokenPools
 from gateway.records.request import Principal

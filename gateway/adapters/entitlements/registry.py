@@ -28,9 +28,14 @@ from gateway.errors import (
     StateFailure,
     Unavailable,
 )
-from gateway.policy.entitlements.baseline_fit import check_fit
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.entitlements.terms import BadTerms, ModelShape, fields_from, terms_from
+from gateway.policy.entitlements.terms import (
+    BadTerms,
+    ModelShape,
+    check_fit,
+    fields_from,
+    terms_from,
+)
 from gateway.ports import EntitlementEntry, PoolView, TokenPools
 
 _T = TypeVar("_T")

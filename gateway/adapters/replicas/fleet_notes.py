@@ -21,7 +21,7 @@ import msgspec
 from gateway.adapters.replicas.scheduler_notes import Board
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ServedModel, drain_worker
-from gateway.policy.pools.response_affinity import Home
+from gateway.policy.pools.conversations import Home
 
 HOMES_TOLD_S: Final = 3.0
 """A response's home is told for so long: a replica that misses an exchange hears it in the next."""

@@ -18,7 +18,6 @@ store calls these functions, the Redis scripts are their transcription.
 
 from gateway.policy.admission import limits, placement
 from gateway.policy.admission.decision import Denial, DenialReason, Grant, Place, Request, Unit
-from gateway.policy.admission.fast_path import comes_in
 from gateway.policy.admission.placement import least_weight, overshoot
 from gateway.policy.admission.retry_after import MOST_S, tenant_of, wait_too
 from gateway.policy.entitlements.entitlement import RESERVING, SPILLED_WEIGHT
@@ -27,13 +26,14 @@ from gateway.policy.token_pool.buckets import (
     average,
     depth_tokens,
     most_sequences,
+    own_level,
     pay,
     surplus_depth,
     surplus_level,
     weight_now,
 )
-from gateway.policy.token_pool.lease_record import Held
 from gateway.policy.token_pool.leases import reap, renew, resize, settle
+from gateway.policy.token_pool.terms import Held
 from gateway.policy.token_pool.token_pool import DENIALS_KEPT, LEASE_TTL_S, Account, TokenPool
 
 __all__ = [
@@ -238,3 +238,51 @@ def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool)
         rate_tokens_per_s=terms.tokens_per_s,
         service_s=book.pools[pool].service_s,
     )
+
+
+def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) -> bool:
+    """The case of nearly every request, decided by comparisons alone: it simply comes in.
+
+    One sequence of an entitlement in force with a rate of its own, whose bucket pays, within all
+    its limits, and a pool with room beyond the headroom. Checks 1 to 8 then surely grant the asked
+    pool, uncontended, and `own` pays; False says nothing. The checks are a dozen functions, which
+    say why somebody has to wait or may not enter; here nobody has to be told anything.
+
+    It leaves the entitlement's bucket as they do: filled up to now, if they would look at it.
+    What is derived of the account must be up to date (`buckets.weight_now` sees to that).
+    """
+    terms, pool, most = account.terms, request.pool, account.most
+    if (
+        terms.tokens_per_s <= 0
+        or request.sequences != 1
+        or terms.suspended
+        or 0 < terms.expires_unix_s <= now_s
+        or (most and account.total >= most)
+    ):
+        return False
+    if terms.service_class in RESERVING:
+        bound_until = book.terms.bound_until
+        if pool < len(bound_until) and terms.created > bound_until[pool]:
+            return False
+        if terms.service_class == "guaranteed":
+            baseline = terms.baseline
+            if pool >= len(baseline) or account.inflight[pool] >= baseline[pool]:
+                return False
+    limit = terms.kv_bytes_limit or terms.kv_bytes
+    if 0 < limit < account.kv_bytes + request.kv_bytes or not _has_room(book, request):
+        return False
+    depth, floor = most * account.mean_cost, account.floor_tokens
+    depth = floor if floor > depth else depth  # noqa: FURB136 - max() would be a call
+    tokens = request.estimate_tokens
+    # What a full bucket does not hold is refused before the bucket is looked at.
+    return tokens <= depth and own_level(account, depth, now_s) >= tokens
+
+
+def _has_room(book: TokenPool, request: Request) -> bool:
+    """Whether a pool takes one sequence more and keeps its headroom."""
+    whole, pool = book.terms, request.pool
+    state = book.pools[pool]
+    if state.idle_dedicated or state.inflight >= whole.slots[pool] - whole.headroom:
+        return False
+    capacity = whole.kv_bytes[pool] if pool < len(whole.kv_bytes) else 0
+    return not 0 < capacity < state.kv_bytes + request.kv_bytes

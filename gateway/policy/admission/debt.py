@@ -9,7 +9,7 @@ any; below `least_debt` credit is not remembered.
 from collections.abc import Iterable
 
 from gateway.policy.token_pool.buckets import surplus_level
-from gateway.policy.token_pool.recent_denials import Refused
+from gateway.policy.token_pool.counters import Refused
 from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 SETTLED = 1e-3

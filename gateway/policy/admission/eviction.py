@@ -7,7 +7,7 @@ Whoever was of such a class and is of a better one now has nothing more to fear.
 
 from heapq import nsmallest
 
-from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.terms import Held
 from gateway.policy.token_pool.token_pool import TokenPool
 
 

@@ -8,7 +8,7 @@ clamped into its class's band, so that no debt or burst lets one class pass anot
 factor is floored because eq. 1 goes negative below d = -1/a_debt.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.records.record import Record
 
@@ -155,3 +155,41 @@ def split_baseline(sequences: int, slots: tuple[int, ...]) -> tuple[int, ...]:
     while sum(parts) > sequences:  # fewer sequences than pools: the first pools get them
         parts[max(i for i, part in enumerate(parts) if part)] -= 1
     return tuple(parts)
+
+
+LEAST_SHARE: Final = 0.05
+MOST_SHARE: Final = 20.0
+
+
+class MeanRate:
+    """The mean token rate of a model's entitlements that state one: a client's share is over it.
+
+    Kept by adding and taking away.
+    """
+
+    __slots__ = ("count", "total_tokens_per_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_tokens_per_s = 0.0
+
+    def add(self, tokens_per_s: float) -> None:
+        """An entitlement states this rate; 0 for none."""
+        if tokens_per_s > 0:
+            self.count += 1
+            self.total_tokens_per_s += tokens_per_s
+
+    def remove(self, tokens_per_s: float) -> None:
+        """What `add` was told no longer holds."""
+        if tokens_per_s > 0:
+            self.count -= 1
+            self.total_tokens_per_s = max(0.0, self.total_tokens_per_s - tokens_per_s)
+
+    def share(self, tokens_per_s: float) -> float:
+        """A rate over the mean one, within [LEAST_SHARE, MOST_SHARE]; 1 where none is stated."""
+        if tokens_per_s <= 0 or not self.count or self.total_tokens_per_s <= 0:
+            return 1.0
+        share = tokens_per_s * self.count / self.total_tokens_per_s
+        if LEAST_SHARE <= share <= MOST_SHARE:
+            return share
+        return LEAST_SHARE if share < LEAST_SHARE else MOST_SHARE

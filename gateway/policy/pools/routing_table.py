@@ -1,4 +1,4 @@
-"""A model's routing table: its pools and their boundaries."""
+"""Records of pool choice: the table of boundaries, which prompts above one may be compressed."""
 
 from gateway.records.record import Record
 
@@ -19,3 +19,19 @@ class Routing(Record, frozen=True, kw_only=True):
     pools: tuple[PoolShape, ...]
     default_max_tokens: int | None = None
     observe: bool = False
+
+
+class CompressionRules(Record, frozen=True, kw_only=True):
+    """A model's."""
+
+    gamma: float = 1.5
+    max_cut: float = 0.5
+    tokenizer: str | None = None
+    """Path of its tokenizer.json; exact counts then."""
+
+
+class Band(Record, frozen=True, kw_only=True):
+    """A request that may be compressed: the pool it is made to fit, and T_c."""
+
+    pool: int
+    budget_tokens: int

@@ -6,7 +6,7 @@ tell into its index.
 
 Rules:
 - Digests of prompts have a secret seed, so replicas understand one another only if they use
-  the same one (`prefix_points.use_seed`); a check value says whether they do.
+  the same one (`gateway.policy.prefix.digests.use_seed`); a check value says whether they do.
 - Of a prompt is told what is new: its points from the last one on that the worker held. Whoever
   heard of the prompts before knows the others, and the one where this prompt leaves them is as
   young again. The same run to the same worker is told once.

@@ -28,7 +28,6 @@ from typing import Any, Final
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.quartz.backlog import Backlogs
 from gateway.policy.quartz.profile import QuartzProfile
 from gateway.policy.quartz.score import (
     Features,
@@ -39,8 +38,14 @@ from gateway.policy.quartz.score import (
     seconds,
     workers_of,
 )
-from gateway.policy.quartz.worker_queues import WorkerQueues, uncached_tokens
-from gateway.policy.quartz.write_rate import LEAST, MOST, RecentWrites
+from gateway.policy.quartz.worker_state import (
+    LEAST_WRITE_FACTOR,
+    MOST_WRITE_FACTOR,
+    Backlogs,
+    RecentWrites,
+    WorkerQueues,
+    uncached_tokens,
+)
 from gateway.policy.scheduling.fairness import ServedShares
 from gateway.policy.scheduling.scheduler import Job, Match
 from gateway.policy.scheduling.sticky import pick_least
@@ -306,10 +311,10 @@ class Quartz:
         bases = []
         for (worker, hit), wait_s in zip(candidates, waits_s, strict=True):
             share = (written[worker] + even) / mean
-            if share < LEAST:
-                share = LEAST
-            elif share > MOST:
-                share = MOST
+            if share < LEAST_WRITE_FACTOR:
+                share = LEAST_WRITE_FACTOR
+            elif share > MOST_WRITE_FACTOR:
+                share = MOST_WRITE_FACTOR
             psi_s = price * share * (prompt - hit) * s_per_token[worker]
             base = psi_s + wait_s + request_price_s * active[worker]
             bases.append((base, active[worker], worker, hit))

@@ -16,11 +16,11 @@ from msgspec import UNSET
 from gateway.errors import BadRequest
 from gateway.policy.request import members, schema
 from gateway.policy.request.counting import MEDIA_TOKENS, Tally
+from gateway.policy.request.fields import known_only, unknown_bytes
+from gateway.policy.request.fields import steering as steering_of
 from gateway.policy.request.measures import READERS
 from gateway.policy.request.multipart import read_form
 from gateway.policy.request.refusals import invalid, missing, undecodable
-from gateway.policy.request.steering import steering as steering_of
-from gateway.policy.request.unknown_text import known_only, unknown_bytes
 from gateway.records.endpoint import Endpoint
 from gateway.records.request import BodyFacts, Measure
 

@@ -3,7 +3,7 @@ r"""What an engine tokenizes of a body: gathered as texts, token ids and media p
 Rules:
 - Text the engine sees counts: message contents, names, reasoning, calls' names and arguments,
   whichever role has them, tool definitions as compact JSON, prompts. Never white space of the
-  body or data URLs. What is not known counts, too (`gateway.policy.request.unknown_text`).
+  body or data URLs. What is not known counts, too (`gateway.policy.request.fields`).
 - Roles and ids are text only where they are no longer what such names are.
 - Bytes are UTF-8 lengths of decoded text, so `\u` escapes count what they spell.
 - An unknown content part is refused: it could carry any number of tokens.
@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
 
-from gateway.policy.request.compact import compact, utf8_length
 from gateway.policy.request.media import image_tokens
+from gateway.policy.request.members import compact, utf8_length
 from gateway.policy.request.refusals import invalid, missing
 from gateway.policy.request.schema import (
     ABSENT,

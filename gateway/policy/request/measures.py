@@ -7,10 +7,10 @@ import msgspec
 
 from gateway.policy.request import schema
 from gateway.policy.request.category import classify, has_retrieval_headers, sample
-from gateway.policy.request.compact import utf8_length
 from gateway.policy.request.counting import Tally
+from gateway.policy.request.fields import NOT_TEXT
+from gateway.policy.request.members import utf8_length
 from gateway.policy.request.refusals import invalid, missing
-from gateway.policy.request.unknown_text import NOT_TEXT
 from gateway.records.request import Measure
 
 MAX_BATCH = 2048

@@ -15,8 +15,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.errors import BadRequest
 from gateway.policy.request.counting import MEDIA_TOKENS
+from gateway.policy.request.fields import steering
 from gateway.policy.request.refusals import invalid
-from gateway.policy.request.steering import steering
 from gateway.records.request import BodyFacts, FormPart, Measure
 
 MAX_PARTS: Final = 128

@@ -3,7 +3,7 @@
 Rules:
 - Only fields that are counted, routed on or refused are named, and those that are known to be no
   text. What messages, items, calls, parts and documents hold besides is an error to msgspec and
-  counted by `gateway.policy.request.unknown_text`; what bodies hold besides is skipped in C.
+  counted by `gateway.policy.request.fields`; what bodies hold besides is skipped in C.
 - Wrong types of named fields are errors, and msgspec says at which path.
 - `Raw` where a value is measured or relayed without being looked into (tools, images).
 """

@@ -1,7 +1,34 @@
-"""What a model's token pool may give away, and by which rules."""
+"""Records of a token pool: a lease in force, what may be given away and by which rules."""
+
+from msgspec import Struct
 
 from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
 from gateway.records.record import Record
+
+
+class Held(Struct, gc=False):
+    """A lease in force, as its token pool holds it; times are Unix seconds of the store's clock."""
+
+    id: str
+    entitlement: str
+    pool: int
+    sequences: int
+    estimate_tokens: int
+    """Charged so far: the estimate, and what was streamed past it."""
+    kv_bytes: int
+    weight: float
+    """w_e when it was issued (a spilled lease at most `SPILLED_WEIGHT`)."""
+    issued_s: float
+    expires_s: float
+    funded: str
+    """own, surplus or none: which bucket paid."""
+    owner: str
+    """The process that serves it."""
+    would_deny: str
+    """Observe mode: the reason it would have been denied for, or ""."""
+    spilled: bool = False
+    evicted: bool = False
+
 
 UNLIMITED = 1 << 53
 """Later than any entitlement was created: all are bound."""

@@ -11,9 +11,8 @@ from bisect import bisect_left, bisect_right, insort
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolBook
-from gateway.policy.token_pool.lease_record import Held
 from gateway.policy.token_pool.open_leases import OpenLeases
-from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.terms import Held, Terms
 
 __all__ = [
     "DENIALS_KEPT",

@@ -12,15 +12,42 @@
 import asyncio
 import logging
 import socket
+import time
+from collections.abc import Callable
+from math import inf
 from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import BadRequest, Refusal, Unavailable
-from gateway.web.http.direct_reply import DirectReply
-from gateway.web.http.rate_limited_log import RareLog
-from gateway.web.http.status import status_line
+from gateway.web.http.direct_reply import DirectReply, status_line
 from gateway.web.problems import error_body
+
+EVERY_S: Final = 60.0
+
+
+class RareLog:
+    """One kind of warning: at most one line in `EVERY_S`, which says how many it stands for."""
+
+    def __init__(
+        self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`what` happened, as a line says it; `clock` in seconds."""
+        self._log = log
+        self._what = what
+        self._clock = clock
+        self._silent_since_s = -inf
+        self._unsaid = 0
+
+    def note(self, who: str) -> None:
+        """It happened, because of `who`."""
+        now_s = self._clock()
+        if now_s - self._silent_since_s < EVERY_S:
+            self._unsaid += 1
+            return
+        unsaid, self._unsaid, self._silent_since_s = self._unsaid, 0, now_s
+        self._log.warning("%s from %s (%d more since the last line)", self._what, who, unsaid)
+
 
 INBOUND_TIMEOUT_S = 60.0
 """From a request's first byte (or a connection's start) to the end of its body."""

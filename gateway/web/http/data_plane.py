@@ -7,6 +7,7 @@ under another server a watcher task does the same.
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -232,6 +233,19 @@ class DataPlane:
             share.cover(len(body))
             if not message.get("more_body"):
                 return bytes(body)
+
+
+def request_ids() -> Callable[[], str]:
+    """A source of unique request ids: a random start per process, then a count."""
+    prefix = "req-" + secrets.token_hex(6)
+    count = 0
+
+    def new_id() -> str:
+        nonlocal count
+        count += 1
+        return f"{prefix}-{count:x}"
+
+    return new_id
 
 
 def _id_header(head: RequestHead, made_id: str) -> Lines:

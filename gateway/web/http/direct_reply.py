@@ -9,6 +9,7 @@ turn of the loop, and first: a closed transport of uvloop's raises when it is wr
 """
 
 import asyncio
+import http
 from typing import Protocol
 
 from gateway.errors import Refusal
@@ -16,8 +17,14 @@ from gateway.policy.response.header_lines import lines_of
 from gateway.ports import Lines
 from gateway.records.endpoint import Endpoint
 from gateway.web.http.body_bytes import Share
-from gateway.web.http.status import status_line
 from gateway.web.problems import error_body, error_event, error_headers
+
+_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    """The line with its end; unknown codes go without a phrase."""
+    return _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 class Flow(Protocol):

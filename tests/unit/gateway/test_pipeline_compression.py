@@ -14,7 +14,7 @@ from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
-from gateway.policy.pools.compression_rules import CompressionRules
+from gateway.policy.pools.routing_table import CompressionRules
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import CompressResult

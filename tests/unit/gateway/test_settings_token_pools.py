@@ -8,9 +8,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.admission.capacity import WorkerShare
-from gateway.policy.entitlements.baseline_fit import check_fit
 from gateway.policy.entitlements.entitlement import PROFILES
-from gateway.policy.entitlements.terms import BadTerms, terms_from
+from gateway.policy.entitlements.terms import BadTerms, check_fit, terms_from
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.settings import Config, ConfigError, parse, remarks
 from gateway.settings.token_pools import (

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, account_view
-from gateway.adapters.store.steady_clock import SteadyClock
+from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, SteadyClock, account_view
 from gateway.policy.admission import admission, eviction
 from gateway.policy.admission.admission import Denial, Grant, Request
 from gateway.policy.admission.charging import charge_tokens

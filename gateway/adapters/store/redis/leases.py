@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.memory.token_pools import SteadyClock
 from gateway.adapters.store.redis.link import Link
 from gateway.adapters.store.redis.model import RedisModel
 from gateway.adapters.store.redis.route import route_of
 from gateway.adapters.store.redis.scripts import Calls, Scripts
 from gateway.adapters.store.redis.token_pools import FailMode, Process
 from gateway.adapters.store.redis.wire import Wire
-from gateway.adapters.store.steady_clock import SteadyClock
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.token_pool.terms import Terms

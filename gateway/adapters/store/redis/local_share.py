@@ -12,8 +12,7 @@ import msgspec
 from gateway.adapters.store.redis.bucket_levels import lend
 from gateway.adapters.store.redis.lease_codec import Kept
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.lease_record import Held
-from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.terms import Held, Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 

@@ -10,7 +10,7 @@ import msgspec
 from gateway.adapters.store.sqlite.estimators import open_file
 from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Batch, Grave, Part, PoolCopy
 from gateway.errors import StateFailure
-from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.terms import Held
 from gateway.policy.token_pool.token_pool import TOMBSTONES
 
 SCHEMA: Final = 1

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.policy.admission.debt import SETTLED
 from gateway.policy.token_pool.counters import Account, Journal
-from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.terms import Held
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 SLICE: Final = 200

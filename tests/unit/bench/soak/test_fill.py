@@ -18,8 +18,7 @@ from bench.soak.fill import (
 )
 from bench.soak.gateway import MOCKED, PREFIXES, TIGHT, _extend
 from bench.soak.visits import CHAT, RESPONSES
-from gateway.policy.pools.conversations import KEPT, Conversations
-from gateway.policy.pools.response_affinity import MAX_HOMES
+from gateway.policy.pools.conversations import KEPT, MAX_HOMES, Conversations
 from gateway.policy.prefix.digests import points_of
 from gateway.policy.prefix.index import LEAST_ENTRIES
 from gateway.policy.request.members import by_name

@@ -16,7 +16,7 @@ from gateway.adapters.store.sqlite.leases import FORGET_S, SqliteLeases
 from gateway.policy.admission import admission
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import Journal
-from gateway.policy.token_pool.lease_record import Held
+from gateway.policy.token_pool.terms import Held
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage

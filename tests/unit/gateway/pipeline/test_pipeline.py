@@ -17,7 +17,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ServedModel
-from gateway.policy.pools.response_affinity import Home
+from gateway.policy.pools.conversations import Home
 from gateway.policy.request.head import read_head
 from gateway.policy.response.header_lines import pairs_of
 from gateway.policy.response.sse import DONE

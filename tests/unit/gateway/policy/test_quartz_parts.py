@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.quartz.backlog import Backlogs
 from gateway.policy.quartz.score import hit_tokens, hits_of, workers_of
-from gateway.policy.quartz.worker_queues import WorkerQueues
-from gateway.policy.quartz.write_rate import EVEN_TOKENS, LEAST, MOST, RecentWrites
+from gateway.policy.quartz.worker_state import (
+    EVEN_TOKENS,
+    LEAST_WRITE_FACTOR,
+    MOST_WRITE_FACTOR,
+    Backlogs,
+    RecentWrites,
+    WorkerQueues,
+)
 from gateway.policy.scheduling.fairness import ServedShares
 from gateway.policy.scheduling.scheduler import Job, Match
 from gateway.policy.scheduling.sticky import pick_least, pick_sticky
@@ -18,7 +23,7 @@ from tests.unit.gateway.policy.scheduled import job_of, pool_of, quartz_of, subm
 
 def factor(writes: RecentWrites, worker: int) -> float:
     written, even, mean = writes.levels()
-    return min(max((written[worker] + even) / mean, LEAST), MOST)
+    return min(max((written[worker] + even) / mean, LEAST_WRITE_FACTOR), MOST_WRITE_FACTOR)
 
 
 @given(
@@ -245,7 +250,7 @@ def test_recent_writes_are_decayed_counts_over_their_mean(
         writes.add(worker, tokens, now_s)
     mean = sum(naive) / 4 + EVEN_TOKENS
     for worker, value in enumerate(naive):
-        expected = min(max((value + EVEN_TOKENS) / mean, LEAST), MOST)
+        expected = min(max((value + EVEN_TOKENS) / mean, LEAST_WRITE_FACTOR), MOST_WRITE_FACTOR)
         assert factor(writes, worker) == pytest.approx(expected, rel=1e-6)
 
 

@@ -15,8 +15,7 @@ import pytest
 from gateway.adapters.bodies.reader import BodyReader
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
-from gateway.policy.request.members import locate
-from gateway.policy.request.splice import splice
+from gateway.policy.request.members import locate, splice
 from gateway.records.endpoint import CHAT, COMPLETIONS, TRANSCRIPTIONS, Endpoint
 from gateway.records.request import BodyFacts
 from gateway.stages.estimate import HEAVY_BYTES, LIGHT_BYTES, is_heavy

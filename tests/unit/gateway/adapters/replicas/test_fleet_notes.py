@@ -10,7 +10,7 @@ from gateway.adapters.replicas import fleet_notes
 from gateway.adapters.replicas.fleet_notes import HOMES_TOLD_S, FleetNotes
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ServedModel, drain_worker
-from gateway.policy.pools.response_affinity import Home, ResponseHomes
+from gateway.policy.pools.conversations import Home, ResponseHomes
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.unit.gateway.adapters.replicas.test_scheduler_notes import Boards

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.admission import admission
 from gateway.policy.admission.retry_after import told_s
-from gateway.policy.token_pool.recent_denials import Refused
+from gateway.policy.token_pool.counters import Refused
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.entitlements.baseline_fit import check_fit
 from gateway.policy.entitlements.entitlement import CLASSES, Entitlement
 from gateway.policy.entitlements.terms import (
     FIELDS,
     GIB,
     BadTerms,
     ModelShape,
+    check_fit,
     fields_from,
     terms_from,
 )

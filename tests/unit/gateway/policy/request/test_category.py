@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from gateway.policy.estimate import quantile
-from gateway.policy.request import body, counting, splice
+from gateway.policy.request import body, counting, members
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import (
     SAMPLE_CHARS,
@@ -179,7 +179,7 @@ SAMPLES = [
     *(("cjk", text) for text in (CHINESE, JAPANESE, KOREAN, "你好", CHINESE + " GPU API ")),
     *(("other-script", text) for text in (RUSSIAN, ARABIC, HEBREW, GREEK, THAI, HINDI)),
     *(("other-script", text) for text in (UKRAINIAN, TAMIL, "Привет")),
-    *(("code", source(module)) for module in (body, splice, counting, quantile)),
+    *(("code", source(module)) for module in (body, members, counting, quantile)),
     *(("code", text) for text in (JAVASCRIPT, C_CODE, RUST, SQL, HTML, SHELL, DIFF)),
     *(("json", text) for text in (RECORDS, NESTED, NUMBERS, SCHEMA)),
     *(("mixed", text) for text in (BASE64, HEX, DIGITS, ENGLISH + CHINESE, RUSSIAN + ENGLISH)),

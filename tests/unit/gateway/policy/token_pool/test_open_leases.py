@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from gateway.policy.token_pool.lease_record import Held
 from gateway.policy.token_pool.open_leases import PARTS, OpenLeases
+from gateway.policy.token_pool.terms import Held
 
 
 def held(lease_id: str) -> Held:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.policy.pools import response_affinity
-from gateway.policy.pools.response_affinity import Home, ResponseHomes
+from gateway.policy.pools import conversations
+from gateway.policy.pools.conversations import Home, ResponseHomes
 
 
 def known(*owned: tuple[str, str]) -> ResponseHomes:
@@ -26,19 +26,19 @@ def test_an_unknown_response_and_no_response_have_no_home() -> None:
 
 
 def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_affinity, "MAX_HOMES", 2)
+    monkeypatch.setattr(conversations, "MAX_HOMES", 2)
     found = known(("a", "t"), ("b", "t"), ("c", "t"))
     assert [bool(found.find(name)) for name in "abc"] == [False, True, True]
     assert len(found) == 2
 
 
 def test_remembering_again_forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_affinity, "MAX_HOMES", 2)
+    monkeypatch.setattr(conversations, "MAX_HOMES", 2)
     assert known(("a", "t"), ("b", "t"), ("b", "t")).find("a")
 
 
 def test_no_tenant_makes_another_s_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_affinity, "MAX_HOMES", 10)
+    monkeypatch.setattr(conversations, "MAX_HOMES", 10)
     found = known(("mine", "quiet"), *[(f"r{n}", "busy") for n in range(100)])
     assert found.find("mine")
     assert len(found) == 10

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from gateway.adapters.malloc_tuning import _SET_BY_USER, MAPPED_FROM_BYTES, give_back_large_blocks
+from gateway.adapters.process_limits import _SET_BY_USER, MAPPED_FROM_BYTES, give_back_large_blocks
 
 HOLE = """
 import sys
 from pathlib import Path
-from gateway.adapters.malloc_tuning import give_back_large_blocks
+from gateway.adapters.process_limits import give_back_large_blocks
 
 def resident_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

@@ -7,8 +7,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from gateway.policy.admission import admission
+from gateway.policy.admission.admission import comes_in
 from gateway.policy.admission.decision import Place, Request
-from gateway.policy.admission.fast_path import comes_in
 from gateway.policy.entitlements.entitlement import ServiceClass
 from gateway.policy.token_pool.buckets import average, weight_now
 from gateway.policy.token_pool.token_pool import TokenPool

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from gateway.adapters.open_files import files_needed, shortage
+from gateway.adapters.process_limits import files_needed, shortage
 
 RAISED = """
 import resource, sys
-from gateway.adapters.open_files import allow_open_files
+from gateway.adapters.process_limits import allow_open_files
 soft, hard, needed = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 print(allow_open_files(needed), *resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -1,9 +1,8 @@
-"""How many files this process may have open at once; each connection is one.
+"""Limits of this process: how many files it may have open, when the C library returns memory."""
 
-Systems start a process with a low soft limit (1,024 as a rule) and a hard one far above it, up
-to which the process may raise the soft one itself.
-"""
-
+import contextlib
+import ctypes
+import os
 import sys
 from typing import Final
 
@@ -18,6 +17,9 @@ def files_needed(connections: int, workers: int) -> int:
 
 def allow_open_files(needed: int) -> int:
     """Raise the soft limit to what is needed, as far as the hard one allows; what is allowed.
+
+    Each connection is an open file. Systems start a process with a low soft limit (1,024 as a
+    rule) and a hard one far above it, up to which the process may raise the soft one itself.
 
     A limit that is higher stays. Where the system has no such limit, `needed`.
     """
@@ -49,3 +51,33 @@ def shortage(connections: int, workers: int, allowed: int) -> str | None:
         f"--ulimit nofile={needed} for Docker), or set server.max_connections so that a process "
         f"gets {fits}"
     )
+
+
+MAPPED_FROM_BYTES: Final = 4 * 1024 * 1024
+"""Larger than bodies usually are: mapping costs a fault for each page."""
+TRIMMED_FROM_BYTES: Final = 2 * MAPPED_FROM_BYTES
+"""Free at the heap's end: kept up to this, so that bodies come and go without system calls."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_SET_BY_USER: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def give_back_large_blocks() -> bool:
+    """Have the C library's allocator return large blocks, once at the start; whether it will.
+
+    glibc maps a large block by itself and gives it back when it is freed, but each that is freed
+    raises the size from which it does so, up to 32 MiB. From then on the table of a dictionary
+    that is made anew, 20 MiB of a full prefix index, comes from the heap, and the old one leaves a
+    hole that stays resident. A size that is set does not move. Another C library is left alone.
+
+    Whoever set them in the environment is left alone.
+    """
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _SET_BY_USER):
+        return False
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        if not hasattr(library, "gnu_get_libc_version"):
+            return False
+        mapped = library.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
+        return bool(mapped and library.mallopt(_M_TRIM_THRESHOLD, TRIMMED_FROM_BYTES))
+    return False

@@ -1,19 +1,51 @@
-"""Text that no rule names: whatever the gateway does not know counts by its bytes.
+"""What the gateway knows of a body's members by their names.
 
-An engine's chat template may render any member of a body or of a message. Known are the members
-that `gateway.policy.request.counting` counts, and those of which it is known that no engine makes
-prompt of them: parameters of sampling, of the answer's shape, and what goes by a request's side.
+- Members that steer an engine (its scheduling, cache, rank, session, request id or code to run)
+  are no client's to set: they are removed.
+- An engine's chat template may render any other member of a body or of a message. Members that
+  `gateway.policy.request.counting` counts are known, and so are those that no engine makes prompt
+  of: parameters of sampling, of the answer's shape, and what goes by a request's side. Every other
+  member counts by its bytes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from gateway.policy.request import schema
-from gateway.policy.request.compact import compact, utf8_length
-from gateway.policy.request.steering import STEERING_FIELDS
+from gateway.policy.request.members import compact, utf8_length
+
+STEERING_FIELDS: Final = frozenset(
+    {
+        "priority",
+        "cache_salt",
+        "data_parallel_rank",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "kv_transfer_params",
+        "request_id",
+        "rid",
+        "session_params",
+        "custom_logit_processor",
+        "vllm_xargs",
+    }
+)
+_STEERING_PREFIXES: Final = ("bootstrap_", "x-gateway-")
+
+
+def steering(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of a body's top-level names that steer an engine, in order."""
+    joined = "\n" + "\n".join(names)
+    if (
+        STEERING_FIELDS.isdisjoint(names)
+        and "\nbootstrap_" not in joined
+        and "\nx-gateway-" not in joined
+    ):
+        return ()
+    return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))
+
 
 NOT_TEXT: Final = STEERING_FIELDS | {
     *("model", "stream", "stream_options", "n", "best_of", "seed", "stop", "stop_sequences"),

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.request.members import locate
-from gateway.policy.request.splice import edits, splice, with_usage
+from gateway.policy.request.members import edits, locate, splice, with_usage
 from tests.growth import assert_linear
 
 WHITE = st.sampled_from(["", " ", "\n", "\t ", "\r\n  "])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.entitlements.mean_rate import LEAST_SHARE, MOST_SHARE, MeanRate
+from gateway.policy.entitlements.entitlement import LEAST_SHARE, MOST_SHARE, MeanRate
 
 
 def test_a_share_is_the_rate_over_the_mean_rate() -> None:

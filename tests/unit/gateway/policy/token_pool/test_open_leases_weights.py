@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from gateway.policy.token_pool.lease_weights import MOST_IN_PART, LeaseWeights
+from gateway.policy.token_pool.open_leases import MOST_IN_PART, LeaseWeights
 
 
 @pytest.mark.parametrize("different", [1, 40, 1_000_000])

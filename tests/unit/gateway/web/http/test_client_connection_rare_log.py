@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.web.http.rate_limited_log import EVERY_S, RareLog
+from gateway.web.http.client_connection import EVERY_S, RareLog
 from tests.fakes import FakeClock
 
 
