@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
@@ -71,19 +72,16 @@ class BoundaryChore:
         self._clock = clock
         self._ask = ask
         self._watched = [_Watched(m, controls.get(m.name)) for m in models if m.watch is not None]
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
 
     async def start(self) -> None:
         """Look once a minute from now on."""
         if self._watched:
-            self._task = asyncio.create_task(self._run())
+            self._background.start(self._run())
 
     async def close(self) -> None:
         """Stop looking."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._background.close()
 
     def look(self) -> list[Move]:
         """Take a sample of every model and apply what follows."""

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.bodies.reader import BodyReader
 from gateway.adapters.boundary_controller import BoundaryChore, told_totals
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
@@ -262,8 +263,9 @@ class Gateway:
             await closing.enter_async_context(self.pools.running(self.pipeline.extend))
             self.desk.start()
             closing.push_async_callback(self.desk.close)
-            ticking = asyncio.create_task(self._tick())
-            closing.callback(ticking.cancel)
+            ticking = BackgroundTasks()
+            closing.push_async_callback(ticking.close)
+            ticking.start(self._tick())
             try:
                 yield self
             finally:

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
@@ -139,11 +140,9 @@ class TokenPools:
             closing.push_async_callback(self.keeper.close)
             await self.keeper.start()
             await self._look()
-            for chore in (
-                self._often(FIGURES_EVERY_S, self._look),
-                self._extending(extend),
-            ):
-                closing.push_async_callback(_end, asyncio.create_task(chore))
+            chores = BackgroundTasks()
+            closing.push_async_callback(chores.close)
+            chores.start(self._often(FIGURES_EVERY_S, self._look), self._extending(extend))
             yield
 
     def _open_store(
@@ -227,8 +226,3 @@ class TokenPools:
         while True:
             await asyncio.sleep(EXTEND_EVERY_S)
             extend()
-
-
-async def _end(chore: asyncio.Task[None]) -> None:
-    chore.cancel()
-    await asyncio.gather(chore, return_exceptions=True)

@@ -218,11 +218,7 @@ def _engine_reasons(value: ast.expr) -> Iterator[str]:
 
 
 def test_plan_reasons_are_documented() -> None:
-    files = (
-        "policy/pools/routing.py",
-        "policy/pools/routing.py",
-        "stages/plan.py",
-    )
+    files = ("policy/pools/routing.py", "stages/plan.py")
     source = "".join(text_of(f"gateway/{file}") for file in files)
     documented = [
         name

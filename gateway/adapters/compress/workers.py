@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.compress.child import Setup
 from gateway.adapters.compress.process import WorkerGone, WorkerProcess
 from gateway.ports import CompressResult, CompressTask
@@ -72,7 +73,7 @@ class CompressWorkers:
         self._waiting: deque[_Job] = deque()
         self._wake = asyncio.Event()
         self._workers: set[WorkerProcess] = set()
-        self._lanes: list[asyncio.Task[None]] = []
+        self._lanes = BackgroundTasks()
         self.replaced = 0
         """Workers that died or were killed since the start."""
 
@@ -103,7 +104,7 @@ class CompressWorkers:
                     await task.result().end()
             raise
         self._workers.update(workers)
-        self._lanes = [asyncio.create_task(self._lane(worker)) for worker in workers]
+        self._lanes.start(*map(self._lane, workers))
 
     async def compress(self, task: CompressTask) -> CompressResult:
         """See CompressRunner."""
@@ -129,11 +130,7 @@ class CompressWorkers:
 
     async def close(self) -> None:
         """End the processes; calls that wait are answered `failed`. Idempotent."""
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.cancel()
-        if lanes:
-            await asyncio.wait(lanes)
+        await self._lanes.close()
         while self._waiting:
             self._waiting.popleft().settle(_FAILED)
 

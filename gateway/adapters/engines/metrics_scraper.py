@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
 from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, record
@@ -53,7 +54,7 @@ class EngineMetrics:
         self._clock = clock
         self._on_restart = on_restart
         self._pages = EnginePages(upstream, timeout_s)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = BackgroundTasks()
         self._warned: set[tuple[str, ...]] = set()
         self.views: Mapping[str, tuple[TelemetryView, ...]] = {
             served.name: served.telemetry
@@ -67,18 +68,18 @@ class EngineMetrics:
 
     async def start(self) -> None:
         """Begin to read, in the background."""
-        self._tasks = [
-            asyncio.create_task(self._run(served, pool, worker))
-            for served in self._models
-            for pool, state in enumerate(served.pools)
-            for worker, *_ in state.engines
-        ]
+        self._background.start(
+            *(
+                self._run(served, pool, worker)
+                for served in self._models
+                for pool, state in enumerate(served.pools)
+                for worker, *_ in state.engines
+            )
+        )
 
     async def close(self) -> None:
         """Stop reading."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         await self._pages.close()
 
     async def read(self, served: ServedModel, pool: int, worker: int) -> bool:

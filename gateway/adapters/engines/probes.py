@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from math import floor
 from typing import Final
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.pages import NOT_HAD, EnginePages, Page
 from gateway.adapters.loop_lag import LoopWatch
@@ -68,7 +69,7 @@ class Prober:
         self._timeout_s = timeout_s
         self._clock = clock
         self._pages = EnginePages(upstream, timeout_s)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = BackgroundTasks()
         self._watch = LoopWatch()
         self._read_s: dict[tuple[str, str, str], float] = {}
         """Model, pool, worker: when its list of models was read last since it came up."""
@@ -90,19 +91,17 @@ class Prober:
 
         await asyncio.gather(*(first() for _ in range(min(FIRST_AT_ONCE, len(engines)))))
         began_s = asyncio.get_running_loop().time()
-        self._tasks = [
-            asyncio.create_task(
+        self._background.start(
+            *(
                 self._run(which, began_s + self._interval_s * (1 + number / len(engines)))
+                for number, which in enumerate(engines)
             )
-            for number, which in enumerate(engines)
-        ]
+        )
 
     async def close(self) -> None:
         """Stop probing."""
         self._watch.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         await self._pages.close()
 
     async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:

@@ -30,6 +30,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.entitlements.conflicts import Repair, grave, repair
 from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
 from gateway.adapters.entitlements.index import File, Roster, merge
@@ -106,7 +107,7 @@ class EntitlementSync:
         """Names in the directory whose model is not configured here: another fleet's, or gone."""
         self._file = File()
         self._merged = False
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
 
     @property
     def up(self) -> bool:
@@ -116,7 +117,7 @@ class EntitlementSync:
     async def start(self, file: File, *, guarded: bool) -> None:
         """`begin`, and keep in step from now on."""
         await self.begin(file, guarded=guarded)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._background.start(self._run())
 
     async def begin(self, file: File, *, guarded: bool) -> None:
         """Join the file's entries with what is kept.
@@ -136,11 +137,7 @@ class EntitlementSync:
 
     async def close(self) -> None:
         """Stop polling and let go of the directory."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._background.close()
         await self._directory.close()
 
     async def poll(self) -> None:

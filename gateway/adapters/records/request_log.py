@@ -10,13 +10,13 @@ its own batches (`appending`): lines stay whole, and in order within a replica.
 """
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from gateway.adapters.background_task import PeriodicTask
 from gateway.adapters.records.appending import append
 from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.metrics import Metrics
@@ -48,8 +48,7 @@ class RequestLog:
         """Records in both."""
         self._prompt_bytes = 0
         self._writing = asyncio.Lock()
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._flushing = PeriodicTask(self.flush, FLUSH_S)
         self._failing = False
 
     def append(self, record: msgspec.Struct) -> None:
@@ -83,13 +82,11 @@ class RequestLog:
 
     def start(self) -> None:
         """Begin flushing; call within the running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._flushing.start()
 
     async def close(self) -> None:
         """Write what is left and stop. A batch that is being written is never cut short."""
-        self._stop.set()
-        if self._task is not None:
-            await self._task
+        await self._flushing.close()
         await self.flush()
 
     async def flush(self) -> None:
@@ -116,12 +113,6 @@ class RequestLog:
             self._failing = True
         else:
             self._failing = False
-
-    async def _run(self) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), FLUSH_S)
-            await self.flush()
 
     def _join(self) -> None:
         lines, self._lines = self._lines, []

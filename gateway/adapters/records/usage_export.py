@@ -12,13 +12,13 @@ Rules:
 """
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from gateway.adapters.background_task import PeriodicTask
 from gateway.adapters.records.appending import append
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
@@ -85,8 +85,7 @@ class UsageExport:
         self._metrics = metrics
         self._pending: list[bytes] = []
         self._writing = asyncio.Lock()
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._flushing = PeriodicTask(self.flush, FLUSH_S)
         self._failing = False
 
     @property
@@ -111,13 +110,11 @@ class UsageExport:
 
     def start(self) -> None:
         """Begin flushing; call within the running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._flushing.start()
 
     async def close(self) -> None:
         """Write what is left and stop. A batch that is being written is never cut short."""
-        self._stop.set()
-        if self._task is not None:
-            await self._task
+        await self._flushing.close()
         await self.flush()
         if self._pending:
             _log.error("%d usage lines were not written and are lost", len(self._pending))
@@ -138,12 +135,6 @@ class UsageExport:
                 return
             del self._pending[: len(batch)]
             self._failing = False
-
-    async def _run(self) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), FLUSH_S)
-            await self.flush()
 
 
 def append_synced(path: Path, data: bytes) -> None:

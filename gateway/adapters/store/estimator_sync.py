@@ -7,7 +7,6 @@ change is logged once, and `up` is what `sluice_store_up` shows.
 """
 
 import asyncio
-import contextlib
 import importlib
 import logging
 import random
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.store.sqlite.estimators import SqliteState
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
@@ -92,7 +92,7 @@ class Learning:
         self._chance = chance
         self._breaker = Breaker()
         self._away = False
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
         now_s = clock()
         self._subjects = {name: _Subject(e, now_s) for name, e in estimators.items()}
 
@@ -105,17 +105,12 @@ class Learning:
         """Take over what is stored, then keep exchanging. Waits LIMIT_S at most."""
         if self._state.interval_s:
             await self.exchange()
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._background.start(self._run())
 
     async def close(self) -> None:
         """Publish what is new, once and briefly, and let go of the store."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-            if self.up:
-                await self.exchange(limit_s=CLOSE_LIMIT_S)
+        if await self._background.close() and self.up:
+            await self.exchange(limit_s=CLOSE_LIMIT_S)
         await self._state.close()
 
     async def exchange(self, *, limit_s: float = LIMIT_S) -> None:

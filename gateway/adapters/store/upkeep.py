@@ -10,13 +10,13 @@ slices with a pause for requests between them, whatever the number of entitlemen
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.store.desired_replicas import Replicas
 from gateway.adapters.store.model_upkeep import KeptModel, ModelSpec, Store
 from gateway.policy.token_pool.token_pool import RENEW_EVERY_S
@@ -53,20 +53,16 @@ class Keeper:
         self._renew_at_s = clock() + RENEW_EVERY_S
         self._demand_at_s = clock()
         self._failing: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
 
     async def start(self) -> None:
         """Publish what there is, then keep it current."""
         await self.step()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._background.start(self._run())
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._background.close()
 
     def entitlements_changed(self, model: str) -> None:
         """A model's entitlements were added, removed or changed: survey them at the next step."""

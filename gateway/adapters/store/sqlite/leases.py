@@ -13,7 +13,6 @@ Rules:
 """
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
@@ -24,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.adapters.background_task import PeriodicTask
 from gateway.adapters.store.sqlite import lease_snapshot
 from gateway.adapters.store.sqlite.lease_rows import Rows, load, open_tables, write
 from gateway.adapters.store.sqlite.lease_snapshot import Batch, collect
@@ -64,8 +64,7 @@ class SqliteLeases:
         self._overflowed = False
         """Ended leases were forgotten while a write was under way."""
         self._writing: tuple[asyncio.Future[None], Batch] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._ending = asyncio.Event()
+        self._saving = PeriodicTask(self.save, SAVE_EVERY_S)
 
     async def start(self) -> None:
         """Load, then keep saving. Never raises: without a readable file there is no past."""
@@ -81,15 +80,12 @@ class SqliteLeases:
         for book in self._books.values():
             book.journal = Journal()
         await self._restore(rows)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._saving.start()
 
     async def close(self) -> None:
         """Save what is new, once and briefly, and let go of the file."""
-        if self._task is not None:
-            # Not cancelled: what a save has taken from the journals it has to write.
-            self._ending.set()
-            await self._task
-            self._task = None
+        # Not cancelled: what a save has taken from the journals it has to write.
+        if await self._saving.close():
             await self.save()
             for book in self._books.values():
                 book.journal = None
@@ -143,12 +139,6 @@ class SqliteLeases:
             if book.journal is not None and len(book.journal.leases) > JOURNAL_MOST:
                 self._overflowed = True
                 book.journal.leases.clear()
-
-    async def _run(self) -> None:
-        while not self._ending.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), SAVE_EVERY_S)
-            await self.save()
 
     async def _restore(self, rows: Rows) -> None:
         now_s = self._wall_clock()
