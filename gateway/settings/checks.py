@@ -69,7 +69,7 @@ def unfit_workers(config: Config) -> tuple[str, str] | None:
     server = config.server
     if server.workers == 1:
         return None
-    if not config.state.url.startswith("redis"):
+    if not config.state.shared:
         return (
             "several replicas share their state through Redis, and state.url names none",
             f"set state.url to redis://HOST:6379/0, or give 1: one replica serves {ONE_SERVES}",

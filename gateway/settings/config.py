@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Priv
 
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.model_parts import TimeoutsConfig
-from gateway.settings.state import state_url, without_password
+from gateway.settings.state import is_redis, state_url, without_password
 from gateway.settings.types import (
     Amount,
     Attempts,
@@ -69,6 +69,11 @@ class StateConfig(Section):
     redis+cluster://HOST:PORT,HOST:PORT and redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB."""
     fail_mode: Literal["local_share", "closed"] = "local_share"
     """When shared state cannot be reached: this process's share of each limit, or 503."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether replicas share the state: it is on Redis."""
+        return is_redis(self.url)
 
     @property
     def shown(self) -> str:

@@ -7,6 +7,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
+from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.records.attempt import WorkerAddress
 from gateway.settings.model_parts import (
     AdmissionConfig,
@@ -261,3 +263,25 @@ class ModelConfig(Section):
     def slots(self) -> int:
         """Sequences that all its pools run at once."""
         return sum(pool.slots for pool in self.pools.values())
+
+
+def watch_of(model: ModelConfig) -> BoundaryWatch | None:
+    """What is watched of a model's boundaries; None where nothing would read it."""
+    asked = model.boundary
+    if not asked.auto and asked.planned is None:
+        return None
+    return BoundaryWatch(len(model.pools), asked.planned or ())
+
+
+def control_of(model: ModelConfig) -> BoundaryControl | None:
+    """What may move a model's boundaries; None where they stay as they are."""
+    if not model.boundary.auto:
+        return None
+    rows = zip(model.pools.items(), model.boundaries, model.least_boundaries, strict=False)
+    return BoundaryControl(
+        [
+            Bounds(pool=name, start=start, least=least, most=pool.max_model_len)
+            for (name, pool), start, least in rows
+        ],
+        observe=model.observes_boundary,
+    )

@@ -36,6 +36,11 @@ def state_url(url: str) -> str:
     return url
 
 
+def is_redis(url: str) -> bool:
+    """Whether a URL that `state_url` passed is one of Redis."""
+    return url.partition("://")[0] in _REDIS | _MANY
+
+
 def without_password(url: str) -> str:
     """The URL for people to read."""
     return re.sub(r"//[^/]*@", "//***@", url)

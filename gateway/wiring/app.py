@@ -23,14 +23,15 @@ from gateway.adapters.engines.probes import Prober
 from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.request_log import Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
-from gateway.adapters.store.estimator_sync import Learning, open_state
+from gateway.adapters.store.backends import open_state
+from gateway.adapters.store.estimator_sync import Learning
 from gateway.adapters.upstream import HttpUpstream
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.model_runtime import ServedModel
 from gateway.records.request import Principal
 from gateway.settings import Config
-from gateway.settings.boundaries import control_of
+from gateway.settings.fleet import control_of
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.web.control.app import control_app
 from gateway.web.control.management_port import Management

@@ -22,7 +22,7 @@ from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
 from gateway.policy.scheduling.scheduler import Scheduler
 from gateway.records.attempt import PhaseTimeouts
 from gateway.settings import Config, ModelConfig
-from gateway.settings.boundaries import watch_of
+from gateway.settings.fleet import watch_of
 from gateway.settings.token_pools import slot_tokens_per_s
 from predictor.artifact import load
 from predictor.online import PrefillPredictor

@@ -53,7 +53,7 @@ class Replicas:
         self._calls: ReplicaCalls | None = None
         self._board: RedisBoard | None = None
         self._fleet: FleetNotes | None = None
-        if config.state.url.startswith("redis"):
+        if config.state.shared:
             self._share(config, clock, port)
 
     @property
@@ -143,7 +143,7 @@ def loopback_of_many(config: Config) -> str | None:
     """What to say of an address to be asked at that means another machine on every other host."""
     host = _asked_at(config)
     redis = _host_of(config.state.url)
-    if not config.state.url.startswith("redis") or not _loopback(host) or _loopback(redis):
+    if not config.state.shared or not _loopback(host) or _loopback(redis):
         return None
     return (
         f"replicas on other hosts cannot ask this one: it registers {host} on the Redis "

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.adapters.background_task import BackgroundTasks
@@ -21,7 +20,7 @@ from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.entitlements.registry import Registry
-from gateway.adapters.store.directory import open_directory
+from gateway.adapters.store.backends import backend_of, open_directory, sqlite_path
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.adapters.store.upkeep import Keeper, ModelSpec
@@ -58,7 +57,7 @@ class TokenPools:
         """`models` by name (not by alias); `witness` hears what changes the pools. No I/O."""
         self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
-        kept = config.server.admin_key is not None and self._url != "memory://"
+        kept = config.server.admin_key is not None and backend_of(self._url) != "memory"
         self._guarded = bool(self._file.entries) or kept
         self._metrics = metrics
         self._clock = clock
@@ -148,9 +147,9 @@ class TokenPools:
     def _open_store(
         self, config: Config, books: Mapping[str, TokenPool]
     ) -> "tuple[MemoryLeases | RedisLeases, SqliteLeases | None]":
-        scheme, _, rest = self._url.partition("://")
+        backend = backend_of(self._url)
         owner = secrets.token_hex(6)
-        if books and scheme.startswith(("redis", "rediss")):
+        if books and backend == "redis":
             # An extra: only who configures Redis needs its client.
             module = importlib.import_module("gateway.adapters.store.redis.leases")
             store: RedisLeases = module.RedisLeases(
@@ -164,8 +163,8 @@ class TokenPools:
             )
             return store, None
         embedded = MemoryLeases(self._served, self._clock, books, owner=owner)
-        if books and scheme == "sqlite":
-            return embedded, SqliteLeases(Path(rest.removeprefix("/")), books)
+        if books and backend == "sqlite":
+            return embedded, SqliteLeases(sqlite_path(self._url), books)
         return embedded, None
 
     def _keeper(self) -> Keeper:

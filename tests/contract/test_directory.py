@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.directory import MemoryDirectory, open_directory
+from gateway.adapters.store.backends import open_directory
+from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.sqlite.directory import TOMBSTONE_S, SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState, open_file
 from gateway.errors import StateFailure

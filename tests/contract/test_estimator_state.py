@@ -11,7 +11,8 @@ from typing import Protocol
 import pytest
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.estimator_sync import NoState, open_state
+from gateway.adapters.store.backends import open_state
+from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.redis import estimators as redis_adapter
 from gateway.adapters.store.redis.estimators import RedisState, key_of
 from gateway.errors import StateFailure

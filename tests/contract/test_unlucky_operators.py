@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.directory import open_directory
+from gateway.adapters.store.backends import open_directory
 from gateway.errors import Refusal
 from gateway.policy.request.head import digest_of
 from gateway.ports import Directory

@@ -15,8 +15,7 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster, SentinelledRedis
 from bench.common.redis_server import RedisServer, redis_program
-from gateway.adapters.store.directory import open_directory
-from gateway.adapters.store.estimator_sync import open_state
+from gateway.adapters.store.backends import open_directory, open_state
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis import link as redis_link
 from gateway.adapters.store.redis.leases import RedisLeases

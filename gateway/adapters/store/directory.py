@@ -1,34 +1,18 @@
-"""Where entitlements are kept: the directory of a `state.url`, and the one in memory."""
+"""The directory of entitlements in memory."""
 
-import importlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.adapters.store.sqlite.directory import SqliteDirectory
-from gateway.ports import Directory, EntitlementEntry, Kept, Removal, Written
+from gateway.ports import EntitlementEntry, Kept, Removal, Written
 
 TOMBSTONES: Final = 10_000
 """Removals, and names of writes, that are remembered."""
 
 _T = TypeVar("_T")
-
-
-def open_directory(url: str) -> Directory:
-    """The directory of a checked `state.url`; connects to nothing yet."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "sqlite":
-        return SqliteDirectory(Path(rest.removeprefix("/")))
-    if scheme in {"redis", "rediss", "redis+cluster", "redis+sentinel"}:
-        # An extra: only who configures Redis needs its client.
-        module = importlib.import_module("gateway.adapters.store.redis.directory")
-        found: Directory = module.RedisDirectory(url)
-        return found
-    return MemoryDirectory()
 
 
 class MemoryDirectory:

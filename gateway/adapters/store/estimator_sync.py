@@ -7,15 +7,12 @@ change is logged once, and `up` is what `sluice_store_up` shows.
 """
 
 import asyncio
-import importlib
 import logging
 import random
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.store.sqlite.estimators import SqliteState
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.merge import Ledger, Sums
@@ -41,19 +38,6 @@ class NoState:
 
     async def close(self) -> None:
         """See EstimatorState."""
-
-
-def open_state(url: str) -> EstimatorState:
-    """The store of a checked `state.url`; connects to nothing yet."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "sqlite":
-        return SqliteState(Path(rest.removeprefix("/")))
-    if scheme in {"redis", "rediss", "redis+cluster", "redis+sentinel"}:
-        # An extra: only who configures Redis needs its client.
-        module = importlib.import_module("gateway.adapters.store.redis.estimators")
-        found: EstimatorState = module.RedisState(url)
-        return found
-    return NoState()
 
 
 class _Subject:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.adapters.store.estimator_sync import Learning, NoState, open_state
-from gateway.adapters.store.sqlite.estimators import SqliteState
+from gateway.adapters.store.estimator_sync import Learning, NoState
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.breaker import MAX_PAUSE_S
@@ -215,12 +214,3 @@ async def test_closing_while_away_asks_no_more(shared: FakeShared) -> None:
     asked = node.state.exchanges
     await node.learning.close()
     assert (node.state.exchanges, node.state.closed) == (asked, True)
-
-
-def test_urls_open_their_stores() -> None:
-    assert isinstance(open_state("memory://"), NoState)
-    relative, absolute = open_state("sqlite:///a/b.db"), open_state("sqlite:////a/b.db")
-    assert isinstance(relative, SqliteState)
-    assert isinstance(absolute, SqliteState)
-    assert str(relative._path) == "a/b.db"
-    assert str(absolute._path) == "/a/b.db"

@@ -1,0 +1,59 @@
+"""The backends of `state.url`: its scheme chooses one here."""
+
+import importlib
+from pathlib import Path
+from typing import Final, Literal
+
+from gateway.adapters.store.directory import MemoryDirectory
+from gateway.adapters.store.estimator_sync import NoState
+from gateway.adapters.store.sqlite.directory import SqliteDirectory
+from gateway.adapters.store.sqlite.estimators import SqliteState
+from gateway.ports import Directory, EstimatorState
+
+Backend = Literal["memory", "sqlite", "redis"]
+
+_OF_SCHEME: Final[dict[str, Backend]] = {
+    "memory": "memory",
+    "sqlite": "sqlite",
+    "redis": "redis",
+    "rediss": "redis",
+    "redis+cluster": "redis",
+    "redis+sentinel": "redis",
+}
+
+
+def backend_of(url: str) -> Backend:
+    """The backend that a checked `state.url` names."""
+    return _OF_SCHEME[url.partition("://")[0]]
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of `sqlite:///PATH`."""
+    return Path(url.partition("://")[2].removeprefix("/"))
+
+
+def open_directory(url: str) -> Directory:
+    """The directory of entitlements; connects to nothing yet."""
+    match backend_of(url):
+        case "memory":
+            return MemoryDirectory()
+        case "sqlite":
+            return SqliteDirectory(sqlite_path(url))
+        case "redis":
+            # An extra: only a gateway that uses Redis needs its client.
+            module = importlib.import_module("gateway.adapters.store.redis.directory")
+            found: Directory = module.RedisDirectory(url)
+            return found
+
+
+def open_state(url: str) -> EstimatorState:
+    """The store of what estimators learned; connects to nothing yet."""
+    match backend_of(url):
+        case "memory":
+            return NoState()
+        case "sqlite":
+            return SqliteState(sqlite_path(url))
+        case "redis":
+            module = importlib.import_module("gateway.adapters.store.redis.estimators")
+            found: EstimatorState = module.RedisState(url)
+            return found
