@@ -8,7 +8,9 @@ call's, and the breaker says when to try again.
 - A *call* wants its answer now: while the link is down, and when its round trip fails, it
   raises `Away`.
 - A *post* must arrive some time: it is kept (MOST_POSTS at most, the oldest go first), sent in
-  order, and sent again when nobody knows whether it arrived. Its effect must allow that.
+  order, and sent again when nobody knows whether it arrived. Its effect must allow that. One of
+  COMPANIONS waits for a call to share its script, POST_WAIT_S at most: until then Redis counts
+  its lease as held, so no limit is exceeded.
 
 The link is up once it is connected, its user has prepared the server (`prepare`), and what was
 kept has been sent: so a call waits for two round trips at most.
@@ -24,7 +26,7 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from gateway.adapters.store.redis.route import TIMEOUT_S
-from gateway.adapters.store.redis.scripts import argument
+from gateway.adapters.store.redis.scripts import MOST_GROUPED, argument
 from gateway.adapters.store.redis.wire import Lost, Op, Wire
 from gateway.errors import StateFailure
 from gateway.policy.fleet.breaker import Breaker
@@ -33,6 +35,9 @@ BATCH: Final = 256
 MOST_CALLS: Final = 4_096
 """Waiting calls; more than a round trip or two could serve are told at once that it is busy."""
 MOST_POSTS: Final = 100_000
+COMPANIONS: Final = frozenset({"resize", "settle"})
+"""Posts that nobody waits for, and that share a script with calls."""
+POST_WAIT_S: Final = 0.005
 CLOSE_LIMIT_S: Final = 1.0
 
 _log = logging.getLogger("sluice.state")
@@ -67,6 +72,9 @@ class Link:
         self._breaker = Breaker()
         self._queue: deque[Op] = deque()
         self._wake = asyncio.Event()
+        """Set while anything of the queue is to go at once."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Wakes for the oldest of COMPANIONS."""
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._away = False
@@ -98,6 +106,7 @@ class Link:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._task = None
+        self._stop_waiting()
         await self._wire.close()
         self._fail_calls(Away("the gateway is stopping"))
 
@@ -128,7 +137,10 @@ class Link:
         self._queue.append(op)
         if len(self._queue) > MOST_POSTS:
             self._drop()
-        self._wake.set()
+        if name not in COMPANIONS or len(self._queue) >= MOST_GROUPED:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(POST_WAIT_S, self._wake.set)
         return op
 
     async def ask(self, name: str, argument: bytes) -> Any:
@@ -147,11 +159,12 @@ class Link:
             if not self.up:
                 await self._come_up()
                 self._settled.set()
-            elif not self._queue:
-                self._wake.clear()
+            elif not self._wake.is_set():
                 await self._wake.wait()
-            else:
+            elif self._queue:
                 await self._round_trip()
+            else:
+                self._stop_waiting()
 
     async def _come_up(self) -> None:
         pause_s = self._breaker.retry_at_s - self._clock()
@@ -164,7 +177,7 @@ class Link:
                 await self._wire.load()
             await self._prepare(self)
             while self._queue:
-                await self._send([self._queue.popleft() for _ in range(self._batch())])
+                await self._send(self._batch())
         except (RedisError, OSError, TimeoutError, StateFailure) as error:
             await self._broken(error)
         except Exception as error:  # noqa: BLE001 - a defect must not end the task
@@ -180,14 +193,23 @@ class Link:
 
     async def _round_trip(self) -> None:
         try:
-            await self._send([self._queue.popleft() for _ in range(self._batch())])
+            await self._send(self._batch())
         except (RedisError, OSError, TimeoutError, StateFailure) as error:
             await self._broken(error)
         else:
             self._breaker.succeeded()
 
-    def _batch(self) -> int:
-        return min(BATCH, len(self._queue))
+    def _batch(self) -> list[Op]:
+        batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+        if not self._queue:
+            self._stop_waiting()
+        return batch
+
+    def _stop_waiting(self) -> None:
+        self._wake.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _send(self, ops: Sequence[Op]) -> None:
         """One round trip; on failure posts go back to where they were and calls are told."""
