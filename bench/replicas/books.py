@@ -11,9 +11,8 @@ import msgspec
 from redis import Redis
 
 from bench.common.fleet import MODEL, Fleet, Replica
-from gateway.adapters.store.redis.scripts import Calls, Scripts
+from gateway.adapters.store.redis.scripts import Calls, Scripts, record
 
-_decode = msgspec.msgpack.decode
 
 
 def entitlement(name: str, service_class: str, **more: Any) -> dict[str, Any]:
@@ -78,15 +77,15 @@ class Books:
         pipe.hlen(self._leases)
         book, accounts, leases = pipe.execute()
         return Snapshot(
-            pool=sum(p["inflight"] for p in _decode(book)["pools"]),
+            pool=sum(p["inflight"] for p in record("book", book)["pools"]),
             leases=leases,
-            tenants={k.decode(): _decode(v)["total"] for k, v in accounts.items()},
+            tenants={k.decode(): record("account", v)["total"] for k, v in accounts.items()},
         )
 
     def leases(self) -> dict[str, dict[str, Any]]:
         """Leases in force, by id."""
         found: dict[bytes, bytes] = self._client.hgetall(self._leases)  # type: ignore[assignment]
-        return {k.decode(): _decode(v) for k, v in found.items()}
+        return {k.decode(): record("lease", v) for k, v in found.items()}
 
 
 class Watch:

@@ -16,7 +16,7 @@ from redis import Redis
 
 from bench.common.redis_server import RedisServer
 from gateway.adapters.store.redis.lease_codec import book_of, decision, moved
-from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument
+from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, record
 from gateway.policy.admission import admission, debt, eviction
 from gateway.policy.admission.admission import Denial, DenialReason, Request
 from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
@@ -201,11 +201,13 @@ class Pair:
 
     def _compare_leases(self) -> None:
         book = self.book
-        kept = {k.decode(): DECODE(v) for k, v in self._hash("leases")}
+        kept = {k.decode(): record("lease", v) for k, v in self._hash("leases")}
         assert set(kept) == set(book.leases)
         for lease_id, held in book.leases.items():
             for field, value in kept[lease_id].items():
-                if field != "serial":
+                if field == "evictable":
+                    assert (lease_id in book.pools[held.pool].evictable) == value
+                elif field != "serial":
                     assert getattr(held, field) == value, field
         expiry = self._sorted("expiry")
         assert {m[16:]: s for m, s in expiry} == {h.id: h.expires_s for h in book.leases.values()}
@@ -384,15 +386,12 @@ def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def kept(client: Any) -> dict[bytes, Any]:
-    """All that a server holds, msgpack taken apart: Lua packs maps in any order."""
+    """All that a server holds."""
     found: dict[bytes, Any] = {}
     for key in client.scan_iter():
         kind = client.type(key)
         if kind == b"hash":
-            found[key] = {
-                name: value if name == b"clock" else DECODE(value)
-                for name, value in client.hgetall(key).items()
-            }
+            found[key] = client.hgetall(key)
         elif kind == b"zset":
             found[key] = client.zrange(key, 0, -1, withscores=True)
         elif kind == b"set":

@@ -7,16 +7,18 @@ rolling upgrade that changes it, each version counts for itself.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
+from gateway.policy.entitlements.entitlement import AdmissionProfile, Entitlement
+from gateway.policy.token_pool.terms import Terms
 from gateway.records.record import Record
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 def lua(name: str) -> str:
@@ -42,8 +44,58 @@ _KEYS: Final = (
     *("ticking", "evictions", "leader", "replicas", "dedicated"),
 )
 _POOL_KEYS: Final = ("weights", "evictable", "denials", "denials_last")
+RECORDS: Final = {
+    "terms": Terms.__struct_fields__,
+    "profile": AdmissionProfile.__struct_fields__,
+    "entitlement": Entitlement.__struct_fields__,
+    "book": (
+        *("pools", "surplus", "surplus_s", "surplus_per_s", "own_served", "priority_denials"),
+        *("ticked_s", "settled", "refunds", "serial", "epoch", "reap_at_s", "tick"),
+    ),
+    "pool": (
+        *("inflight", "kv_bytes", "idle_dedicated", "unreserved", "service_s"),
+        *("denied", "denied_last"),
+    ),
+    "account": (
+        *("inflight", "spilled", "total", "kv_bytes", "level", "level_s", "borrowed"),
+        *("borrowed_s", "debt", "burst", "served", "denied", "promised", "promised_s", "waiters"),
+        *("waiters_s", "mean_cost", "inflight_seconds", "kv_seconds", "since_s", "debited"),
+        *("refunded", "used"),
+    ),
+    "lease": (
+        *("entitlement", "pool", "sequences", "estimate_tokens", "kv_bytes", "weight"),
+        *("issued_s", "funded", "owner", "would_deny", "spilled", "evicted", "evictable"),
+        *("adopted", "serial"),
+    ),
+}
+"""Fields of what the keys hold, in their order."""
+_WITHIN: Final = ("profile", "pool")
+"""Records that are arrays within another: of the terms, of the book."""
+_LAYER: Final = "-- LAYER\n"
 _SERVER_CLOCK: Final = "local now_s, read_s, ticked_by_s = book_time()"
 _TEST_CLOCK: Final = "local now_s, read_s, ticked_by_s = tonumber(ARGV[#ARGV]), nil, nil"
+
+
+def _codec(kind: str, fields: Sequence[str]) -> str:
+    """Lua that reads and packs a record."""
+    read, pack, end = ("unpack", "{", "}") if kind in _WITHIN else ("unpacked", "pack(", ")")
+    names = ", ".join(fields)
+    made = ", ".join(f"{field} = {field}" for field in fields)
+    values = ", ".join(f"r.{field}" for field in fields)
+    return (
+        f"local function read_{kind}(r) local {names} = {read}(r) return {{{made}}} end\n"
+        f"local function packed_{kind}(r) return {pack}{values}{end} end"
+    )
+
+
+def record(kind: str, raw: bytes) -> dict[str, Any]:
+    """A record as the keys hold it; fields that are nil are missing."""
+    fields = RECORDS[kind]
+    values = msgspec.msgpack.decode(b"\xdc" + len(fields).to_bytes(2, "big") + raw)
+    found = {f: v for f, v in zip(fields, values, strict=True) if v is not None}
+    if kind == "book":
+        found["pools"] = [dict(zip(RECORDS["pool"], p, strict=True)) for p in found["pools"]]
+    return found
 
 
 def _maker(name: str) -> str:
@@ -53,6 +105,11 @@ def _maker(name: str) -> str:
 
 
 _MAKERS: Final = "\n".join(("local MAKE = {}", *map(_maker, GROUPED)))
+
+_CODECS: Final = "\n".join(_codec(kind, fields) for kind, fields in RECORDS.items())
+_LAYERS: Final = lua("book").split(_LAYER)
+_BOOK: Final = "return (function()\n".join((_LAYERS[0] + _CODECS + "\n", *_LAYERS[1:]))
+_ENDS: Final = ["end)()"] * (len(_LAYERS) - 1)
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -75,7 +132,7 @@ class Scripts:
 
     def _read(self, name: str) -> Script:
         between = _MAKERS if name == "calls" else "local arg = unpacked(ARGV[1])"
-        text = "\n".join((lua("book"), between, lua(name)))
+        text = "\n".join((_BOOK, between, lua(name), *_ENDS))
         if self.clock is not None:
             if _SERVER_CLOCK not in text:
                 raise ValueError(f"{name}.lua does not read the clock where it should")

@@ -1,4 +1,4 @@
--- admit, version 4: may this request enter? Decides, and takes the lease.
+-- admit, version 5: may this request enter? Decides, and takes the lease.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
@@ -193,7 +193,7 @@ local function granted(account, lease, contended, evictable)
 end
 
 local function admit(id, owner, observe, request)
-  reap()
+  reap(REAPED_AT_ONCE)
   local account = account_of(request.entitlement)
   if not account then return denied({'entitlement_unknown', 0, 0, 0, 0, 'sequences', false}) end
   local held = lease_of(id)

@@ -1,4 +1,4 @@
--- adopt, version 4: takes leases over that this server has lost, or never knew.
+-- adopt, version 5: takes leases over that this server has lost, or never knew.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leases}, 500 at most; a lease: {id, entitlement, pool, sequences,

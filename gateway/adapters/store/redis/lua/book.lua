@@ -1,13 +1,13 @@
--- book, version 4: what every script of the lease store shares. It is put before each of them.
+-- book, version 5: what every script of the lease store shares. It is put before each of them.
 --
 -- A transcription of gateway/policy/token_pool/token_pool.py, buckets.py and leases.py, names and order of
 -- floating-point operations included, so that both give the same decisions.
 --
--- KEYS     all of one model and one hash tag, `sluice:4:{MODEL}:NAME`, the same for every script:
---   1 state         hash: "terms", "book" -> msgpack maps; "clock" -> two times, see book_time
---   2 defs          hash: entitlement -> msgpack map of its terms
---   3 accounts      hash: entitlement -> msgpack map of its counters; absent means all zero
---   4 leases        hash: lease id -> msgpack map
+-- KEYS     all of one model and one hash tag, `sluice:5:{MODEL}:NAME`, the same for every script:
+--   1 state         hash: "terms", "book" -> records; "clock" -> two times, see book_time
+--   2 defs          hash: entitlement -> record of its terms
+--   3 accounts      hash: entitlement -> record of its counters; absent means all zero
+--   4 leases        hash: lease id -> record
 --   5 expiry        sorted set: serial .. lease id, by expiry
 --   6 graves        hash: expired lease id -> msgpack {entitlement, tokens charged, funded};
 --                   of an adopted lease that was settled: {false}
@@ -22,6 +22,11 @@
 --                   (sorted set likewise), denials and denials_last (sorted sets of tenants by
 --                   weight: whom the pool refused in this tick, and in the last but not in this)
 -- ARGV     see each script; after it nothing, but in tests the time
+--
+-- A record is its fields in msgpack, one after another and without their names, which cost more to
+-- read and write than all values (scripts.py, RECORDS; it makes a `read_` and a `packed_` each).
+-- Lua finds a variable that a function shares by looking through all that were declared after it.
+-- So what follows a LAYER is a function of its own, which is told the earlier ones at once.
 --
 -- Times are Unix seconds by the server's clock as no step of it shows, tokens and bytes whole numbers. Pools count
 -- from 0 outside, so pool p is `book.pools[p + 1]`.
@@ -56,9 +61,9 @@ end
 -- what the last tick saw (`clock` in the state: by its reading, and as it was here), by LEAP_S at
 -- most: replicas tick four times a second. Whoever ticks says what passed by its own clock.
 local LEAP_S = 2
+local state = call('HMGET', STATE, 'terms', 'book', 'clock')
 local function book_time()
-  local read_s = server_time()
-  local kept = call('HGET', STATE, 'clock')
+  local read_s, kept = server_time(), state[3]
   if not kept then return read_s, read_s end
   local then_s, was_s = string.match(kept, '^(%S+) (%S+)$')
   return was_s + min(max(read_s - then_s, 0), LEAP_S), read_s, tonumber(then_s)
@@ -69,6 +74,8 @@ local now_s, read_s, ticked_by_s = book_time()
 
 local terms, book
 local accounts = {}
+
+-- LAYER
 
 local function weights_of(p) return KEYS[14 + 4 * p] end
 local function evictable_of(p) return KEYS[15 + 4 * p] end
@@ -84,9 +91,10 @@ end
 
 -- Loads the model; the error to return when that is not possible.
 local function load_book()
-  local kept = call('HMGET', STATE, 'terms', 'book')
-  if not (kept[1] and kept[2]) then return redis.error_reply('NOSTATE the model is unknown') end
-  terms, book = unpacked(kept[1]), unpacked(kept[2])
+  if not (state[1] and state[2]) then return redis.error_reply('NOSTATE the model is unknown') end
+  terms, book = read_terms(state[1]), read_book(state[2])
+  terms.profile = read_profile(terms.profile)
+  for i, pool in ipairs(book.pools) do book.pools[i] = read_pool(pool) end
   if #KEYS < 13 + 4 * #book.pools then
     return redis.error_reply('POOLS ' .. #book.pools)
   end
@@ -101,7 +109,7 @@ local function account_of(name)
   if not def then return nil end
   local kept = call('HGET', ACCOUNTS, name)
   if kept then
-    account = unpacked(kept)
+    account = read_account(kept)
   else
     account = {
       inflight = {}, spilled = {}, total = 0, kv_bytes = 0, level = 0, level_s = 0, borrowed = 0,
@@ -113,18 +121,19 @@ local function account_of(name)
   for p = #account.inflight + 1, #book.pools do
     account.inflight[p], account.spilled[p] = 0, 0
   end
-  account.terms, account.name = unpacked(def), name
+  account.terms, account.name = read_entitlement(def), name
   accounts[name] = account
   return account
 end
 
 -- Writes the book and every account that was looked at.
 local function save()
-  for name, account in pairs(accounts) do
-    account.terms, account.name = nil, nil
-    call('HSET', ACCOUNTS, name, pack(account))
-  end
-  call('HSET', STATE, 'book', pack(book))
+  for name, account in pairs(accounts) do call('HSET', ACCOUNTS, name, packed_account(account)) end
+  local pools = book.pools
+  book.pools = {}
+  for i, pool in ipairs(pools) do book.pools[i] = packed_pool(pool) end
+  call('HSET', STATE, 'book', packed_book(book))
+  book.pools = pools
 end
 
 local function next_serial()
@@ -134,10 +143,12 @@ end
 
 local function lease_of(id)
   local kept = call('HGET', LEASES, id)
-  return kept and unpacked(kept)
+  return kept and read_lease(kept)
 end
 
 -- -- ledger.py
+
+-- LAYER
 
 local function baseline_of(entitlement, p) return entitlement.baseline[p + 1] or 0 end
 local function slots_of(p) return terms.slots[p + 1] or 0 end
@@ -198,24 +209,32 @@ local function file(account, lease, id)
   if lease.spilled then
     account.spilled[lease.pool + 1] = account.spilled[lease.pool + 1] + lease.sequences
   end
-  if gives_way(account, lease) then call('ZADD', evictable_of(lease.pool), lease.weight, id) end
+  lease.evictable = gives_way(account, lease)
+  if lease.evictable then call('ZADD', evictable_of(lease.pool), lease.weight, id) end
 end
 
-local function keep(lease, id) call('HSET', LEASES, id, pack(lease)) end
+local function keep(lease, id) call('HSET', LEASES, id, packed_lease(lease)) end
+
+-- Has a lease's time to live begin.
+local function put_off(lease, id)
+  local expires_s = now_s + LEASE_TTL_S
+  lease.serial = next_serial()
+  call('ZADD', EXPIRY, expires_s, lease.serial .. id)
+  book.reap_at_s = min(book.reap_at_s, expires_s)
+end
 
 -- Files a lease under everything that looks for leases.
 local function hold(account, lease, id)
-  lease.serial = next_serial()
-  call('ZADD', EXPIRY, now_s + LEASE_TTL_S, lease.serial .. id)
-  keep(lease, id)
+  put_off(lease, id)
   call('SADD', ACTIVE, lease.entitlement)
   file(account, lease, id)
+  keep(lease, id)
 end
 
 -- Takes a lease out of its pool's books; it may be filed again in another's.
 local function release(account, lease, id)
   call('ZREM', weights_of(lease.pool), id)
-  call('ZREM', evictable_of(lease.pool), id)
+  if lease.evictable then call('ZREM', evictable_of(lease.pool), id) end
   if lease.spilled then
     account.spilled[lease.pool + 1] = account.spilled[lease.pool + 1] - lease.sequences
   end
@@ -347,9 +366,10 @@ local function bury(id, grave)
   end
 end
 
--- Ends leases whose time is up, charging their estimate; how many.
+-- Ends leases whose time is up, charging their estimate; how many. None expires before reap_at_s.
 local function reap(most)
-  local due = call('ZRANGEBYSCORE', EXPIRY, '-inf', now_s, 'LIMIT', 0, most or REAPED_AT_ONCE)
+  if now_s < book.reap_at_s then return 0 end
+  local due = call('ZRANGEBYSCORE', EXPIRY, '-inf', now_s, 'LIMIT', 0, most)
   for _, member in ipairs(due) do
     local id = string.sub(member, 17)
     local lease = lease_of(id)
@@ -360,5 +380,7 @@ local function reap(most)
     serve(account, lease.funded, lease.estimate_tokens)
     bury(id, {lease.entitlement, lease.estimate_tokens, lease.funded})
   end
+  local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
+  book.reap_at_s = first[2] and tonumber(first[2]) or now_s + LEASE_TTL_S
   return #due
 end

@@ -1,4 +1,4 @@
--- calls, version 4: several calls on one model, carried out in order as if each came alone.
+-- calls, version 5: several calls on one model, carried out in order as if each came alone.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {name}: admit, transfer, resize or settle; ARGV[2] is its argument, and so on in pairs

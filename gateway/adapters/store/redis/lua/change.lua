@@ -1,4 +1,4 @@
--- change, version 4: takes over a model's capacity and rules.
+-- change, version 5: takes over a model's capacity and rules.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leader_ms, terms (map), epoch}: only the leader's terms count, and those
@@ -35,6 +35,7 @@ else
   book = {
     pools = {}, surplus = 0, surplus_s = 0, surplus_per_s = given.tokens_per_s, own_served = 0,
     priority_denials = 0, ticked_s = now_s, settled = 0, refunds = 0, serial = 0, epoch = arg.epoch,
+    reap_at_s = 0,
   }
   -- From here on no step of the clock counts in full, even before the first tick.
   if read_s then call('HSET', STATE, 'clock', string.format('%.6f %.6f', read_s, now_s)) end
@@ -45,6 +46,7 @@ terms = given
 for p = 0, #given.slots - 1 do
   rebind(p, before and (before.bound_until[p + 1] or UNLIMITED) or -1, bound_in(p))
 end
-call('HSET', STATE, 'terms', pack(terms))
+terms.profile = packed_profile(terms.profile)
+call('HSET', STATE, 'terms', packed_terms(terms))
 save()
 return 1

@@ -1,4 +1,4 @@
--- define, version 4: adds entitlements or changes their terms; counters stay.
+-- define, version 5: adds entitlements or changes their terms; counters stay.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {entitlements}, 500 at most: a list of {name, terms (map)}
@@ -12,7 +12,7 @@ for _, given in ipairs(arg.entitlements) do
   local account = not failed and call('HEXISTS', DEFS, name) == 1 and account_of(name)
   if account then reserve(account, -1) end
   local entitlement = given[2]
-  call('HSET', DEFS, name, pack(entitlement))
+  call('HSET', DEFS, name, packed_entitlement(entitlement))
   if entitlement.service_class == 'dedicated' then
     call('ZADD', DEDICATED, entitlement.created, name)
   else

@@ -1,4 +1,4 @@
--- evict, version 4: has others of a waiting lease's pool give way; a transcription of
+-- evict, version 5: has others of a waiting lease's pool give way; a transcription of
 -- gateway/policy/admission/eviction.py.
 --
 -- KEYS     see book.lua

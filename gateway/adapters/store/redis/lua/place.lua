@@ -1,4 +1,4 @@
--- place, version 4: where a request may go, and what it is told when it may not. Shared by the
+-- place, version 5: where a request may go, and what it is told when it may not. Shared by the
 -- scripts that admit and transfer; a transcription of gateway/policy/admission/placement.py, of check 4 in
 -- limits.py, and of waits.py.
 --

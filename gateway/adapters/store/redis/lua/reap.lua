@@ -1,4 +1,4 @@
--- reap, version 4: ends leases whose time is up, charging their estimate.
+-- reap, version 5: ends leases whose time is up, charging their estimate.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {most}: 500 at most

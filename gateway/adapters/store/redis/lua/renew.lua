@@ -1,4 +1,4 @@
--- renew, version 4: keeps leases in force for another term.
+-- renew, version 5: keeps leases in force for another term.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_ids}, 500 at most
@@ -12,8 +12,7 @@ for _, id in ipairs(arg.lease_ids) do
   local lease = lease_of(id)
   if lease then
     call('ZREM', EXPIRY, lease.serial .. id)
-    lease.serial = next_serial()
-    call('ZADD', EXPIRY, now_s + LEASE_TTL_S, lease.serial .. id)
+    put_off(lease, id)
     keep(lease, id)
   else
     gone[#gone + 1] = id

@@ -1,4 +1,4 @@
--- resize, version 4: changes what a lease reserves. Never refused: its bucket pays.
+-- resize, version 5: changes what a lease reserves. Never refused: its bucket pays.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, estimate_tokens, kv_bytes}: what it reserves from now on

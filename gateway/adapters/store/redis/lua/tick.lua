@@ -1,4 +1,4 @@
--- tick, version 4: hears a replica; where it leads and a tick is due, applies one slice of it.
+-- tick, version 5: hears a replica; where it leads and a tick is due, applies one slice of it.
 --
 -- A transcription of gateway/policy/admission/debt.py. A tick is applied in slices of `most` entitlements,
 -- all with the elapsed time and contention of its beginning; it goes on where a leader that

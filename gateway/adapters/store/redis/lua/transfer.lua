@@ -1,4 +1,4 @@
--- transfer, version 4: moves a lease to another pool; the old place stays in force on refusal.
+-- transfer, version 5: moves a lease to another pool; the old place stays in force on refusal.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, pool, force}; without force only if it would be admitted there
@@ -37,8 +37,8 @@ local function transfer(id, p, force)
   local denial = not force and inadmissible(account, lease, p)
   if not denial then lease.pool = p end
   move(account, lease.pool, lease.sequences, lease.kv_bytes)
-  keep(lease, id)
   file(account, lease, id)
+  keep(lease, id)
   if denial then return denied(denial) end
   return pack({true, gives_way(account, lease)})
 end

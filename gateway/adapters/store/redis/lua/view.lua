@@ -1,15 +1,18 @@
--- view, version 4: counters, for people and metrics; changes nothing.
+-- view, version 5: counters, for people and metrics; changes nothing.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {names}
 --
--- Returns {terms, book, then of each name its terms and its counters}, all msgpack, "" for absent.
+-- Returns {terms, book, then of each name its terms and its counters}, msgpack maps, "" for absent.
 
 local failed = load_book()
 if failed then return failed end
-local reply = call('HMGET', STATE, 'terms', 'book')
+local reply = {pack(terms), pack(book)}
 for _, name in ipairs(arg.names) do
-  reply[#reply + 1] = call('HGET', DEFS, name) or ''
-  reply[#reply + 1] = call('HGET', ACCOUNTS, name) or ''
+  local account = account_of(name)
+  local entitlement = account and account.terms
+  if account then account.terms, account.name = nil, nil end
+  reply[#reply + 1] = account and pack(entitlement) or ''
+  reply[#reply + 1] = account and pack(account) or ''
 end
 return reply
