@@ -26,13 +26,8 @@ def lua(name: str) -> str:
     return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-GROUPED: Final = {
-    "admit": ("place", "admit"),
-    "transfer": ("place", "transfer"),
-    "resize": ("resize",),
-    "settle": ("settle",),
-}
-"""Calls that share one script, by the parts that each is made of."""
+GROUPED: Final = ("admit", "settle", "resize", "transfer")
+"""Calls that share one script."""
 MOST_GROUPED: Final = 32
 """In one script, which keeps everybody else waiting: some 1 ms."""
 _NAMES: Final = (
@@ -98,18 +93,20 @@ def record(kind: str, raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _maker(name: str) -> str:
-    """Lua that makes the functions of a grouped call, when it is called for."""
-    text = "\n".join(map(lua, GROUPED[name]))
-    return f"MAKE.{name} = function()\n{text}\nend"
+def _makers() -> str:
+    """Lua that makes the function of the grouped call `name`, when it is called for."""
+    texts = (lua(name).replace("\nreturn ", f"\nmade.{name} = ") for name in GROUPED)
+    made = (f"if name == '{n}' then\n{t}" for n, t in zip(GROUPED, texts, strict=True))
+    return "\nelse".join(made) + "\nend"
 
-
-_MAKERS: Final = "\n".join(("local MAKE = {}", *map(_maker, GROUPED)))
 
 _CODECS: Final = "\n".join(_codec(kind, fields) for kind, fields in RECORDS.items())
 _LAYERS: Final = lua("book").split(_LAYER)
 _BOOK: Final = "return (function()\n".join((_LAYERS[0] + _CODECS + "\n", *_LAYERS[1:]))
 _ENDS: Final = ["end)()"] * (len(_LAYERS) - 1)
+
+_CHECKS: Final = f"local function make_checks()\n{lua('place')}\n{lua('checks')}\nend"
+_MAKERS: Final = _makers()
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -131,8 +128,8 @@ class Scripts:
         self.all = {name: self._read(name) for name in _NAMES}
 
     def _read(self, name: str) -> Script:
-        between = _MAKERS if name == "calls" else "local arg = unpacked(ARGV[1])"
-        text = "\n".join((_BOOK, between, lua(name), *_ENDS))
+        between = _CHECKS if name == "calls" else "local arg = unpacked(ARGV[1])"
+        text = "\n".join((_BOOK, between, lua(name).replace("-- MAKE", _MAKERS), *_ENDS))
         if self.clock is not None:
             if _SERVER_CLOCK not in text:
                 raise ValueError(f"{name}.lua does not read the clock where it should")

@@ -11,10 +11,18 @@
 
 local failed = load_book()
 if failed then return failed end
+local made_checks
+local function checks()
+  made_checks = made_checks or make_checks()
+  return made_checks
+end
+
 local made, replies = {}, {}
 for i = 1, #ARGV - 1, 2 do
   local name = ARGV[i]
-  if not made[name] then made[name] = MAKE[name]() end
+  if not made[name] then
+    -- MAKE
+  end
   local done, reply = pcall(made[name], unpacked(ARGV[i + 1]))
   replies[#replies + 1] = done and reply or redis.error_reply('ERR ' .. tostring(reply))
 end

@@ -18,11 +18,11 @@ local function inadmissible(account, lease, p)
     kv_bytes = lease.kv_bytes,
     sequences = lease.sequences,
   }
-  local denial = over_concurrency(account, request)
+  local denial = checks().over_concurrency(account, request)
   if denial then return denial end
-  local place = find_place(account, request, lease.weight)
+  local place = checks().find_place(account, request, lease.weight)
   if slots_of(p) <= 0 then place = {pool = p, contended = true, denied = 'priority'} end
-  return place.denied and pool_denial(account, request, lease.weight, place)
+  return place.denied and checks().pool_denial(account, request, lease.weight, place)
 end
 
 local function transfer(id, p, force)
@@ -39,7 +39,7 @@ local function transfer(id, p, force)
   move(account, lease.pool, lease.sequences, lease.kv_bytes)
   file(account, lease, id)
   keep(lease, id)
-  if denial then return denied(denial) end
+  if denial then return checks().denied(denial) end
   return pack({true, gives_way(account, lease)})
 end
 
