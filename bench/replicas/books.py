@@ -14,7 +14,6 @@ from bench.common.fleet import MODEL, Fleet, Replica
 from gateway.adapters.store.redis.scripts import Calls, Scripts, record
 
 
-
 def entitlement(name: str, service_class: str, **more: Any) -> dict[str, Any]:
     """An entry of the file; its key is `key-of-NAME`."""
     digest = hashlib.sha256(f"key-of-{name}".encode()).hexdigest()

@@ -16,7 +16,7 @@ from redis import Redis
 
 from bench.common.redis_server import RedisServer
 from gateway.adapters.store.redis.lease_codec import book_of, decision, moved
-from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, record
+from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, grouped, record
 from gateway.policy.admission import admission, debt, eviction
 from gateway.policy.admission.admission import Denial, DenialReason, Request
 from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
@@ -57,7 +57,9 @@ class Pair:
 
     def group(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
         """Answers of calls that share one script; an exception stands in place of an error."""
-        given = [part for name, fields in calls for part in (name.encode(), argument(**fields))]
+        given = [
+            part for name, fields in calls for part in (name.encode(), grouped(name, **fields))
+        ]
         found: list[Any] = self._run("calls", *given)
         return found
 
@@ -80,9 +82,7 @@ class Pair:
         expected = admission.admit(self.book, request, self.now_s, observe=observe)
         fields = msgspec.structs.asdict(request)
         lease_id, owner = fields.pop("lease_id"), fields.pop("owner")
-        answer = self.script(
-            "admit", lease_id=lease_id, owner=owner, observe=observe, request=fields
-        )
+        answer = self.script("admit", lease_id=lease_id, owner=owner, observe=observe, **fields)
         found, gives_way, issued_s = decision(answer)
         assert found == expected
         if isinstance(expected, Denial):
@@ -375,7 +375,7 @@ def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
             "kv_bytes": pick((0, 10, 1000)),
             "sequences": pick((1, 1, 2, 4)),
         }
-        admit = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, "request": request}
+        admit = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, **request}
         settle = {"lease_id": lease_id, "charge": pick((False, 0, 60, 900)), "timely": True}
         resize = {"lease_id": lease_id, "estimate_tokens": 70, "kv_bytes": 20}
         transfer = {"lease_id": lease_id, "pool": pick((0, 1)), "force": pick((True, False))}
@@ -428,7 +428,7 @@ def some_admit(lease_id: str, **more: Any) -> dict[str, Any]:
         "kv_bytes": 0,
         "sequences": 1,
     }
-    return {"lease_id": lease_id, "owner": "o", "observe": False, "request": {**request, **more}}
+    return {"lease_id": lease_id, "owner": "o", "observe": False, **request, **more}
 
 
 def test_a_call_that_fails_spares_those_that_share_its_script(redis_process: RedisServer) -> None:
@@ -438,7 +438,7 @@ def test_a_call_that_fails_spares_those_that_share_its_script(redis_process: Red
         calls = [
             ("admit", some_admit("x", pool="none")),
             ("admit", some_admit("l")),
-            ("settle", {"lease_id": "l"}),
+            ("settle", {"lease_id": "l", "charge": False, "timely": True}),
         ]
         answers = pair.group(calls)
         assert isinstance(answers[0], Exception)

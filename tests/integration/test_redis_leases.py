@@ -20,7 +20,7 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis import link as redis_link
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.adapters.store.redis.link import Away
-from gateway.adapters.store.redis.scripts import Calls, Scripts, argument
+from gateway.adapters.store.redis.scripts import Calls, Scripts, argument, grouped
 from gateway.adapters.store.redis.token_pools import FailMode
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
@@ -414,7 +414,7 @@ async def test_a_lease_taken_alone_is_told_twice_and_counted_once(
             "issued_unix_s": 1.0,
         }
         adopt = argument(owner="o", leases=[alone])
-        settle = argument(lease_id="a+", charge=30, timely=False)
+        settle = grouped("settle", lease_id="a+", charge=30, timely=False)
         answers = [
             await link.call(name, packed)
             for _ in range(2)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gateway.adapters.store.redis.scripts import argument
+from gateway.adapters.store.redis.scripts import grouped
 from gateway.adapters.store.redis.wire import Op
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.entitlements.entitlement import Entitlement
@@ -60,18 +60,17 @@ class Kept:
 
 def admit_argument(ask: Ask, owner: str, *, observe: bool) -> bytes:
     """The argument of `lua/admit.lua`."""
-    return argument(
+    return grouped(
+        "admit",
         lease_id=ask.lease_id,
         owner=owner,
         observe=observe,
-        request={
-            "entitlement": ask.entitlement,
-            "pool": ask.pool,
-            "alternates": ask.alternates,
-            "estimate_tokens": ask.cost_tokens,
-            "kv_bytes": ask.kv_bytes,
-            "sequences": ask.sequences,
-        },
+        entitlement=ask.entitlement,
+        pool=ask.pool,
+        alternates=ask.alternates,
+        estimate_tokens=ask.cost_tokens,
+        kv_bytes=ask.kv_bytes,
+        sequences=ask.sequences,
     )
 
 

@@ -15,7 +15,7 @@ from gateway.adapters.store.memory.leases import lease_of
 from gateway.adapters.store.redis import bucket_levels
 from gateway.adapters.store.redis.lease_codec import ALONE, Kept, admit_argument, decision, moved
 from gateway.adapters.store.redis.link import Away
-from gateway.adapters.store.redis.scripts import argument
+from gateway.adapters.store.redis.scripts import argument, grouped
 from gateway.adapters.store.redis.token_pools import Process, RedisPools
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
@@ -66,7 +66,7 @@ class RedisModel(RedisPools):
         kept = self.kept.get(lease.id)
         if kept is None or kept.lease.pool == pool:
             return lease if kept is None else kept.lease
-        packed = argument(lease_id=kept.key, pool=pool, force=force)
+        packed = grouped("transfer", lease_id=kept.key, pool=pool, force=force)
         denied, gives_way = None, kept.gives_way
         try:
             denied, gives_way = moved(await self.link.call("transfer", packed))
@@ -74,7 +74,9 @@ class RedisModel(RedisPools):
             refused = None if force else self._refused_alone(kept, pool)
             # It may have moved there already: whatever is decided here is what counts.
             place = pool if refused is None else kept.lease.pool
-            self.link.post("transfer", argument(lease_id=kept.key, pool=place, force=True))
+            self.link.post(
+                "transfer", grouped("transfer", lease_id=kept.key, pool=place, force=True)
+            )
             if refused is not None:
                 raise refused from None
         if denied is not None:
@@ -88,7 +90,9 @@ class RedisModel(RedisPools):
             return
         bucket_levels.paid(self.book, kept, cost_tokens, self._now_s())
         kept.estimate_tokens, kept.kv_bytes = cost_tokens, kv_bytes
-        packed = argument(lease_id=kept.key, estimate_tokens=cost_tokens, kv_bytes=kv_bytes)
+        packed = grouped(
+            "resize", lease_id=kept.key, estimate_tokens=cost_tokens, kv_bytes=kv_bytes
+        )
         if kept.resizing is not None and not kept.resizing.sent:
             kept.resizing.argument = packed
         else:
@@ -199,7 +203,7 @@ class RedisModel(RedisPools):
     def _release(self, key: str, charge: int | None) -> None:
         charged: Any = False if charge is None else charge
         timely = self.link.up
-        self.link.post("settle", argument(lease_id=key, charge=charged, timely=timely))
+        self.link.post("settle", grouped("settle", lease_id=key, charge=charged, timely=timely))
 
 
 def _unavailable() -> Unavailable:

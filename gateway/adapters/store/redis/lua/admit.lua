@@ -1,8 +1,8 @@
 -- admit, version 5: may this request enter? Decides, and takes the lease.
 --
 -- KEYS     see book.lua
--- arg      {lease_id, owner, observe, request}; request: {entitlement, pool, alternates (pools),
---          estimate_tokens, kv_bytes, sequences}. observe: the model's; denials are only noted.
+-- arg      {lease_id, owner, observe, entitlement, pool, alternates (pools), estimate_tokens,
+--          kv_bytes, sequences}. observe: the model's; denials are only noted.
 --
 -- Returns msgpack {true, pool, weight, spilled, contended, protected, funded, would_deny,
 -- limit_sequences, inflight_sequences, depth_tokens, level_tokens, rate_tokens_per_s, service_s,
@@ -55,7 +55,11 @@ local function granted(account, lease, contended, evictable)
     evictable, lease.issued_s})
 end
 
-local function admit(id, owner, observe, request)
+local function admit(id, owner, observe, entitlement, pool, alternates, tokens, kv_bytes, sequences)
+  local request = {
+    entitlement = entitlement, pool = pool, alternates = alternates, estimate_tokens = tokens,
+    kv_bytes = kv_bytes, sequences = sequences,
+  }
   reap(REAPED_AT_ONCE)
   local account = account_of(request.entitlement)
   if not account then
@@ -96,9 +100,13 @@ local function admit(id, owner, observe, request)
   }
   hold(account, lease, id)
   move(account, place.pool, request.sequences, request.kv_bytes)
-  pay(account, funded, request.estimate_tokens)
+  if funded == 'own' then
+    account.level = account.level - request.estimate_tokens -- check 5 filled it and found enough
+  else
+    pay(account, funded, request.estimate_tokens)
+  end
   account.debited = account.debited + request.estimate_tokens
   return granted(account, lease, place.contended, gives_way(account, lease))
 end
 
-return function(arg) return admit(arg.lease_id, arg.owner, arg.observe, arg.request) end
+return admit

@@ -24,7 +24,8 @@
 -- ARGV     see each script; after it nothing, but in tests the time
 --
 -- A record is its fields in msgpack, one after another and without their names, which cost more to
--- read and write than all values (scripts.py, RECORDS; it makes a `read_` and a `packed_` each).
+-- read and write than all values. scripts.py has their names (RECORDS) and writes READ_ and PACKED_
+-- out where they stand: a function more would be made in every run.
 -- Lua finds a variable that a function shares by looking through all that were declared after it.
 -- So what follows a LAYER is a function of its own, which is told the earlier ones at once.
 --
@@ -38,7 +39,7 @@ local STATE, DEFS, ACCOUNTS, LEASES, EXPIRY, GRAVES, GRAVES_ORDER, ACTIVE, TICKI
 local LEASE_TTL_S, REAPED_AT_ONCE, TOMBSTONES, DENIALS_KEPT = 30, 64, 10000, 2000
 local FIRST_SERVICE_S, BUCKET_S, MEAN_GAIN = 5, 10, 0.1
 local SPILLED_WEIGHT, LEAST_DEBT_FACTOR, MOST_S = 1, 0.05, 60
-local UNLIMITED = 2 ^ 53
+local UNLIMITED, SAVED_AT_ONCE = 2 ^ 53, 1000
 
 local CLASS_WEIGHT =
   {dedicated = 1000, guaranteed = 1000, elastic = 100, spot = 1, preemptible = 0.1}
@@ -79,22 +80,16 @@ local accounts = {}
 
 local function weights_of(p) return KEYS[14 + 4 * p] end
 local function evictable_of(p) return KEYS[15 + 4 * p] end
-local function denials_of(p) return KEYS[16 + 4 * p] end
-local function denials_last_of(p) return KEYS[17 + 4 * p] end
-
-local function new_pool()
-  return {
-    inflight = 0, kv_bytes = 0, idle_dedicated = 0, unreserved = 0, service_s = FIRST_SERVICE_S,
-    denied = 0, denied_last = 0,
-  }
-end
 
 -- Loads the model; the error to return when that is not possible.
 local function load_book()
   if not (state[1] and state[2]) then return redis.error_reply('NOSTATE the model is unknown') end
-  terms, book = read_terms(state[1]), read_book(state[2])
-  terms.profile = read_profile(terms.profile)
-  for i, pool in ipairs(book.pools) do book.pools[i] = read_pool(pool) end
+  terms = READ_terms(state[1])
+  book = READ_book(state[2])
+  terms.profile = READ_profile(terms.profile)
+  for i, kept in ipairs(book.pools) do
+    book.pools[i] = READ_pool(kept)
+  end
   if #KEYS < 13 + 4 * #book.pools then
     return redis.error_reply('POOLS ' .. #book.pools)
   end
@@ -109,7 +104,7 @@ local function account_of(name)
   if not def then return nil end
   local kept = call('HGET', ACCOUNTS, name)
   if kept then
-    account = read_account(kept)
+    account = READ_account(kept)
   else
     account = {
       inflight = {}, spilled = {}, total = 0, kv_bytes = 0, level = 0, level_s = 0, borrowed = 0,
@@ -121,18 +116,26 @@ local function account_of(name)
   for p = #account.inflight + 1, #book.pools do
     account.inflight[p], account.spilled[p] = 0, 0
   end
-  account.terms, account.name = read_entitlement(def), name
+  account.terms = READ_entitlement(def)
+  account.name = name
   accounts[name] = account
   return account
 end
 
 -- Writes the book and every account that was looked at.
 local function save()
-  for name, account in pairs(accounts) do call('HSET', ACCOUNTS, name, packed_account(account)) end
+  local written = {}
+  for name, account in pairs(accounts) do
+    written[#written + 1] = name
+    written[#written + 1] = PACKED_account(account)
+  end
+  for i = 1, #written, SAVED_AT_ONCE do
+    call('HSET', ACCOUNTS, unpack(written, i, min(i + SAVED_AT_ONCE - 1, #written)))
+  end
   local pools = book.pools
   book.pools = {}
-  for i, pool in ipairs(pools) do book.pools[i] = packed_pool(pool) end
-  call('HSET', STATE, 'book', packed_book(book))
+  for i, pool in ipairs(pools) do book.pools[i] = PACKED_pool(pool) end
+  call('HSET', STATE, 'book', PACKED_book(book))
   book.pools = pools
 end
 
@@ -143,7 +146,10 @@ end
 
 local function lease_of(id)
   local kept = call('HGET', LEASES, id)
-  return kept and read_lease(kept)
+  if not kept then return nil end
+  local lease
+  lease = READ_lease(kept)
+  return lease
 end
 
 -- -- ledger.py
@@ -213,7 +219,7 @@ local function file(account, lease, id)
   if lease.evictable then call('ZADD', evictable_of(lease.pool), lease.weight, id) end
 end
 
-local function keep(lease, id) call('HSET', LEASES, id, packed_lease(lease)) end
+local function keep(lease, id) call('HSET', LEASES, id, PACKED_lease(lease)) end
 
 -- Has a lease's time to live begin.
 local function put_off(lease, id)

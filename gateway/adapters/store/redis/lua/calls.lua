@@ -1,7 +1,7 @@
 -- calls, version 5: several calls on one model, carried out in order as if each came alone.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {name}: admit, transfer, resize or settle; ARGV[2] is its argument, and so on in pairs
+-- ARGV[1]  {name}: admit, transfer, resize or settle; ARGV[2] is its record, and so on in pairs
 --
 -- Returns what each returns, in order; an error stands in its place. The book and the accounts
 -- are read and written once, and only the functions that are called for are made.

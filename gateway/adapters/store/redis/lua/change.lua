@@ -6,6 +6,13 @@
 --
 -- Returns 1 when they were taken over.
 
+local function new_pool()
+  return {
+    inflight = 0, kv_bytes = 0, idle_dedicated = 0, unreserved = 0, service_s = FIRST_SERVICE_S,
+    denied = 0, denied_last = 0,
+  }
+end
+
 -- Counts in a pool the idle baselines of the dedicated entitlements that it holds from now on, or
 -- holds no more.
 local function rebind(p, old, new)
@@ -46,7 +53,7 @@ terms = given
 for p = 0, #given.slots - 1 do
   rebind(p, before and (before.bound_until[p + 1] or UNLIMITED) or -1, bound_in(p))
 end
-terms.profile = packed_profile(terms.profile)
-call('HSET', STATE, 'terms', packed_terms(terms))
+terms.profile = PACKED_profile(terms.profile)
+call('HSET', STATE, 'terms', PACKED_terms(terms))
 save()
 return 1

@@ -12,7 +12,7 @@ for _, given in ipairs(arg.entitlements) do
   local account = not failed and call('HEXISTS', DEFS, name) == 1 and account_of(name)
   if account then reserve(account, -1) end
   local entitlement = given[2]
-  call('HSET', DEFS, name, packed_entitlement(entitlement))
+  call('HSET', DEFS, name, PACKED_entitlement(entitlement))
   if entitlement.service_class == 'dedicated' then
     call('ZADD', DEDICATED, entitlement.created, name)
   else

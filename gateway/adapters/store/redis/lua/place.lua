@@ -6,6 +6,9 @@
 -- A denial: {reason, wait_s, limit, used, requested, unit, for the pool's sake}. A place: {pool,
 -- spilled, contended, denied}.
 
+local function denials_of(p) return KEYS[16 + 4 * p] end
+local function denials_last_of(p) return KEYS[17 + 4 * p] end
+
 local function least_weight(p)
   local least = call('ZRANGE', weights_of(p), 0, 0, 'WITHSCORES')
   return least[2] and tonumber(least[2]) or 0

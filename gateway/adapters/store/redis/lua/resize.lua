@@ -5,16 +5,16 @@
 --
 -- Returns 1, or 0 when the lease is not in force.
 
-return function(arg)
-  local lease = lease_of(arg.lease_id)
+return function(id, estimate_tokens, kv_bytes)
+  local lease = lease_of(id)
   if not lease then return 0 end
   local account = account_of(lease.entitlement)
   average(account)
-  local more = arg.estimate_tokens - lease.estimate_tokens
-  local more_bytes = arg.kv_bytes - lease.kv_bytes
-  lease.estimate_tokens = arg.estimate_tokens
-  lease.kv_bytes = arg.kv_bytes
-  keep(lease, arg.lease_id)
+  local more = estimate_tokens - lease.estimate_tokens
+  local more_bytes = kv_bytes - lease.kv_bytes
+  lease.estimate_tokens = estimate_tokens
+  lease.kv_bytes = kv_bytes
+  keep(lease, id)
   pay(account, lease.funded, more)
   if more >= 0 then
     account.debited = account.debited + more

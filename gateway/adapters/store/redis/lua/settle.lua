@@ -50,4 +50,4 @@ local function settle(id, charge, timely)
   return 1
 end
 
-return function(arg) return settle(arg.lease_id, arg.charge, arg.timely) end
+return settle

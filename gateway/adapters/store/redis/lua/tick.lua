@@ -13,6 +13,9 @@
 -- replicas, epoch, microseconds that this call took; 0 where time stands still in a script, the
 -- time}. The epoch is another one when the server lost what it knew.
 
+local function denials_of(p) return KEYS[16 + 4 * p] end
+local function denials_last_of(p) return KEYS[17 + 4 * p] end
+
 local began_s = server_time()
 
 local SETTLED = 1e-3

@@ -43,4 +43,4 @@ local function transfer(id, p, force)
   return pack({true, gives_way(account, lease)})
 end
 
-return function(arg) return transfer(arg.lease_id, arg.pool, arg.force) end
+return transfer
