@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-compiled test-image image bench bench-peers walk compiled lint check format schema redis promtool clean
+.PHONY: help demo test test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -114,6 +114,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory check-schema
+
+check-schema: $(VENV)/.runtime
 	@$(BIN)/python -m sluice schema | diff -u docs/sluice.schema.json - \
 		|| { echo "docs/sluice.schema.json is out of date: run make schema" >&2; exit 1; }
 

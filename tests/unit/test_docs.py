@@ -33,7 +33,7 @@ from sluice.cli import app, register
 
 ROOT = Path(__file__).parents[2]
 ADRS = sorted(ROOT.glob("docs/adr/*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), *ADRS]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *ADRS]
 UNITS = {"s": 1, "KiB": 1024, "MiB": 1024**2}
 
 
