@@ -18,6 +18,11 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
 WORKDIR /src
+# The environment is made without pip: nothing can be installed into it later.
+COPY requirements/build.txt requirements/runtime.txt ./requirements/
+RUN pip install --require-hashes -r requirements/build.txt -r requirements/runtime.txt \
+    && python -m venv --without-pip /opt/sluice \
+    && pip --python /opt/sluice/bin/python install --require-hashes -r requirements/runtime.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY compressor ./compressor
 COPY predictor ./predictor
@@ -25,10 +30,8 @@ COPY gateway ./gateway
 COPY planner ./planner
 COPY simulator ./simulator
 COPY sluice ./sluice
-# The environment is made without pip: nothing can be installed into it later.
-RUN pip wheel --no-deps --wheel-dir /wheels . \
-    && python -m venv --without-pip /opt/sluice \
-    && pip --python /opt/sluice/bin/python install "$(echo /wheels/sluice_gateway-*.whl)[redis]"
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && pip --python /opt/sluice/bin/python install --no-deps /wheels/sluice_gateway-*.whl
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema redis promtool clean
+.PHONY: help demo test test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema update redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -24,21 +24,39 @@ help:
 	@echo "make check   lint and test: all that CI runs"
 	@echo "make format  rewrite the sources in the house style"
 	@echo "make schema  write docs/sluice.schema.json anew"
+	@echo "make update  write the locks in requirements/ anew, with the newest versions"
 	@echo "make clean   remove .venv and caches"
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none is on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# What the gateway runs with.
-$(VENV)/.runtime: pyproject.toml | $(BIN)/python
-	$(PIP) install -e .
+# What is installed is what the locks in requirements/ name, by hash; `make update` writes them.
+LOCKED := $(PIP) install --require-hashes
+THIS := $(PIP) install --no-deps --no-build-isolation -e .
+
+# What the gateway runs with, and what builds it.
+$(VENV)/.runtime: pyproject.toml requirements/runtime.txt requirements/build.txt | $(BIN)/python
+	$(LOCKED) -r requirements/runtime.txt -r requirements/build.txt
+	$(THIS)
 	@touch $@
 
 # All that development needs; it holds the runtime too.
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(PIP) install -e '.[dev]'
+$(VENV)/.dev: pyproject.toml requirements/dev.txt | $(BIN)/python
+	$(LOCKED) -r requirements/dev.txt
+	$(THIS)
 	@touch $@ $(VENV)/.runtime
+
+# The newest versions that pyproject.toml allows; UPGRADE= changes no version needlessly. The
+# image gets the versions that the tests ran with.
+UPGRADE := --upgrade
+LOCK = UV_CUSTOM_COMPILE_COMMAND="make update" $(BIN)/uv pip compile --quiet --no-config --universal \
+	--python-version 3.11 --fork-strategy fewest --generate-hashes --annotation-style line
+update: | $(BIN)/python
+	@test -x $(BIN)/uv || $(PIP) install uv
+	$(LOCK) $(UPGRADE) pyproject.toml --extra dev --group build -o requirements/dev.txt
+	$(LOCK) pyproject.toml --extra redis -c requirements/dev.txt -o requirements/runtime.txt
+	$(LOCK) --group build -c requirements/dev.txt -o requirements/build.txt
 
 demo: $(VENV)/.runtime
 	@exec $(BIN)/python -m sluice demo $(ARGS)
@@ -70,7 +88,8 @@ test-image: image redis promtool
 
 # The image without Docker, in .image: the Dockerfile run in an empty environment.
 image: .image/.built
-.image/.built: Dockerfile .dockerignore pyproject.toml README.md $(shell find compressor predictor \
+.image/.built: Dockerfile .dockerignore pyproject.toml README.md requirements/build.txt \
+		requirements/runtime.txt $(shell find compressor predictor \
 		gateway planner simulator sluice -type f -not -name '*.pyc') | $(VENV)/.dev
 	@$(can_compile) || { echo "a C compiler (cc) and Python.h (python3-dev) are needed" >&2; exit 1; }
 	$(BIN)/python -m tests.image .image

@@ -154,7 +154,8 @@ class Image:
             if origin != ROOT:
                 shutil.copytree(origin / source.lstrip("/"), to, symlinks=True)
             else:
-                _copy_context(ROOT / source, to / source if target.endswith("/") else to)
+                into = to / Path(source).name if target.endswith("/") else to
+                _copy_context(ROOT / source, into)
 
 
 def in_context(path: PurePosixPath) -> bool:

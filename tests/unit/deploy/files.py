@@ -18,6 +18,12 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+def pins(lock: str) -> dict[str, str]:
+    """Package -> version in a file of requirements/."""
+    text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
 def load_yaml(path: str | Path) -> Any:
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 

@@ -31,6 +31,7 @@ from tests.unit.deploy.files import (
     instruction,
     load_yaml,
     ours,
+    pins,
     pyproject,
     queries,
     rules,
@@ -75,9 +76,7 @@ def test_the_image_is_not_root_s_and_has_the_version_of_the_package() -> None:
 
 
 def test_the_image_has_the_client_for_redis() -> None:
-    extras = re.findall(r"\.whl\)\[(\w+)\]", (ROOT / "Dockerfile").read_text("utf-8"))
-    assert extras == ["redis"]
-    assert "redis" in pyproject()["project"]["optional-dependencies"]
+    assert "redis" in pins("runtime")
     config = load(ROOT / COMPOSE_CONFIG, environ={})
     assert config.state.url == "redis://redis:6379/0"
     assert "redis" in services()
