@@ -10,11 +10,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema update redis promtool clean
+.PHONY: help demo test coverage test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema update redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
 	@echo "make test    the tests"
+	@echo "make coverage  which lines and branches the tests run, line by line in htmlcov/"
 	@echo "make bench   the benchmarks: make bench NAME=pool-routing, ARGS=--json; COMPILED=1"
 	@echo "make walk    the files that one chat request crosses, in order: ARGS=--json"
 	@echo "make compiled  a copy of the tree in .compiled with the decisions compiled; needs a C compiler"
@@ -71,6 +72,12 @@ test: $(VENV)/.dev redis promtool
 	@if $(can_compile); then $(MAKE) --no-print-directory test-compiled test-image; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
 		[ "$$CI" != true ]; fi
+
+# The suites that wait for no clock, since measuring slows them; ARGS=tests/integration adds those.
+coverage: $(VENV)/.dev redis
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone and not image" \
+		--cov --cov-report=term:skip-covered --cov-report=html tests/unit tests/contract $(ARGS)
+	@echo "line by line: htmlcov/index.html"
 
 TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway tests/contract tests/integration \
 	tests/e2e
@@ -170,5 +177,6 @@ echo "$(1) is not on PATH and cannot be installed from here: tests that need it 
 endef
 
 clean:
-	rm -rf $(VENV) .compiled .image .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .compiled .image .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		.coverage .coverage.* htmlcov build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
