@@ -34,7 +34,8 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && pip --python /opt/sluice/bin/python install --no-deps /wheels/sluice_gateway-*.whl
 
 FROM ${PYTHON_IMAGE}
-ARG VERSION=0.1.0
+# The release names it; pyproject.toml is where it stands.
+ARG VERSION=unreleased
 LABEL org.opencontainers.image.title="sluice" \
       org.opencontainers.image.description="An OpenAI-compatible gateway for fleets of LLM engines" \
       org.opencontainers.image.version="${VERSION}" \

@@ -67,9 +67,23 @@ def test_the_image_holds_every_package_of_the_wheel_and_no_other_folder() -> Non
     assert let_in[1] == "*"
 
 
-def test_the_image_is_not_root_s_and_has_the_version_of_the_package() -> None:
+def test_the_version_stands_in_pyproject_alone() -> None:
+    version = re.compile(rf"(?<![\d.]){re.escape(pyproject()['project']['version'])}(?!\.?\d)")
+    shipped = [ROOT / name for name in ("Dockerfile", "Makefile", "docker-compose.yml", "README.md")]
+    for pattern in ("docs/**/*.md", "deploy/**/*", ".github/**/*"):
+        shipped += [path for path in ROOT.glob(pattern) if path.is_file()]
+    for package in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        shipped += ROOT.glob(f"{package}/**/*.py")
+    assert [p for p in shipped if version.search(p.read_text(encoding="utf-8"))] == []
+
+
+def test_the_image_s_label_takes_the_version_that_the_build_states() -> None:
+    assert ("ARG", "VERSION=unreleased") in dockerfile()
+    assert 'image.version="${VERSION}"' in instruction("LABEL")
+
+
+def test_the_image_is_not_root_s() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instruction("USER"))
-    assert ("ARG", f"VERSION={pyproject()['project']['version']}") in dockerfile()
     assert instruction("EXPOSE") == "8080"
     assert instruction("STOPSIGNAL") == "SIGTERM"
     assert next(a for name, a in dockerfile() if name == "FROM") == "${PYTHON_IMAGE} AS build"
