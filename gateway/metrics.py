@@ -68,7 +68,7 @@ RATIOS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.15, 1.2,
 
 
 class Metrics:
-    """Every family the gateway counts (docs/operations.md says what they mean)."""
+    """Every family the gateway counts (docs/operate/metrics.md says what they mean)."""
 
     def __init__(self) -> None:
         self.requests = Counter(

@@ -2,5 +2,5 @@
 
 Everything here is a function of values: no clock, no network, no event loop. The sources are
 FleetOpt (arXiv:2603.16514) and token-budget pool routing (arXiv:2604.09613), both CC BY 4.0;
-docs/planner.md says what of them holds.
+docs/plan/planner.md says what of them holds.
 """

@@ -157,7 +157,7 @@ def profile_from_json(document: Any, *, origin: str = "profile") -> NodeProfile:
         profile = msgspec.convert(document, NodeProfile)
     except msgspec.ValidationError as error:
         raise PlanError(
-            f"{origin}: {error}", "write the fields that docs/planner.md lists"
+            f"{origin}: {error}", "write the fields that docs/plan/planner.md lists"
         ) from None
     if not profile.w_s > 0 or profile.h_s_per_token < 0 or profile.prefill_s_per_token < 0:
         raise PlanError(f"{origin}: negative time", "w_s is above 0, the others at least 0")

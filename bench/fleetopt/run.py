@@ -2,7 +2,7 @@
 
 Published figures: arXiv:2603.16514, CC BY 4.0. Mode `paper` is the published model; its rows
 hold when they equal what was printed. The columns `exact`, `mix`, `corrected` and `paged` are
-our models (docs/planner.md); their targets are figures derived beside the planner, by exact
+our models (docs/plan/planner.md); their targets are figures derived beside the planner, by exact
 sums over whole lengths. Then fleets are simulated (bench.fleetopt.simulated), in two processes
 of this one's kind. Nothing else is started; traces come by --data.
 """

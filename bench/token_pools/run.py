@@ -4,7 +4,7 @@ Published figures: "Token Management in Multi-Tenant AI Inference Platforms" (CA
 3.3 and 5. Ours come from the policy that the gateway runs, before simulated engines, in virtual
 time (bench.token_pools.lab); nothing is started. Every figure is the middle of its seeds, with
 their range in the note. Targets are what this project asks of itself; the published figures
-stand beside them, and docs/benches.md says what does not reproduce, and why.
+stand beside them, and docs/develop/benches/token-pools.md says what does not reproduce, and why.
 """
 
 from collections.abc import Callable

@@ -35,7 +35,7 @@ OPEN = Principal(entitlement="open", tenant="open")
 
 
 class Measure(Record, frozen=True, kw_only=True):
-    """What is counted in a request body (pipeline.md, "What is counted").
+    """What is counted in a request body (docs/concepts/pipeline.md, "What is counted").
 
     Bytes are UTF-8 lengths of the decoded text that the engine tokenizes.
     """

@@ -33,7 +33,8 @@ from sluice.cli import app, register
 
 ROOT = Path(__file__).parents[2]
 ADRS = sorted(ROOT.glob("docs/adr/*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *ADRS]
+SITE = [page for page in sorted(ROOT.glob("docs/**/*.md")) if page not in ADRS]
+PAGES = [*sorted(ROOT.glob("*.md")), *SITE, *ADRS]
 UNITS = {"s": 1, "KiB": 1024, "MiB": 1024**2}
 
 
@@ -47,8 +48,9 @@ def prose_of(text: str) -> str:
 
 
 def section_of(name: str, heading: str) -> str:
-    """A `##` section of a page."""
-    match = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text_of(name), re.MULTILINE | re.DOTALL)
+    """A section of a page: what follows its heading, or the title, up to the next one."""
+    pattern = rf"^##? {heading}\n(.*?)(?=^## |\Z)"
+    match = re.search(pattern, text_of(name), re.MULTILINE | re.DOTALL)
     assert match, f"{name} has no section {heading}"
     return match[1]
 
@@ -105,6 +107,51 @@ def test_files_named_in_the_architecture_exist() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
+def test_files_named_in_the_guide_for_developers_exist() -> None:
+    names = re.findall(r"`((?:[a-z_]+/)+[a-zA-Z_.]*)`", text_of("docs/develop/add.md"))
+    assert len(names) > 30
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda p: p.name)
+def test_a_page_says_first_for_whom_it_is_and_is_not_long(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert re.match(r"For [^.:]+:", lines[2]), lines[2]
+    assert len(lines) < 300
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of("README.md").splitlines()) <= 200
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for target in re.findall(r"\]\(([^)\s]+)\)", index.read_text(encoding="utf-8"))
+    }
+    benches = ROOT / "docs/develop/benches"
+    pages = {page for page in SITE if page != index and page.parent != benches}
+    assert pages - linked == set()
+
+
+def test_pages_named_in_the_sources_exist() -> None:
+    folders = ("gateway", "sluice", "simulator", "planner", "compressor", "predictor", "bench")
+    files = [p for folder in (*folders, "deploy", "tests") for p in ROOT.glob(f"{folder}/**/*")]
+    files += [ROOT / name for name in ("Makefile", "Dockerfile", "docker-compose.yml")]
+    files += [ROOT / "pyproject.toml", ROOT / "docs/sluice.yaml"]
+    suffixes = {"", ".py", ".yml", ".yaml", ".json", ".toml", ".lua"}
+    named = {
+        name.rstrip(".")
+        for file in files
+        if file.is_file() and file.suffix in suffixes
+        for name in re.findall(r"\bdocs/[\w/.-]+", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not list(ROOT.glob(f"{name}*"))] == []
+
+
 def test_the_architecture_names_every_stage_in_order() -> None:
     stages = {f"gateway/stages/{p.name}" for p in ROOT.glob("gateway/stages/*.py")}
     page = text_of("docs/architecture.md")
@@ -115,13 +162,15 @@ def test_the_architecture_names_every_stage_in_order() -> None:
 def numbered_stages() -> list[list[str]]:
     """[number, name] as the pipeline's docstring lists them."""
     docstring = gateway.pipeline.pipeline.__doc__ or ""
-    found = re.findall(r"(\d+) ([a-z][a-z, ]*?)(?: \(always\))?(?=\s{2}|\n|$)", docstring)
+    found = re.findall(
+        r"(?<=[\n ] )(\d+) ([a-z][a-z, ]*?)(?: \(always\))?(?=\s{2}|\n|$)", docstring
+    )
     assert len(found) == 10
     return [list(pair) for pair in found]
 
 
 def test_the_ten_stages_are_those_of_the_pipeline() -> None:
-    rows = [row for row in rows_of(text_of("docs/pipeline.md")) if row[0].isdigit()]
+    rows = [row for row in rows_of(text_of("docs/concepts/pipeline.md")) if row[0].isdigit()]
     assert [row[:2] for row in rows] == numbered_stages()
 
 
@@ -139,7 +188,7 @@ def test_the_walk_calls_its_stages_in_that_order() -> None:
 def test_every_metric_is_described_and_every_described_metric_exists() -> None:
     described = {
         code_of(row[0])[0]: [label for label in row[1].split(", ") if label]
-        for row in rows_of(section_of("docs/operations.md", "Metrics"))
+        for row in rows_of(section_of("docs/operate/metrics.md", "Metrics"))
         if row[0].startswith("`sluice_") and len(row) == 3
     }
     assert described == metric_families()
@@ -153,7 +202,7 @@ def test_metrics_named_anywhere_exist(page: Path) -> None:
 
 
 def test_every_field_of_a_decision_is_documented_and_no_other() -> None:
-    section = section_of("docs/operations.md", "Request log")
+    section = section_of("docs/operate/request-log.md", "Request log")
     documented = [name for row in rows_of(section) for name in code_of(row[0])]
     assert sorted(documented) == sorted(decision_fields())
     assert f"`schema` is {DECISION_SCHEMA};" in section
@@ -178,7 +227,7 @@ def decision_fields() -> Iterator[str]:
 def test_every_refusal_reason_is_documented() -> None:
     documented = {
         name
-        for row in rows_of(section_of("docs/operations.md", "Errors"))
+        for row in rows_of(section_of("docs/operate/errors.md", "Errors"))
         for name in code_of(row[0])
     }
     assert documented == refusal_reasons()
@@ -222,7 +271,7 @@ def test_plan_reasons_are_documented() -> None:
     source = "".join(text_of(f"gateway/{file}") for file in files)
     documented = [
         name
-        for row in rows_of(section_of("docs/pipeline.md", "Boundary"))
+        for row in rows_of(section_of("docs/concepts/pipeline.md", "Boundary"))
         for name in code_of(row[0])
     ]
     assert len(documented) == 7
@@ -230,28 +279,28 @@ def test_plan_reasons_are_documented() -> None:
 
 
 def test_every_fault_of_an_attempt_is_in_the_retry_table() -> None:
-    rows = rows_of(section_of("docs/pipeline.md", "Retry"))
+    rows = rows_of(section_of("docs/concepts/pipeline.md", "Retry"))
     documented = {name for row in rows for name in code_of(row[0])}
     assert documented == set(get_args(FaultKind))
 
 
 def test_routes_of_the_data_plane_are_documented() -> None:
-    section = section_of("docs/operations.md", "Routes")
+    section = section_of("docs/operate/routes.md", "Routes")
     assert [path for path in ENDPOINTS if path not in section] == []
 
 
 def test_forwarded_headers_and_removed_fields_are_documented() -> None:
-    security = section_of("docs/operations.md", "Security")
+    security = section_of("docs/operate/security.md", "Security")
     assert [h for h in FORWARDED if f"`{h.decode()}`" not in security] == []
-    for page in (security, section_of("docs/pipeline.md", "What is changed in a body")):
+    for page in (security, section_of("docs/concepts/pipeline.md", "What is changed in a body")):
         assert [f for f in STEERING_FIELDS if f"`{f}`" not in page] == []
 
 
 def bounds() -> list[tuple[str, str]]:
     """(value, where) of every row that names a constant or a setting."""
-    rows = rows_of(section_of("docs/operations.md", "Bounds"))
+    rows = rows_of(section_of("docs/operate/bounds.md", "Bounds"))
     found = [(row[1], code_of(row[2])[0]) for row in rows if len(row) == 3 and code_of(row[2])]
-    timeouts = rows_of(section_of("docs/operations.md", "Time-outs"))
+    timeouts = rows_of(section_of("docs/operate/bounds.md", "Time-outs"))
     found += [(row[1], code_of(row[0])[0]) for row in timeouts if code_of(row[0])]
     assert len(found) > 25
     return found
@@ -279,8 +328,8 @@ models:
 """
 
 
-def test_the_readme_has_every_command_and_its_options() -> None:
-    rows = {row[0]: row for row in rows_of(section_of("README.md", "Commands"))}
+def test_every_command_and_its_options_are_documented() -> None:
+    rows = {row[0]: row for row in rows_of(section_of("docs/start/commands.md", "Commands"))}
     usages = [code_of(cell)[0] for cell in rows if cell.startswith("`sluice ")]
     assert {usage.split()[1] for usage in usages} == set(commands())
     for usage in usages:
@@ -306,8 +355,8 @@ def test_the_readme_starts_with_the_two_commands() -> None:
     ]
 
 
-def test_benchmarks_named_in_the_readme_exist() -> None:
-    named = re.findall(r"NAME=([a-z-]+)", text_of("README.md"))
+def test_every_benchmark_is_documented_and_no_other() -> None:
+    named = re.findall(r"NAME=([a-z-]+)", text_of("docs/develop/benches/README.md"))
     assert sorted(named) == sorted(BENCHES)
 
 
@@ -340,13 +389,15 @@ def test_what_is_to_be_installed_is_this_project_and_has_that_extra() -> None:
 
 def test_the_mock_s_flags_and_faults_are_documented() -> None:
     flags = {
-        name for row in rows_of(section_of("docs/mock.md", "Flags")) for name in code_of(row[0])
+        name
+        for row in rows_of(section_of("docs/develop/mock.md", "Flags"))
+        for name in code_of(row[0])
     }
     assert flags == {option for option in commands()["mock"] if option != "--help"}
-    rows = rows_of(section_of("docs/mock.md", "Faults"))
+    rows = rows_of(section_of("docs/develop/mock.md", "Faults"))
     faults = {code_of(row[0])[0].partition(":")[0] for row in rows if code_of(row[0])}
     assert faults == set(KINDS)
-    assert [name for name in PROFILES if f"`{name}`" not in text_of("docs/mock.md")] == []
+    assert [name for name in PROFILES if f"`{name}`" not in text_of("docs/develop/mock.md")] == []
 
 
 def test_the_mock_s_fixed_tokens_are_stated() -> None:
@@ -354,7 +405,7 @@ def test_the_mock_s_fixed_tokens_are_stated() -> None:
         f"adds {tokenizer.CHAT_REQUEST_TOKENS} tokens to a request and "
         f"{tokenizer.CHAT_MESSAGE_TOKENS} to each message; a plain prompt gets "
         f"{tokenizer.PROMPT_TOKENS}; an image costs {tokenizer.IMAGE_TOKENS}."
-    ) in text_of("docs/mock.md")
+    ) in text_of("docs/develop/mock.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

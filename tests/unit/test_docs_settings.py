@@ -17,6 +17,9 @@ SCHEMA = json.loads((ROOT / "docs/sluice.schema.json").read_text(encoding="utf-8
 LIVE = re.sub(r"^( *)# (?=[a-z_]+: )", r"\1", EXAMPLE, flags=re.MULTILINE)
 """The example with its commented settings in force."""
 
+CODE = re.compile(r"`([^`]+)`")
+"""What stands in backticks."""
+
 KeyPath = tuple[str, ...]
 Shown = tuple[yaml.Node, int]
 
@@ -71,6 +74,24 @@ def remark_at(at: int) -> str:
 SHOWN: dict[KeyPath, list[Shown]] = {}
 for found, value in shown(yaml.compose(LIVE, yaml.SafeLoader)):
     SHOWN.setdefault(found, []).append(value)
+
+
+PUT_OFF = re.compile(r"\b(to come|no effect yet|not( yet)? in force|not yet read|later version)\b")
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda p: p.name
+)
+def test_no_page_puts_off_a_setting_that_is_in_force(page: Path) -> None:
+    """Every setting of the schema is in force."""
+    names = {path[-1] for path in SETTINGS} - {"*"}
+    wrong = [
+        line
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if PUT_OFF.search(line.lower())
+        and (line.startswith("#") or names & set(re.findall(r"\w+", " ".join(CODE.findall(line)))))
+    ]
+    assert wrong == []
 
 
 def test_the_example_is_valid_as_written_and_with_what_is_commented() -> None:

@@ -2,7 +2,7 @@
 
 Score range [0, 2], lower is better; neutral value 0 (an idle pool); ties go round the
 workers in order. Among independent replicas this equals or beats join-shortest-queue on
-mean TPOT and cuts its p99 (bfio.md, section 5). Counts are this gateway's own in-flight
+mean TPOT and cuts its p99 (docs/develop/benches/bfio.md). Counts are this gateway's own in-flight
 work, which includes what waits in the engine's queue.
 """
 

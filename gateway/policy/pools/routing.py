@@ -1,6 +1,6 @@
 """Which pool should serve a request: Algorithm 1 of token-budget pool routing, for N pools.
 
-Rules (token-budget paper, section 2.2; pipeline.md, "What is counted"):
+Rules (token-budget paper, section 2.2; docs/concepts/pipeline.md, "What is counted"):
 
 - A pool *can* serve a request when prompt + the client's own cap fits its window; the
   engine refuses otherwise. An absent cap needs room for one token only.

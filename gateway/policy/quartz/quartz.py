@@ -18,8 +18,8 @@ Against the paper: psi prices running requests, without which short prompts woul
 first one's cache; W-hat falls with first tokens, and with the clock only by what the prefill in
 progress is predicted to take; all workers are compared where they are few, since two at random
 lose to a plain prefix router; u counts what waits here of the client, too; there is no fallback,
-since where predictions fail together the score's terms keep their proportions (docs/scheduling.md
-has the measurements).
+since where predictions fail together the score's terms keep their proportions
+(docs/concepts/scheduling.md has the measurements).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Reading an engine's refusals: context overflow (rescue it), busy (try elsewhere), its words.
 
-Wordings of vLLM's versions and of SGLang, as listed in docs/pipeline.md. An overflow is a
+Wordings of vLLM's versions and of SGLang, as listed in docs/concepts/pipeline.md. An overflow is a
 400 about the context length; busy is a 503 of a live engine whose queue is full.
 
 Engines echo what clients send, so a wording counts only where it begins the engine's own

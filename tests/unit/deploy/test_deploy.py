@@ -344,7 +344,7 @@ def test_buckets_asked_for_exist() -> None:
 
 
 def test_outcomes_asked_for_exist() -> None:
-    documented = (ROOT / "docs/operations.md").read_text("utf-8")
+    documented = (ROOT / "docs/operate/request-log.md").read_text("utf-8")
     for _, text in expressions():
         for values in re.findall(r'outcome=~?"([^"]+)"', text):
             assert [v for v in values.split("|") if f"`{v}`" not in documented] == []
@@ -364,7 +364,7 @@ def test_every_alert_is_tested_both_ways_and_described(alert: dict[str, Any]) ->
     assert not all(cases)
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert alert["annotations"]["summary"]
-    assert f"| `{name}` | {alert['labels']['severity']} |" in (ROOT / "docs/deploy.md").read_text()
+    assert f"| `{name}` | {alert['labels']['severity']} |" in DEPLOY_PAGE
 
 
 def test_every_alert_described_exists() -> None:
@@ -372,7 +372,7 @@ def test_every_alert_described_exists() -> None:
     assert described == [alert["alert"] for alert in alerts()]
 
 
-DEPLOY_PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
+DEPLOY_PAGE = (ROOT / "docs/operate/deploy.md").read_text(encoding="utf-8")
 
 
 def test_variables_of_the_environment_are_described() -> None:

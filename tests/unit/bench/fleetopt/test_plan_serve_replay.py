@@ -10,7 +10,7 @@ import pytest
 from bench.fleetopt import plan_serve_replay as bench
 from simulator.engine.profiles import EngineProfile
 
-PAGE = (Path(__file__).parents[4] / "docs/planner.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs/plan/from-log-to-fleet.md").read_text(encoding="utf-8")
 
 
 def found(p99_s: float | None, *, holds: bool, lag_s: float = 0.01, late_s: float = 0.0) -> Any:

@@ -23,7 +23,7 @@ from sluice.simulate.command import simulate
 from sluice.simulate.recorded import read_traffic
 from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
 
-README = Path(__file__).parents[4] / "README.md"
+COMMANDS = Path(__file__).parents[4] / "docs/start/commands.md"
 SMALL = ("--workload", "azure", "--rate", "20", "--requests", "3000")
 FILE = """\
 version: 1
@@ -91,7 +91,7 @@ def test_the_number_of_requests_that_it_advises_can_be_pasted() -> None:
 
 
 def test_the_line_in_the_readme_runs() -> None:
-    (line,) = re.findall(r"`sluice simulate (.*?)`", README.read_text("utf-8"))
+    (line,) = re.findall(r"`sluice simulate (.*?)`", COMMANDS.read_text("utf-8"))
     args = (
         re.sub(r" \[[^]]*\]", "", line).replace("SOURCE", "azure").replace("--rate R", "--rate 20")
     )
