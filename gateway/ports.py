@@ -20,7 +20,7 @@ from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
 Lines = bytes
-"""Headers as they are written, each line with its end (`gateway.policy.response.header_lines`)."""
+"""Headers as they are written, each line with its end (`gateway.policy.request.header_lines`)."""
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):

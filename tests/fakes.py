@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.policy.estimate.merge import Learned, Peer, Sums
-from gateway.policy.response.header_lines import pairs_of
+from gateway.policy.request.header_lines import pairs_of
 from gateway.ports import (
     CompressResult,
     CompressTask,

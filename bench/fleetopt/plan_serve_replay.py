@@ -1,4 +1,4 @@
-"""`python -m bench plan-serve-replay`: log, plan, serve, replay, as docs/plan/from-log-to-fleet.md has it.
+"""`python -m bench plan-serve-replay`: log, plan, serve, replay (docs/plan/from-log-to-fleet.md).
 
 Real processes on this machine: mock engines whose constants the planner knows (NODE), a
 gateway, and the commands that an operator would type. From a log of the gateway's own traffic

@@ -5,7 +5,7 @@ from gateway.records.request import Category, Measure
 
 
 class LengthEstimate(Record, frozen=True, kw_only=True):
-    """The three output figures and what follows from them, in tokens (docs/concepts/pipeline.md)."""
+    """The three output figures and what follows, in tokens (docs/concepts/pipeline.md)."""
 
     category: Category
     text_bytes: int

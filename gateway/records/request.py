@@ -131,7 +131,7 @@ class RequestHead(Record, frozen=True, kw_only=True):
     plain_body: bool = True
     """No content encoding."""
     forwarded: bytes = b""
-    """Headers that travel to the engine, as lines (`gateway.policy.response.header_lines`)."""
+    """Headers that travel to the engine, as lines (`gateway.policy.request.header_lines`)."""
 
 
 class Incoming(Record, frozen=True, kw_only=True):

@@ -15,9 +15,9 @@ import orjson
 
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.routing import defaulted_cap
+from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.policy.request.members import Pieces, edits, with_usage
 from gateway.policy.request.multipart import written
-from gateway.policy.response.header_lines import lines_of, pairs_of
 from gateway.policy.response.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding, WorkerAddress

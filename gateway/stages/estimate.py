@@ -10,7 +10,7 @@ from gateway.errors import NotFound
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import category_from_header
-from gateway.policy.response.header_lines import pairs_of
+from gateway.policy.request.header_lines import pairs_of
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Principal, RequestHead

@@ -7,7 +7,7 @@ keys, cookies, and whatever would steer an engine do not.
 import hashlib
 from collections.abc import Sequence
 
-from gateway.policy.response.header_lines import lines_of
+from gateway.policy.request.header_lines import lines_of
 from gateway.records.request import RequestHead
 
 MAX_REQUEST_ID = 128

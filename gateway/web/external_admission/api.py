@@ -17,8 +17,8 @@ from gateway.policy.admission.denials import limit_lines
 from gateway.policy.admission.external_admission import Report, Wanted
 from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.policy.request.head import MAX_REQUEST_ID, read_head
+from gateway.policy.request.header_lines import pairs_of
 from gateway.policy.request.refusals import undecodable
-from gateway.policy.response.header_lines import pairs_of
 from gateway.records.lease import Limits
 from gateway.records.record import Record
 from gateway.web.control.peers import NoPeers, Peers, settle_anywhere

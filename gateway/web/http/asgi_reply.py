@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.errors import Refusal
-from gateway.policy.response.header_lines import lines_of, pairs_of
+from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.ports import Lines
 from gateway.records.endpoint import Endpoint
 from gateway.web.problems import error_body, error_event, error_headers

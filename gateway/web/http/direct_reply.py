@@ -13,7 +13,7 @@ import http
 from typing import Protocol
 
 from gateway.errors import Refusal
-from gateway.policy.response.header_lines import lines_of
+from gateway.policy.request.header_lines import lines_of
 from gateway.ports import Lines
 from gateway.records.endpoint import Endpoint
 from gateway.web.http.body_bytes import Share

@@ -69,7 +69,9 @@ def test_the_image_holds_every_package_of_the_wheel_and_no_other_folder() -> Non
 
 def test_the_version_stands_in_pyproject_alone() -> None:
     version = re.compile(rf"(?<![\d.]){re.escape(pyproject()['project']['version'])}(?!\.?\d)")
-    shipped = [ROOT / name for name in ("Dockerfile", "Makefile", "docker-compose.yml", "README.md")]
+    shipped = [
+        ROOT / name for name in ("Dockerfile", "Makefile", "docker-compose.yml", "README.md")
+    ]
     for pattern in ("docs/**/*.md", "deploy/**/*", ".github/**/*"):
         shipped += [path for path in ROOT.glob(pattern) if path.is_file()]
     for package in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:

@@ -11,7 +11,7 @@ from gateway.policy.bfio.rank_group import RankGroup
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.request.body import read_body
-from gateway.policy.response.header_lines import pairs_of
+from gateway.policy.request.header_lines import pairs_of
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding
 from gateway.records.endpoint import CHAT, TRANSCRIPTIONS

@@ -19,7 +19,7 @@ from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.conversations import Home
 from gateway.policy.request.head import read_head
-from gateway.policy.response.header_lines import pairs_of
+from gateway.policy.request.header_lines import pairs_of
 from gateway.policy.response.sse import DONE
 from gateway.ports import LeaseStore
 from gateway.records.attempt import Usage

@@ -5,7 +5,7 @@ import pytest
 from gateway.errors import BadRequest, Forbidden, RateLimited, TokensLimited, Unavailable
 from gateway.policy.admission.decision import Denial, DenialReason
 from gateway.policy.admission.denials import limit_lines, limits_of, refusal_of, span
-from gateway.policy.response.header_lines import pairs_of
+from gateway.policy.request.header_lines import pairs_of
 from tests.token_pools import entitled, granted, pool
 
 
