@@ -73,6 +73,7 @@ class Link:
         self._queue: deque[Op] = deque()
         self._wake = asyncio.Event()
         """Set while anything of the queue is to go at once."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         """Wakes for the oldest of COMPANIONS."""
         self._settled = asyncio.Event()
@@ -91,7 +92,8 @@ class Link:
 
     async def start(self) -> None:
         """Connect in the background; returns after the first attempt, whatever came of it."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
         await self._settled.wait()
 
     async def close(self) -> None:
@@ -137,10 +139,10 @@ class Link:
         self._queue.append(op)
         if len(self._queue) > MOST_POSTS:
             self._drop()
-        if name not in COMPANIONS or len(self._queue) >= MOST_GROUPED:
+        if self._loop is None or name not in COMPANIONS or len(self._queue) >= MOST_GROUPED:
             self._wake.set()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(POST_WAIT_S, self._wake.set)
+            self._timer = self._loop.call_later(POST_WAIT_S, self._wake.set)
         return op
 
     async def ask(self, name: str, argument: bytes) -> Any:
