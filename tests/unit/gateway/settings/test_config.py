@@ -23,7 +23,7 @@ from gateway.settings.config import EntitlementConfig
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.scalars import EnvValue, substitute
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EXAMPLE = ROOT / "docs/sluice.yaml"
 ENVIRON = {"SLUICE_ADMIN_KEY": "sk-admin-secret", "LONG_KEY": "sk-long-secret"}
 HASH_A = "sha256:" + "a" * 64
