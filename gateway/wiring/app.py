@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.bodies.reader import BodyReader
@@ -49,7 +49,7 @@ from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionDesk
 from gateway.web.http.body_bytes import BodyBytes
-from gateway.web.http.data_plane import DataPlane, request_ids
+from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 from gateway.wiring.models import by_name, served_model
@@ -99,6 +99,30 @@ class Gateway:
             clock=clock,
         )
         self.upstream = HttpUpstream()
+        self._watch_engines(config, clock)
+        self.ring = DecisionRing(config.decisions_kept)
+        records = self._records(config)
+        new_id = request_ids()
+        self.compressor = _compress_workers(config)
+        self.reader = BodyReader()
+        self.pipeline = self._pipeline(config, records, clock)
+        known = Authenticator(self.pools.keyring)
+        wrong_keys = WrongKeys(clock)
+        self.desk = self._desk(config, records, new_id, clock)
+        self.store.on_evict(self._evict)
+        self._answer(self.replicas.peers)
+        control = self._control_plane(config, clock, port, known, wrong_keys)
+        self.data_plane = DataPlane(
+            self.pipeline,
+            control,
+            new_id=new_id,
+            max_body_bytes=config.server.max_body_bytes,
+            wrong_keys=wrong_keys,
+            bodies=BodyBytes(config.server.max_held_body_bytes // config.server.workers),
+        )
+
+    def _watch_engines(self, config: Config, clock: Callable[[], float]) -> None:
+        """Build what asks engines how they are."""
         self.prober = Prober(
             self.models,
             interval_s=config.health.interval_s,
@@ -122,20 +146,20 @@ class Gateway:
             on_restart=_forget_prefixes,
             upstream=self.upstream,
         )
-        self.ring = DecisionRing(config.decisions_kept)
+
+    def _records(self, config: Config) -> Records:
+        """Where decisions go: ring, request log, export of usage. Raises OSError for the last."""
         self.export: UsageExport | None = None
         if config.usage_export.path is not None:
             self.export = UsageExport(config.usage_export.path, self.metrics)
             self.export.open()
         others = () if self.export is None else (self.export,)
-        records = Records(self.ring, self.log, *others)
-        keyring = self.pools.keyring
-        new_id = request_ids()
-        self.compressor = _compress_workers(config)
-        self.reader = BodyReader()
-        self.pipeline = Pipeline(
+        return Records(self.ring, self.log, *others)
+
+    def _pipeline(self, config: Config, records: Records, clock: Callable[[], float]) -> Pipeline:
+        return Pipeline(
             models=by_name(config, self.models),
-            keyring=keyring,
+            keyring=self.pools.keyring,
             store=self.store,
             upstream=self.upstream,
             metrics=self.metrics,
@@ -146,11 +170,16 @@ class Gateway:
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
         )
-        names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
-        admin_key = config.server.admin_key
-        known = Authenticator(keyring)
-        wrong_keys = WrongKeys(clock)
-        self.desk = AdmissionDesk(
+
+    def _desk(
+        self,
+        config: Config,
+        records: Records,
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> AdmissionDesk:
+        """Admission for gateways that forward by themselves."""
+        return AdmissionDesk(
             models=by_name(config, self.models),
             store=self.store,
             metrics=self.metrics,
@@ -161,11 +190,21 @@ class Gateway:
             draining=lambda: self.data_plane.draining,
             replicas=self.replicas.count,
         )
-        self.store.on_evict(self._evict)
+
+    def _control_plane(
+        self,
+        config: Config,
+        clock: Callable[[], float],
+        port: int,
+        known: "Authenticator",
+        wrong_keys: WrongKeys,
+    ) -> App:
+        """Every path that is not the data plane's."""
+        names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
+        admin_key = config.server.admin_key
         peers = self.replicas.peers
-        self._answer(peers)
         port_apart = config.server.management_port != 0
-        control = control_app(
+        app = control_app(
             Control(
                 models=self.models,
                 names=names,
@@ -201,14 +240,8 @@ class Gateway:
                 )
             ),
         )
-        self.data_plane = DataPlane(
-            self.pipeline,
-            cast("Any", control if not port_apart else Management(cast("Any", control), port)),
-            new_id=new_id,
-            max_body_bytes=config.server.max_body_bytes,
-            wrong_keys=wrong_keys,
-            bodies=BodyBytes(config.server.max_held_body_bytes // config.server.workers),
-        )
+        control = cast("App", app)
+        return Management(control, port) if port_apart else control
 
     def _answer(self, peers: Peers) -> None:
         """Answer the other replicas from what this one has."""

@@ -33,7 +33,6 @@ _READING = PREDICTING | {"bfio"}
 
 def served_model(config: Config, model: ModelConfig) -> ServedModel:
     """A model's configuration as the stages know it. Raises ArtifactError for its predictor."""
-    boundaries = (*model.boundaries, None)
     timeouts = config.timeouts_for(model)
     health = config.health
     pools = tuple(
@@ -46,14 +45,7 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
     return ServedModel(
         name=model.name,
         aliases=frozenset(model.aliases),
-        routing=Routing(
-            pools=tuple(
-                PoolShape(name=name, window_tokens=pool.max_model_len, boundary_tokens=boundary)
-                for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
-            ),
-            default_max_tokens=model.default_max_tokens,
-            observe=model.mode == "observe",
-        ),
+        routing=_routing(model),
         estimator=LengthEstimator(
             PROFILES[model.estimator],
             output_mode="cap" if model.output_is_cap else None,
@@ -94,6 +86,18 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
         queue=QueueRules(
             limit=model.scheduling.queue_limit, timeout_s=model.scheduling.queue_timeout_s
         ),
+    )
+
+
+def _routing(model: ModelConfig) -> Routing:
+    boundaries = (*model.boundaries, None)
+    return Routing(
+        pools=tuple(
+            PoolShape(name=name, window_tokens=pool.max_model_len, boundary_tokens=boundary)
+            for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
+        ),
+        default_max_tokens=model.default_max_tokens,
+        observe=model.mode == "observe",
     )
 
 

@@ -101,12 +101,7 @@ class LengthEstimator:
             fit = self._figures.templates[template_kind(endpoint.name, measure)].of(tenant)
             template = ceil(fit.a + fit.b * measure.messages)
         longest = ceil(longest_bytes / ratio.conservative) + template + exact
-        if measure.media_parts:
-            media = ceil(
-                self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens)
-            )
-        else:
-            media = 0
+        media = self._media_tokens(measure, tenant) if measure.media_parts else 0
         prompts = measure.prompts
         if prompts == 1:
             longest += media
@@ -124,11 +119,7 @@ class LengthEstimator:
         expected = output = 0
         if endpoint.generates:
             expected = self._figures.outputs.expected(endpoint.name, category, tenant)
-            limit = default_max_tokens if cap is None else cap
-            if limit is None:
-                output = expected
-            else:
-                output = limit if self.output_mode == "cap" or limit < expected else expected
+            output = self._output_tokens(expected, default_max_tokens if cap is None else cap)
         return LengthEstimate(
             category=category,
             text_bytes=longest_bytes,
@@ -145,6 +136,15 @@ class LengthEstimator:
             cost_tokens=total + sequences * output,
             sequences=sequences,
         )
+
+    def _media_tokens(self, measure: Measure, tenant: str) -> int:
+        return ceil(self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens))
+
+    def _output_tokens(self, expected: int, limit: int | None) -> int:
+        """What is reserved for the answer of one sequence."""
+        if limit is None:
+            return expected
+        return limit if self.output_mode == "cap" or limit < expected else expected
 
     def learn(self, observation: Observation) -> None:
         """Take what a served request reported; impossible reports are counted, not used."""

@@ -41,6 +41,7 @@ def control_app(control: Control, *further: APIRouter) -> FastAPI:
     app.openapi = control.openapi  # type: ignore[method-assign]
     _handle_errors(app, control.wrong_keys)
     _public_routes(app, control)
+    _model_routes(app, control)
     app.include_router(admin_router(control))
     _replica_routes(app, control)
     for router in further:
@@ -100,6 +101,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
             },
         }
 
+
+def _model_routes(app: FastAPI, control: Control) -> None:
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
