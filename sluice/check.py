@@ -1,7 +1,7 @@
 """`sluice check`: whether a configuration is good, and what it comes to."""
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -10,14 +10,14 @@ from rich.table import Table
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.token_pools import managed
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
-from sluice.terminal import console, table
+from sluice.terminal import JsonOption, console, table
 
 _RIGHT = frozenset({"window", "b_short", "slots", "keys"})
 
 
 def check(
     config: ConfigOption = DEFAULT,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a configuration file and show what it describes. Exit code 2 when it is bad."""
     loaded = load_or_exit(config, as_json=as_json)

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
+from sluice.terminal import JsonOption
+
 
 def hash_key(
     key: Annotated[
         str | None, typer.Argument(help="The key; read from stdin when absent.", show_default=False)
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Make a new random key first.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print `sha256:…` of an API key. An argument stays in the shell's history: prefer stdin."""
     if new and key is not None:

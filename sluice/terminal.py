@@ -22,7 +22,7 @@ def _note(as_json: bool) -> bool:
 JsonOption = Annotated[
     bool, typer.Option("--json", help="For machines.", callback=_note, is_eager=True)
 ]
-"""For verbs that end with `stop`: it then speaks JSON, too."""
+"""Print JSON; `stop` then speaks it, too."""
 
 
 def console(*, stderr: bool = False) -> Console:

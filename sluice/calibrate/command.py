@@ -12,7 +12,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from sluice.plan.command import need_libraries
+from sluice.plan.command import PlotOption, need_libraries
+from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check
@@ -47,8 +48,8 @@ def calibrate(
     max_model_len: Annotated[
         int | None, typer.Option(min=256, help="Its window, tokens, where it does not tell.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Folder for the plot.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure a running engine. Exit 1 when its profile is not verified, 2 on bad input."""
     need_libraries()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from sluice.terminal import JsonOption
+
 if TYPE_CHECKING:
     from planner.records import Plan
     from sluice.plan.verify import Verification
@@ -39,19 +41,25 @@ WindowOption = Annotated[
     int | None, typer.Option("--max-model-len", help="Longest request served, tokens.")
 ]
 
+RateOption = Annotated[
+    float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
+]
+GammaOption = Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")]
+DtypeOption = Annotated[str | None, typer.Option(help="Of the weights: bf16, fp8, int4.")]
+NodeOption = Annotated[Path | None, typer.Option(help="A measured node (JSON).")]
+PlotOption = Annotated[Path | None, typer.Option(help="Folder for plots.")]
+
 
 def plan(
     workload: WorkloadOption,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
-    ] = None,
+    rate: RateOption = None,
     slo_ttft_ms: TtftOption = 500.0,
     slo_tpot_ms: TpotOption = None,
     mode: ModeOption = "paged",
     b_short: Annotated[
         str, typer.Option(help="auto, tokens, or a list with commas for more pools.")
     ] = "auto",
-    gamma: Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")] = "auto",
+    gamma: GammaOption = "auto",
     pc: PcOption = "1",
     max_cut: Annotated[float, typer.Option(help="Largest share of a prompt to cut.")] = 0.5,
     gpu: Annotated[
@@ -63,9 +71,9 @@ def plan(
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="Tensor parallelism. [default: what fits]")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp8, int4.")] = None,
+    dtype: DtypeOption = None,
     usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Instead of ours.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A measured node (JSON).")] = None,
+    profile: NodeOption = None,
     max_model_len: WindowOption = None,
     max_pools: Annotated[int, typer.Option(min=1, max=8, help="Pools at most.")] = 3,
     spare: Annotated[int, typer.Option(min=0, help="Nodes more per pool: N + this.")] = 0,
@@ -84,8 +92,8 @@ def plan(
     verify_requests: Annotated[
         int, typer.Option(min=1000, help="Requests drawn for each pool's run, at most.")
     ] = 300_000,
-    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Plan the cheapest fleet that holds the SLO. Exit 1 when there is none, 2 on bad input."""
     need_libraries()

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sluice.plan.command import (
     FieldsOption,
+    GammaOption,
     InputShareOption,
     ModelOption,
     ModeOption,
@@ -21,6 +22,7 @@ from sluice.plan.command import (
     WorkloadOption,
     need_libraries,
 )
+from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
     from planner.records import Plan
@@ -36,13 +38,13 @@ def whatif(
     slo_tpot_ms: TpotOption = None,
     mode: ModeOption = "paged",
     b_short: Annotated[str, typer.Option(help="auto, or tokens.")] = "auto",
-    gamma: Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")] = "auto",
+    gamma: GammaOption = "auto",
     pc: PcOption = "1",
     model: ModelOption = "llama-3-70b",
     max_model_len: WindowOption = None,
     input_share: InputShareOption = None,
     fields: FieldsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Plan at several rates and on several GPUs. Exit 1 when none is feasible, 2 on bad input."""
     need_libraries()

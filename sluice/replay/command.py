@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from sluice.plan.command import FieldsOption, TpotOption, TtftOption, need_libraries
+from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption, need_libraries
+from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
     from sluice.replay.load import Ask
@@ -53,8 +54,8 @@ def replay(
     slo_tpot_ms: TpotOption = None,
     fields: FieldsOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of Poisson arrivals and drawn lengths.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Folder for the plot.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Replay requests through a gateway. Exit 1 when the SLO is violated, 2 on bad input."""
     need_libraries()

@@ -10,14 +10,19 @@ from rich.console import Console
 
 from sluice.config_file import load_or_exit
 from sluice.plan.command import (
+    DtypeOption,
     FieldsOption,
     InputShareOption,
+    NodeOption,
+    PlotOption,
+    RateOption,
     TpotOption,
     TtftOption,
     WindowOption,
     WorkloadOption,
     need_libraries,
 )
+from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -32,9 +37,7 @@ Dispatch = Literal["least-loaded", "jsq", "p2c", "round-robin", "random"]
 
 def simulate(
     workload: WorkloadOption,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
-    ] = None,
+    rate: RateOption = None,
     fleet: Annotated[
         str | None, typer.Option(help="Nodes of each pool, by window: 284, or 80+2.")
     ] = None,
@@ -60,8 +63,8 @@ def simulate(
     gpu: Annotated[str, typer.Option(help="Of a node.")] = "A100",
     model: Annotated[str, typer.Option(help="In the catalogue.")] = "llama-3-70b",
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A measured node (JSON).")] = None,
+    dtype: DtypeOption = None,
+    profile: NodeOption = None,
     max_model_len: WindowOption = None,
     requests: Annotated[int | None, typer.Option(min=1, help="How many. [default: 100000]")] = None,
     duration: Annotated[
@@ -84,8 +87,8 @@ def simulate(
     input_share: InputShareOption = None,
     fields: FieldsOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a fleet. Exit 1 when it does not hold the SLO, 2 on bad input."""
     need_libraries()

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from predictor.artifact import Artifact, encode
 from predictor.rows import Found, Row, read_rows
+from sluice.terminal import JsonOption
 
 
 def train(
@@ -24,7 +25,7 @@ def train(
         bool, typer.Option("--boosted", help="Quantiles of 60 trees: closer, and slower.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="A PNG of how good it is.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a predictor of prefill times and judge it on the newest quarter of the log.
 
