@@ -210,6 +210,8 @@ def _redis_floors(who: str, point: Point) -> list[Row]:
     rows = []
     for load, prefix in (("saturated", ""), (f"paced, {PACED_PER_S:g}/s", "paced_")):
         note = f"admit + settle, {found[f'{prefix}scripts']:.2f} scripts a request"
+        if prefix:
+            note += "; each wakes Redis and makes its functions anew"
         redis_us = found[f"{prefix}redis_us"]
         rows.append(at_most(f"{who}, {load}: Redis, CPU-us a request", redis_us, limit_us, note))
     note = (
