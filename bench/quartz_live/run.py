@@ -49,7 +49,7 @@ ROUNDS: Final = int(os.environ.get("SLUICE_BENCH_ROUNDS", "3"))
 WORKERS: Final = 4
 SPEED: Final = 2.0
 KNEE_PER_S: Final = 29.4
-"""Mixed requests a second, in real time, that the engines complete (`quartz_loads_scenes`)."""
+"""Mixed requests a second, in real time, that the engines complete (`quartz_loads.scenes`)."""
 LOADS: Final[dict[str, float]] = {"mixed at .8": 0.8, "mixed at 1.1": 1.1}
 WORKLOADS: Final = (*LOADS, "agents")
 REQUESTS: Final = 500

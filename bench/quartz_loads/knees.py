@@ -2,8 +2,8 @@
 
 The knee of a workload and a fleet is what the best of the compared policies completes when it is
 offered more: requests a second that end in the last three quarters of the arrivals, caches being
-cold before. Offered is 1.15 times the knee that `quartz_loads_scenes` holds, and more again for as
-long as nearly all of that is completed. The rows go into `quartz_loads_scenes`.
+cold before. Offered is 1.15 times the knee that `quartz_loads.scenes` holds, and more again for as
+long as nearly all of that is completed. The rows go into `quartz_loads.scenes`.
 
 `SLUICE_BENCH_FLEETS` and `SLUICE_BENCH_SEEDS` make it shorter.
 """

@@ -209,7 +209,9 @@ def test_every_field_of_a_decision_is_documented_and_no_other() -> None:
 
 
 def test_the_examples_for_jq_name_fields_that_exist() -> None:
-    examples = re.findall(r"^jq .*$", section_of("docs/operations.md", "Request log"), re.MULTILINE)
+    examples = re.findall(
+        r"^jq .*$", section_of("docs/operate/request-log.md", "Request log"), re.MULTILINE
+    )
     named = [name for line in examples for name in re.findall(r"(?<![\w\]])\.([a-z][\w.]+)", line)]
     assert len(examples) == 4
     assert set(named) <= set(decision_fields())
