@@ -141,4 +141,5 @@ class Metrics:
 
     def families(self) -> list[Counter | Histogram]:
         """All families, for the renderer."""
-        return list(vars(self).values())
+        values = [getattr(self, name) for name in dir(self)]  # compiled, it has no __dict__
+        return [value for value in values if isinstance(value, (Counter, Histogram))]
