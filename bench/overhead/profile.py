@@ -93,7 +93,7 @@ def profile_rows(body: bytes) -> list[Row]:
             facts=facts,
             served=served,
             outcome=outcome,
-            refusal=None,
+            reason=None,
             binding=binding,
             rescued=False,
             estimate=decision_record.estimate_section(lengths),

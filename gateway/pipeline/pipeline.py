@@ -17,15 +17,26 @@ import msgspec
 
 from gateway.errors import RateLimited, Refusal
 from gateway.metrics import Metrics
-from gateway.pipeline.dispatcher import Exchange, answer_lines
-from gateway.pipeline.settlement import TOGETHER_S, Settling
-from gateway.pipeline.walk import Walk, found
+from gateway.pipeline.attempts import Admitted, Attempts, Sending
+from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
+from gateway.pipeline.request_lease import RequestLease
+from gateway.pipeline.request_progress import RequestEnding, RequestProgress
+from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.pools.routing import band_plan
 from gateway.policy.pools.routing_table import Band
 from gateway.policy.request.members import by_name
-from gateway.ports import BodyReads, ClientReply, CompressRunner, LeaseStore, RecordSink, Upstream
+from gateway.ports import (
+    BodyReads,
+    ClientReply,
+    CompressRunner,
+    LeaseStore,
+    Lines,
+    RecordSink,
+    Upstream,
+)
 from gateway.records.attempt import Outcome
+from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
@@ -33,6 +44,7 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import compress as stage_compress
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
+from gateway.stages import response_headers
 
 
 class Pipeline:
@@ -61,7 +73,7 @@ class Pipeline:
         self._reader = reader
         self._clock = clock
         self._wall_clock = wall_clock
-        self._settling = Settling(
+        self._settler = Settler(
             store=store,
             metrics=metrics,
             records=records,
@@ -72,193 +84,252 @@ class Pipeline:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._newest_s = -inf
         """When the newest request came."""
-        self._held: dict[str, Walk] = {}
+        self._held: dict[str, _Held] = {}
         """Requests that hold a managed lease, by its id."""
-        self._exchange = Exchange(
-            store=store, upstream=upstream, metrics=metrics, clock=clock, wall_clock=wall_clock
-        )
+        self._dispatcher = Dispatcher(store=store, upstream=upstream, metrics=metrics, clock=clock)
         store.on_evict(self.evict)
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request. Raises only CancelledError, after settling."""
-        walk = Walk()
+        progress = RequestProgress()
+        outcome, reason = Outcome(label="internal_error", status=500), None
         try:
-            await self._walk(incoming, reply, walk)
+            outcome = await self._run(incoming, reply, progress)
+            reason = progress.attempts.reason if progress.attempts else None
         except Refusal as refusal:
-            walk.refusal = refusal
-            walk.outcome = Outcome(label="refused", status=refusal.status)
-            await self._refuse(incoming, reply, walk, refusal)
+            outcome, reason = Outcome(label="refused", status=refusal.status), refusal.reason
+            await self._refuse(incoming, reply, progress, refusal)
         except asyncio.CancelledError:
-            walk.outcome = (
-                walk.relay.cut_short()
-                if walk.relay is not None
-                else Outcome(label="disconnected", status=499)
+            relay = progress.attempts.relay if progress.attempts else None
+            outcome = (
+                Outcome(label="disconnected", status=499) if relay is None else relay.cut_short()
             )
-            if not walk.evicted or walk.task is None or walk.task.uncancel():
+            held = self._held.get(incoming.lease_id)
+            if held is None or not held.evicted or held.task.uncancel():
                 raise
-            await self._give_way(incoming, reply, walk, walk.outcome)
+            gave_way = _gave_way()
+            outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
+            reason = gave_way.reason
+            await self._refuse(incoming, reply, progress, gave_way)
         finally:
             # 10 settle: without an await, so no cancellation can come between.
-            if walk.task is not None:
-                self._held.pop(incoming.lease_id, None)
-            self._settling.settle(incoming, walk)
+            held = self._held.pop(incoming.lease_id, None)
+            evicted = held is not None and held.evicted
+            self._settler.settle(incoming, progress, RequestEnding(outcome, reason, evicted))
 
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
-        walk = self._held.get(lease_id)
-        if walk is not None and walk.task is not None and not walk.evicted:
-            walk.evicted = True
-            walk.task.cancel()
+        held = self._held.get(lease_id)
+        if held is not None and not held.evicted:
+            held.evicted = True
+            held.task.cancel()
 
     def extend(self) -> None:
         """Have the leases of streams that run past their reserve reserve more.
 
         Called now and then, off the request path: nothing is cut, the bucket pays.
         """
-        for walk in self._held.values():
-            lease, served, relay = walk.lease, walk.served, walk.relay
-            if lease is None or served is None or relay is None or walk.estimate is None:
+        for held in self._held.values():
+            attempts = held.progress.attempts
+            if attempts is None or attempts.relay is None:
                 continue
-            prompts = min(walk.estimate.input_tokens_total, lease.cost_tokens)
-            used = prompts + relay.emitted()
-            if used > walk.reserved_tokens:
-                walk.reserved_tokens = used + _EXTENSION_TOKENS
-                walk.lease_changes.append((self._wall_clock(), "resize", walk.reserved_tokens))
-                self._store.resize(
-                    lease, walk.reserved_tokens, walk.reserved_tokens * served.kv_bytes_per_token
-                )
+            admitted, lease = attempts.admitted, attempts.admitted.lease
+            expected = attempts.sending.estimate.input_tokens_total
+            used = min(expected, lease.current.cost_tokens) + attempts.relay.emitted()
+            if used > lease.reserved_tokens:
+                tokens = used + _EXTENSION_TOKENS
+                lease.extend(tokens, tokens * admitted.served.kv_bytes_per_token)
 
     def tick(self) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
         # A model stands under its aliases too.
-        self._exchange.tick({id(model): model for model in self._models.values()}.values())
+        self._dispatcher.tick({id(model): model for model in self._models.values()}.values())
 
     def frozen(self, served: ServedModel, pool: int, worker: int) -> None:
-        """An engine was found frozen; see `Exchange.frozen`."""
-        self._exchange.frozen(served, pool, worker)
+        """An engine was found frozen; see `Dispatcher.frozen`."""
+        self._dispatcher.frozen(served, pool, worker)
 
     def know(self, key_digest: bytes | None) -> Principal:
         """Stage 1 alone, for a body that is large enough to ask first. Raises Refusal."""
         return stage_authenticate.authenticate(self._keyring, key_digest, self._wall_clock())
 
-    async def _walk(self, incoming: Incoming, reply: ClientReply, walk: Walk) -> None:
+    async def _read(
+        self, incoming: Incoming, progress: RequestProgress
+    ) -> tuple[Principal, BodyFacts, ServedModel, LengthEstimate]:
+        """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         endpoint = incoming.endpoint
-        crowded = incoming.received_s - self._newest_s < TOGETHER_S
-        self._newest_s = incoming.received_s
-        # 1 authenticate
-        walk.principal = principal = stage_authenticate.authenticate(
+        progress.principal = principal = stage_authenticate.authenticate(
             self._keyring, incoming.head.key_digest, incoming.received_unix_s
         )
-        # 2 classify, estimate
         if self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
             types = stage_estimate.content_types(endpoint, incoming.head)
             facts = await self._reader.read(endpoint, incoming.body, principal.entitlement, types)
         else:
             facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
-        walk.facts = facts
-        walk.served = served = stage_estimate.find_model(self._models, facts.model)
+        progress.facts = facts
+        progress.served = served = stage_estimate.find_model(self._models, facts.model)
         stage_authenticate.permit_model(principal, served.name)
         if facts.previous_response_id is not None:
             if principal is not OPEN:
                 await stage_estimate.heard_of(served, facts)
-            walk.facts = facts = stage_estimate.continued(served, facts, principal)
-        walk.estimate = estimate = stage_estimate.estimate(
+            progress.facts = facts = stage_estimate.continued(served, facts, principal)
+        progress.estimate = estimate = stage_estimate.estimate(
             served, endpoint, facts, principal, incoming.head.category
         )
+        return principal, facts, served, estimate
+
+    async def _run(
+        self, incoming: Incoming, reply: ClientReply, progress: RequestProgress
+    ) -> Outcome:
+        crowded = incoming.received_s - self._newest_s < TOGETHER_S
+        self._newest_s = incoming.received_s
+        # 1 authenticate, 2 classify and estimate
+        principal, facts, served, estimate = await self._read(incoming, progress)
         # 3 plan
-        walk.prefix = prefix = stage_plan.look_up(
-            served, endpoint, principal, facts, facts.members, estimate.input_tokens_total
+        prefix = stage_plan.look_up(
+            served,
+            incoming.endpoint,
+            principal,
+            facts,
+            facts.members,
+            estimate.input_tokens_total,
         )
-        walk.planned = planned = stage_plan.plan(served, endpoint, estimate, prefix)
+        progress.planned = planned = stage_plan.plan(served, incoming.endpoint, estimate, prefix)
         band = stage_plan.band(
-            served, endpoint, principal, incoming, facts, estimate, planned, prefix
+            served, incoming.endpoint, principal, incoming, facts, estimate, planned, prefix
         )
         compresses = isinstance(band, Band) and self._compressor is not None
         if isinstance(band, Band) and compresses and not served.routing.observe:
-            walk.plan = plan = band_plan(planned, band)
+            plan = band_plan(planned, band)
         else:
-            walk.plan = plan = stage_plan.applied(served, estimate, planned)
+            plan = stage_plan.applied(served, estimate, planned)
+        progress.plan = plan
         # 4 admit
-        walk.lease = await stage_admit.admit(
+        taken = await stage_admit.admit(
             self._store, served, principal, incoming.lease_id, estimate, plan
         )
-        walk.admitted = (plan, walk.lease)
-        if walk.lease.limits is not None:
-            walk.reserved_tokens = walk.lease.cost_tokens
-            # The loop is asked for once: it costs a call of the system.
-            self._loop = self._loop or asyncio.get_running_loop()
-            walk.task = asyncio.current_task(self._loop)
-            self._held[walk.lease.id] = walk
+        progress.lease = lease = RequestLease(self._store, self._wall_clock, plan, taken)
+        if taken.limits is not None:
+            self._hold(progress, taken.id)
         # Requests that come together go on together: each half of the way, walked by one after
         # the other, stays in the processor's caches; the whole way is too long for them. Where
         # admission had to wait for a store they do so anyway.
         if crowded and self._newest_s == incoming.received_s:
             await _next_turn()
         # 5 compress, 6 adjust the lease
-        if isinstance(band, Band) and plan.compress and walk.lease.pool == band.pool:
-            await self._compress(incoming, walk, served, facts, band)
+        if isinstance(band, Band) and plan.compress and taken.pool == band.pool:
+            whole = Sending(Prompt(body=incoming.body), estimate, planned, prefix)
+            sending = await self._compress(
+                incoming, progress, principal, facts, served, band, whole
+            )
         else:
             why = ("observed" if served.routing.observe else "spilled") if compresses else str(band)
-            walk.prompt = Prompt(body=incoming.body, not_compressed=why)
+            prompt = Prompt(body=incoming.body, not_compressed=why)
+            sending = progress.sending = Sending(prompt, estimate, plan, prefix)
         # 7 bind, 8 queue, 9 dispatch and forward
-        walk.outcome = await self._exchange.run(incoming, reply, walk, served, facts)
+        progress.attempts = attempts = Attempts(
+            Admitted(principal, facts, served, lease, estimate, sending)
+        )
+        return await self._dispatcher.run(incoming, reply, attempts)
+
+    def _hold(self, progress: RequestProgress, lease_id: str) -> None:
+        """Note who may have to give way, or to reserve more."""
+        # The loop is asked for once: it costs a call of the system.
+        self._loop = self._loop or asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
+        if task is not None:
+            self._held[lease_id] = _Held(progress, task)
 
     async def _compress(
-        self, incoming: Incoming, walk: Walk, served: ServedModel, facts: BodyFacts, band: Band
-    ) -> None:
-        """Stages 5 and 6: the prompt, its estimate and its lease; the plan if it went wrong."""
-        runner, planned = found(self._compressor), found(walk.planned)
+        self,
+        incoming: Incoming,
+        progress: RequestProgress,
+        principal: Principal,
+        facts: BodyFacts,
+        served: ServedModel,
+        band: Band,
+        whole: Sending,
+    ) -> Sending:
+        """Stages 5 and 6: what is sent, and its lease; the boundary's plan if it went wrong."""
+        lease = require(progress.lease)
         started_s = self._clock()
-        whole = found(walk.estimate)
-        walk.prompt, walk.estimate = await stage_compress.compress(
-            runner, served, incoming, facts, whole, band
+        prompt, estimate = await stage_compress.compress(
+            require(self._compressor), served, incoming, facts, whole.estimate, band
         )
-        walk.compress_s = self._clock() - started_s
-        if walk.prompt.only_pool is not None:
-            walk.prefix = stage_plan.look_up(
+        progress.compress_s = self._clock() - started_s
+        if prompt.only_pool is None:
+            sending = whole._replace(prompt=prompt, estimate=estimate)
+        else:
+            prefix = stage_plan.look_up(
                 served,
                 incoming.endpoint,
-                found(walk.principal),
+                principal,
                 facts,
-                by_name(walk.prompt.body),
-                walk.estimate.input_tokens_total,
+                by_name(prompt.body),
+                estimate.input_tokens_total,
             )
-        if walk.prompt.only_pool is None:
-            walk.plan = planned
-        else:
-            walk.whole = whole
-        held = found(walk.lease)
-        walk.lease = await stage_adjust.adjust(
-            self._store, served, held, planned, walk.prompt, walk.estimate
+            sending = Sending(prompt, estimate, lease.asked, prefix)
+        progress.sending = sending
+        lease.adjusted(
+            await stage_adjust.adjust(
+                self._store, served, lease.current, whole.plan, prompt, estimate
+            )
         )
-        now_s = self._wall_clock()
-        if walk.lease.pool != held.pool:
-            walk.lease_changes.append((now_s, "transfer", walk.lease.pool))
-        elif walk.prompt.only_pool is not None:
-            walk.reserved_tokens = walk.lease.cost_tokens
-            walk.lease_changes.append((now_s, "resize", walk.lease.cost_tokens))
-
-    async def _give_way(
-        self, incoming: Incoming, reply: ClientReply, walk: Walk, outcome: Outcome
-    ) -> None:
-        """Tell the client of an evicted request: 429, or an in-band error once bytes were sent."""
-        walk.outcome = msgspec.structs.replace(outcome, label="evicted", status=429)
-        walk.refusal = refusal = RateLimited(
-            "This request gave way to one with a reserved place. Please try again later.",
-            reason="evicted",
-            code="evicted",
-            retry_after_s=_EVICTED_WAIT_S,
-            should_retry=True,
-        )
-        await self._refuse(incoming, reply, walk, refusal)
+        return sending
 
     async def _refuse(
-        self, incoming: Incoming, reply: ClientReply, walk: Walk, refusal: Refusal
+        self, incoming: Incoming, reply: ClientReply, progress: RequestProgress, refusal: Refusal
     ) -> None:
         if reply.started:
             await reply.break_off(refusal)
         else:
-            await reply.refuse(refusal, answer_lines(incoming, walk))
+            await reply.refuse(refusal, _known_lines(incoming, progress))
+
+
+class _Held:
+    """A request with a managed lease: it may have to give way, or to reserve more."""
+
+    __slots__ = ("evicted", "progress", "task")
+
+    def __init__(self, progress: RequestProgress, task: asyncio.Task[object]) -> None:
+        self.progress = progress
+        self.task = task
+        """The task that serves it."""
+        self.evicted = False
+
+
+def _known_lines(incoming: Incoming, progress: RequestProgress) -> Lines:
+    """The x-sluice-* headers known so far."""
+    if progress.attempts is not None:
+        return answer_lines(incoming, progress.attempts)
+    sending, lease = progress.sending, progress.lease
+    return response_headers.response_lines(
+        incoming.request_id,
+        progress.served,
+        progress.estimate if sending is None else sending.estimate,
+        None if lease is None else lease.current,
+        None,
+        None,
+        0.0,
+    )
+
+
+def _cut_short(attempts: Attempts | None) -> Outcome:
+    """What was served when the client left."""
+    if attempts is None or attempts.relay is None:
+        return Outcome(label="disconnected", status=499)
+    return attempts.relay.cut_short()
+
+
+def _gave_way() -> RateLimited:
+    """What the client of an evicted request is told: 429, in-band once bytes were sent."""
+    return RateLimited(
+        "This request gave way to one with a reserved place. Please try again later.",
+        reason="evicted",
+        code="evicted",
+        retry_after_s=_EVICTED_WAIT_S,
+        should_retry=True,
+    )
 
 
 @coroutine

@@ -11,17 +11,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gateway.metrics import Metrics
-from gateway.pipeline.walk import Walk
+from gateway.pipeline.attempts import Sending
+from gateway.pipeline.request_progress import RequestEnding, RequestProgress
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
 from gateway.ports import LeaseStore, RecordSink
 from gateway.records.attempt import Outcome, Usage
-from gateway.records.decision import DecisionRecord
+from gateway.records.decision import AdmissionSection, DecisionRecord
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming
@@ -37,7 +38,7 @@ Lesson = tuple[str, str, str, str, str]
 """Model, endpoint, tenant, category, how it ended."""
 
 
-class Settling:
+class Settler:
     """Of all requests of a process."""
 
     def __init__(
@@ -56,39 +57,47 @@ class Settling:
         self._clock = clock
         self._wall_clock = wall_clock
         self._log_prompts = log_prompts
-        self._ended: list[tuple[Incoming, Walk, Outcome]] = []
+        self._ended: list[_Settled] = []
         """Settled, and not noted yet; in order."""
         self._newest_s = -inf
         """When the last one was settled."""
         self._priorities_told: set[str] = set()
         """Models of which it was told that an engine refuses priorities."""
 
-    def settle(self, incoming: Incoming, walk: Walk) -> None:
+    def settle(self, incoming: Incoming, progress: RequestProgress, ending: RequestEnding) -> None:
         """Settle the lease, if there is one. Raises nothing that a client could cause."""
-        walk.outcome = outcome = walk.outcome or Outcome(label="internal_error", status=500)
-        lease, served, estimate = walk.lease, walk.served, walk.estimate
+        outcome, served, attempts = ending.outcome, progress.served, progress.attempts
+        lease = None if progress.lease is None else progress.lease.current
+        sending = progress.sending if attempts is None else attempts.sending
+        estimate = progress.estimate if sending is None else sending.estimate
         if outcome.usage is not None and lease is not None and estimate and served is not None:
-            walk.outcome = outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
-        if served is not None and walk.relay is not None and walk.relay.priority_refused:
+            outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
+        relay = None if attempts is None else attempts.relay
+        if served is not None and relay is not None and relay.priority_refused:
             self._note_priority(served)
-        walk.ended_s, walk.ended_unix_s = now_s, now_unix_s = self._clock(), self._wall_clock()
-        if lease is not None and estimate is not None and served is not None:
-            walk.charged = stage_settle.settle(
+        now_s, now_unix_s = self._clock(), self._wall_clock()
+        charged = None
+        if lease is not None and estimate is not None:
+            dispatched = attempts is not None and attempts.sent_s is not None
+            charged = stage_settle.settle(
                 self._store,
                 lease,
                 outcome,
                 estimate,
                 # What no model computed is charged nothing.
-                dispatched=walk.dispatched and incoming.endpoint.computes,
+                dispatched=dispatched and incoming.endpoint.computes,
                 unix_s=now_unix_s,
             )
+        settled = _Settled(
+            incoming, progress, ending, sending, estimate, outcome, charged, now_s, now_unix_s
+        )
         if self._ended:
-            self._ended.append((incoming, walk, outcome))
+            self._ended.append(settled)
         elif now_s - self._newest_s < TOGETHER_S:
-            self._ended.append((incoming, walk, outcome))
+            self._ended.append(settled)
             asyncio.get_running_loop().call_soon(self._note_all)
         else:
-            self._note(incoming, walk, outcome, set())
+            self._note(settled, set())
         self._newest_s = now_s
 
     def _believed(
@@ -140,87 +149,119 @@ class Settling:
     def _note_all(self) -> None:
         ended, self._ended = self._ended, []
         taught: set[Lesson] = set()
-        for incoming, walk, outcome in ended:
+        for settled in ended:
             try:
-                self._note(incoming, walk, outcome, taught)
+                self._note(settled, taught)
             except Exception:  # noqa: BLE001 - a bug must not take the others' records along
-                _log.exception("request %s was settled, not recorded", incoming.request_id)
+                request_id = settled.incoming.request_id
+                _log.exception("request %s was settled, not recorded", request_id)
 
-    def _note(self, incoming: Incoming, walk: Walk, outcome: Outcome, taught: set[Lesson]) -> None:
+    def _note(self, settled: "_Settled", taught: set[Lesson]) -> None:
         """Learn from a settled request, count and record it."""
-        served, estimate, lease = walk.served, walk.estimate, walk.lease
-        if lease is not None and estimate is not None and served is not None:
-            _learn(incoming, walk, outcome, served, estimate, taught)
-        record = self._record(incoming, walk, outcome)
-        request_metrics.count(self._metrics, record, estimate, served, lease)
+        progress = settled.progress
+        if progress.lease is not None:
+            _learn(settled, taught)
+        record = _record(settled, prompts=self._log_prompts)
+        lease = None if progress.lease is None else progress.lease.current
+        request_metrics.count(self._metrics, record, settled.estimate, progress.served, lease)
         self._records.append(record)
-        # What they hold, tracebacks and frames, holds this walk: a circle that would stay.
-        walk.task = walk.refusal = None
 
-    def _record(self, incoming: Incoming, walk: Walk, outcome: Outcome) -> DecisionRecord:
-        asked, taken = walk.admitted or (None, None)
-        relay = walk.relay
-        return decision_record.decision_record(
-            incoming=incoming,
-            principal=walk.principal,
-            facts=walk.facts,
-            served=walk.served,
+
+class _Settled(NamedTuple):
+    """A request whose lease is settled, until it is recorded."""
+
+    incoming: Incoming
+    progress: RequestProgress
+    ending: RequestEnding
+    sending: Sending | None
+    """What was sent last, or was to be."""
+    estimate: LengthEstimate | None
+    """Of that, or of the client's own prompt where it did not get so far."""
+    outcome: Outcome
+    """With usage that can be true."""
+    charged: Usage | None
+    """What its lease was charged; None for a full refund."""
+    ended_s: float
+    """By the clock of durations."""
+    ended_unix_s: float
+
+
+def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
+    """The request's line in the log."""
+    incoming, progress, outcome = settled.incoming, settled.progress, settled.outcome
+    sending, attempts = settled.sending, progress.attempts
+    binding = None if attempts is None else attempts.binding
+    relay = None if attempts is None else attempts.relay
+    return decision_record.decision_record(
+        incoming=incoming,
+        principal=progress.principal,
+        facts=progress.facts,
+        served=progress.served,
+        outcome=outcome,
+        reason=settled.ending.reason,
+        binding=binding,
+        rescued=attempts is not None and attempts.rescued,
+        estimate=decision_record.estimate_section(settled.estimate),
+        plan=decision_record.plan_section(
+            served=progress.served,
+            planned=progress.planned,
+            plan=progress.plan if sending is None else sending.plan,
+        ),
+        admission=_admission(settled),
+        compression=decision_record.compression_section(
+            None if sending is None else sending.prompt
+        ),
+        scheduling=decision_record.scheduling_section(
+            binding=binding,
+            job=None if attempts is None else attempts.job,
+            first_s=None if relay is None else relay.first_s,
+        ),
+        attempts=() if attempts is None else tuple(attempts.done),
+        usage=decision_record.usage_section(settled.charged),
+        timing=decision_record.timing_section(
             outcome=outcome,
-            refusal=walk.refusal,
-            binding=walk.binding,
-            rescued=walk.rescued,
-            estimate=decision_record.estimate_section(walk.estimate),
-            plan=decision_record.plan_section(
-                served=walk.served, planned=walk.planned, plan=walk.plan
-            ),
-            admission=decision_record.admission_section(
-                lease_id=incoming.lease_id,
-                lease=walk.lease,
-                asked=asked,
-                taken=taken,
-                principal=walk.principal,
-                served=walk.served,
-                charged=walk.charged,
-                lease_changes=tuple(walk.lease_changes),
-                evicted=walk.evicted,
-                settled_unix_s=walk.ended_unix_s,
-            ),
-            compression=decision_record.compression_section(walk.prompt),
-            scheduling=decision_record.scheduling_section(
-                binding=walk.binding,
-                job=walk.job,
-                first_s=None if relay is None else relay.first_s,
-            ),
-            attempts=tuple(walk.attempts),
-            usage=decision_record.usage_section(walk.charged),
-            timing=decision_record.timing_section(
-                outcome=outcome,
-                received_s=incoming.received_s,
-                sent_s=walk.sent_s,
-                ended_s=walk.ended_s,
-                queue_s=walk.queue_s,
-                compress_s=walk.compress_s,
-            ),
-            prompts=self._log_prompts,
-        )
+            received_s=incoming.received_s,
+            sent_s=None if attempts is None else attempts.sent_s,
+            ended_s=settled.ended_s,
+            queue_s=0.0 if attempts is None else attempts.queue_s,
+            compress_s=progress.compress_s,
+        ),
+        prompts=prompts,
+    )
 
 
-def _learn(
-    incoming: Incoming,
-    walk: Walk,
-    outcome: Outcome,
-    served: ServedModel,
-    estimate: LengthEstimate,
-    taught: set[Lesson],
-) -> None:
-    facts, principal, prompt = walk.facts, walk.principal, walk.prompt
-    if facts is None or principal is None or prompt is None:
+def _admission(settled: _Settled) -> AdmissionSection:
+    progress, lease_id = settled.progress, settled.incoming.lease_id
+    lease, served = progress.lease, progress.served
+    if lease is None or served is None:
+        return AdmissionSection(lease_id=lease_id)
+    return decision_record.admission_section(
+        lease_id=lease_id,
+        lease=lease.current,
+        asked=lease.asked,
+        taken=lease.taken,
+        principal=progress.principal,
+        served=served,
+        charged=settled.charged,
+        lease_changes=tuple(lease.changes),
+        evicted=settled.ending.evicted,
+        settled_unix_s=settled.ended_unix_s,
+    )
+
+
+def _learn(settled: _Settled, taught: set[Lesson]) -> None:
+    """Teach what was sent; nothing where no prompt was ready to be."""
+    progress, outcome, endpoint = settled.progress, settled.outcome, settled.incoming.endpoint
+    facts, principal, served = progress.facts, progress.principal, progress.served
+    sending, attempts = settled.sending, progress.attempts
+    if facts is None or principal is None or served is None or sending is None:
         return
-    endpoint = incoming.endpoint
     lesson = (served.name, endpoint.name, principal.tenant, facts.measure.category, outcome.label)
+    prompt = sending.prompt
     if lesson not in taught:
         taught.add(lesson)
-        stage_settle.learn(served, endpoint, principal, facts, estimate, prompt, outcome)
-    if walk.expected and walk.binding:
-        stage_settle.note_cached(served, walk.binding, walk.expected, outcome)
-    stage_settle.remember(served, endpoint, principal, facts, walk.prefix, prompt, outcome)
+        stage_settle.learn(served, endpoint, principal, facts, sending.estimate, prompt, outcome)
+    entry = None if attempts is None else attempts.entry
+    if attempts is not None and entry is not None and entry.expected and attempts.binding:
+        stage_settle.note_cached(served, attempts.binding, entry.expected, outcome)
+    stage_settle.remember(served, endpoint, principal, facts, sending.prefix, prompt, outcome)

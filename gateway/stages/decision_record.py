@@ -5,7 +5,6 @@ the section's empty instance. Nothing here holds prompt text, keys or header val
 prompt itself where the configuration asks for it.
 """
 
-from gateway.errors import Refusal
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.scheduling.scheduler import Job
@@ -39,7 +38,7 @@ def decision_record(
     facts: BodyFacts | None,
     served: ServedModel | None,
     outcome: Outcome,
-    refusal: Refusal | None,
+    reason: str | None,
     binding: Binding | None,
     rescued: bool,
     estimate: EstimateSection,
@@ -66,7 +65,7 @@ def decision_record(
         tenant=None if principal is None else principal.tenant,
         entitlement=None if principal is None else principal.entitlement,
         stream=facts is not None and facts.stream,
-        reason=None if refusal is None else refusal.reason,
+        reason=reason,
         mode="observe" if served is not None and served.routing.observe else "enforce",
         pool=None if pool is None else pool.name,
         worker=None if pool is None or binding is None else pool.workers[binding.worker],
@@ -132,21 +131,19 @@ def plan_section(
 def admission_section(
     *,
     lease_id: str,
-    lease: Lease | None,
-    asked: Plan | None,
-    taken: Lease | None,
+    lease: Lease,
+    asked: Plan,
+    taken: Lease,
     principal: Principal | None,
-    served: ServedModel | None,
+    served: ServedModel,
     charged: Usage | None,
     lease_changes: tuple[tuple[float, str, int], ...],
     evicted: bool,
     settled_unix_s: float,
 ) -> AdmissionSection:
     """`asked` and `taken`: what admission was asked for and gave; `lease`: as it was settled."""
-    if lease is None or served is None:
-        return AdmissionSection(lease_id=lease_id)
     charge = None if charged is None else _charge(served, charged)
-    if lease.limits is None or asked is None or taken is None:
+    if lease.limits is None:
         return AdmissionSection(
             lease_id=lease_id,
             spilled=lease.spilled,

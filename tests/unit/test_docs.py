@@ -174,11 +174,11 @@ def test_the_ten_stages_are_those_of_the_pipeline() -> None:
     assert [row[:2] for row in rows] == numbered_stages()
 
 
-def test_the_walk_calls_its_stages_in_that_order() -> None:
+def test_the_pipeline_calls_its_stages_in_that_order() -> None:
     source = Path(gateway.pipeline.pipeline.__file__).read_text(encoding="utf-8")
     repeated = Path(gateway.pipeline.dispatcher.__file__).read_text(encoding="utf-8")
     settled = Path(gateway.pipeline.settlement.__file__).read_text(encoding="utf-8")
-    walked = source[source.index("async def _walk") :]
+    walked = source[source.index("async def _read") :]
     walk = re.findall(r"\bstage_(\w+)\.(?!repeatable)", walked + repeated + settled)
     first_calls = list(dict.fromkeys(walk))
     order = ["estimate", "plan", "admit", "compress", "adjust", "queue", "dispatch", "settle"]

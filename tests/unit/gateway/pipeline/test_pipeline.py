@@ -1,6 +1,7 @@
 """The ten stages over fakes: one lease settled once, retries before the first byte, rescue."""
 
 import asyncio
+import gc
 import hashlib
 import json
 import re
@@ -13,7 +14,9 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.metrics import Metrics
+from gateway.pipeline.attempts import Attempts
 from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.request_progress import RequestProgress
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ServedModel
@@ -36,7 +39,7 @@ from gateway.records.endpoint import (
     TRANSCRIPTIONS,
     Endpoint,
 )
-from gateway.records.request import Incoming, Principal
+from gateway.records.request import OPEN, Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from tests.builders import (
     LONG,
@@ -1405,3 +1408,31 @@ async def test_an_answer_that_is_compressed_unasked_is_the_engines_fault() -> No
     bench = Bench(packed, OK)
     await bench.serve()
     assert (bench.reply.status, len(bench.upstream.called)) == (200, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "keyring"),
+    [
+        ([OK], None),
+        ([BUSY] * 9, None),
+        ([failure("connect")] * 9, None),
+        ([], Keyring({b"k": OPEN})),
+    ],
+    ids=["answered", "busy", "unreachable", "unknown key"],
+)
+async def test_a_request_that_ended_is_freed_at_once(
+    script: list[Script], keyring: Keyring | None
+) -> None:
+    bench = Bench(*script, keyring=keyring)
+    before = states_alive()
+    gc.disable()
+    try:
+        await bench.serve()
+        bench.reply.refusal = None
+        assert states_alive() == before
+    finally:
+        gc.enable()
+
+
+def states_alive() -> int:
+    return sum(isinstance(found, RequestProgress | Attempts) for found in gc.get_objects())

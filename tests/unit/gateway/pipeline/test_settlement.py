@@ -7,16 +7,23 @@ import msgspec
 import pytest
 
 from gateway.metrics import Metrics
-from gateway.pipeline.settlement import TOGETHER_S, Settling
-from gateway.pipeline.walk import Walk
+from gateway.pipeline.attempts import Sending
+from gateway.pipeline.request_lease import RequestLease
+from gateway.pipeline.request_progress import RequestEnding, RequestProgress
+from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.request.body import read_body
+from gateway.policy.scheduling.scheduler import NO_PREFIX
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
-from gateway.records.lease import Lease
+from gateway.records.estimate import Plan
+from gateway.records.lease import Lease, Limits
 from gateway.records.request import OPEN, Prompt
 from tests.builders import chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink
+
+LEASE = Lease(id="l", model="m", entitlement="e", pool=0, spilled=False, cost_tokens=9, sequences=1)
+PLAN = Plan(pool=0, alternates=(), reason="fits")
 
 
 class Broken(ListSink):
@@ -30,8 +37,8 @@ class Broken(ListSink):
 
 def settling(
     clock: FakeClock, sink: ListSink, wall_clock: Callable[[], float] = lambda: 7.0
-) -> Settling:
-    return Settling(
+) -> Settler:
+    return Settler(
         store=FakeStore(),
         metrics=Metrics(),
         records=sink,
@@ -41,11 +48,28 @@ def settling(
     )
 
 
-def ended(stage: Settling, request_id: str) -> Walk:
-    walk = Walk()
-    walk.outcome = Outcome(label="refused", status=401)
-    stage.settle(incoming(request_id=request_id), walk)
-    return walk
+def held() -> RequestProgress:
+    """A request with a managed lease."""
+    progress = RequestProgress()
+    progress.served = served = served_model()
+    progress.facts = facts = read_body(CHAT, chat_body())
+    progress.estimate = served.estimator.estimate(CHAT, facts, "t")
+    limits = Limits(
+        sequences=1,
+        sequences_free=0,
+        sequences_reset_s=0.0,
+        tokens=0,
+        tokens_free=0,
+        tokens_reset_s=0.0,
+    )
+    lease = msgspec.structs.replace(LEASE, limits=limits)
+    progress.lease = RequestLease(FakeStore(), lambda: 7.0, PLAN, lease)
+    return progress
+
+
+def ended(stage: Settler, request_id: str, progress: RequestProgress | None = None) -> None:
+    refused = RequestEnding(Outcome(label="refused", status=401))
+    stage.settle(incoming(request_id=request_id), progress or RequestProgress(), refused)
 
 
 def ids(sink: ListSink) -> list[str]:
@@ -80,16 +104,13 @@ async def test_times_are_those_of_the_end_not_of_the_record() -> None:
     clock, sink = FakeClock(), ListSink()
     wall_s = [1_000.0]
     stage = settling(clock, sink, lambda: wall_s[0])
-    ended(stage, "a")
-    walk = ended(stage, "b")
-    assert walk.ended_unix_s == 1_000.0
+    ended(stage, "a", held())
+    ended(stage, "b", held())
     wall_s[0], clock.now_s = 2_000.0, clock.now_s + 50.0
     await asyncio.sleep(0)
     first, second = sink.records
-    assert (first.timing.duration_s, first.admission.settled_unix_s) == (
-        second.timing.duration_s,
-        second.admission.settled_unix_s,
-    )
+    assert first.timing.duration_s == second.timing.duration_s
+    assert first.admission.settled_unix_s == second.admission.settled_unix_s == 1_000.0
 
 
 async def test_a_record_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,20 +128,18 @@ async def test_of_one_kind_that_end_together_one_teaches() -> None:
     stage = settling(clock, sink)
     served = served_model()
     tenants = ("a", "a", "a", "b", "a")  # the first ends alone
-    lease = Lease(
-        id="l", model="m", entitlement="e", pool=0, spilled=False, cost_tokens=9, sequences=1
-    )
 
     def answered(tenant: str) -> None:
-        walk = Walk()
-        walk.principal = msgspec.structs.replace(OPEN, tenant=tenant)
-        walk.facts = read_body(CHAT, chat_body("a word " * 100))
-        walk.served, walk.prompt = served, Prompt(body=b"{}")
-        walk.estimate = served.estimator.estimate(CHAT, walk.facts, tenant)
-        walk.lease = lease
+        progress = RequestProgress()
+        progress.principal = msgspec.structs.replace(OPEN, tenant=tenant)
+        progress.facts = facts = read_body(CHAT, chat_body("a word " * 100))
+        progress.served = served
+        estimate = served.estimator.estimate(CHAT, facts, tenant)
+        progress.lease = RequestLease(FakeStore(), lambda: 7.0, PLAN, LEASE)
+        progress.sending = Sending(Prompt(body=b"{}"), estimate, PLAN, NO_PREFIX)
         usage = Usage(prompt_tokens=200, completion_tokens=9, source="engine")
-        walk.outcome = Outcome(label="ok", status=200, usage=usage, completed=True)
-        stage.settle(incoming(), walk)
+        outcome = Outcome(label="ok", status=200, usage=usage, completed=True)
+        stage.settle(incoming(), progress, RequestEnding(outcome))
 
     for tenant in tenants:
         answered(tenant)
@@ -131,13 +150,3 @@ async def test_of_one_kind_that_end_together_one_teaches() -> None:
     clock.now_s += 1.0
     answered("a")
     assert served.estimator.observations == 4
-
-
-async def test_a_walk_holds_nothing_that_holds_it_once_it_is_recorded() -> None:
-    clock, sink = FakeClock(), ListSink()
-    stage = settling(clock, sink)
-    walk = Walk()
-    walk.task = asyncio.current_task()
-    stage.settle(incoming(), walk)
-    assert walk.task is None
-    assert walk.refusal is None
