@@ -1,1 +1,1 @@
-"""How many tokens a request will take, learned from what requests took."""
+"""Predict how many tokens a request will take, and learn from the usage of served requests."""

@@ -1,14 +1,14 @@
-"""What is learned of each tenant apart, and what most tenants agree on.
+"""One learner per tenant, and the median of the tenants' learners for new tenants.
 
 Rules:
-- A tenant teaches its own learner and nobody else's. From TAUGHT observations on its requests
-  are estimated by that one alone: no other tenant has any influence on them.
-- Before that, a tenant gets the median over those that were taught lately, at most VOTERS, with
-  TAUGHT observations each. One tenant among them, whatever and however much it sends, moves the
-  median no further than to the next figure of another tenant.
-- With fewer than AGREEING such tenants there is no median that one of them could not set. Then
-  a tenant gets what it taught itself so far, or the configured start.
-- Memory is bounded: the MAX_TENANTS most recently taught are kept.
+- A tenant's requests teach only that tenant's learner. After TAUGHT observations this learner
+  alone estimates the tenant's requests: no other tenant influences them.
+- A newer tenant gets the median over the recently taught tenants with TAUGHT observations each,
+  at most VOTERS of them. A single tenant, whatever it sends, can move the median no further
+  than to another tenant's neighbouring figure.
+- With fewer than AGREEING such tenants a single one could set the median. Then a new tenant
+  gets its own learner's figures so far, or the configured start.
+- Memory is bounded: the MAX_TENANTS most recently taught tenants are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +16,14 @@ from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 
 TAUGHT: Final = 20
-"""Observations from which on a tenant's own learner is believed."""
+"""Observations after which a tenant's own learner is used."""
 AGREEING: Final = 3
-"""Tenants that a median needs: with two honest ones the third cannot leave their range."""
+"""Tenants that a median needs: the third cannot move it out of the range of the other two."""
 VOTERS: Final = 64
-"""Tenants that a median is taken over at most."""
+"""Most tenants that a median is taken over."""
 MAX_TENANTS: Final = 1024
 _EVERY: Final = 16
-"""Observations between two looks at what tenants agree on."""
+"""Observations between two computations of the median."""
 
 
 class Taught(Protocol):
@@ -31,19 +31,19 @@ class Taught(Protocol):
 
     @property
     def observations(self) -> int:
-        """How many it was taught."""
+        """How many observations taught it."""
 
 
 P = TypeVar("P", bound=Taught)
 
 
 class ByTenant(Generic[P]):
-    """One figure's learners, by tenant."""
+    """The learners of one figure, by tenant."""
 
     __slots__ = ("_agree", "_agreed", "_common", "_found", "_held", "_lessons", "_make", "_start")
 
     def __init__(self, make: Callable[[], P], agree: Callable[[P, Sequence[P]], None]) -> None:
-        """`make` gives a new learner; `agree` sets the first one to what the others agree on."""
+        """`make` gives a new learner; `agree` sets its first argument to the others' median."""
         self._make = make
         self._agree = agree
         self._start = make()
@@ -51,12 +51,12 @@ class ByTenant(Generic[P]):
         self._agreed = False
         self._lessons = 0
         self._found = 0
-        """Lessons when it was last looked at what tenants agree on."""
+        """The number of lessons when the median was last computed."""
         self._held: dict[str, P] = {}
-        """The last taught last."""
+        """Tenant -> learner, the most recently taught last."""
 
     def of(self, tenant: str) -> P:
-        """What to estimate a tenant's requests by; not to be taught."""
+        """The learner that estimates a tenant's requests. Read-only: teach that of `taught`."""
         own = self._held.get(tenant)
         if own is not None and own.observations >= TAUGHT:
             return own
@@ -66,7 +66,7 @@ class ByTenant(Generic[P]):
         return self._start if own is None else own
 
     def begun(self, tenant: str) -> P:
-        """A tenant's own learner however little it was taught: what its lessons build on."""
+        """A tenant's own learner, however little it was taught; its lessons build on it."""
         return self._held.get(tenant, self._start)
 
     def own(self, tenant: str) -> P | None:
@@ -75,13 +75,13 @@ class ByTenant(Generic[P]):
         return own if own is not None and own.observations >= TAUGHT else None
 
     def agreed(self) -> P | None:
-        """What most tenants agree on, if enough of them were taught."""
+        """The median of the tenants' learners, if enough tenants were taught."""
         if self._lessons - self._found >= _EVERY:
             self._look()
         return self._common if self._agreed else None
 
     def taught(self, tenant: str) -> P:
-        """The learner of a tenant that is about to be taught, made when it is new."""
+        """A tenant's learner, to be taught one observation; made if the tenant is new."""
         self._lessons += 1
         held = self._held
         found = held.pop(tenant, None)
@@ -93,12 +93,12 @@ class ByTenant(Generic[P]):
         return found
 
     def part(self, tenant: str) -> P:
-        """The same for a learner that goes on from what was kept, or what replicas told."""
+        """A tenant's learner, to adopt sums from the store or from other replicas."""
         self._lessons += _EVERY
         return self.taught(tenant)
 
     def latest(self, count: int = VOTERS) -> Iterator[tuple[str, P]]:
-        """(tenant, learner), the last taught first."""
+        """At most `count` pairs (tenant, learner), the most recently taught first."""
         return islice(reversed(self._held.items()), count)
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class ByTenant(Generic[P]):
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one; of an even number the mean of the two in the middle."""
+    """The middle value; for an even number of values the mean of the two in the middle."""
     found = sorted(values)
     half = len(found) // 2
     return found[half] if len(found) % 2 else (found[half - 1] + found[half]) / 2

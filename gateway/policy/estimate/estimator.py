@@ -1,16 +1,16 @@
-"""Token budgets: what a request is expected to take, learned from what requests took.
+"""Token budgets: predict a request's input and output tokens, and learn from reported usage.
 
 One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
-- A request teaches its own tenant's figures only. Those of a tenant that was taught enough are
-  all that decides about it; a newer one gets what most tenants agree on
-  (`gateway.policy.estimate.by_tenant`). So no tenant decides about another's requests.
+- A request teaches only its own tenant's figures. Estimates for a tenant with enough
+  observations use that tenant's figures alone; a newer tenant gets the tenants' median
+  (`gateway.policy.estimate.by_tenant`). No tenant controls the estimates of another.
 - L_in = ceil(bytes / c*) + template, c* = c - gamma sigma: overestimating is the safe side.
-- The template's fixed tokens and the ratio are fitted apart: prompts under
-  SMALL_PROMPT_TOKENS teach the template, longer ones the ratio (a template that no prompt is
-  shorter than is learned as part of it); media and token ids stay out of the ratio.
+- The template's fixed tokens and the ratio are fitted separately: prompts under
+  SMALL_PROMPT_TOKENS teach the template, longer ones the ratio. (If every prompt is longer, the
+  ratio absorbs the template.) Media and token ids stay out of the ratio.
 - Three output figures: the client's cap, the expected q_out, and L_out = min(cap, q_out)
-  (or the cap itself under `output_estimate: cap`), `default_max_tokens` for a cap not set.
-- Reported usage is not believed blindly: impossible values are counted and ignored.
+  (or the cap itself under `output_estimate: cap`). `default_max_tokens` replaces a missing cap.
+- Impossible values in reported usage are counted and ignored.
 """
 
 from math import ceil
@@ -40,7 +40,7 @@ _PAIRED = frozenset({"rerank", "score"})
 
 
 def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
-    """Which fixed tokens an engine adds: they differ with tools, and for plain prompts."""
+    """Which kind of template applies: fixed tokens differ with tools, and for plain prompts."""
     if measure.messages:
         return "tools" if measure.tools else "chat"
     return "pair" if endpoint in _PAIRED else "plain"
@@ -68,8 +68,8 @@ class LengthEstimator:
     ) -> None:
         """Start from the settings.
 
-        `output_mode` overrides the profile's (`output_estimate`); `output_prior_tokens` is
-        expected of an answer, `media_tokens` of a media part, until usage teaches better.
+        `output_mode` overrides the profile's (`output_estimate`). Until usage is learned, an
+        answer is expected to take `output_prior_tokens` and a media part `media_tokens`.
         """
         self.profile: Final = profile
         self.output_mode: Final = output_mode or profile.output_mode
@@ -87,9 +87,9 @@ class LengthEstimator:
         category: Category | None = None,
         default_max_tokens: int | None = None,
     ) -> LengthEstimate:
-        """The budget of one request; `category` overrides what the text looked like.
+        """The budget of one request; `category` overrides the measured one.
 
-        `default_max_tokens` is the limit that is sent for a client that set none.
+        `default_max_tokens` is the limit that the gateway sends if the client set none.
         """
         measure = facts.measure
         category = category or measure.category
@@ -141,13 +141,13 @@ class LengthEstimator:
         return ceil(self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens))
 
     def _output_tokens(self, expected: int, limit: int | None) -> int:
-        """What is reserved for the answer of one sequence."""
+        """Tokens to reserve for the answer of one sequence."""
         if limit is None:
             return expected
         return limit if self.output_mode == "cap" or limit < expected else expected
 
     def learn(self, observation: Observation) -> None:
-        """Take what a served request reported; impossible reports are counted, not used."""
+        """Learn from a served request's usage; impossible values are counted, not used."""
         self.observations += 1
         self._learn_input(observation)
         self._learn_output(observation)
@@ -172,8 +172,8 @@ class LengthEstimator:
         if not self._possible(size, tokens, fixed, measure):
             self._ignore("prompt_tokens_out_of_range")
             return
-        # Apart, or an error of the one would pass for the other: from prompts of like lengths
-        # template and ratio would drift away together.
+        # Each observation teaches only one of the two. If prompts of similar lengths taught both,
+        # an error of one would be taken for the other, and both would drift.
         if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
             if self._fit_template:
                 text = size / ratio.mean
@@ -186,9 +186,9 @@ class LengthEstimator:
             own.add(size / text, text / measure.prompts)
 
     def _possible(self, size: int, tokens: int, fixed: float, measure: Measure) -> bool:
-        """Whether a count can be true: bytes per token within [0.5, 16].
+        """Whether a token count can be true: bytes per token within [0.5, 16].
 
-        Small prompts may be mostly template, of which there is an upper bound.
+        A small prompt may be mostly template, so its count may exceed that by MAX_TEMPLATE.
         """
         if size > HIGHEST_RATIO * tokens:
             return False
@@ -199,7 +199,7 @@ class LengthEstimator:
         return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
 
     def _learn_media(self, tenant: str, ratio: Ratio, measure: Measure, tokens: float) -> None:
-        """`tokens` without the template's."""
+        """Teach the media fit; `tokens` excludes the template's."""
         text = measure.text_bytes / ratio.mean
         media = tokens - text
         if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
@@ -234,10 +234,7 @@ class LengthEstimator:
         )
 
     def _reported(self, observation: Observation, field: str) -> int | None:
-        """A count as the engine sent it, when it is a positive integer.
-
-        By name: what its annotation says is a promise, and engines lie.
-        """
+        """A count if it is a positive integer; `getattr`, for engines may break its annotation."""
         value: object = getattr(observation, field)
         if value is None:
             self._ignore(f"{field}_missing")
@@ -253,7 +250,7 @@ class LengthEstimator:
         self.ignored[reason] = self.ignored.get(reason, 0) + 1
 
     def snapshot(self) -> dict[str, Any]:
-        """All that was learned, for the admin endpoint and the metrics."""
+        """All learned figures, for the admin endpoint and the metrics."""
         return {
             "profile": self.profile.name,
             "output_mode": self.output_mode,

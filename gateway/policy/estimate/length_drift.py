@@ -1,15 +1,15 @@
-"""Whether requests are still as long as planned: Kolmogorov-Smirnov, live against planned.
+"""Whether requests are still as long as planned: Kolmogorov-Smirnov distance of live and plan.
 
 Rules:
-- Lengths are totals, prompt and answer, of requests that were served to their end; a compressed
-  one counts as it came.
-- The plan is some dozens of (tokens, share) points. The two distributions are compared at these
-  points alone, each moved to the edge of its bucket, so that what lies between them is never
-  interpolated: a plan whose requests are all alike stays exact.
-- Counts are in the logarithmic buckets of `gateway.policy.estimate.quantile`, some 200. Old
-  requests fade: a request's weight halves with every HALF_LIFE further ones.
-- Below TRUSTED requests nothing is said: the distance of n requests from their own distribution
-  is 1.36/sqrt(n) at 95 %, 0.06 there.
+- A length is prompt plus answer, in tokens, of a request that was served to its end; a
+  compressed request counts with its original length.
+- The plan is some dozens of (tokens, share) points. The two distributions are compared only at
+  these points, each moved to the edge of its bucket. Nothing is interpolated between points, so
+  a plan whose requests all have one length stays exact.
+- Lengths are counted in the logarithmic buckets of `gateway.policy.estimate.quantile`, some 200.
+  A request's weight halves with every HALF_LIFE further requests.
+- Below TRUSTED requests there is no distance: n requests are 1.36/sqrt(n) away from their own
+  distribution at 95 %, which is 0.06 at TRUSTED.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from typing import Final
 from gateway.policy.estimate.quantile import MAX_TOKENS, bucket_of, upper_edge
 
 ALARM: Final = 0.1
-"""Distance from which on the plan is no longer this traffic's."""
+"""Distance above which the plan no longer fits the traffic."""
 CALM: Final = 0.08
 """Distance below which an alarm ends."""
 HALF_LIFE: Final = 2000
@@ -31,7 +31,7 @@ _RESCALE = 1e12
 
 
 class LengthDrift:
-    """One model's live lengths beside the planned ones. Memory does not grow."""
+    """Compares one model's live lengths with the planned ones. Memory does not grow."""
 
     __slots__ = ("_alarm", "_counts", "_edges", "_planned", "_unit", "observations")
 
@@ -40,7 +40,7 @@ class LengthDrift:
         by_edge = {bucket_of(min(tokens, MAX_TOKENS)): share for tokens, share in planned}
         self._edges = sorted(by_edge)
         self._planned = [by_edge[edge] for edge in self._edges]
-        # One more for what is longer than all points.
+        # The last count is for requests longer than all points.
         self._counts = [0.0] * (len(self._edges) + 1)
         self._unit = 1.0
         self._alarm = False
@@ -58,7 +58,7 @@ class LengthDrift:
 
     @property
     def distance(self) -> float | None:
-        """KS, 0 to 1; None while too few requests were seen."""
+        """The Kolmogorov-Smirnov distance, 0 to 1; None below TRUSTED requests."""
         if self.observations < TRUSTED:
             return None
         total = sum(self._counts)
@@ -69,7 +69,7 @@ class LengthDrift:
 
     @property
     def alarm(self) -> bool:
-        """Whether it is above ALARM; once it is, until it is below CALM."""
+        """Whether the distance rose above ALARM and has not fallen to CALM since."""
         distance = self.distance
         if distance is not None:
             self._alarm = distance > (CALM if self._alarm else ALARM)
@@ -77,10 +77,10 @@ class LengthDrift:
 
 
 def plan_points(shares: Sequence[tuple[int, float]], most: int = 48) -> list[tuple[int, float]]:
-    """The points that a plan carries, from shares at bucket edges: at most about `most`.
+    """Thin (tokens, share) points at bucket edges to about `most` points for a plan.
 
-    A point is kept where the share has grown by 1/most since the last one, and before a jump,
-    so that the distance is underestimated by 1/most at worst.
+    A point is kept where the share has grown by 1/most since the last one, and before a jump.
+    The distance is then underestimated by at most 1/most.
     """
     kept: list[tuple[int, float]] = []
     before: tuple[int, float] | None = None
@@ -97,5 +97,5 @@ def plan_points(shares: Sequence[tuple[int, float]], most: int = 48) -> list[tup
 
 
 def bucket_edges() -> list[int]:
-    """Upper edges of all buckets, ascending: where shares are asked for."""
+    """Upper edges of all buckets in tokens, ascending; `plan_points` takes the shares at them."""
     return sorted({upper_edge(bucket) for bucket in range(bucket_of(MAX_TOKENS) + 1)})

@@ -1,29 +1,28 @@
-"""What estimators learned, as values that can be kept, published and merged.
+"""Learned figures as values that replicas can store, publish and merge.
 
-A replica's estimator is made of parts (one tenant's ratio in a category, its template fit, an
+A replica's estimator consists of parts (one tenant's ratio in a category, its template fit, an
 output histogram), each a handful of decayed sums. Replicas publish their sums and read the others'.
-Theory, and what holds:
+Rules:
 
-- `merged` is a mean of sums, each record weighed by how much its replica was taught lately
-  (`rate`): a function of a set of records. So it does not matter in which order records
-  come, nor how often the same one does: a record is named by replica and exchange, a replica
-  has one, and the greater exchange number replaces the lesser.
+- `merged` is a weighted mean of sums; the weight of a record is how much its replica was taught
+  lately (`rate`). It is a function of a set of records, so neither their order nor duplicates
+  matter: a replica has one record, and a greater exchange number replaces the lesser.
 - All sums of a part decay alike and a mean is their quotient, so the mean of sums is the mean
-  of what the replicas observed. N replicas that each see 1/N of the traffic have the ratio a
-  single one would have, with less noise: the memory of each is its own last observations.
-- A replica that hears of nobody merges nothing: its numbers are what they are without a store.
-- A record is merged at most once by each reader. A replica that stops, whether it is idle or
-  dead, is outvoted: its rate fades by e every RATE_MEMORY_S of the record's age, and what was
-  taken over from it fades with every further observation, as all that was learned does.
-- When a replica finds that the world has changed it starts a new epoch of that part, whose rate
-  begins at 0. Of several epochs the one with the most observations lately counts alone, so a
-  changed world wins once most of what is observed comes from it, and one replica that was fed
-  nonsense does not override what the others observe. Of two alike the later one wins.
-- A record counts for one observation at least: after all replicas were restarted, what the
-  dead knew is taken up.
+  of all replicas' observations. N replicas that each see 1/N of the traffic have the ratio a
+  single one would have, with less noise: each remembers its own last observations.
+- A replica without peers merges nothing: its figures are the same as without a store.
+- Each reader merges a record at most once. An idle or dead replica is outvoted: its rate fades
+  by e every RATE_MEMORY_S of the record's age, and figures taken over from it fade with
+  every further observation, as all learned figures do.
+- A replica that detects a change of the traffic starts a new epoch of that part, with rate 0.
+  Among several epochs only the one with the most recent observations counts (on a tie the later
+  one). A change thus wins once most observations come from it, and one replica that was fed
+  nonsense does not override the others.
+- A record counts for at least one observation. After a restart of all replicas, the new ones
+  take over the old records.
 
-An observation count `n` is the largest of the merged, not their sum, which would count twice
-what one replica had from another.
+The merged observation count `n` is the largest one, not the sum: a sum would count observations
+twice that one replica took over from another.
 """
 
 import math
@@ -35,31 +34,31 @@ from gateway.records.record import Record
 RATE_MEMORY_S: Final = 30.0
 """Time constant of a replica's rate, in seconds."""
 MAX_SUMS: Final = 1024
-"""Sums in one part; a record with more is not believed."""
+"""Most sums in one part; a part with more is ignored."""
 MAX_PARTS: Final = 512
-"""Parts in one record."""
+"""Most parts in one record; a record with more is ignored."""
 _MARKS: Final = 4096
-"""Parts that a ledger remembers the observations of."""
+"""Most parts whose observation counts a ledger remembers."""
 
 
 class Sums(Record, frozen=True, kw_only=True):
     """One part: decayed sums by name."""
 
     epoch: int
-    """How often the part was begun anew."""
+    """How often the part was restarted."""
     n: int
     """Observations of this epoch, at least 1."""
     rate: float = 0.0
-    """Observations lately: each counts exp(-age / RATE_MEMORY_S)."""
+    """Recent observations: each counts exp(-age / RATE_MEMORY_S)."""
     sums: dict[str, float]
 
 
 Learned = Mapping[str, Sums]
-"""Part -> its sums: all that one replica knows about one model."""
+"""Part -> its sums: all learned figures of one replica for one model."""
 
 
 class Peer(Record, frozen=True, kw_only=True):
-    """A record of another replica, or one of the past."""
+    """A record of another replica, or one stored before a restart."""
 
     age_s: float
     """Since it was published."""
@@ -67,30 +66,30 @@ class Peer(Record, frozen=True, kw_only=True):
 
 
 class Part(Protocol):
-    """Something learned that can leave the process and return."""
+    """A learned figure that can leave the process and return."""
 
     def learned(self) -> Sums:
         """Its sums now."""
 
     def accepts(self, sums: Sums) -> bool:
-        """Whether sums from outside could be this part's."""
+        """Whether sums from outside are valid for this part."""
 
     def adopt(self, sums: Sums) -> None:
-        """Go on from sums that it accepts."""
+        """Continue from these sums, which it must accept."""
 
 
 class Learner(Protocol):
-    """An estimator in parts."""
+    """An estimator that consists of parts."""
 
     def parts(self) -> Mapping[str, Part]:
         """Parts that have learned something, by name."""
 
     def part(self, name: str) -> Part | None:
-        """The part of that name, made if it could be there; None for an unknown name."""
+        """The part of that name, made if it does not exist; None for an unknown name."""
 
 
 def aged(rate: float, seconds: float) -> float:
-    """A rate after so many seconds without a lesson."""
+    """A rate after `seconds` without observations."""
     return rate * math.exp(-max(seconds, 0.0) / RATE_MEMORY_S)
 
 
@@ -133,9 +132,9 @@ def _order(part: Sums) -> tuple[int, int, float]:
 
 
 class Ledger:
-    """One model's learner beside what others know of it: what to publish, what to take over.
+    """Publishes one model's learner and merges other replicas' records into it.
 
-    Works on the running learner between two steps of the event loop; requests never wait.
+    It works on the live learner between two steps of the event loop; requests never wait.
     """
 
     __slots__ = ("_at_s", "_learner", "_marks")
@@ -145,7 +144,7 @@ class Ledger:
         self._learner = learner
         self._at_s = now_s
         self._marks: dict[str, tuple[int, int, float, float]] = {}
-        """Part -> its epoch, observations and rate as last seen, and when; the last seen last."""
+        """Part -> (epoch, observations, rate, time) when last seen; the last seen is last."""
 
     def learned(self, now_s: float) -> dict[str, Sums]:
         """All parts that were taught, each with its rate; to be published as one record."""
@@ -158,9 +157,9 @@ class Ledger:
         return found
 
     def merge(self, peers: Iterable[Peer]) -> Iterator[str]:
-        """Take over what others learned, one part a step; yields the parts that changed.
+        """Take over other replicas' sums, one part a step; yields the names of changed parts.
 
-        Between two steps the learner may be taught: a step is whole in itself.
+        Each step is complete in itself, so the learner may be taught between two steps.
         """
         told: dict[str, list[tuple[float, Sums]]] = {}
         for peer in peers:
@@ -193,7 +192,7 @@ class Ledger:
         return True
 
     def _own(self, name: str, part: Part) -> Sums | None:
-        """A part as it is now, its new observations counted into its rate; None: untaught."""
+        """A part's sums with new observations counted into its rate; None if it has none."""
         sums = part.learned()
         if sums.n < 1:
             return None

@@ -1,4 +1,4 @@
-"""How an estimator of lengths starts and learns: two named profiles."""
+"""Two named profiles of how a length estimator starts and learns."""
 
 from typing import Final, Literal
 
@@ -15,13 +15,15 @@ class EstimatorProfile(Record, frozen=True, kw_only=True):
     priors: dict[str, float]
     """Bytes per token by category before anything was observed."""
     gamma: float = 1.0
+    """Spreads by which the conservative ratio is below the mean."""
     beta: float = 0.95
+    """Decay of the ratio's average per observation."""
     bias_corrected: bool = True
     fit_template: bool = True
     output_mode: OutputMode = "predicted"
 
 
-# Means over common vocabularies of 100,000 to 200,000 entries, on the careful side.
+# Cautious means over common vocabularies of 100,000 to 200,000 entries.
 DEFAULT: Final = EstimatorProfile(
     name="default",
     priors={

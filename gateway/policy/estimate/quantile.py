@@ -1,11 +1,13 @@
 """Online .95 quantiles of completion tokens, per endpoint, category and tenant.
 
 Rules:
-- Logarithmic buckets (ratio 1.07) up to 2^20 tokens; a bucket answers with its upper edge.
+- Lengths are counted in logarithmic buckets (ratio 1.07) up to 2^20 tokens; a quantile is the
+  upper edge of its bucket.
 - Old answers fade: weights decay with a memory of 2,000 observations.
-- A cut answer (client left, limit reached) is a lower bound: censored, Kaplan-Meier.
-- The tenant's own answers count, those of the category first, then all of the endpoint; a
-  tenant that had fewer than 20 whole ones gets what most tenants agree on, by category, then by
+- A cut answer (client left, limit reached) is a lower bound of its length: a censored
+  observation of the Kaplan-Meier estimator.
+- The tenant's own answers decide: those of the category first, then all of the endpoint. A
+  tenant with fewer than 20 whole answers gets the tenants' median, by category, then by
   endpoint, then PRIOR_TOKENS (`gateway.policy.estimate.by_tenant`).
 """
 
@@ -26,7 +28,7 @@ _PER_LOG = 1 / math.log(_RATIO)
 _GROWTH = 1 / (1 - 1 / MEMORY)
 _RESCALE = 1e12
 _STALE = 1e-6
-"""Weights below this are dropped when weights are rescaled."""
+"""Rescaling drops weights below this."""
 
 
 def bucket_of(tokens: int) -> int:
@@ -45,7 +47,7 @@ _KEYS = frozenset(f"{kind}{n}" for kind in "wc" for n in range(bucket_of(MAX_TOK
 class Histogram:
     """Decaying counts of whole and of cut answers by length, and their cached quantile.
 
-    Instead of all old weights shrinking, the weight of a new observation grows.
+    To decay, the weight of each new observation grows; old weights stay until rescaled.
     """
 
     __slots__ = ("_cut", "_pending", "_quantile", "_unit", "_whole", "observations")
@@ -57,14 +59,14 @@ class Histogram:
         self._pending = 0
         self._quantile = 0
         self.observations = 0
-        """Whole answers."""
+        """Whole answers counted."""
 
     def add(self, tokens: int, *, cut: bool) -> None:
-        """Take one answer's length; `cut` when it could have been longer."""
+        """Count one answer of `tokens`; `cut`: it could have been longer."""
         self.count(bucket_of(tokens), cut=cut)
 
     def count(self, bucket: int, *, cut: bool) -> None:
-        """The same by the bucket."""
+        """Count one answer by its length's bucket."""
         counts = self._cut if cut else self._whole
         counts[bucket] = counts.get(bucket, 0.0) + self._unit
         self.observations += not cut
@@ -83,7 +85,7 @@ class Histogram:
         return self._quantile
 
     def agree(self, others: Sequence["Histogram"]) -> None:
-        """Show the median of others' quantiles."""
+        """Set the quantile to the median of the others'."""
         self.observations = TAUGHT
         self._quantile = round(median([other.quantile() for other in others]))
 
@@ -95,7 +97,7 @@ class Histogram:
         return Sums(epoch=0, n=self.observations, sums=sums)
 
     def accepts(self, sums: Sums) -> bool:
-        """See Part: weights of buckets that there are."""
+        """See Part: weights within bounds, of existing buckets."""
         weights = sums.sums.values()
         return sums.sums.keys() <= _KEYS and min(weights) >= 0 and max(weights) <= MEMORY + 1
 
@@ -122,7 +124,7 @@ class Histogram:
             at_risk -= ended + cut.get(bucket, 0.0)
             if at_risk <= 0:
                 break
-        # The longest answers were all cut: how long they would have been is not known.
+        # The longest answers were all cut, so their full length is unknown.
         return max(upper_edge(buckets[-1]), PRIOR_TOKENS)
 
     def _rescale(self) -> None:
@@ -136,19 +138,19 @@ class Histogram:
 
 
 class OutputLengths:
-    """q_out with its fallbacks, for one model."""
+    """The expected output q_out with its fallbacks, for one model."""
 
     __slots__ = ("_levels", "_prior_tokens")
 
     def __init__(self, *, prior_tokens: int = PRIOR_TOKENS) -> None:
         self._prior_tokens = prior_tokens
         self._levels: dict[tuple[str, str], ByTenant[Histogram]] = {}
-        """By endpoint and category; of all categories under ""."""
+        """(endpoint, category) -> histograms; category "" is all categories together."""
 
     def expected(self, endpoint: str, category: str, tenant: str) -> int:
-        """The .95 quantile of the narrowest level that is believed, in tokens."""
+        """The .95 quantile, in tokens, of the narrowest level with enough observations."""
         narrow, wide = self._levels.get((endpoint, category)), self._levels.get((endpoint, ""))
-        if wide is None:  # what teaches the one teaches the other
+        if wide is None:  # then narrow is None, too: `add` teaches both
             return self._prior_tokens
         found = None if narrow is None else narrow.own(tenant)
         if found is None:
@@ -160,27 +162,27 @@ class OutputLengths:
         return self._prior_tokens if found is None else found.quantile()
 
     def add(self, endpoint: str, category: str, tenant: str, tokens: int, *, cut: bool) -> None:
-        """Teach the tenant's histograms, of the category and of all."""
+        """Teach the tenant's histograms of the category and of all categories."""
         bucket = bucket_of(tokens)
         self._level(endpoint, category).taught(tenant).count(bucket, cut=cut)
         self._level(endpoint, "").taught(tenant).count(bucket, cut=cut)
 
     def histograms(self, most: int) -> Iterator[tuple[str, Histogram]]:
-        """`endpoint@tenant` and `endpoint/category@tenant` of the tenants last taught."""
+        """`endpoint@tenant`, `endpoint/category@tenant` -> histogram, of the last taught."""
         for (endpoint, category), level in self._levels.items():
             name = f"{endpoint}/{category}" if category else endpoint
             for tenant, histogram in level.latest(most):
                 yield f"{name}@{tenant}", histogram
 
     def part(self, endpoint: str, category: str, tenant: str) -> Histogram:
-        """A tenant's histogram ("": of all categories), made when it is new."""
+        """A tenant's histogram, made if it is new; category "" is all categories together."""
         return self._level(endpoint, category).part(tenant)
 
     def __len__(self) -> int:
         return sum(map(len, self._levels.values()))
 
     def snapshot(self) -> dict[str, int]:
-        """`endpoint` and `endpoint/category` -> the median over tenants, where believed."""
+        """`endpoint` and `endpoint/category` -> median over tenants with enough observations."""
         found = {}
         for (endpoint, category), level in sorted(self._levels.items()):
             taught = [own.quantile() for _, own in level.latest() if own.observations >= TAUGHT]

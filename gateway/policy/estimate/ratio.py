@@ -1,20 +1,20 @@
-"""Bytes per token of one tenant's texts of one category: a bias-corrected average, its spread.
+"""Bytes per token of one tenant's texts of one category: a bias-corrected mean and its spread.
 
 Rules:
 - mean: EMA of c_obs with decay beta, divided by the weights' own EMA, so that the first
   observation replaces the prior instead of being averaged with it. (Uncorrected, a 4.0
   start leaves text of 2.0 bytes/token 7.6 % off after 50 observations.)
 - Each observation weighs tokens / (tokens + HALF_WEIGHT_TOKENS): an error of the template
-  fit or of rounding is a large share of a short prompt and none of a long one.
-- spread: a standard deviation (token-budget paper, eq. 5), taken as 1.25 times the same
-  average of |c_obs - c| against the mean before the update, which outliers move less than
-  they would squares. (Algorithm 1, and so the uncorrected profile, leaves out the 1.25;
-  twice as many requests near a boundary are then sent short that do not fit.) It starts
-  at COLD_SPREAD of the mean and fades to what was seen within COLD_OBSERVATIONS.
-- Once warm, an observation beyond 5 spreads and a quarter of the mean is an outlier and
-  moves the mean by no more than one 3 % off would: a worker that lies cannot steer a
-  ratio. When outliers on one side become the majority the world has changed: the average
-  restarts from them (about 20 observations after a full change).
+  fit or of rounding is a large share of a short prompt and a negligible one of a long prompt.
+- spread: a standard deviation (token-budget paper, eq. 5), estimated as 1.25 times the EMA of
+  |c_obs - c| with c the mean before the update; outliers move it less than an EMA of squares.
+  (Algorithm 1, and so the uncorrected profile, omits the 1.25: twice as many requests near a
+  boundary then go to the smaller pool although they do not fit.) It starts at COLD_SPREAD of
+  the mean and fades to the observed spread within COLD_OBSERVATIONS.
+- Once warm, an observation beyond 5 spreads and a quarter of the mean is an outlier. It moves
+  the mean no more than an observation 3 % off would, so a lying worker cannot steer a ratio.
+  When outliers on one side become the majority, the traffic has changed: the average restarts
+  from them (about 20 observations after a full change).
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,13 @@ _OUTLIER_SPREADS = 5.0
 _OUTLIER_SHARE = 0.25
 _DAMPED_SHARE = 0.03
 _MOST_WEIGHT = 1 + 1e-6
-_STANDARD = 1.2533  # of a mean deviation, sqrt(pi / 2) for normal ones
+# Standard deviation by the mean and by the median absolute deviation of a normal distribution.
+_STANDARD = 1.2533
 _STANDARD_OF_MEDIAN = 1.4826
 
 
 class SidedOutliers:
-    """Which side outliers lie on lately: an EMA of -1, 0, +1; past MAJORITY it is a change."""
+    """The side of recent outliers: an EMA of -1, 0, +1; beyond MAJORITY the traffic has changed."""
 
     MAJORITY: Final = 0.6
     __slots__ = ("balance",)
@@ -51,7 +52,7 @@ class SidedOutliers:
         self.balance = 0.0
 
     def add(self, side: int) -> bool:
-        """Take one observation's side (0: no outlier); True when the world has changed."""
+        """Take one observation's side (0: no outlier); True if the traffic has changed."""
         self.balance = self._DECAY * self.balance + (1 - self._DECAY) * side
         if abs(self.balance) < self.MAJORITY:
             return False
@@ -60,11 +61,11 @@ class SidedOutliers:
 
 
 LEAST_DOUBT: Final = 0.1
-"""Least spread, as a share of the mean, by which a prompt may be refused unasked."""
+"""Least spread, as a share of the mean, assumed when refusing a prompt without an engine."""
 
 
 class Ratio:
-    """State of one category: plain floats, so that copies can be merged by weight."""
+    """One tenant's ratio in one category, as plain floats that can be merged by weight."""
 
     __slots__ = (
         "_beta",
@@ -143,7 +144,7 @@ class Ratio:
             self.epoch += 1
             return
         step = min(_DAMPED_SHARE * self.mean, 3 * self.spread)
-        # Nor may an outlier weigh more than others do: a lie about length would.
+        # Capped weight: an outlier that claims a long prompt must not weigh more than others.
         self._blend(self.mean + (step if off > 0 else -step), min(weight, self.weight))
 
     def _blend(self, observed: float, weight: float) -> None:
@@ -157,7 +158,7 @@ class Ratio:
         self.spread_weight = beta * self.spread_weight + (1 - beta)
 
     def _refresh(self) -> None:
-        """Derived figures, computed when learning so that estimating only reads them."""
+        """Compute derived figures while learning, so that estimating only reads them."""
         self.mean = self.total / self.weight if self.weight else self._prior
         spread = self.spread_total / self.spread_weight if self.spread_weight else 0.0
         if self._corrected:
@@ -166,9 +167,9 @@ class Ratio:
         self._derive(spread)
 
     def agree(self, others: Sequence["Ratio"]) -> None:
-        """Show the median of others' figures. Refusing stays as careful as when cold.
+        """Set this ratio to the median of the others'. Refusing stays as careful as when cold.
 
-        The spread is that of the others' means, and at least that of each one's prompts.
+        The spread is that of the others' means, and at least the median of their spreads.
         """
         self.mean = median([other.mean for other in others])
         apart = _STANDARD_OF_MEDIAN * median([abs(other.mean - self.mean) for other in others])
@@ -182,7 +183,7 @@ class Ratio:
         self.plausible = (
             COLD_HIGHEST_RATIO
             if self.observations < WARM_OBSERVATIONS
-            # However alike a category's prompts were so far, the next one may not be.
+            # The next prompt may differ from all earlier ones.
             else self.mean + 3 * max(spread, LEAST_DOUBT * self.mean)
         )
 
@@ -213,7 +214,7 @@ class Ratio:
         )
 
     def accepts(self, sums: Sums) -> bool:
-        """See Part: a mean that could have been observed, and no more weight than can be."""
+        """See Part: a mean within the allowed range, and weights of at most 1."""
         found = sums.sums
         weight, spread_weight = found.get("weight", 0.0), found.get("spread_weight", -1.0)
         return (

@@ -1,10 +1,10 @@
-"""Fixed tokens fitted apart from the ratio: two coefficients by recursive least squares.
+"""Fit of two coefficients by recursive least squares: fixed template tokens, media tokens.
 
 For chat templates y = t0 x prompts + t1 x messages; for media y = a x parts + b x guessed
-tokens. A Kalman filter with a random walk: each observation comes with its noise variance,
+tokens. The fit is a Kalman filter with a random walk. Each observation has its noise variance,
 so small prompts teach much and long ones next to nothing. A residual beyond 4 standard
-deviations is weighed down (Huber); when such residuals on one side become the majority the
-filter forgets what it was sure of, and follows.
+deviations is weighed down (Huber). When such residuals on one side become the majority, the
+filter resets its covariance and follows them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gateway.policy.estimate.merge import Sums
 from gateway.policy.estimate.ratio import SidedOutliers
 
 _HUBER = 4.0
-_SLACK = 1 + 1e-6  # of rounding
+_SLACK = 1 + 1e-6  # for rounding
 
 
 class TwoTermFit:
@@ -29,11 +29,11 @@ class TwoTermFit:
         deviation: tuple[float, float],
         limits: tuple[float, float],
     ) -> None:
-        """`deviation` is how far from the prior each coefficient may well be."""
+        """`deviation` is the prior's standard deviation, by coefficient."""
         self.a, self.b = prior
         self._limits: Final = limits
         self._start: Final = (deviation[0] ** 2, 0.0, deviation[1] ** 2)
-        # In 10,000 observations a coefficient may wander as far as it may be off at first.
+        # The walk's variance reaches the prior's in 10,000 observations.
         self._walk: Final = (self._start[0] * 1e-4, self._start[2] * 1e-4)
         self._p = self._start
         self._outliers = SidedOutliers()
@@ -64,7 +64,7 @@ class TwoTermFit:
         self._p = (paa - ka * gu, pab - ka * gv, pbb - kb * gv)
 
     def agree(self, others: Sequence["TwoTermFit"]) -> None:
-        """Show the median of others' coefficients."""
+        """Set the coefficients to the medians of the others'."""
         self.a = median([other.a for other in others])
         self.b = median([other.b for other in others])
 
@@ -78,7 +78,7 @@ class TwoTermFit:
         )
 
     def accepts(self, sums: Sums) -> bool:
-        """See Part: coefficients within their limits, a covariance that is one."""
+        """See Part: coefficients within their limits, and a valid covariance."""
         found = sums.sums
         if found.keys() != {"a", "b", "paa", "pab", "pbb"}:
             return False

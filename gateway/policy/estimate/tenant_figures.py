@@ -1,4 +1,4 @@
-"""What one model's estimator has learned: every figure by tenant, and its parts by name."""
+"""One model's learned figures: every figure by tenant, and all parts by name."""
 
 from typing import Any, Final, Literal
 
@@ -14,7 +14,7 @@ from gateway.records.request import CATEGORIES
 
 TemplateKind = Literal["chat", "tools", "plain", "pair"]
 
-# Not Final: as such mypyc 2.4 said of the first, once compiled, that it was not set.
+# Not Final: compiled by mypyc 2.4, a Final tuple here raised that it was not set.
 MAX_TEMPLATE = (512.0, 64.0)
 """Upper clamps of t0 (tokens per prompt) and t1 (per message)."""
 MAX_MEDIA = (16384.0, 64.0)
@@ -22,10 +22,10 @@ MAX_MEDIA = (16384.0, 64.0)
 
 _KEPT = 16
 _KEPT_OUTPUTS = 8
-"""Tenants, the last taught, of which a figure is kept beyond the process and told to replicas.
+"""The most recently taught tenants whose figures are stored and published to replicas.
 
-With all endpoints and categories in use 400 parts: `gateway.policy.estimate.merge.MAX_PARTS` holds
-them.
+With all endpoints and categories in use these are 400 parts, fewer than
+`gateway.policy.estimate.merge.MAX_PARTS`.
 """
 
 
@@ -51,7 +51,7 @@ class TenantFigures:
         self.outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
 
     def parts(self) -> dict[str, Part]:
-        """See Learner: `FIGURE@TENANT` -> that tenant's learner, of the last taught."""
+        """See Learner: `FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
         found: dict[str, Part] = {}
         for category, ratios in self.ratios.items():
             for tenant, ratio in ratios.latest(_KEPT):
@@ -66,7 +66,7 @@ class TenantFigures:
         return found
 
     def part(self, name: str) -> Part | None:
-        """See Learner. Figures of all tenants together, as once were kept, are not known."""
+        """See Learner. Names without a tenant, as older versions stored them, are unknown."""
         figure, apart, tenant = name.partition("@")
         if not apart:
             return None
@@ -84,7 +84,7 @@ class TenantFigures:
         return self.media.part(tenant) if figure == "media" else None
 
     def snapshot(self) -> dict[str, Any]:
-        """Each figure as most of those who teach have it."""
+        """Each figure as the median over the taught tenants."""
         return {
             "categories": {name: _shown(ratios) for name, ratios in self.ratios.items()},
             "templates": {
@@ -115,7 +115,7 @@ def _fits(
 
 
 def _shown(ratios: ByTenant[Ratio]) -> dict[str, Any]:
-    """A category's figures: of one tenant its own, of several their medians, of none the start."""
+    """A category's figures: medians over the taught tenants; without any, the start."""
     states = [own.state() for _, own in ratios.latest() if own.weight]
     if not states:
         return {**ratios.of("").state(), "tenants": 0}
@@ -124,7 +124,7 @@ def _shown(ratios: ByTenant[Ratio]) -> dict[str, Any]:
 
 
 def _fitted(fits: ByTenant[TwoTermFit]) -> tuple[float, float, int]:
-    """Both coefficients as medians over tenants, and how many observations they come from."""
+    """Both coefficients as medians over tenants, and the number of observations behind them."""
     found = [own for _, own in fits.latest() if own.observations] or [fits.of("")]
     a, b = median([own.a for own in found]), median([own.b for own in found])
     return a, b, sum(own.observations for own in found)

@@ -1,1 +1,1 @@
-"""What the gateway knows of a pool's workers, and the simplest choice among them."""
+"""State and health of a pool's workers, and the simplest choice among them."""

@@ -1,9 +1,9 @@
-"""Which worker of the pool: least (kv + queued_kv)/sum + (active + queued)/sum.
+"""Choose a pool's worker by the least (kv + queued_kv)/sum + (active + queued)/sum.
 
-Score range [0, 2], lower is better; neutral value 0 (an idle pool); ties go round the
-workers in order. Among independent replicas this equals or beats join-shortest-queue on
-mean TPOT and cuts its p99 (docs/develop/benches/bfio.md). Counts are this gateway's own in-flight
-work, which includes what waits in the engine's queue.
+The score is in [0, 2], lower is better, and 0 in an idle pool; ties rotate over the workers in
+order. For independent replicas this equals or beats join-shortest-queue on mean TPOT and cuts
+its p99 (docs/develop/benches/bfio.md). Counts are this gateway's own in-flight work, including
+requests that wait in the engine's queue.
 """
 
 from collections.abc import Collection
@@ -13,16 +13,16 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.records.attempt import Binding
 
 COMPARED = 64
-"""Of more workers than this, so many are compared, the next ones at the next request: which is
-least loaded of 64 is as good for the balance as of thousands, and costs the same for any fleet."""
+"""Most workers compared per request; in a larger pool the next request compares the next ones.
+The least loaded of 64 balances as well as that of thousands, at a fixed cost."""
 CANDIDATES_KEPT = 8
-"""How many candidates a decision record explains."""
+"""Most candidates with their scores in a decision record."""
 
 
 def bind_least_loaded(
     pool_index: int, pool: PoolState, now_s: float, exclude: Collection[int] = ()
 ) -> Binding | None:
-    """The worker with the least share of KV and of sequences; None when none is available.
+    """The worker with the least share of KV and of sequences; None if none is available.
 
     `exclude`: workers already tried for this request.
     """

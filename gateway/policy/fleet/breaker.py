@@ -1,9 +1,9 @@
-"""A circuit breaker: when to stop asking a store that does not answer, and when to try again.
+"""A circuit breaker: when to stop calling a store that does not answer, and when to try again.
 
-Closed: every call is allowed. After FAILURES in a row it opens: no call until a pause is over,
-then one probe (half-open) that closes it or doubles the pause, up to MAX_PAUSE_S. It starts
-half-open: nothing is known of the store yet. Pauses are jittered by the caller's random
-number, so that replicas do not return all at once.
+Closed: every call is allowed. After FAILURES in a row the breaker opens: no call is allowed
+until a pause is over. Then one probe (half-open) closes it or doubles the pause, up to
+MAX_PAUSE_S. It starts half-open, because the store's state is unknown. The caller's random
+number jitters the pauses, so that replicas do not return all at once.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ class Breaker:
     def __init__(self) -> None:
         self.closed = False
         self.retry_at_s = 0.0
-        """Before this no call is allowed, while open."""
+        """While open, no call is allowed before this time."""
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
 
@@ -31,17 +31,17 @@ class Breaker:
 
     @property
     def doubtful(self) -> bool:
-        """Closed, but the last call failed: worth asking again soon."""
+        """Closed, but the last call failed: try again soon."""
         return self.closed and self._failures > 0
 
     def succeeded(self) -> None:
-        """Take a call's success."""
+        """Note that a call succeeded."""
         self.closed = True
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
 
     def failed(self, now_s: float, chance: float) -> None:
-        """Take a call's failure; `chance` in [0, 1)."""
+        """Note that a call failed; `chance` is a random number in [0, 1) for the jitter."""
         self._failures += 1
         if self.closed and self._failures < FAILURES:
             return

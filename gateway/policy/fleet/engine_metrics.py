@@ -1,10 +1,10 @@
-"""Reading an engine's /metrics page: vLLM's and SGLang's names for the same things.
+"""Read an engine's /metrics page: vLLM's and SGLang's names for the same metrics.
 
 Rules:
-- One C pass over the page finds the few lines wanted; most of a page are histograms.
-- Samples of one name are summed over their labels (an engine shows each data-parallel rank);
-  shares are averaged. Where two names mean the same, the first of `ALIASES` that is there counts.
-- What is not a finite number >= 0 is not there.
+- One C pass over the page finds the wanted lines; most of a page is histograms.
+- Samples of one name are summed over their labels (an engine lists each data-parallel rank);
+  shares are averaged. Of several names for one metric, the first of `ALIASES` on the page counts.
+- A value that is not a finite number >= 0 is ignored.
 """
 
 import math
@@ -59,17 +59,20 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "started_unix_s": ("process_start_time_seconds",),
 }
-"""Field of `EngineSample` -> names, the one in use first."""
+"""Field of `EngineSample` -> names of the metric, current ones first."""
 
 NEEDED: Final = ("running", "waiting", "kv_usage")
-"""What every engine is expected to tell."""
+"""Fields that every engine is expected to report."""
 
 _SHARES: Final = frozenset({"kv_usage", "hit_rate"})
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="(\d{1,6})"')
 
 
 def _pattern() -> re.Pattern[bytes]:
-    """One line of a wanted name. Grouped by family and begun by a line's end: ten times faster."""
+    """Matches a line of a wanted metric.
+
+    Grouping names by family and starting with the previous line's end makes it ten times faster.
+    """
     families: dict[str, list[str]] = {}
     named = [name for names in ALIASES.values() for name in names]
     for name in named:
@@ -83,9 +86,9 @@ _LINE: Final = _pattern()
 
 
 def read_page(page: bytes, rank: int | None = None) -> EngineSample:
-    """What a page says of an engine, or of one data-parallel `rank` of it.
+    """The reading of an engine, or of one data-parallel `rank`, from its /metrics page.
 
-    Fields whose names it lacks are None. Samples without a rank's label count for every rank.
+    Fields that the page lacks are None. Samples without a rank label count for every rank.
     Raises nothing.
     """
     values: dict[str, list[float]] = {}
@@ -113,5 +116,5 @@ def _is_of(rank: int, labels: bytes) -> bool:
 
 
 def missing(sample: EngineSample) -> list[str]:
-    """What is needed and not told: an engine with other names, or none of them."""
+    """Fields of NEEDED that the engine does not report, perhaps under other names."""
     return [field for field in NEEDED if getattr(sample, field) is None]

@@ -1,4 +1,4 @@
-"""What an engine's /v1/models says: which names it serves, and what is wrong with that."""
+"""Read an engine's /v1/models page: the names it serves, and whether a wanted one is missing."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 _SHOWN = 5
-"""Names in a message."""
+"""Most names in a message."""
 
 
 class EngineModel(NamedTuple):
@@ -19,7 +19,7 @@ class EngineModel(NamedTuple):
 
 
 def read_models(body: bytes) -> list[EngineModel]:
-    """The models listed; none where the body is no such list."""
+    """The listed models; [] if the body is not such a list."""
     try:
         told: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -41,7 +41,7 @@ def read_models(body: bytes) -> list[EngineModel]:
 
 
 def not_served(models: Sequence[EngineModel], name: str) -> str:
-    """Why an engine that lists these cannot serve a name; "" where it can, or lists nothing."""
+    """Why an engine with these models cannot serve `name`; "" if it can or lists nothing."""
     names = [model.name for model in models]
     if not names or name in names:
         return ""
@@ -51,7 +51,7 @@ def not_served(models: Sequence[EngineModel], name: str) -> str:
 
 
 def adapters(models: Sequence[EngineModel], aliases: Collection[str]) -> dict[str, str]:
-    """Of these aliases (`*` stands for any), the engine's LoRA adapters -> their base model."""
+    """LoRA adapter -> base model, for those named in `aliases` (`*` stands for any)."""
     any_name = "*" in aliases
     return {
         m.name: m.parent for m in models if m.parent is not None and (any_name or m.name in aliases)

@@ -1,11 +1,11 @@
-"""What a pool's engines said of themselves, last time they were asked: struct of arrays.
+"""The latest readings of a pool's engines' metrics, as a struct of arrays.
 
 Rules:
-- It is a second opinion. What this gateway sent and has not seen finished (`PoolState`) is the
-  truth between two readings, and no decision waits for one.
-- A reading older than `STALE_S` is None to whoever asks.
-- An engine restarted when its counters fell or its process began at another time: its prefix
-  cache is empty then.
+- Readings only supplement `PoolState`, which counts the requests that this gateway has in flight
+  and is authoritative between two readings. No decision waits for a reading.
+- A reading older than `STALE_S` is returned as None.
+- An engine has restarted if a counter fell or its process start time changed. Its prefix cache
+  is then empty.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ _SAME_START_S: Final = 1.0
 
 
 class EngineSample(Record, frozen=True, kw_only=True):
-    """One reading of an engine, summed over its data-parallel ranks; None where it is silent."""
+    """One reading of an engine, summed over its data-parallel ranks; None if not reported."""
 
     running: float | None = None
     """Sequences in its batches."""
@@ -30,16 +30,16 @@ class EngineSample(Record, frozen=True, kw_only=True):
     prefix_queries_total: float | None = None
     """Tokens looked up in the prefix cache."""
     prefix_hits_total: float | None = None
-    """Tokens found there."""
+    """Tokens found in the prefix cache."""
     hit_rate: float | None = None
-    """Found share, where an engine tells nothing else; 0 to 1."""
+    """Share of tokens found, 0 to 1; for engines that report no counters."""
     preemptions_total: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
     finished_total: float | None = None
-    """Requests it answered, whoever sent them."""
+    """Requests that it answered, from any sender."""
     started_unix_s: float | None = None
-    """When its process began."""
+    """Start time of its process, in Unix seconds."""
 
 
 _COUNTERS: Final = (
@@ -59,16 +59,16 @@ class TelemetryView:
     def __init__(self, workers: int) -> None:
         self.samples = [_EMPTY] * workers
         self.stamped_s = [_NEVER] * workers
-        """When each was read, by the clock that readers use."""
+        """Time of each reading, on the clock of `now_s`."""
         self.kv_tokens: list[int | None] = [None] * workers
-        """What each one's KV cache holds at most; None where it was not told."""
+        """Capacity of each KV cache in tokens; None if unknown."""
         self.preemptions = 0.0
-        """Of all workers since the gateway began; never falls."""
+        """Preemptions of all workers since the gateway started; never falls."""
         self.restarts = [0] * workers
 
 
 def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float) -> bool:
-    """Keep a reading; True when the engine restarted since the one before."""
+    """Store a reading; True if the engine restarted since the previous one."""
     before = view.samples[worker]
     first = view.stamped_s[worker] == _NEVER
     again = not first and _restarted(before, sample)
@@ -85,7 +85,7 @@ def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float)
 def kv_usage(
     view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
 ) -> float | None:
-    """Share of a worker's KV cache in use, 0 to 1; None when stale or not told."""
+    """Share of a worker's KV cache in use, 0 to 1; None if stale or not reported."""
     if now_s - view.stamped_s[worker] > stale_s:
         return None
     return view.samples[worker].kv_usage
@@ -94,7 +94,7 @@ def kv_usage(
 def held_tokens(
     view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
 ) -> float | None:
-    """Tokens in a worker's KV cache; None when stale or not told."""
+    """Tokens in a worker's KV cache; None if stale or unknown."""
     usage, most = kv_usage(view, worker, now_s, stale_s), view.kv_tokens[worker]
     return None if usage is None or most is None else usage * most
 

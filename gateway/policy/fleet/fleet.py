@@ -1,9 +1,9 @@
-"""What the gateway knows of a pool's workers: struct of arrays, mutated by these functions only.
+"""Load and health of a pool's workers: a struct of arrays that only these functions mutate.
 
-Invariants: counters never fall below zero; what `start` adds is taken away by exactly one
-`finish`; health checks never touch load (a probe must not zero a worker's in-flight).
+Invariants: counters never fall below zero; exactly one `finish` takes away what a `start` added;
+health checks never change load (a probe must not zero a worker's in-flight count).
 Workers that are ranks of one engine are up, ejected and tried again together.
-What is under way at a worker, and whether it gets on, is `gateway.policy.fleet.progress`'s.
+`gateway.policy.fleet.progress` tracks running attempts and detects frozen engines.
 Times are arguments, in seconds of any monotonic clock.
 """
 
@@ -15,7 +15,7 @@ from gateway.policy.fleet.health_rules import MISSES, HealthRules
 from gateway.policy.fleet.progress import Progress
 
 DOUBTED_S: Final = 2.5
-"""How long a doubt lasts that is not said again: two exchanges of replicas."""
+"""How long a `doubt` lasts unless repeated: two exchanges of replicas."""
 
 
 class PoolState:
@@ -58,60 +58,60 @@ class PoolState:
         slots_per_worker: int,
         engines: Sequence[Sequence[int]] = (),
     ) -> None:
-        """`engines`: the workers of each engine, all of them; () where each is its own."""
+        """`engines`: all workers by engine, as indices; () if each worker is its own engine."""
         n = len(workers)
         self.engines = tuple(map(tuple, engines)) or tuple((i,) for i in range(n))
         engine_of = {worker: engine for engine in reversed(self.engines) for worker in engine}
         self.siblings = [engine_of[worker] for worker in range(n)]
-        """By worker: those of its engine, itself included."""
+        """By worker: the workers of its engine, itself included."""
         self.name = name
         self.workers = workers
         self.slots_per_worker = slots_per_worker
         self.active = [0] * n
-        """Sequences sent to each worker and not finished."""
+        """Unfinished sequences at each worker."""
         self.tokens = [0] * n
         """Reserved KV tokens (L_cost) of those sequences."""
         self.total_active = 0
         self.total_tokens = 0
-        """Of all workers: `active` and `tokens` are changed by `start` and `finish` only."""
+        """Sum of `tokens`. Only `start` and `finish` change `active`, `tokens` and their sums."""
         self.up = [True] * n
-        """The probes' verdict, or False since a refused connection."""
+        """The probes' verdict; a refused connection also sets it to False."""
         self.why_down = [""] * n
-        """What the last failed probe or connection said; "" where the last one was well."""
+        """The error of the last probe or connection; "" if it succeeded."""
         self.refused = [False] * n
-        """Down because nothing listens there, not because probes were missed."""
+        """Down because the connection was refused, not because probes were missed."""
         self.misses = [MISSES - 1] * n
-        """Probes missed in a row, by the engine's first worker. The very first one decides."""
+        """Probes missed in a row, at the engine's first worker. Initially a single miss decides."""
         self.progress = Progress(self.siblings)
-        """What is under way at each worker, and when the engine last got on with it."""
+        """Running attempts at each worker, and the engines' silence."""
         self.draining = [False] * n
         self.failures = [0] * n
         """Consecutive failures."""
         self.doubted_until_s = [0.0] * n
-        """Until then one failure ejects, by the engine's first worker; see `doubt`."""
+        """Until then one failure ejects, at the engine's first worker; see `doubt`."""
         self.ejections = [0] * n
         self.ejected_until_s = [0.0] * n
         self.alive = list(range(n))
         """Derived: up and not draining."""
         self.last_ejection_end_s = 0.0
-        """Derived: after it no worker is ejected."""
+        """Derived: the time after which no worker is ejected."""
         self.sound = self.alive
         """Derived: alive and not ejected, from `sound_from_s` until `sound_until_s`."""
         self.sound_from_s = inf
         self.sound_until_s = -inf
         self.inflight = 0
-        """Sequences holding a lease in this pool: queued and running."""
+        """Sequences with a lease in this pool, queued and running."""
         self.cursor = 0
-        """Rotates ties."""
+        """Rotates the choice among ties."""
         self.beyond_window_tokens = 0
-        """The longest sequence that an engine served beyond the configured window; 0: none."""
+        """Longest sequence that an engine served beyond the configured window; 0 for none."""
 
 
 def available(pool: PoolState, now_s: float) -> list[int]:
     """Workers to choose from: up and not ejected; if none, the ejected ones that are up.
 
-    Ejection is a preference: when all are ejected, a doubtful worker beats none. A worker
-    that refuses connections or that an operator drains is never chosen. Not to be mutated.
+    Ejection is a preference: if all are ejected, a doubtful worker is better than none. A worker
+    that refuses connections or that an operator drains is never chosen. Do not mutate the list.
     """
     if pool.last_ejection_end_s <= now_s:
         return pool.alive
@@ -123,17 +123,14 @@ def available(pool: PoolState, now_s: float) -> list[int]:
 def last_resort(pool: PoolState, *, refused: bool) -> list[int]:
     """Workers to try when none is available anywhere: those that only missed probes.
 
-    Without any, and with `refused`, those where nothing listened when they were last asked.
+    If there are none and `refused` is set: those that refused the last connection.
     """
     present = [i for i, draining in enumerate(pool.draining) if not draining]
     return [i for i in present if not pool.refused[i]] or (present if refused else [])
 
 
 def _find_sound(pool: PoolState, now_s: float) -> None:
-    """Look at all workers: once for every beginning and end of an ejection, not for requests.
-
-    In a large fleet one is nearly always under way.
-    """
+    """Recompute `sound` once per beginning or end of an ejection, not per request."""
     ends_s = [pool.ejected_until_s[i] for i in pool.alive]
     sound = [i for i, end_s in zip(pool.alive, ends_s, strict=True) if end_s <= now_s]
     pool.sound = sound or pool.alive
@@ -142,7 +139,7 @@ def _find_sound(pool: PoolState, now_s: float) -> None:
 
 
 def _refresh(pool: PoolState) -> None:
-    """Note a change of health; requests only read what is derived here."""
+    """Recompute the derived lists after a change of health; requests only read them."""
     pool.alive = [i for i, up in enumerate(pool.up) if up and not pool.draining[i]]
     pool.last_ejection_end_s = max(pool.ejected_until_s, default=0.0)
     pool.sound_from_s, pool.sound_until_s = inf, -inf
@@ -160,12 +157,12 @@ def ready_slots(pool: PoolState, now_s: float) -> int:
 
 
 def overloaded(pool: PoolState, spill_queue: int, now_s: float) -> bool:
-    """In-flight >= ready slots + spill_queue (of models that are not managed)."""
+    """In-flight >= ready slots + spill_queue; for models whose entitlements set no limits."""
     return pool.inflight >= ready_slots(pool, now_s) + spill_queue
 
 
 def start(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
-    """Count a request that is sent to a worker."""
+    """Count a request sent to a worker; `tokens` is its L_cost."""
     pool.active[worker] += sequences
     pool.tokens[worker] += tokens
     pool.total_active += sequences
@@ -185,7 +182,7 @@ def succeeded(pool: PoolState, worker: int) -> None:
     head = pool.siblings[worker][0]
     pool.failures[head] = 0
     pool.doubted_until_s[head] = 0.0
-    if pool.ejections[head]:  # without, it is in the rotation: nobody's list changes
+    if pool.ejections[head]:  # otherwise it is in the rotation, and no list changes
         pool.ejections[head] = 0
         for rank in pool.siblings[worker]:
             pool.ejected_until_s[rank] = 0.0
@@ -193,8 +190,8 @@ def succeeded(pool: PoolState, worker: int) -> None:
 
 
 def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bool:
-    """Note a failed exchange; True when this one ejects the worker, with all of its engine."""
-    head = pool.siblings[worker][0]  # counts for the engine
+    """Note a failed exchange; True if it ejects all workers of the worker's engine."""
+    head = pool.siblings[worker][0]  # failures count per engine
     pool.failures[head] += 1
     if pool.failures[head] < rules.eject_after and pool.doubted_until_s[head] <= now_s:
         return False
@@ -203,7 +200,7 @@ def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bo
 
 
 def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> None:
-    """Prefer others to a worker's engine for a while, twice as long as the time before."""
+    """Eject a worker's engine for a while, twice as long as the time before."""
     head = pool.siblings[worker][0]
     pool.failures[head] = 0
     pool.doubted_until_s[head] = 0.0
@@ -215,9 +212,9 @@ def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> Non
 
 
 def doubt(pool: PoolState, worker: int, now_s: float) -> None:
-    """Another replica has ejected a worker's engine: here one failure is enough to do the same.
+    """Note that another replica ejected a worker's engine: one failure here then ejects it, too.
 
-    Said once a second while that ejection lasts.
+    The other replica repeats this once a second while its ejection lasts.
     """
     head = pool.siblings[worker][0]
     if pool.ejected_until_s[head] <= now_s:
@@ -225,7 +222,7 @@ def doubt(pool: PoolState, worker: int, now_s: float) -> None:
 
 
 def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections") -> None:
-    """A refused connection: its engine is out of the rotation until a probe succeeds."""
+    """Note a refused connection: the engine leaves the rotation until a probe succeeds."""
     for rank in pool.siblings[worker]:
         pool.up[rank] = False
         pool.refused[rank] = True
@@ -234,10 +231,10 @@ def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections
 
 
 def missed(pool: PoolState, worker: int, why: str, *, answers: bool) -> bool:
-    """A probe failed; True when this one takes the engine out of the rotation.
+    """Note a failed probe; True if it takes the engine out of the rotation.
 
-    Several in a row do: an engine that computes misses one now and then. None does while it
-    `answers` requests.
+    It takes MISSES in a row, because a busy engine misses one now and then. An engine that
+    `answers` requests stays in.
     """
     head = pool.siblings[worker][0]
     for rank in pool.siblings[worker]:
@@ -247,7 +244,7 @@ def missed(pool: PoolState, worker: int, why: str, *, answers: bool) -> bool:
 
 
 def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
-    """Take a verdict on an engine; True when it changed. Load counters stay."""
+    """Set an engine's health by a probe; True if it changed. Load counters stay."""
     ranks = pool.siblings[worker]
     if ok:
         pool.misses[ranks[0]] = 0

@@ -1,4 +1,4 @@
-"""What ejects a worker, and for how long: figures of the configuration."""
+"""Configured limits for ejecting a worker, and for how long."""
 
 from typing import Final
 
@@ -17,4 +17,4 @@ class HealthRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """First ejection; doubles with each further one up to `max_eject_s`."""
     max_eject_s: float = 60.0
     stall_s: float = 30.0
-    """Without progress beyond what requests may take, before an engine counts as frozen."""
+    """Seconds without progress, beyond the allowed time, until an engine counts as frozen."""

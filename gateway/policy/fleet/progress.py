@@ -1,9 +1,9 @@
-"""Whether a pool's engines get on with what they were sent.
+"""Detect frozen engines: those that make no progress on the requests they were sent.
 
-An engine gets on when any of its answers grows or is complete. A frozen one may still answer
-its health checks: what tells is time in which somebody waits for a first byte, longer than his
-own request may take, and nobody is given a byte. That time adds up, over clients that give up
-too, until the engine shows some progress. A client that leaves early leaves no mark.
+An engine makes progress when any of its answers grows or completes. A frozen engine may still
+answer its health checks. Its sign is silence: time in which some request waits for its first byte
+longer than allowed while no answer grows. Silence adds up, even if the waiting clients give up,
+until the engine makes progress. A client that leaves within its allowed time adds none.
 
 Times are arguments, in seconds of any monotonic clock.
 """
@@ -12,33 +12,33 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 PREFILL_TOKENS_PER_S: Final = 1000.0
-"""Of a slow engine, where nothing predicts better."""
+"""Prefill rate of a slow engine, used without a better prediction."""
 DECODE_TOKENS_PER_S: Final = 10.0
-"""Of a slow engine: an answer that is not streamed shows nothing until it is whole."""
+"""Decode rate of a slow engine, for answers that are not streamed: they arrive only when whole."""
 LEAST_ALLOWED_S: Final = 1.0
 
 
 class Pending:
-    """An attempt under way at a worker."""
+    """A running attempt at a worker."""
 
     __slots__ = ("allowed_s", "emitted", "moving", "owner", "seen", "sent_s")
 
     def __init__(
         self, owner: Any, sent_s: float, allowed_s: float, emitted: Callable[[], int]
     ) -> None:
-        """`allowed_s` to its first byte (see `allowed_s`); `emitted` counts what came of it."""
+        """`allowed_s`: time to its first byte (see `allowed_s`); `emitted` counts its output."""
         self.owner = owner
         self.sent_s = sent_s
         self.allowed_s = allowed_s
         self.emitted = emitted
         self.seen = 0
-        """What `emitted` said at the last look."""
+        """`emitted` at the last look."""
         self.moving = False
-        """Being taken to another worker."""
+        """Whether it is being moved to another worker."""
 
 
 class Progress:
-    """Of one pool's engines; by worker, the silence by the engine's first one."""
+    """Progress of one pool's engines. Arrays are by worker; silence is at the engine's first."""
 
     __slots__ = (
         "_answers",
@@ -51,34 +51,34 @@ class Progress:
     )
 
     def __init__(self, siblings: Sequence[Sequence[int]]) -> None:
-        """`siblings`: by worker, those of its engine, itself included."""
+        """`siblings`: by worker, the workers of its engine, itself included."""
         n = len(siblings)
         self._siblings = siblings
         self.pending: list[dict[Pending, None]] = [{} for _ in range(n)]
         self._silent_s = [0.0] * n
-        """Overdue time since the engine last showed progress."""
+        """Silence: overdue time since the engine last made progress."""
         self._overdue = [False] * n
-        """Whether somebody waited too long at the last look."""
+        """Whether a request was overdue at the last look."""
         self._patience_s = [0.0] * n
-        """The longest that anyone who waited in that time was allowed."""
+        """The longest allowed time of any request that waited during the silence."""
         self._answers = [0] * n
-        """Given since the last look."""
+        """Attempts that ended with progress since the last look."""
         self._looked_s = [0.0] * n
 
     def begin(self, worker: int, pending: Pending) -> None:
-        """An attempt was sent."""
+        """Note that an attempt was sent."""
         self.pending[worker][pending] = None
 
     def end(self, worker: int, pending: Pending, *, answered: bool) -> None:
-        """It has ended; `answered`: with the tokens that it asked the engine for."""
+        """Note that an attempt ended; `answered`: with the tokens that it asked for."""
         self.pending[worker].pop(pending, None)
         if answered or pending.emitted() != pending.seen:
             self._answers[worker] += 1
 
     def look(self, worker: int, now_s: float, late_s: float = 0.0) -> bool:
-        """Look at an engine now and then: whether it got on since the last time.
+        """Check an engine periodically; True if it made progress since the last look.
 
-        `late_s`: how long this process has stood still so far; that time counts for nobody.
+        `late_s`: total time that this process has stood still so far; it adds no silence.
         """
         lived_s = now_s - late_s
         ranks = self._siblings[worker]
@@ -106,29 +106,29 @@ class Progress:
         return moved
 
     def got_on(self, worker: int) -> None:
-        """The engine made progress."""
+        """Note progress of the worker's engine: its silence ends."""
         head = self._siblings[worker][0]
         self._silent_s[head] = self._patience_s[head] = 0.0
 
     def silent_s(self, worker: int) -> float:
-        """How long an engine has kept people waiting without any progress."""
+        """Seconds of silence of a worker's engine."""
         return self._silent_s[self._siblings[worker][0]]
 
     def frozen(self, worker: int, stall_s: float) -> bool:
-        """Whether an engine has been silent longer than it may, and somebody waits too long now.
+        """Whether an engine was silent for too long and a request is overdue now.
 
-        Without the latter it may be tried again.
+        Without an overdue request the engine may be tried again.
         """
         head = self._siblings[worker][0]
         return self._overdue[head] and self._silent_s[head] > stall_s + self._patience_s[head]
 
     def waiting(self, worker: int) -> list[Pending]:
-        """Who waits at a worker's engine for a first byte."""
+        """Attempts that wait for a first byte from a worker's engine."""
         ranks = self._siblings[worker]
         return [p for rank in ranks for p in self.pending[rank] if not p.emitted()]
 
 
 def allowed_s(prompt_tokens: int, output_tokens: int, predicted_s: float) -> float:
-    """Seconds to a first byte that nobody need wonder about; 0 output where it is streamed."""
+    """Allowed seconds to a first byte; pass `output_tokens` 0 for a streamed answer."""
     prefill_s = max(predicted_s, prompt_tokens / PREFILL_TOKENS_PER_S)
     return LEAST_ALLOWED_S + prefill_s + output_tokens / DECODE_TOKENS_PER_S

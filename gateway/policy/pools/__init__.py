@@ -1,1 +1,1 @@
-"""Which pool serves a request, and where the boundaries between pools lie."""
+"""Choose the pool for a request, and move the boundaries between pools."""

@@ -1,28 +1,29 @@
-"""Moving the boundaries between pools by what goes wrong: error-driven threshold discovery.
+"""Move the boundaries between pools by the rate of errors (error-driven threshold discovery).
 
-The token-budget paper (section 7) names the idea and no figures; section 8 gives the alert that
-the first threshold is: more than 1 % preempted over 5 minutes. What goes wrong in a pool is
+The token-budget paper (section 7) names the idea without figures; the first threshold is the
+alert in its section 8: more than 1 % preempted over 5 minutes. The errors of a pool are
 
-- preemptions of its engines, for each request they finished;
+- preemptions of its engines, per request that they finished;
 - rescues: an engine refused a request of this pool as too long;
 - overruns: an answer that its client did not limit ended at this pool's window.
 
-The shares of the three are added. Where several tenants use a pool, rescues and overruns of one
-count no more than those of all others together (and never fewer than two): a tenant can forge
-them. Rules, for each boundary by the pool below it:
+The shares of the three are added. Because a tenant can forge rescues and overruns, those of one
+tenant in a shared pool count no more than those of all others together (but at least two count).
+Rules for each boundary, by the errors of the pool below it:
 
-- Tighten: -10 % when the share exceeds 1 % over five minutes. While it goes on, each further
-  step takes one minute of evidence, after one that is left out (requests of the old boundary
-  are still running then), and waits while the pool's backlog falls.
-- Relax: +2 % when the share is under 0.2 % over five minutes, or over as many more as it takes
-  to see enough requests to tell, an hour at most, and the pool was never full. Between the two
-  thresholds nothing moves.
-- No oscillation: a boundary that was too much is remembered for an hour, and each time it turns
-  out so again for twice as long, up to a day. Until then nothing is tried above 95 % of it.
-- Within the configured minimum and the pool's window, and strictly between its neighbours.
+- Tighten: -10 % when the share exceeds 1 % over five minutes. While it stays above, each further
+  step skips one minute (requests of the old boundary are still running), takes one minute of
+  evidence, and waits while the pool's load falls.
+- Relax: +2 % when the share is under 0.2 % over five minutes (extended, up to an hour, until
+  enough requests were seen) and the pool was never full. Between the two thresholds nothing moves.
+- No oscillation: a boundary that was too high is remembered as a ceiling for an hour, and for
+  twice as long each time it proves too high again, up to a day. Until then the boundary rises to
+  at most 95 % of it.
+- A boundary stays within the configured minimum and the pool's window, and strictly between its
+  neighbours.
 
-Several gateways decide each by itself. They read the same engines' preemptions and see equal
-samples of rescues and overruns, so that they move alike, though not in the same minute.
+Each gateway replica decides by itself. All read the same engines' preemptions and see equal
+samples of rescues and overruns, so they move alike, though not in the same minute.
 """
 
 import math
@@ -36,9 +37,9 @@ SAMPLE_S: Final = 60.0
 """Time between two calls of `step`; a window is five samples."""
 _WINDOW_SAMPLES: Final = 5
 _MOST_SAMPLES: Final = 60
-"""Of a pool with few requests, to relax."""
+"""The longest window for relaxing, used in a pool with few requests."""
 _DRAINING: Final = 0.95
-"""A pool drains when it is less full than this share of a minute ago."""
+"""A pool is draining when its load is below this share of its load a minute ago."""
 
 
 class BoundaryRules(Record, frozen=True, kw_only=True):
@@ -49,33 +50,33 @@ class BoundaryRules(Record, frozen=True, kw_only=True):
     relax_below: float = 0.002
     relax_by: float = 0.02
     near_ceiling: float = 0.95
-    """Share of a boundary that was too much up to which it may rise again."""
+    """Share of the remembered ceiling up to which a boundary may rise again."""
     ceiling_s: float = 3600.0
-    """How long it is remembered at first."""
+    """How long a new ceiling is remembered."""
     longest_ceiling_s: float = 86_400.0
     fullest: float = 0.7
-    """A pool that is fuller takes nothing more: loads vary from minute to minute."""
+    """No relaxing above this load (share in use): loads vary from minute to minute."""
     fewest_errors: int = 3
     fewest_requests: int = 500
-    """To call a share small: 0.2 % of them is one request. An hour does with fewer."""
+    """Requests needed to call a share small: 0.2 % of 500 is one. After an hour, fewer do."""
     always_counted: int = 2
-    """Rescues and overruns of one tenant that count whatever the others' are."""
+    """Rescues and overruns of one tenant that always count."""
 
 
 class Sample(Record, frozen=True, kw_only=True):
-    """What happened in one pool since the sample before."""
+    """Events of one pool since the previous sample."""
 
     requests: int = 0
-    """That this gateway sent to it."""
+    """Requests that this gateway sent to the pool."""
     rescues: int = 0
     overruns: int = 0
     wrong: Mapping[str, int] | None = None
-    """Rescues and overruns by tenant; None where the pool has one tenant, or none is told."""
+    """Rescues and overruns by tenant; None if the pool has one tenant or they are unknown."""
     preemptions: float = 0.0
     finished: float = 0.0
-    """Requests its engines finished, whoever sent them."""
+    """Requests that the pool's engines finished, from any sender."""
     load: float = 0.0
-    """Share of its slots or of its KV cache in use now, whichever is more."""
+    """The larger of the pool's shares of slots and of KV cache in use now, 0 to 1."""
 
 
 class Bounds(Record, frozen=True, kw_only=True):
@@ -92,12 +93,12 @@ class Move(Record, frozen=True, kw_only=True):
     """A step of one boundary, and why."""
 
     boundary: int
-    """Index: of the pool below it."""
+    """Index of the boundary, which is that of the pool below it."""
     pool: str
     before: int
     after: int
     share: float
-    """Of requests that something went wrong with."""
+    """Errors as a share of requests."""
     reason: str
 
 
@@ -111,23 +112,23 @@ class BoundaryControl:
         rules: BoundaryRules | None = None,
         observe: bool = False,
     ) -> None:
-        """`observe`: steps are found and not taken."""
+        """`observe`: report the moves without applying them."""
         self._rules = rules or BoundaryRules()
         self.observe = observe
         self._all = [_Boundary(b) for b in bounds]
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Tokens, one for each pool but the last."""
+        """The boundaries in tokens, one for each pool but the last."""
         return tuple(one.tokens for one in self._all)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """What went wrong in each pool's present window, as shares of requests."""
+        """Errors in each pool's present window, as shares of requests."""
         return tuple(_share(one.window, self._rules) for one in self._all)
 
     def step(self, now_s: float, samples: Sequence[Sample]) -> list[Move]:
-        """Take a sample of each pool but the last; the moves that follow from it."""
+        """Take a sample of each pool but the last; returns the moves that follow."""
         moves = []
         for index, (one, sample) in enumerate(zip(self._all, samples, strict=True)):
             found = one.decide(now_s, sample, self._rules)
@@ -169,11 +170,11 @@ class _Found(Record, frozen=True, kw_only=True):
     tighten: bool
     tokens: int
     window: tuple[Sample, ...]
-    """What it follows from."""
+    """The samples that it follows from."""
 
 
 class _Boundary:
-    """One boundary: where it is, what it saw since it moved, and where it was too high."""
+    """One boundary: its position, the samples since its last move, and its ceiling."""
 
     __slots__ = (
         "_ceiling",
@@ -192,7 +193,7 @@ class _Boundary:
         self.tokens = bounds.start
         self._samples: list[Sample] = []
         self._ceiling = 0
-        """The last boundary that was too much; 0 for none yet."""
+        """The last boundary that was too high, in tokens; 0 for none yet."""
         self._ceiling_s = 0.0
         self._ceiling_until_s = 0.0
         self._urgent = False
@@ -201,11 +202,11 @@ class _Boundary:
 
     @property
     def window(self) -> tuple[Sample, ...]:
-        """The last five minutes, or since it moved."""
+        """The samples of the last five minutes, or since the last move."""
         return tuple(self._samples[-_WINDOW_SAMPLES:])
 
     def decide(self, now_s: float, sample: Sample, rules: BoundaryRules) -> _Found | None:
-        """What follows from one sample more; None for nothing."""
+        """Take one more sample; returns the move that follows, or None."""
         draining, self._load = sample.load < _DRAINING * self._load, sample.load
         if self._skip:
             self._skip = False
@@ -231,7 +232,7 @@ class _Boundary:
     def moved(
         self, tokens: int | None, *, tighten: bool, now_s: float, rules: BoundaryRules
     ) -> None:
-        """It moved, or would have (`tokens` None): its evidence begins anew."""
+        """Note a move to `tokens` (None: only observed); the evidence starts afresh."""
         self._samples = []
         if tokens is None:
             return
@@ -245,7 +246,7 @@ class _Boundary:
         self.tokens = tokens
 
     def _calm(self, rules: BoundaryRules) -> tuple[Sample, ...]:
-        """The minutes that say that it may rise; none while they do not."""
+        """The samples that show that the boundary may rise; () if they do not."""
         for count in range(_WINDOW_SAMPLES, len(self._samples) + 1):
             window = tuple(self._samples[-count:])
             requests = sum(s.requests for s in window)
@@ -257,7 +258,7 @@ class _Boundary:
 
 
 def _forged(window: Sequence[Sample], rules: BoundaryRules) -> int:
-    """Rescues and overruns that do not count: one tenant's beyond all others' together."""
+    """Rescues and overruns that do not count: those of one tenant beyond all others' total."""
     wrong: Counter[str] = Counter()
     for sample in window:
         wrong.update(sample.wrong or {})
@@ -268,10 +269,10 @@ def _forged(window: Sequence[Sample], rules: BoundaryRules) -> int:
 
 
 def _parts(window: Sequence[Sample], rules: BoundaryRules) -> tuple[float, float, float]:
-    """Preemptions a request, and shares rescued and overrun; 0 without requests."""
+    """Preemptions per finished request, and shares of requests rescued and overrun."""
     finished = sum(s.finished for s in window)
     requests = sum(s.requests for s in window)
-    # Engines that preempt and finish nothing are at their worst, not idle.
+    # Engines that preempt without finishing anything are overloaded, not idle.
     preempted = sum(s.preemptions for s in window) / max(1.0, finished)
     rescues, overruns = sum(s.rescues for s in window), sum(s.overruns for s in window)
     if not requests or not rescues + overruns:

@@ -1,11 +1,11 @@
-"""What settled requests say of a model's boundaries: counts by pool, and lengths.
+"""Count rescues, overruns and lengths of settled requests, by pool, for boundary control.
 
-Told once a request, at settlement; read every minute by whoever moves boundaries. A rescue counts
-if the usage of the engine that served it then says that it was too long: what an engine refuses
-with may be of the client's making. An overrun is
-an answer that its client did not limit and that ended at the window of its pool, where a larger
-window would have let it go on. Passing the boundary within the window is none: that costs
-memory, and the engines' preemptions tell when memory is short.
+The settlement reports each request once; boundary control reads the counts every minute. A rescue
+counts only if the usage of the engine that then served the request confirms that it was too long,
+because a client can provoke a refusal. An overrun is an answer without a client's limit that ended
+at its pool's window, where a larger window would have let it continue. An answer that passes the
+boundary within the window is no overrun: it costs memory, and the engines' preemptions show when
+memory is short.
 """
 
 from collections import Counter
@@ -17,13 +17,13 @@ from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.records.decision import DecisionRecord
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
-"""Results of an attempt that ask for the next larger window."""
+"""Results of an attempt after which the next larger window is tried."""
 _MOST_TENANTS: Final = 1024
-"""Told apart between two looks at what went wrong."""
+"""Most tenants counted separately between two calls of `wrong`."""
 
 
 class BoundaryWatch:
-    """Counts of one model since its start, by pool."""
+    """Counts of one model since the start, by pool."""
 
     __slots__ = (
         "_first",
@@ -39,26 +39,26 @@ class BoundaryWatch:
     )
 
     def __init__(self, pools: int, planned: Sequence[tuple[int, float]] = ()) -> None:
-        """`planned`: the lengths that the fleet was planned for, if that is known."""
+        """`planned`: (tokens, share) points that the fleet was planned for; () if unknown."""
         self.requests = [0] * pools
-        """Sent to an engine of the pool."""
+        """Requests sent to an engine of the pool."""
         self.rescues = [0] * pools
-        """Refused by one as too long, and truly so."""
+        """Requests that an engine of the pool refused as too long, confirmed by usage."""
         self.overruns = [0] * pools
         self.several = [False] * pools
         """Whether more than one tenant ever sent to the pool."""
         self._first: list[str | None] = [None] * pools
         self._wrong: list[Counter[str]] = [Counter() for _ in range(pools)]
-        """Rescues and overruns since the last look, by tenant."""
+        """Rescues and overruns by tenant since the last call of `wrong`."""
         self.drift = LengthDrift(planned) if planned else None
         self.shares: tuple[float, ...] = ()
-        """What goes wrong by boundary, where one moves by itself; shares of requests."""
+        """Errors by boundary as shares of requests, where boundary control is on."""
         self._pools: Sequence[PoolShape] = ()
         self._index: dict[str, int] = {}
-        """Where each of them is, by name."""
+        """Pool name -> index."""
 
     def settled(self, record: DecisionRecord, routing: Routing) -> None:
-        """One request came to its end, however it ended."""
+        """Count one settled request, with any outcome."""
         index = self._index
         if routing.pools is not self._pools:  # a boundary moved
             self._pools = routing.pools
@@ -89,11 +89,11 @@ class BoundaryWatch:
             self.overruns[pool] += 1
             self._note(pool, tenant)
         if self.drift is not None and prompt:
-            # A compressed prompt counts as it came.
+            # A compressed prompt counts with its original length.
             self.drift.add(round(prompt / (record.compression.kept_share or 1)) + answer)
 
     def wrong(self, pool: int) -> dict[str, int]:
-        """Rescues and overruns by tenant since this was last asked."""
+        """Rescues and overruns by tenant since the last call."""
         found, self._wrong[pool] = self._wrong[pool], Counter()
         return dict(found)
 
@@ -104,7 +104,7 @@ class BoundaryWatch:
 
 
 class Rising:
-    """What totals rose by since they were last looked at; one that fell began anew."""
+    """How much counters rose since the last call; a counter that fell has restarted from 0."""
 
     __slots__ = ("_last",)
 
@@ -112,7 +112,7 @@ class Rising:
         self._last: dict[object, float] = {}
 
     def by(self, totals: Mapping[object, float]) -> float:
-        """The sum over all keys; a key's first total is its start. Keys are never forgotten."""
+        """Sum of all keys' rises; a key's first total counts as no rise. Keys are kept for ever."""
         risen = 0.0
         for key, total in totals.items():
             before = self._last.get(key, total)

@@ -1,11 +1,12 @@
-"""Conversations that engines hold: responses they stored, prompts they were sent unchanged.
+"""Conversations whose state engines hold: stored responses, and prompts sent unchanged.
 
-Stored responses: a `previous_response_id` goes back to the worker that has it, is its own tenant's
-only, and counts what it continues. A forgotten one is bound like any request.
+Response affinity: a request with a `previous_response_id` goes to the worker that stored that
+response, and the response's tokens count as prompt. Only its own tenant may continue it. If the
+gateway forgot the response, the request is bound like any other.
 
-Prompts: a turn's messages are the beginning of the next turn's. The gateway keeps digests of whole
-prompts; the next turn has a point where this one ended (`gateway.policy.prefix.digests`), so it is
-asked for at its points and nothing is compared.
+Prompts: each turn's messages begin with the previous turn's. The gateway keeps digests of whole
+prompts. The next turn has a point where the previous one ended (`gateway.policy.prefix.digests`),
+so looking up its points finds the conversation without comparing texts.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,9 @@ KEPT: Final = 20_000
 
 
 class Conversations:
-    """Prompts that engines were sent unchanged, of one model.
+    """Prompts of one model that were sent to engines unchanged.
 
-    Bounded: between half and all of `kept`, the longest unused go first.
+    Memory is bounded: the latest `kept` / 2 to `kept` prompts are remembered.
     """
 
     __slots__ = ("_before", "_half", "_recent")
@@ -34,7 +35,7 @@ class Conversations:
         return len(self._recent | self._before)
 
     def remember(self, tenant: str, points: Points) -> None:
-        """Note a prompt that was served as it came, by its points."""
+        """Note a prompt that was served unchanged, by its points."""
         if not points:
             return
         self._recent.add(hash((tenant, points[-1][1])))
@@ -42,7 +43,7 @@ class Conversations:
             self._before, self._recent = self._recent, set()
 
     def continues(self, tenant: str, points: Points) -> bool:
-        """Whether an earlier turn of this conversation, or the same, was served as it came."""
+        """Whether this prompt or an earlier turn of its conversation was served unchanged."""
         keys = [hash((tenant, digest)) for _, digest in points]
         return not (self._recent.isdisjoint(keys) and self._before.isdisjoint(keys))
 
@@ -51,17 +52,20 @@ MAX_HOMES = 10_000
 
 
 class Home(NamedTuple):
-    """Of one response."""
+    """Where one stored response is, and whose it is."""
 
     pool: int
     worker: int
     tenant: str = ""
     tokens: int = 0
-    """Of its prompt and its answer: what the next turn begins with."""
+    """Tokens of its prompt and answer, with which the next turn begins."""
 
 
 class ResponseHomes:
-    """response id -> Home, at most `MAX_HOMES`: the tenant with the most loses its oldest first."""
+    """Response affinity: response id -> Home, at most `MAX_HOMES`.
+
+    When full, the tenant with the most responses loses its oldest one.
+    """
 
     __slots__ = ("_homes", "_of", "tell")
 
@@ -70,19 +74,19 @@ class ResponseHomes:
         self._of: dict[str, dict[str, None]] = {}
         """Each tenant's ids, the oldest first."""
         self.tell: Callable[[str, Home], None] | None = None
-        """Hears what was remembered, for replicas that serve the same clients."""
+        """Called with each remembered response, to publish it to other replicas."""
 
     def __len__(self) -> int:
         return len(self._homes)
 
     def remember(self, response_id: str, home: Home) -> None:
-        """Note a response that an engine made. An id stays whose it was first."""
+        """Note a response that an engine made. An id stays with its first tenant."""
         self.learn(response_id, home)
         if self.tell is not None:
             self.tell(response_id, home)
 
     def learn(self, response_id: str, home: Home) -> None:
-        """The same, from another replica."""
+        """Note a response that another replica published."""
         known = self._homes.get(response_id)
         if known is not None and known.tenant != home.tenant:
             return
@@ -95,7 +99,7 @@ class ResponseHomes:
         self._of.setdefault(home.tenant, {})[response_id] = None
 
     def find(self, response_id: str | None) -> Home | None:
-        """The response's home, if it is still known."""
+        """Where the response is; None if unknown."""
         return None if response_id is None else self._homes.get(response_id)
 
     def _forget(self, response_id: str) -> None:

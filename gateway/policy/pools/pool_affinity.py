@@ -1,17 +1,17 @@
-"""Whether a conversation stays in the pool that holds its prefix, past that pool's boundary.
+"""Decide whether a conversation that grew past its pool's boundary stays with its cached prefix.
 
 Rules:
 
-- Only smaller pools than the planned one: a conversation grows, so it is by growing that it
-  leaves its pool. What was spilled into a larger pool returns when its own has room; were it
-  kept there, a system prompt cached in that pool alone would draw every request to it.
-- It must fit: prompt and the client's cap within the pool's window.
-- Moving costs what the planned pool must prefill anew, staying what the smaller pool must,
-  and the tokens past its boundary, for which its capacity was not sized:
+- Only pools smaller than the planned one are considered: a conversation leaves its pool by
+  growing. A request spilled into a larger pool returns when its own has room; if it stayed, a
+  system prompt cached only in the larger pool would draw every request there.
+- The request must fit: prompt and the client's cap within the pool's window.
+- Moving costs the prefill in the planned pool. Staying costs the prefill in the smaller pool
+  plus the tokens past its boundary, for which its capacity was not sized:
 
       stay if  L_in - hit(planned)  >  L_in - hit(smaller) + max(0, L_fit - boundary).
 
-- So a request that shares only a system prompt moves, unless that is most of it.
+- So a request that shares only a system prompt moves, unless that is most of the request.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from gateway.policy.pools.routing_table import Routing
 from gateway.records.estimate import LengthEstimate
 
 MOST_CACHED_SHARE: Final = 0.3
-"""From this share of a prompt expected in a cache it is not compressed: other bytes would miss."""
+"""Prompts with this expected cached share or more are not compressed: new bytes would miss."""
 
 
 def stay(
     planned_pool: int, routing: Routing, estimate: LengthEstimate, hits_by_pool: Sequence[int]
 ) -> int | None:
-    """The smaller pool in which it costs less; None to go where it was planned.
+    """The index of a smaller pool in which the request costs less; None for the planned pool.
 
     `hits_by_pool` are the longest expected prefix hits of each pool's workers, in tokens.
     """
@@ -47,12 +47,12 @@ def stay(
 
 
 def cached_share(input_tokens: int, hits_by_pool: Sequence[int]) -> float:
-    """Largest share of a prompt that some pool is expected to hold, 0 to 1."""
+    """Largest share of a prompt that any pool is expected to have cached, 0 to 1."""
     if input_tokens <= 0:
         return 0.0
     return min(1.0, max(hits_by_pool, default=0) / input_tokens)
 
 
 def mostly_new(input_tokens: int, hits_by_pool: Sequence[int]) -> bool:
-    """Whether so little of a prompt is expected in a cache that it may be compressed."""
+    """Whether the prompt's expected cached share is small enough to compress it."""
     return cached_share(input_tokens, hits_by_pool) < MOST_CACHED_SHARE

@@ -1,15 +1,15 @@
-"""What to do after a failed attempt, as long as no byte has reached the client.
+"""Decide the next step after a failed attempt, as long as no byte has reached the client.
 
 - Nothing was sent (connect), or the engine broke, timed out or answered 5xx before its first
-  byte: another worker, then an alternate pool. Generation has no side effects, so sending
-  it again is safe; a response the client asked to be stored and run in the background is
-  the exception.
-- The gateway's own machine has no open file or port left (local): no other worker can be
-  reached either, and none of them is to blame.
-- The engine is frozen: another worker, once, whatever was tried before.
-- A live engine that is busy: another worker, no health penalty.
-- A context overflow: the original body goes to the next larger window (overflow rescue).
-- Anything else is the engine's answer and belongs to the client.
+  byte: try another worker, then an alternate pool. Generation has no side effects, so sending
+  the request again is safe, except for a response that the client asked to store and to run
+  in the background.
+- The gateway's own machine has no open file or port left (local): give up. No other worker
+  can be reached either, and no worker is to blame.
+- The engine is frozen: try another worker once, regardless of earlier attempts.
+- A live engine is busy: try another worker, without a health penalty.
+- A context overflow: send the original body to the next larger window (overflow rescue).
+- Any other answer is relayed to the client.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ class Fault(Record, frozen=True, kw_only=True):
     """The engine's own status; 0 when there was none."""
     content_type: bytes = b"application/json"
     body: bytes = b""
-    """The engine's own error body, relayed when nothing else is left to try."""
+    """The engine's own error body, relayed when no other attempt is left."""
 
 
 Step = Literal["retry", "rescue", "give_up"]

@@ -1,23 +1,23 @@
-"""Which pool should serve a request: Algorithm 1 of token-budget pool routing, for N pools.
+"""Choose the pool for a request: Algorithm 1 of token-budget pool routing, for N pools.
 
 Rules (token-budget paper, section 2.2; docs/concepts/pipeline.md, "What is counted"):
 
-- A pool *can* serve a request when prompt + the client's own cap fits its window; the
-  engine refuses otherwise. An absent cap needs room for one token only.
+- A pool *can* serve a request if prompt + the client's own cap fits its window; the
+  engine refuses otherwise. Without a cap, room for one token is enough.
 - The pool that *should* serve it is the first whose boundary holds the expected total
   L_fit = L_in + L_out; the last pool has no boundary.
-- Spillover goes to the alternates in the order given here: larger windows first, then
-  smaller ones that can hold it.
-- A request is refused without an engine only when even the lowest plausible prompt count
-  cannot fit the largest window; a doubtful one goes long and the engine decides.
+- Spillover goes to the alternates in order: larger windows first, then smaller ones that can
+  serve the request.
+- The gateway refuses a request itself only if even the lowest plausible prompt count exceeds
+  the largest window. Doubtful requests go to that window, and the engine decides.
 
-The compression window above a boundary B (FleetOpt, section 5): which requests may be made to fit
-the smaller pool, and to what size.
+The compression window above a boundary B (FleetOpt, section 5) says which requests may be
+compressed into the smaller pool, and to what size:
 
-- Only totals in (B, gamma B] of one boundary, of a category that is text, with one prompt.
-- T_c = min(B - L_out, window - cap): neither the boundary nor the engine's own limit is passed.
-- Not when the client or its entitlement refuses, and not when an earlier turn of the
-  conversation was served as it was: the engine holds that prefix, and other bytes would miss it.
+- Only totals in (B, gamma B] of one boundary, of a text category, with one prompt.
+- T_c = min(B - L_out, window - cap) keeps the boundary and the engine's own limit.
+- Not if the client or its entitlement refuses, and not if an earlier turn of the conversation
+  was served unchanged: the engine has cached that prefix, and compressed bytes would miss it.
 """
 
 from functools import lru_cache
@@ -40,9 +40,8 @@ def can_serve(estimate: LengthEstimate, window_tokens: int) -> bool:
 def plan_pool(routing: Routing, estimate: LengthEstimate, param: str = "messages") -> Plan:
     """Primary pool and alternates for a request.
 
-    Raises ContextLengthExceeded when the request cannot fit the largest window whatever
-    the tokenizer. With `routing.observe` the plan is the boundary's all the same: the
-    caller decides what to apply.
+    Raises ContextLengthExceeded if the request cannot fit the largest window with any
+    tokenizer. `routing.observe` does not change the plan: the caller decides what to apply.
     """
     pools = routing.pools
     last = len(pools) - 1
@@ -53,7 +52,7 @@ def plan_pool(routing: Routing, estimate: LengthEstimate, param: str = "messages
         smallest += 1
     if smallest > last:
         _refuse_impossible(estimate, pools[last].window_tokens, param)
-        # Doubtful, not impossible: the largest engine counts exactly and answers.
+        # Doubtful, not impossible: the engine counts exactly and accepts or refuses.
         return Plan(pool=last, alternates=(), reason="largest_window_doubtful")
     pool = smallest
     while pool < last:
@@ -66,7 +65,7 @@ def plan_pool(routing: Routing, estimate: LengthEstimate, param: str = "messages
 
 @lru_cache(maxsize=4096)
 def _plan(smallest: int, pool: int, last: int) -> Plan:
-    """The plan of every request that these three pools describe: it needs no record of its own."""
+    """The plan for these three pool indices; cached, because requests with the same share it."""
     if last == 0:
         reason = "only_pool"
     elif pool < last:
@@ -101,9 +100,9 @@ def _refuse_impossible(estimate: LengthEstimate, window_tokens: int, param: str)
 
 
 def defaulted_cap(routing: Routing, estimate: LengthEstimate, pool: int) -> int | None:
-    """The limit to send when the client set none: the configured default, shrunk to what fits.
+    """The output limit to send if the client set none: the default, shrunk to what fits.
 
-    None when the client set its own or no default is configured.
+    None if the client set its own or no default is configured.
     """
     if routing.default_max_tokens is None or estimate.cap_tokens is not None:
         return None
@@ -123,7 +122,7 @@ def band_of(
     estimate: LengthEstimate,
     planned: Plan,
 ) -> Band | str:
-    """The band a planned request lies in, or why it may not be compressed ("" outside a band)."""
+    """The compression target, or why there is none ("": total in no compression window)."""
     pool = planned.pool - 1
     if pool < 0:
         return ""
@@ -136,7 +135,7 @@ def band_of(
     if estimate.category not in CATEGORIES:
         return "category"
     if facts.measure.tools:
-        return "tools"  # their definitions are part of the prompt and not of what can be cut
+        return "tools"  # their definitions are in the prompt, but the compressor cannot cut them
     cap = estimate.output_tokens if estimate.cap_tokens is None else estimate.cap_tokens
     budget = min(boundary - estimate.output_tokens, shape.window_tokens - cap)
     if budget <= fixed_tokens(facts, estimate):
@@ -145,13 +144,13 @@ def band_of(
 
 
 def fixed_tokens(facts: BodyFacts, estimate: LengthEstimate) -> int:
-    """Tokens of the prompt that are not its text, or of text that a compressor does not know."""
+    """Prompt tokens that a compressor cannot cut: template, media, text of unknown members."""
     unknown = int(facts.unknown_bytes / estimate.ratio_conservative)
     return estimate.template_tokens + facts.measure.media_tokens + unknown
 
 
 def band_plan(planned: Plan, band: Band) -> Plan:
-    """The plan of a request that is to be compressed; without room there it goes where it would."""
+    """The plan of a request to compress; the planned pool is the first alternate."""
     return Plan(
         pool=band.pool,
         alternates=(planned.pool, *(p for p in planned.alternates if p > planned.pool)),
@@ -163,7 +162,10 @@ def band_plan(planned: Plan, band: Band) -> Plan:
 def lowered(
     estimate: LengthEstimate, facts: BodyFacts, text_bytes: int, tokens: int | None, most: int
 ) -> LengthEstimate:
-    """The estimate of the compressed prompt: `tokens` of all of it, else by the careful ratio."""
+    """The estimate of the compressed prompt of `text_bytes`; at most `most` tokens.
+
+    `tokens` is the count of the whole prompt; None: estimate it by the conservative ratio.
+    """
     by_bytes = int(text_bytes / estimate.ratio_conservative) + 1 + fixed_tokens(facts, estimate)
     now = min(most, by_bytes if tokens is None else tokens)
     outputs = estimate.cost_tokens - estimate.input_tokens_total

@@ -1,16 +1,16 @@
-"""Records of pool choice: the table of boundaries, which prompts above one may be compressed."""
+"""Records of pool choice: the table of boundaries, and the compression windows above them."""
 
 from gateway.records.record import Record
 
 
 class PoolShape(Record, frozen=True, kw_only=True):
-    """What routing needs to know of a pool. Pools are ordered by `window_tokens`."""
+    """A pool as routing sees it. Pools are ordered by `window_tokens`."""
 
     name: str
     window_tokens: int
     """max_model_len of its engines."""
     boundary_tokens: int | None
-    """b_short of this pool: expected totals up to it belong here; None for the last."""
+    """b_short of this pool: requests with expected totals up to it go here; None for the last."""
 
 
 class Routing(Record, frozen=True, kw_only=True):
@@ -22,16 +22,16 @@ class Routing(Record, frozen=True, kw_only=True):
 
 
 class CompressionRules(Record, frozen=True, kw_only=True):
-    """A model's."""
+    """A model's settings for compression above a boundary."""
 
     gamma: float = 1.5
     max_cut: float = 0.5
     tokenizer: str | None = None
-    """Path of its tokenizer.json; exact counts then."""
+    """Path of the model's tokenizer.json, which makes counts exact."""
 
 
 class Band(Record, frozen=True, kw_only=True):
-    """A request that may be compressed: the pool it is made to fit, and T_c."""
+    """Target of a request in a compression window: the smaller pool, and T_c in tokens."""
 
     pool: int
     budget_tokens: int

@@ -1,1 +1,1 @@
-"""Which worker probably holds how much of a prompt in its prefix cache."""
+"""Estimate how much of a prompt each worker holds in its prefix cache."""

@@ -1,32 +1,33 @@
-"""What each worker of a pool is taken to keep in its prefix cache, by when it was touched.
+"""Estimate which prefixes each worker of a pool still has cached, by when they were last used.
 
-- A worker keeps what was touched while fewer than its capacity of tokens were written since, as
-  an LRU cache does. Stamps and capacities are of one clock for the pool (`prefix_index`).
-- A capacity is learned from what engines report: a hit that did not come lowers it, one that
-  was no longer expected raises it. An early miss says nothing: two prompts with one beginning
-  may be computed side by side. Reports make up for what the clock leaves out, such as answers'
+- Like an LRU cache, a worker keeps a prefix until as many tokens as its capacity were written
+  after the last use. Stamps and capacities count tokens on the pool's clock
+  (`gateway.policy.prefix.index`).
+- Capacities are learned from engines' reports: a missing hit lowers the capacity, an unexpected
+  one raises it. An early miss is ignored, because two prompts with the same beginning may be
+  computed at the same time. The reports correct for what the clock leaves out, such as answers'
   tokens, uneven load, and old blocks that are used again.
-- A worker that keeps next to nothing of what is expected (its cache is off) is expected to
-  keep nothing, until its reports say otherwise.
+- A worker whose hits are nearly all missing (its cache is off) is expected to keep nothing,
+  until its reports show hits again.
 """
 
 from bisect import bisect_left
 from typing import Final, NamedTuple
 
 DEFAULT_CAPACITY_TOKENS: Final = 500_000
-"""Of a worker's cache, until it is learned."""
+"""Assumed capacity of a worker's cache until it is learned."""
 
 _STEP: Final = 0.1
-"""How fast a capacity follows what is seen."""
+"""Largest relative step of a capacity per report."""
 _LEAST_STEP_TOKENS: Final = 4_096
 _EARLY: Final = 1 / 16
-"""Of the capacity: a miss before so much was written does not lower it."""
+"""A miss does not lower the capacity before this share of it was written."""
 _REBUILDS: Final = 64
-"""So many times while a capacity is written, what workers keep is computed anew."""
+"""Rebuilds of the estimate while one capacity of tokens is written."""
 _TAUGHT_BY_TOKENS: Final = 64
-"""Fewer expected tokens teach nothing: engines count in blocks."""
+"""Fewer expected tokens teach nothing, because engines count in blocks."""
 _FAR_LESS: Final = 0.5
-"""A hit below this share of what was expected did not come."""
+"""A hit below this share of the expected tokens counts as a miss."""
 _KEPT_STEP: Final = 0.05
 _OFF_BELOW: Final = 0.1
 _ON_ABOVE: Final = 0.3
@@ -34,18 +35,18 @@ _NEVER: Final = 1 << 62
 
 
 class Expected(NamedTuple):
-    """What a worker was expected to hold of a prompt when that was sent to it, in tokens."""
+    """Tokens of a prompt that its worker was expected to have cached when it was sent."""
 
     hit_tokens: int
-    """0 when what it had is believed to be gone."""
+    """Tokens expected in the cache; 0 if they are believed to be evicted."""
     known_tokens: int
-    """What it was sent since its start, believed to be kept or not; >= the hit."""
+    """Tokens sent to the worker since its start, evicted or not; >= `hit_tokens`."""
     age_tokens: int
-    """Written on the pool's clock since that was last touched."""
+    """Tokens written on the pool's clock since the known ones were last used."""
 
 
 class Keeping:
-    """What the workers keep; `newest_floor` is where all of them keep what was touched after."""
+    """The workers' cache estimate. All keep prefixes used after stamp `newest_floor`."""
 
     __slots__ = (
         "_floors",
@@ -60,20 +61,20 @@ class Keeping:
 
     def __init__(self, workers: int, capacity_tokens: int) -> None:
         self.capacity_tokens = [capacity_tokens] * workers
-        """Believed, by worker."""
+        """Estimated capacity, by worker."""
         self.since = [0] * workers
-        """What was touched up to this stamp is forgotten, by worker."""
+        """Prefixes used up to this stamp are forgotten, by worker."""
         self._kept = [1.0] * workers
-        """Share of what was expected that came, smoothed."""
+        """Smoothed share of the expected tokens that were hits, by worker."""
         self._off = [False] * workers
         self.rebuild(0.0)
 
     def holding(self, stamp: int) -> int:
-        """Mask of the workers that keep what was touched then."""
+        """Bit mask of the workers that keep a prefix last used at `stamp`."""
         return self._holders[bisect_left(self._floors, stamp)]
 
     def rebuild(self, clock: float) -> None:
-        """Compute what is kept now; due when the clock reaches `rebuild_at`."""
+        """Recompute which stamps each worker keeps; due when the clock reaches `rebuild_at`."""
         floors = sorted(
             (_NEVER if off else max(since, int(clock) - capacity), worker)
             for worker, (off, since, capacity) in enumerate(
@@ -81,23 +82,23 @@ class Keeping:
             )
         )
         self._floors = [floor for floor, _ in floors]
-        """Up to which stamp workers keep nothing, ascending."""
+        """The stamps up to which workers keep nothing, ascending."""
         self._holders = [0]
-        """Masks of the workers with the lowest 0, 1, 2 ... floors."""
+        """Masks of the workers with the 0, 1, 2 ... lowest floors."""
         for _, worker in floors:
             self._holders.append(self._holders[-1] | 1 << worker)
         self.newest_floor = self._floors[-1]
         self.rebuild_at = clock + max(1, min(self.capacity_tokens) // _REBUILDS)
 
     def forget(self, worker: int, clock: float) -> None:
-        """A worker keeps nothing of what was touched until now."""
+        """Note that a worker's cache is empty now."""
         self.since[worker] = int(clock)
         self._kept[worker] = 1.0
         self._off[worker] = False
         self.rebuild(clock)
 
     def learn(self, worker: int, expected: Expected, cached_tokens: int, clock: float) -> None:
-        """Compare what was expected with what the engine reported."""
+        """Correct the estimate by the `cached_tokens` that an engine reported for a prompt."""
         known, age = expected.known_tokens, expected.age_tokens
         if known < _TAUGHT_BY_TOKENS:
             return

@@ -1,23 +1,24 @@
-"""Where a prompt's beginning may be shared: digests of it at a few positions.
+"""Digest a prompt at a few positions where another prompt may share its beginning.
 
-An engine's prefix cache reuses what two prompts have in common from the start. A router that
-hashed every block of a prompt would spend longer on it than on the rest of the request, so a
-prompt is digested at 62 positions at most:
+An engine's prefix cache reuses the common beginning of two prompts. Hashing every block of a
+prompt would take longer than the rest of the request, so a prompt is digested at 62 positions
+at most:
 
-- fixed ones, the same for every prompt, in steps of an octave up to 4 KiB and of a fifth of
-  one up to 4 MiB: what two prompts share is found to within 13 % of its length;
+- fixed positions, the same for every prompt, in steps of an octave up to 4 KiB and of a fifth
+  of one up to 4 MiB: they find a shared beginning to within 13 % of its length;
 - after tools and system prompt, after the first message, after each of the last few, and at
-  the end: the next turn of a conversation begins with this list, and finds its end exactly;
-- a prompt over MOST_BYTES, which only images make so long, has the fixed ones and the end.
+  the end: the next turn of a conversation begins with the same messages and finds the end
+  exactly;
+- a prompt over MOST_BYTES (only images make one so long) has the fixed positions and the end.
 
 Rules:
 - Digests are of the client's own bytes, in the order in which chat templates render them:
   tools, system prompt, messages. Bytes that spell the same text differently do not match.
-- A digest covers all bytes before its position, and the salt; the end's of a prompt over
-  MOST_BYTES those, its length and its last _TAIL_BYTES. It is XXH3 with a secret seed, which no
-  client is told. That is no cryptographic hash: whoever finds collisions spoils where prompts
-  are sent, and nothing else. Processes that tell one another of prompts have one seed
-  (`use_seed`), and tell digests to one another only.
+- A digest covers the salt and all bytes before its position. Over MOST_BYTES, the last digest
+  covers the first MOST_BYTES, the length and the last _TAIL_BYTES.
+- The hash is XXH3 with a secret seed that no client learns. It is not cryptographic: a client
+  that finds collisions can only mislead the routing of prompts. Replicas that exchange digests
+  share one seed (`use_seed`) and send digests to nobody else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,27 +31,27 @@ from xxhash import xxh3_64_intdigest
 from gateway.policy.request.members import Members
 
 Points = tuple[tuple[int, int], ...]
-"""(length, digest of what lies before it), ascending; the last is the whole prompt's."""
+"""(length, digest of the prompt up to there), ascending; the last is the whole prompt's."""
 
 LEAST_BYTES: Final = 256
-"""Shorter texts, and beginnings, are not worth remembering: fewer than five KV blocks."""
+"""Shorter prompts and beginnings have no points: they are fewer than five KV blocks."""
 MOST_POINTS: Final = 62
 
 _OCTAVES: Final = (512, 1024, 2048)
 _FIFTHS: Final = tuple(round(4096 * 2 ** (n / 5)) for n in range(51))
 POSITIONS: Final = (*_OCTAVES, *_FIFTHS)
-"""Bytes, the same for every prompt."""
+"""The fixed positions in bytes, the same for every prompt."""
 _AHEAD: Final = (*POSITIONS, maxsize)
 BYTES_PER_TOKEN: Final = 4
-"""Of positions counted in tokens."""
+"""Converts the fixed positions to tokens."""
 
 _LAST: Final = 5
-"""Messages from the end after which there is a point."""
+"""The last messages, each of which has a point where it begins."""
 MOST_BYTES: Final = POSITIONS[-1]
-"""Of a prompt that is looked at whole: that takes a millisecond a megabyte and more."""
+"""Longest prompt that is digested whole, which takes a millisecond per megabyte or more."""
 _TAIL_BYTES: Final = 65_536
 _BRACES: Final = 8
-"""Closing braces looked at for the end of the first message."""
+"""Closing braces tried as the end of the first message."""
 _NEXT: Final = tuple(comma + mark for comma in (b",", b", ") for mark in (b'{"role":', b'{"type":'))
 _NO_VALUE: Final = Raw(b"")
 
@@ -61,30 +62,30 @@ _MARKS: Final[dict[str, tuple[bytes, ...]]] = {
     "responses": (b'{"role":', b'{"type":'),
     "completions": (),
 }
-"""Endpoint -> how a message begins, as clients write it."""
+"""Endpoint -> the bytes with which clients begin a message."""
 
 
 _seed: int = hash(b"sluice prefixes") & maxsize
-"""Python's own is random, but the same where replicas were given one PYTHONHASHSEED."""
+"""The default seed comes from Python's random hash seed, unless PYTHONHASHSEED fixes that."""
 
 
 def seed() -> int:
-    """The seed of digests, below 2**63. Two prompts compare only under one seed."""
+    """The seed of digests, below 2**63. Digests compare only under the same seed."""
     return _seed
 
 
 def use_seed(value: int) -> None:
-    """Digest by another seed from now on: what was digested before is void."""
+    """Use another seed from now on; digests made before no longer match."""
     global _seed  # noqa: PLW0603 - one for the process
     _seed = value & maxsize
 
 
 def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str = "") -> Points:
-    """The points of a body, by its members; none where no prefix can be shared.
+    """The points of a body, by its members; () if no prefix can be shared.
 
     Lengths are bytes of tools, system prompt and messages as sent. `text_bytes` is the
-    measure's. `salt` is the tenant where engines keep tenants' caches apart, else "".
-    Embeddings, rerank, score and audio have none. Raises nothing for such a body.
+    measure's. `salt` is the tenant if engines keep tenants' caches separate, else "".
+    Embeddings, rerank, score and audio bodies have no points.
     """
     marks = _MARKS.get(endpoint_name)
     if marks is None or text_bytes < LEAST_BYTES:
@@ -112,12 +113,12 @@ def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str =
 
 
 def _plain_points(data: bytes, start: int) -> Points:
-    """Of a plain prompt: one text; batches and token ids have none."""
+    """Points of a completions prompt that is one text; batches and token ids have none."""
     return digests(data, (len(data) - 1,), start) if data.startswith(b'"') else ()
 
 
 def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
-    """Of a prompt over MOST_BYTES: the same in what it begins with as any other's."""
+    """Points of a prompt over MOST_BYTES; its fixed ones match those of shorter prompts."""
     length = sum(map(len, before)) + len(listed)
     views = [memoryview(part)[:MOST_BYTES] for part in (*before, listed)]
     head = b"".join(views)[:MOST_BYTES]
@@ -127,7 +128,7 @@ def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
 
 
 def _start(endpoint_name: str, salt: str, kwargs: bytes) -> int:
-    """Where a chain of digests begins. Lengths keep neighbours apart."""
+    """The start of a chain of digests. The lengths make the concatenation unambiguous."""
     name, tenant = endpoint_name.encode(), salt.encode()
     told = b"%d %d %b%b%b" % (len(name), len(tenant), name, tenant, kwargs)
     return xxh3_64_intdigest(told, _seed) >> 1
@@ -136,7 +137,7 @@ def _start(endpoint_name: str, salt: str, kwargs: bytes) -> int:
 def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
     """Chained digests of `data` at the fixed positions and at `edges`, which ascend.
 
-    The last edge is the end of the prompt. `start` is where the chain begins.
+    The last edge is the end of the prompt. `start` is the chain's first value.
     """
     found: list[tuple[int, int]] = []
     add = found.append
@@ -156,7 +157,10 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
 
 
 def _edges(data: bytes, lead: int, marks: Sequence[bytes]) -> list[int]:
-    """Ends of lead, first message, last messages and list; `data` ends with the list."""
+    """Ends of tools and system prompt (`lead`), first message, last messages and the list.
+
+    `data` ends with the list of messages.
+    """
     end = len(data)
     if data.endswith(b"]"):
         end = len(data[: end - 1].rstrip()) if data[end - 2 : end - 1].isspace() else end - 1
@@ -181,9 +185,9 @@ def _edges(data: bytes, lead: int, marks: Sequence[bytes]) -> list[int]:
 
 
 def _first_end(data: bytes, lead: int, most: int) -> int:
-    """The end of the first message, before `most`; 0 if it holds too many braces of its own.
+    """The end of the first message, before `most`; 0 if it contains too many braces.
 
-    One byte is found ten times faster than a word.
+    Searching for one byte is ten times faster than searching for a word.
     """
     at = lead
     for _ in range(_BRACES):
@@ -196,9 +200,9 @@ def _first_end(data: bytes, lead: int, most: int) -> int:
 
 
 def _end_before(data: bytes, at: int) -> int:
-    """The end of the message before the one that begins at `at`; 0 if that is no message.
+    """The end of the message before the one that begins at `at`; 0 if there is none.
 
-    Between them is what JSON encoders write: a comma, with or without a space.
+    JSON encoders separate the two by a comma, with or without a space.
     """
     if data[at - 2 : at] == b"},":
         return at - 1
@@ -210,7 +214,7 @@ def block_points(
 ) -> Points:
     """Points, in tokens, of a prompt given by its blocks' chained hashes (the engine model's).
 
-    `ends_tokens` are other positions that are looked at, such as the ends of earlier turns.
+    `ends_tokens` are further positions, such as the ends of earlier turns.
     """
     last = len(hashes)
     asked = {position // (BYTES_PER_TOKEN * block_tokens) for position in POSITIONS}

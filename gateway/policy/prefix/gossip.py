@@ -1,20 +1,19 @@
-"""Which prompts were sent where, told to the other replicas that share the workers.
+"""Gossip between replicas that share workers: which prompts each replica sent where.
 
-A replica that knows only its own prompts expects a fraction of the hits there are: of four
-each would know a quarter. So each tells the others what it sent, and enters what they
-tell into its index.
+A replica that knows only its own prompts misses most hits: one of four replicas knows a quarter
+of them. So each replica publishes what it sent, and enters the others' prompts into its index.
 
 Rules:
-- Digests of prompts have a secret seed, so replicas understand one another only if they use
-  the same one (`gateway.policy.prefix.digests.use_seed`); a check value says whether they do.
-- Of a prompt is told what is new: its points from the last one on that the worker held. Whoever
-  heard of the prompts before knows the others, and the one where this prompt leaves them is as
-  young again. The same run to the same worker is told once.
-- What was sent since the last telling is one chapter: bytes without a break, for lists of numbers
-  would take a listener ten times as long to decode. Chapters are numbered, each is in several
-  notes, and is heard once.
-- At most `MOST_POINTS` points are told at a time, the newest runs first: beyond that the
-  others know less, which costs hits and nothing else. Where nobody listens nothing is kept.
+- Digests have a secret seed, and replicas need the same one
+  (`gateway.policy.prefix.digests.use_seed`). A check value in each note shows whether they have.
+- Only the new part of a prompt is published (a run): its points from the last one that the worker
+  already held. Listeners know the earlier points from earlier prompts; the first point of the run
+  refreshes where this prompt leaves them. The same run to the same worker is published once.
+- The runs since the last note form one chapter, packed as bytes, because a listener would
+  take ten times as long to decode lists of numbers. Chapters are numbered; each is in several
+  notes, and a listener enters it once.
+- A chapter has at most `MOST_POINTS` points, the newest runs first. Dropped runs only cost the
+  others some hits. Without listeners nothing is kept.
 """
 
 import struct
@@ -31,25 +30,25 @@ from gateway.policy.prefix.digests import seed
 from gateway.policy.scheduling.scheduler import Points
 
 MOST_POINTS: Final = 4_000
-"""Told at a time: some 64 KB, and 2 ms of each listener's time."""
+"""Points in one chapter: some 64 KB, and 2 ms of each listener's time."""
 KEPT_RUNS: Final = 2_000
 SLICE_POINTS: Final = 300
-"""Heard without a pause: some .3 ms."""
+"""Points entered without a pause: some .3 ms."""
 _TELLS: Final = 2
-"""So many times each chapter is told: notes replace one another, and one may not be seen."""
+"""Notes with the same chapter: each replaces the last one, which a listener may miss."""
 
 _RUN: Final = struct.Struct("<IId")
-"""Worker, points, tokens per byte."""
+"""Worker, number of points, tokens per byte."""
 _POINT: Final = struct.Struct("<qq")
 
 
 def check() -> int:
-    """Equal in replicas whose digests compare."""
+    """A value that is equal in replicas with the same seed."""
     return xxh3_64_intdigest(b"sluice prefixes", seed()) >> 1
 
 
 class Index(Protocol):
-    """What of `PrefixIndex` is used."""
+    """The part of `PrefixIndex` that gossip uses."""
 
     workers: int
 
@@ -58,25 +57,25 @@ class Index(Protocol):
 
 
 class PrefixNews:
-    """One pool's: what this replica sent lately, and what it has heard of the others."""
+    """Gossip of one pool: the runs this replica sent, and the chapters it heard from others."""
 
     __slots__ = ("_heard", "_number", "_runs", "_told", "wanted")
 
     def __init__(self) -> None:
         self.wanted = False
-        """Whether others share the workers; see `listened`."""
+        """Whether other replicas share the workers; see `listened`."""
         self._runs: dict[tuple[int, bytes], float] = {}
-        """Sent since the last telling, oldest first: worker and points -> tokens per byte."""
+        """Runs since the last note, oldest first: (worker, points) -> tokens per byte."""
         self._told: deque[tuple[int, bytes] | None] = deque(maxlen=_TELLS)
-        """Numbers and chapters of the last tellings; None where nothing was new."""
+        """(number, chapter) of the last notes; None for a note without new runs."""
         self._number = 0
         self._heard: dict[str, int] = {}
-        """The last chapter heard of each replica."""
+        """Replica -> number of the last chapter entered."""
 
     def sent(
         self, points: Points, worker: int, tokens_per_byte: float, hit_tokens: int = 0
     ) -> None:
-        """A prompt was sent to a worker that held `hit_tokens` of it."""
+        """Note a prompt sent to a worker that already held `hit_tokens` of it."""
         if not self.wanted:
             return
         held = bisect_right(points, ((hit_tokens + 1) / tokens_per_byte, inf)) if hit_tokens else 0
@@ -88,7 +87,7 @@ class PrefixNews:
             self._runs[run] = tokens_per_byte
 
     def listened(self, *, by_others: bool) -> None:
-        """Say whether there is anybody to tell."""
+        """Set whether other replicas listen; without any, nothing is kept."""
         self.wanted = by_others
         if not by_others:
             self._runs.clear()
@@ -98,7 +97,7 @@ class PrefixNews:
         return len(self._runs)
 
     def tell(self) -> dict[str, Any]:
-        """Plain values for the other replicas."""
+        """The next note to the other replicas, as plain values."""
         new = None
         if self._runs:
             self._number += 1
@@ -108,10 +107,10 @@ class PrefixNews:
         return {"check": check(), "chapters": [each for each in self._told if each is not None]}
 
     def hear(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
-        """Enter what the others, by their names, have sent; yields how many runs were new.
+        """Enter the notes of other replicas, by name; yields the number of new runs per slice.
 
-        In slices, so that requests can go on between them. A name stands for one replica from its
-        start to its end. What is malformed, or was digested with another seed, is ignored.
+        Slices let requests proceed in between. A name stands for one replica from its start to its
+        end. Malformed notes and those with another seed are ignored.
         """
         self._heard = {name: self._heard.get(name, 0) for name in states}
         here = check()
@@ -125,7 +124,7 @@ class PrefixNews:
                     yield from _enter(chapter, index)
 
     def _chapter(self) -> bytes:
-        """The newest runs, oldest first."""
+        """The newest runs, at most MOST_POINTS points, packed oldest first."""
         left = MOST_POINTS
         parts: list[bytes] = []
         for (worker, points), tokens_per_byte in reversed(self._runs.items()):
@@ -138,7 +137,7 @@ class PrefixNews:
 
 
 def _read(chapter: Any) -> tuple[int, bytes] | None:
-    """Number and runs, if it is a chapter."""
+    """(number, packed runs) of a chapter; None if it is malformed."""
     if not isinstance(chapter, Sequence) or len(chapter) != 2:
         return None
     number, runs = chapter
@@ -148,7 +147,7 @@ def _read(chapter: Any) -> tuple[int, bytes] | None:
 
 
 def _enter(chapter: bytes, index: Index) -> Iterator[int]:
-    """Enter its runs, but those that cannot be; how many, a slice at a time."""
+    """Enter a chapter's valid runs in slices; yields the number of runs entered per slice."""
     at, size, new, left = 0, len(chapter), 0, SLICE_POINTS
     while at + _RUN.size <= size:
         worker, count, tokens_per_byte = _RUN.unpack_from(chapter, at)

@@ -1,18 +1,20 @@
-"""Which worker of a pool probably holds how much of a prompt in its prefix cache.
+"""Estimate how much of a prompt each worker of a pool holds in its prefix cache.
 
-Digest -> (stamp, bit mask of workers), in one dictionary bounded by entries. The engines do not
-tell what they keep, so it is modelled and then corrected by what they report:
+The index maps digest -> (stamp, bit mask of workers) in one dictionary with bounded entries.
+Engines do not say which prefixes they keep, so a model estimates it and their reports correct it:
 
-- Each worker keeps what was touched lately, as much as its cache holds (`prefix_capacity`), and
-  that is learned from the `cached_tokens` they report. Tokens are counted on one clock for the
-  pool: the mean over its workers of what prompts sent to them were expected to leave uncached.
-- `forget` is for a worker that restarted: what was touched before counts no more for it.
+- Each worker keeps the most recently used prefixes, up to its cache's capacity
+  (`gateway.policy.prefix.cache_estimate`). The `cached_tokens` in engines' usage teach that
+  capacity. The pool has one clock in tokens: the mean over its workers of the prompt tokens
+  expected to miss the cache.
+- `forget` is for a worker that restarted: its earlier prefixes no longer count.
 
 Rules:
-- `insert` touches all points of a prompt, so what lies before a point is never older.
-- No call walks over more than it was given: entries go oldest first, a few at each insert.
-- State is of one replica: it learns from what it sends itself, and from what others on the same
-  Redis tell (`prefix_news`). Of several without one, each expects fewer hits than come.
+- `insert` stamps all points of a prompt, so an earlier point is never older than a later one.
+- The work of a call is bounded by its arguments: each insert evicts a few of the oldest entries.
+- Each replica has its own index. It learns from the prompts that it sends and from gossip of
+  replicas on the same Redis (`gateway.policy.prefix.gossip`). Without Redis, each of several
+  replicas expects fewer hits than there are.
 """
 
 from collections import deque
@@ -25,7 +27,7 @@ from gateway.policy.scheduling.scheduler import Match
 DEFAULT_ENTRIES: Final = 262_144
 LEAST_ENTRIES: Final = 8_192
 _CHUNKS: Final = 32
-"""In which entries are kept by age; whole ones, of about equal size."""
+"""Closed chunks in which entries are kept by age, of about equal size."""
 
 
 class PrefixIndex:
@@ -52,7 +54,7 @@ class PrefixIndex:
     ) -> None:
         """An index of `workers` (>= 1) with at most `max_entries` (>= 8,192) digests.
 
-        `capacity_tokens` (>= 1) is where each worker's begins. Raises ValueError.
+        `capacity_tokens` (>= 1) is each worker's initial capacity. Raises ValueError.
         """
         if workers < 1 or max_entries < LEAST_ENTRIES or capacity_tokens < 1:
             raise ValueError(
@@ -63,8 +65,8 @@ class PrefixIndex:
         self._entries: dict[int, int] = {}
         """Digest -> stamp << workers | mask."""
         self._clock = 1.0
-        # A chunk is closed after the prompt that fills it: 62 digests more at most. With the
-        # one that fills, 34 exist at most.
+        # A chunk is closed after the prompt that fills it, so it may exceed its size by 62
+        # digests. At most 34 chunks exist, including the open one.
         self._chunk_entries = max_entries // (_CHUNKS + 3) - 62
         self._chunk: list[int] = []
         self._chunk_stamp = 1
@@ -77,13 +79,13 @@ class PrefixIndex:
 
     @property
     def capacity_tokens(self) -> Sequence[int]:
-        """What each worker's cache is believed to hold, on the pool's clock."""
+        """Each worker's estimated cache capacity, on the pool's clock."""
         return self._keeping.capacity_tokens
 
     def match(self, points: Sequence[tuple[int, int]], tokens_per_byte: float = 1.0) -> Match:
-        """Who holds how much: (tokens, mask), longest first; a mask includes those before it.
+        """(tokens, mask of workers that hold at least these), longest first.
 
-        `tokens_per_byte` is the prompt's tokens by the last point's length; 1 where points
+        `tokens_per_byte` is the prompt's tokens divided by the last point's length; 1 if points
         are in tokens.
         """
         if not self._entries:
@@ -110,7 +112,7 @@ class PrefixIndex:
     def insert(
         self, points: Sequence[tuple[int, int]], worker: int, tokens_per_byte: float = 1.0
     ) -> Expected:
-        """Note a prompt that is sent to a worker; what was expected of it until now."""
+        """Note a prompt sent to a worker; returns what it was expected to hold before."""
         if not points:
             return Expected(0, 0, 0)
         hit, known, touched = self._touch(points, worker)
@@ -135,7 +137,7 @@ class PrefixIndex:
         expected: Expected,
         tokens_per_byte: float = 1.0,
     ) -> None:
-        """A prompt was sent and failed before its first token: take back what `insert` added."""
+        """Undo an `insert` after the prompt failed before its first token."""
         bit = 1 << worker
         for length, digest in reversed(points):
             if length * tokens_per_byte <= expected.known_tokens + 1:
@@ -145,25 +147,25 @@ class PrefixIndex:
                 self._entries[digest] = value ^ bit
 
     def forget(self, worker: int) -> None:
-        """A worker begins with an empty cache. At once, whatever the number of entries."""
+        """Note that a worker's cache is empty; takes constant time for any number of entries."""
         self._keeping.forget(worker, self._clock)
         self._clock = float(int(self._clock) + 1)
 
     def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
-        """Learn from `cached_tokens` as the engine reported them for a prompt.
+        """Learn from the `cached_tokens` that the engine reported for a prompt.
 
-        Not to be called where it reported none. The prompt's own points stay: whatever was
-        missing, the worker has computed it now.
+        Do not call this if it reported none. The prompt's own points stay, because the worker has
+        now computed the missing part.
         """
         self._keeping.learn(worker, expected, cached_tokens, self._clock)
 
     def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
-        """Stamp all points; lengths that the worker holds and was sent, and when that was."""
+        """Stamp all points; returns (length held, length once sent, stamp of the latter)."""
         entries, workers, full, keeping = self._entries, self.workers, self._full, self._keeping
         get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
         bit, stamp = 1 << worker, int(self._clock)
         since, floor = keeping.since[worker], keeping.newest_floor
-        fresh = stamp << workers | bit  # one object for all that are new
+        fresh = stamp << workers | bit  # one int object for all new entries
         hit = known = touched = 0
         for length, digest in points:
             value = get(digest)
@@ -185,7 +187,7 @@ class PrefixIndex:
         return hit, known, touched
 
     def _evict(self, most: int) -> None:
-        """Drop up to so many digests of the oldest chunk, but those touched later."""
+        """Remove up to `most` digests of the oldest chunk, except those stamped again later."""
         after, chunk = self._chunks[0]
         entries, workers = self._entries, self.workers
         for _ in range(min(most, len(chunk))):

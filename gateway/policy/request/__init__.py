@@ -1,1 +1,1 @@
-"""What a request asks for: its body, head and form, read, counted and edited."""
+"""Read, count and edit a request: headers, JSON body, multipart form."""

@@ -1,11 +1,11 @@
-"""Reading a request body: one pass for its members, one for what is counted.
+"""Read a request body: one pass finds its members, one counts its text and media.
 
-`read_body` refuses what cannot be served and gives the facts that later stages decide on.
-The bytes are never changed here. Rules:
+`read_body` refuses bodies that cannot be served and returns the facts that later stages decide on.
+It never changes the bytes. Rules:
 - A body is one JSON object in UTF-8: no byte order mark, nothing after it, no unpaired
   surrogates, no repeated top-level names, no nesting deeper than the interpreter's
   recursion limit (about 1,000; msgspec counts it in C, so a hostile body costs microseconds).
-- Only BadRequest is raised, naming the field.
+- The only error raised is BadRequest, which names the field.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def read_body(
 ) -> BodyFacts:
     """Facts of a body sent to `endpoint`; raises BadRequest.
 
-    `media_tokens` is the cost of a media part whose dimensions are not known. `content_types` are
-    the request's headers of that name: a form is read by them.
+    `media_tokens` is the cost of a media part of unknown dimensions. `content_types` are the
+    values of the request's content-type headers; only forms need them.
     """
     if endpoint.multipart:
         return read_form(raw, content_types)
@@ -119,7 +119,7 @@ def _generating_facts(
 
 
 def _limits(body: schema.Generating) -> tuple[tuple[str, int | None], ...]:
-    """The limits that the endpoint's engines read, and no other: the largest counts."""
+    """The output limits that the endpoint's engines read; the caller applies the largest."""
     if isinstance(body, schema.ChatBody):
         return (
             ("max_completion_tokens", body.max_completion_tokens),

@@ -1,12 +1,12 @@
-"""The estimator's categories, from one cheap look at a sample of the text.
+"""Classify a text into one of the estimator's categories by a small sample of it.
 
 Rules:
-- At most SAMPLE_CHARS characters are looked at, in windows spread over the text by length.
-- Scripts are told apart by UTF-8 lead bytes; Latin with accents counts as Latin. A script
-  names the category from .6 of the letters' bytes, and makes it `mixed` from .2.
-- Within ASCII, kinds are told apart by the density of symbols, quotes and digits.
-- Text that is mostly digits, hexadecimal or base64 is `mixed`, so that it pollutes no
-  ratio of its neighbours; JSON of numbers is `json`.
+- The sample has at most SAMPLE_CHARS characters, in windows spread evenly over the text.
+- UTF-8 lead bytes tell scripts apart; accented Latin counts as Latin. A script with .6 of
+  the letters' bytes names the category; non-Latin scripts with .2 make it `mixed`.
+- Within ASCII, the density of symbols, quotes and digits tells kinds apart.
+- Text that is mostly digits, hexadecimal or base64 is `mixed`, which keeps it out of the
+  ratios of prose and code; JSON of numbers is `json`.
 Thresholds were set on samples in `tests/unit/gateway/policy/request/test_category.py`.
 """
 
@@ -19,7 +19,7 @@ from gateway.records.request import Category
 SAMPLE_CHARS: Final = 1024
 WINDOWS: Final = 4
 HEAD_CHARS: Final = 4096
-"""Where retrieval headers are looked for: the beginning of the longest text."""
+"""Retrieval headers are searched in this many first characters of the longest text."""
 
 _DOMINANT = 0.6
 _SUBSTANTIAL = 0.2
@@ -28,7 +28,7 @@ _DIGITS = b"0123456789"
 _BRACKETS = b"{}[]"
 _OPERATORS = b"()<>=;_*/+&|#$@\\^~`%"
 _MARKS = b'",:'
-# What is counted, a letter each, so that one pass tells all kinds apart; letters are left out.
+# Maps each kind of byte to one letter, so that one pass counts all kinds; letters are removed.
 _KINDS = bytes.maketrans(
     b" \n" + _DIGITS + _BRACKETS + _OPERATORS + _MARKS,
     b"ss"
@@ -54,14 +54,14 @@ _PASSAGE = re.compile(
 
 
 def category_from_header(value: str | None) -> Category | None:
-    """The category that a client's header names, or None when it names none of ours."""
+    """The category that a client's header names; None if it is not a known category."""
     return _CATEGORIES.get(value.strip().lower()) if value else None
 
 
 def sample(text: str) -> str:
     """At most SAMPLE_CHARS characters of `text`, in windows spread evenly.
 
-    Half as many when they are not ASCII: each is two to four bytes to look at.
+    Non-ASCII text gives half as many, because each character takes two to four bytes.
     """
     wanted = SAMPLE_CHARS if text.isascii() else SAMPLE_CHARS // 2
     total = len(text)
@@ -70,7 +70,7 @@ def sample(text: str) -> str:
     window = wanted // WINDOWS
     step = total / WINDOWS
     first = (step - window) / 2
-    # WINDOWS of them, written out.
+    # The loop over WINDOWS, unrolled.
     a, b, c, d = int(first), int(first + step), int(first + 2 * step), int(first + 3 * step)
     return "\n".join(
         (text[a : a + window], text[b : b + window], text[c : c + window], text[d : d + window])
@@ -86,7 +86,7 @@ def classify(text: str) -> Category:
     cjk = len(leads) - len(leads.translate(None, _CJK))
     other = len(leads) - len(leads.translate(None, _OTHER))
     letters = len(data.translate(None, _LETTERS))
-    # Bytes, not characters: they are what the ratio divides.
+    # Shares are of bytes, not characters, because the ratio is bytes per token.
     latin = len(data) - letters + 2 * (len(leads) - cjk - other)
     other_bytes = other * (3 if leads.count(b"\xe0") * 2 > other else 2)
     total = latin + 3 * cjk + other_bytes or 1

@@ -1,12 +1,12 @@
-r"""What an engine tokenizes of a body: gathered as texts, token ids and media parts.
+r"""Collect the parts of a body that an engine tokenizes: texts and media parts.
 
 Rules:
-- Text the engine sees counts: message contents, names, reasoning, calls' names and arguments,
-  whichever role has them, tool definitions as compact JSON, prompts. Never white space of the
-  body or data URLs. What is not known counts, too (`gateway.policy.request.fields`).
-- Roles and ids are text only where they are no longer what such names are.
-- Bytes are UTF-8 lengths of decoded text, so `\u` escapes count what they spell.
-- An unknown content part is refused: it could carry any number of tokens.
+- Text that the engine sees counts, in any role: message contents, names, reasoning, names and
+  arguments of calls, tool definitions as compact JSON, prompts. The body's white space and
+  data URLs never count. Unknown members count, too (`gateway.policy.request.fields`).
+- Unknown roles count as text, and so do ids longer than _ID_CHARS.
+- Bytes are UTF-8 lengths of decoded text; a `\u` escape counts as the character it spells.
+- Unknown content parts are refused, because they could carry any number of tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ from gateway.policy.request.schema import (
 )
 
 MEDIA_TOKENS = 768
-"""Configured cost of a media part whose size is not to be had cheaply."""
+"""Default cost, in tokens, of a media part whose size cannot be read cheaply."""
 
 _TEXT = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 _IMAGE = frozenset({"image_url", "input_image", "image"})
@@ -45,13 +45,13 @@ _MEDIA = frozenset(
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 _ROLES = frozenset({"user", "system", "developer", "tool", "assistant", "function"})
 _ID_CHARS = 64
-"""Of an id that counts as no text."""
+"""A longer id counts as text."""
 _REFERRED = frozenset({"base64", "url", "file"})
 _decode_source = msgspec.json.Decoder(Source).decode
 _OPAQUE = frozenset({"redacted_thinking", "tool_reference"})
-"""What they hold counts as what nobody knows."""
+"""Kinds of parts whose members all count as unknown ones."""
 _MEMBERS = Part.__struct_fields__
-# Members of a part that its kind deals with; the others count.
+# Members that the counting of a kind of part handles; `_add_rest` counts the others.
 _OF_TEXT = frozenset({"text"})
 _OF_IMAGE = frozenset(
     {
@@ -69,7 +69,7 @@ _OF_OPAQUE: frozenset[str] = frozenset()
 
 
 class Tally:
-    """Texts and media of one body, in the order met."""
+    """Texts and media of one body, in the order of the counting."""
 
     __slots__ = ("_media_cost", "media_parts", "media_tokens", "messages", "texts", "tools")
 
@@ -82,7 +82,7 @@ class Tally:
         self._media_cost = media_cost
 
     def whole(self) -> tuple[str, int]:
-        """All texts, a line each, and their bytes together without the line ends."""
+        """All texts joined by line breaks, and their total bytes without those breaks."""
         texts = self.texts
         if len(texts) == 1:
             return texts[0], utf8_length(texts[0])
@@ -104,7 +104,7 @@ class Tally:
             self._add_extras(message, index)
 
     def add_items(self, items: str | Sequence[Item], param: str) -> None:
-        """Input of the responses endpoint: one text, or items, each a message."""
+        """Input of the responses endpoint: one text, or items that each count as a message."""
         if type(items) is str:
             self.messages += 1
             self.texts.append(items)
@@ -117,13 +117,13 @@ class Tally:
                 self._add_item(item, f"{param}[{index}]")
 
     def add_system(self, system: Content) -> None:
-        """Anthropic's system prompt: a message of the chat template when present."""
+        """Anthropic's system prompt, which counts as a message unless empty."""
         if system:
             self.messages += 1
             self._add_content(system, "system")
 
     def add_tools(self, tools: Raw, param: str) -> None:
-        """Tool definitions, which templates render as JSON."""
+        """Tool definitions, which chat templates render as JSON."""
         first = bytes(memoryview(tools)[:1])
         if first in (b"", b"n"):
             return
@@ -135,7 +135,7 @@ class Tally:
             self.texts.append(text)
 
     def add_document(self, document: str | Document, param: str) -> int:
-        """A query or document of rerank and score; its bytes."""
+        """Add a query or document of rerank or score; returns its bytes."""
         if type(document) is str:
             self.texts.append(document)
             return utf8_length(document)
@@ -150,7 +150,7 @@ class Tally:
         return sum(map(utf8_length, self.texts[before:]))
 
     def add_side(self, side: Side, param: str) -> list[int]:
-        """One side of score: the bytes of each of its texts."""
+        """Add one side of score; returns the bytes of each of its texts."""
         if isinstance(side, list):
             if not side:
                 raise missing(param)
@@ -186,7 +186,7 @@ class Tally:
             self.texts.append(arguments)
 
     def _add_extras(self, message: Message, index: int) -> None:
-        """What a message may have besides role and content; a template may render all of it."""
+        """Add a message's members besides its content; a chat template may render any of them."""
         texts = self.texts
         if message.role not in _ROLES:
             texts.append(message.role)
@@ -243,7 +243,7 @@ class Tally:
                 self._add_rest(part, used, f"{where}[{index}]")
 
     def _add_other(self, kind: str, part: Part, where: str) -> frozenset[str]:
-        """Count a part that is no text; the members that this dealt with."""
+        """Count a part of another kind than text; returns the members that are done with."""
         if kind in _IMAGE:
             source = part.source if part.image_url is ABSENT else part.image_url
             self._add_media(image_tokens(source, self._media_cost))
@@ -251,7 +251,7 @@ class Tally:
         if kind in _MEDIA:
             self._add_media(self._media_cost)
             self.texts.extend(text for text in (part.title, part.context) if text)
-            # A document may be given as the text that it is.
+            # An inline text document is prompt text.
             if part.source is not ABSENT and not _is_referred(part.source):
                 self.texts.append(compact(part.source, f"{where}.source"))
             return _OF_MEDIA
@@ -276,7 +276,7 @@ class Tally:
         return _OF_OPAQUE
 
     def _add_rest(self, part: Part, used: frozenset[str], where: str) -> None:
-        """What a part has besides: text once it is longer than an id or a setting."""
+        """Add a part's members outside `used` that are too long to be an id or a setting."""
         for name, value in zip(_MEMBERS, astuple(part), strict=True):
             if value is None or value is ABSENT or name in used:
                 continue
@@ -294,7 +294,7 @@ class Tally:
 
 
 def _is_referred(source: Raw) -> bool:
-    """Whether a document's source is no text: encoded bytes, or where they are."""
+    """Whether a document's source is encoded bytes or a reference rather than inline text."""
     try:
         return _decode_source(source).type in _REFERRED
     except msgspec.ValidationError:

@@ -1,11 +1,10 @@
-"""What the gateway knows of a body's members by their names.
+"""Classify the members of a body by name: steering, known, or counted by their bytes.
 
-- Members that steer an engine (its scheduling, cache, rank, session, request id or code to run)
-  are no client's to set: they are removed.
-- An engine's chat template may render any other member of a body or of a message. Members that
-  `gateway.policy.request.counting` counts are known, and so are those that no engine makes prompt
-  of: parameters of sampling, of the answer's shape, and what goes by a request's side. Every other
-  member counts by its bytes.
+- Clients may not set members that steer an engine (its scheduling, cache, rank, session, request
+  id or code to run): the gateway removes them.
+- An engine's chat template may render any other member of a body or of a message. Known members
+  are those that `gateway.policy.request.counting` counts and those that never enter a prompt:
+  sampling parameters, the answer's format, metadata. Every other member counts by its bytes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -36,7 +35,7 @@ _STEERING_PREFIXES: Final = ("bootstrap_", "x-gateway-")
 
 
 def steering(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of a body's top-level names that steer an engine, in order."""
+    """The top-level names that steer an engine, in the body's order."""
     joined = "\n" + "\n".join(names)
     if (
         STEERING_FIELDS.isdisjoint(names)
@@ -69,10 +68,10 @@ NOT_TEXT: Final = STEERING_FIELDS | {
     *("dimensions", "input_type", "normalize", "activation", "use_activation", "top_n"),
     *("return_documents", "max_tokens_per_doc", "voice", "speed", "language"),
 }
-"""Top-level members that no engine makes prompt of."""
+"""Top-level members that no engine puts into a prompt."""
 
 Known = Mapping[str, "Known | None"]
-"""Members of an object that are known, and what is known of the members of theirs."""
+"""Known members of an object -> known members of their own objects, if those are checked."""
 
 
 def _fields(of: type[msgspec.Struct], **inner: Known) -> Known:
@@ -80,7 +79,7 @@ def _fields(of: type[msgspec.Struct], **inner: Known) -> Known:
 
 
 _FUNCTION: Final = _fields(schema.Function)
-# As deep as there are parts in parts: a text of a search result of a tool's result.
+# Parts nest three deep at most: a text in a search result in a tool's result.
 _PART: Final = _fields(schema.Part, content=_fields(schema.Part, content=_fields(schema.Part)))
 _MESSAGE: Final = _fields(
     schema.Message,
@@ -91,7 +90,7 @@ _MESSAGE: Final = _fields(
 _ITEM: Final = _fields(schema.Item, content=_PART, output=_PART, summary=_PART)
 _DOCUMENT: Final = _fields(schema.Document, content=_PART)
 _IN_LISTS: Final = frozenset({"content", "output", "summary"})
-"""Members that hold parts in a list only: an object there counts whole."""
+"""Members that hold parts only as a list; a bare object there counts as a whole."""
 _OF_SCORE: Final = ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2")
 _WITHIN: Final[Mapping[str, Mapping[str, Known]]] = {
     "responses": {"input": _ITEM, "instructions": _ITEM},
@@ -103,21 +102,21 @@ _WITHIN: Final[Mapping[str, Mapping[str, Known]]] = {
 }
 _NOTHING: Final = frozenset({b"null", b"true", b"false", b"[]", b"{}", b'""'})
 _NAME_CHARS: Final = 64
-"""Of a member's name that counts as no text."""
+"""A longer name of a member counts as text."""
 _elements = msgspec.json.Decoder(list[Raw]).decode
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def unknown_bytes(members: Mapping[str, Raw], known: Collection[str]) -> int:
-    """Bytes of a body's top-level members that are neither `known` nor without text."""
+    """Bytes of text in a body's top-level members that are not `known`."""
     names = members.keys() - known
     return sum(_bytes_of(name, members[name], name) for name in names) if names else 0
 
 
 def known_only(endpoint_name: str, members: Mapping[str, Raw]) -> tuple[bytes, int]:
-    """A body whose objects have known members only, at every level; bytes of the others.
+    """Strip a body's unknown members at every level; returns the body and the bytes stripped.
 
-    `members` are the body's. What is not of the shape that is expected stays.
+    `members` are the body's top-level members. A value of an unexpected shape stays as it is.
     """
     kept = dict(members)
     total = 0
@@ -129,7 +128,7 @@ def known_only(endpoint_name: str, members: Mapping[str, Raw]) -> tuple[bytes, i
 
 
 def _split(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
-    """The same of an object, or of the objects in a list."""
+    """Strip unknown members from an object, or from each object in a list; count their bytes."""
     first = bytes(memoryview(raw)[:1])
     if first == b"{":
         return _split_object(raw, known, where)
@@ -164,7 +163,7 @@ def _split_object(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
 
 def _bytes_of(name: str, value: Raw, where: str) -> int:
     size = utf8_length(name) if len(name) > _NAME_CHARS else 0
-    # Short ones first: most are flags.
+    # The length check comes first because it is cheap, and most members are flags.
     if len(value) < 6 and bytes(value) in _NOTHING:
         return size
     return size + utf8_length(compact(value, where))

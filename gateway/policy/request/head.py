@@ -1,7 +1,7 @@
-"""What the gateway reads of a request's headers, in one pass.
+"""Read a request's headers in one pass.
 
-Names come in lower case. Only the headers listed as forwarded travel to an engine: client
-keys, cookies, and whatever would steer an engine do not.
+Names arrive in lower case. API keys are hashed on arrival. Engines get only the headers in
+FORWARDED: no client keys, no cookies, nothing that could steer them.
 """
 
 import hashlib
@@ -88,12 +88,12 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
 
 
 def digest_of(key: bytes) -> bytes:
-    """SHA-256 of an API key (32 bytes): all that is kept of it, and what is compared."""
+    """SHA-256 of an API key (32 bytes). The gateway keeps and compares only this digest."""
     return hashlib.sha256(key).digest()
 
 
 def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:
-    """The body's length as its head announces it; 0 where it does not."""
+    """The body's length in bytes by its content-length header; 0 without a valid one."""
     for name, value in headers:
         if name == b"content-length":
             return int(value) if value.isdigit() else 0
@@ -101,7 +101,7 @@ def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:
 
 
 def _seconds(value: bytes) -> float | None:
-    """A time-out as the official clients state it; None where they wait for ever."""
+    """A time-out as the official clients state it, in seconds; None without a usable one."""
     try:
         seconds = float(value[:16])
     except ValueError:
@@ -110,7 +110,7 @@ def _seconds(value: bytes) -> float | None:
 
 
 def _printable(value: bytes) -> str | None:
-    """A client's request id when it is short, printable ASCII without spaces."""
+    """A client's request id if it is short, printable ASCII without spaces; else None."""
     if not 0 < len(value) <= MAX_REQUEST_ID:
         return None
     text = value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""How each endpoint's body becomes a Measure: single prompts, batches, pairs, token ids."""
+"""Turn each endpoint's body into a Measure: single prompts, batches, pairs, token ids."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from gateway.policy.request.refusals import invalid, missing
 from gateway.records.request import Measure
 
 MAX_BATCH = 2048
-"""Prompts, documents or pairs in one request."""
+"""Most prompts, documents or pairs in one request."""
 
 
 def _single(tally: Tally) -> Measure:
@@ -170,7 +170,7 @@ def _batch(total: int, longest: int, prompts: int, tally: Tally) -> Measure:
     )
 
 
-# The body's type ties the two together; Any because a table cannot say so.
+# A decoder returns the body type that its counter takes. The table cannot say so, hence Any.
 _Decode = Callable[[bytes], Any]
 _Count = Callable[[Any, Tally], Measure]
 

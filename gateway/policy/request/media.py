@@ -1,9 +1,9 @@
 """Tokens of an inline image from its header's dimensions, without decoding the image.
 
-An image costs width x height / 750 tokens, within [64, 4096]: Anthropic's published rule
-of thumb, a fair first guess for other models too; what each model really charges is
-learned from usage. Only the first bytes of a data URL are looked at, so a 3 MB image costs
-as little as a small one; unknown formats and remote URLs cost the configured figure.
+An image costs width x height / 750 tokens, within [64, 4096]. This is Anthropic's published
+rule of thumb and a fair first guess for other models; the estimator learns each model's real
+cost from usage. Only the first bytes of a data URL are decoded, so a 3 MB image takes no longer
+than a small one. Unknown formats and remote URLs cost the configured default.
 """
 
 import binascii
@@ -51,7 +51,7 @@ def _base64_start(prefix: bytes) -> int:
 
 
 def dimensions(head: bytes) -> tuple[int, int] | None:
-    """(width, height) in pixels of a PNG, GIF, WebP or JPEG; None when not to be found."""
+    """(width, height) in pixels of a PNG, GIF, WebP or JPEG; None if `head` does not show them."""
     if head.startswith(b"\x89PNG\r\n\x1a\n") and len(head) >= 24:
         return int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
     if head[:6] in (b"GIF87a", b"GIF89a") and len(head) >= 10:

@@ -1,16 +1,16 @@
-r"""The top-level members of a JSON object: found by one C pass over the body, edited in place.
+r"""Find the top-level members of a JSON object in one C pass, and edit them by splicing.
 
 Finding:
-- msgspec walks the object as a mapping of `Key` to `Raw`. Keys compare by identity, so a
-  repeated key is seen twice instead of silently replacing the first; they are decoded, so
+- msgspec decodes the object as a mapping of `Key` to `Raw`. Keys compare by identity, so a
+  repeated key appears twice instead of silently replacing the first. Keys are decoded:
   `"mod\u0065l"` is `model`.
-- No more than MAX_MEMBERS names are decoded: each costs a call.
-- Raw values carry their exact length. With the keys in order that is enough to find every
-  member's place in the original bytes, whatever the white space, without a scanner of ours.
+- At most MAX_MEMBERS names are decoded, because each costs a Python call.
+- A Raw value has its exact length. The lengths and the order of the keys locate every member
+  in the original bytes, whatever the white space, without a JSON scanner in Python.
 
 Editing, as splices into the client's original bytes:
-- What is not edited stays byte for byte: white space, order, escapes, number spellings.
-- Only top-level members are touched; every occurrence of a repeated name is.
+- Unedited bytes stay as they are: white space, order, escapes, number spellings.
+- Only top-level members are edited, including every occurrence of a repeated name.
 - An edit that changes nothing returns the very same object.
 - Inserting needs no scan: new members go right after the opening brace.
 """
@@ -28,11 +28,11 @@ from gateway.policy.request.refusals import undecodable
 
 MAX_MEMBERS: Final = 10_000
 _names_left = 0
-"""How many more the decoder may meet."""
+"""How many more names the decoder may decode in this call."""
 
 
 class Key:
-    """One member's decoded name, equal to nothing but itself."""
+    """One member's decoded name; compares by identity."""
 
     __slots__ = ("name",)
 
@@ -54,7 +54,7 @@ class Member(NamedTuple):
 
 
 Members = Mapping[str, msgspec.Raw]
-"""Name -> value as sent, a view into the body."""
+"""Name -> value as sent, as a view into the body."""
 
 # The class itself is the hook: calling it is a C-level constructor call.
 _decode = msgspec.json.Decoder(dict[Key, msgspec.Raw], dec_hook=Key).decode
@@ -75,12 +75,12 @@ def pairs(raw: bytes) -> dict[Key, msgspec.Raw]:
 
 
 def by_name(raw: bytes) -> Members:
-    """The members of a body that `read_body` has passed, or of one made from it."""
+    """The members of a body that `read_body` has accepted, or of an edited copy of one."""
     return {key.name: value for key, value in pairs(raw).items()}
 
 
 def locate(raw: bytes) -> list[Member]:
-    """All top-level members with their places; raises as `pairs` does."""
+    """All top-level members with their offsets; raises as `pairs` does."""
     found: list[Member] = []
     match_key = _KEY.match
     at = body_start(raw)
@@ -110,7 +110,7 @@ def _too_many() -> BadRequest:
 
 
 Pieces = list[bytes | memoryview]
-"""Of a body, in order."""
+"""Consecutive pieces of a body."""
 
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _USAGE = {"include_usage": b"true"}
@@ -137,12 +137,12 @@ def edits(
     remove: Collection[str] = (),
     places: Sequence[tuple[str, int, int, int]] = (),
 ) -> Pieces | None:
-    """What the edited body is joined of; None where nothing changes.
+    """The pieces of the edited body; None if nothing changes.
 
-    `replace` sets a member's value and adds the member when it is absent. `insert` adds
-    one that the caller knows to be absent (or removes in the same call). `raw` must have
-    passed `read_body`: anything but a JSON object raises ValueError. `places` are its members',
-    if they are known.
+    `replace` sets a member's value and adds the member if it is absent. `insert` adds a member
+    that the caller knows to be absent (or removes in the same call). `read_body` must have
+    accepted `raw`: anything but a JSON object raises ValueError. `places` are its members as
+    `locate` returns them, if the caller has them.
     """
     if not (replace or remove):
         if not insert:
@@ -160,7 +160,7 @@ def edits(
 
 
 def with_usage(options: msgspec.Raw | None) -> bytes:
-    """A stream_options member with include_usage true, its other members kept; None: absent."""
+    """`options` with include_usage true and all else kept; None: there is no stream_options."""
     given = b"null" if options is None else bytes(options)
     return splice(b"{}" if given == b"null" else given, replace=_USAGE)
 
@@ -172,10 +172,7 @@ def _pieces(
     *,
     empty: bool,
 ) -> Pieces:
-    """What the edited body is joined of; `empty`: without `added` it has no members.
-
-    Views: a body may be large, and is not to be copied.
-    """
+    """The edited body as views, without a copy; `empty`: without `added` it has no members."""
     view = memoryview(raw)
     pieces: Pieces = []
     at = 0
@@ -193,7 +190,7 @@ def _pieces(
 def _cuts(
     members: list[Member], replace: Mapping[str, bytes], remove: frozenset[str]
 ) -> list[tuple[int, int, bytes]]:
-    """(start, end, new bytes) in order. Removed neighbours go in one cut, and a comma each."""
+    """(start, end, new bytes) in order. One cut removes neighbours together with their commas."""
     cuts: list[tuple[int, int, bytes]] = []
     kept_end = removed_from = -1
     for member in members:
@@ -208,7 +205,7 @@ def _cuts(
             cuts.append((member.value_start, member.value_end, replace[member.name]))
         kept_end = member.value_end
     if removed_from >= 0:
-        # The comma before them goes, there is none behind.
+        # The removed members are the last ones: the comma before them goes, too.
         start = removed_from if kept_end < 0 else kept_end
         cuts.append((start, members[-1].value_end, b""))
     return cuts

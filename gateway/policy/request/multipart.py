@@ -1,9 +1,9 @@
-"""Form bodies (audio uploads): read once, and written anew for the engine.
+"""Form bodies (audio uploads): the gateway reads them and writes a new form for the engine.
 
-What engines would read differently from the gateway must not reach them, so they never see the
-client's own spelling: every part is sent under a boundary and headers of the gateway's making, with
-the name that was read, and the part `model` with the model that was decided on. Contents travel
-byte for byte; what is not `name`, `filename` or a part's content type does not travel.
+An engine's parser could read a client's form differently from the gateway's. So the gateway sends
+its own boundary and part headers, with the names that it read; the part `model` holds the
+engine's name of the model. Contents stay byte for byte. A part keeps its `name`, `filename` and
+(files only) content type; its other headers and options are dropped.
 """
 
 import re
@@ -29,7 +29,7 @@ _PLAIN_ENCODINGS: Final = frozenset({b"7bit", b"8bit", b"binary"})
 
 
 class _Parts:
-    """Callbacks of the parser: where the parts lie in a body that is given in one piece."""
+    """Callbacks of the parser, which note each part's offsets. The body is fed in one piece."""
 
     def __init__(self) -> None:
         self.parts: list[FormPart] = []
@@ -87,10 +87,10 @@ class _Parts:
 
 
 def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
-    """Facts of a form, by its request's content-type headers. Raises BadRequest.
+    """Facts of a form, by its request's content-type headers.
 
-    It is refused unless it is well formed and has exactly one usable field `model`. The text of
-    its fields counts as prompt; fields that steer an engine are not among its parts.
+    Raises BadRequest unless the form is well formed and has exactly one usable field `model`.
+    The text of its other fields counts as prompt; fields that steer an engine are left out.
     """
     found = _parse(body, _boundary(content_types))
     models = [part for part in found if part.name == "model"]
@@ -131,9 +131,9 @@ def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
 def written(
     body: bytes, parts: Sequence[FormPart], model: str, boundary: bytes
 ) -> list[bytes | memoryview]:
-    """What the form is joined of for an engine that knows the model as `model`.
+    """The pieces of the form for an engine that knows the model as `model`.
 
-    `boundary` must be in none of the contents: make it at random.
+    `boundary` must occur in none of the contents: make it at random.
     """
     pieces: list[bytes | memoryview] = []
     view = memoryview(body)
@@ -142,7 +142,7 @@ def written(
         if part.filename is not None:
             head += f'; filename="{part.filename}"'
         pieces.append(b"--%b\r\n%b\r\n" % (boundary, head.encode()))
-        # The type of a field could name another charset to read its text by.
+        # A field's content type could name a charset other than UTF-8 for its text.
         if part.content_type is not None and part.filename is not None:
             pieces.append(b"content-type: %b\r\n" % part.content_type)
         pieces.append(b"\r\n")
@@ -177,7 +177,7 @@ def _parse(body: bytes, boundary: bytes) -> list[FormPart]:
                 "on_end": parts.end,
             },
         )
-        # It warns of every malformed form: a client could fill the log.
+        # The parser logs a warning for every malformed form, so a client could fill the log.
         parser.logger.disabled = True
         parser.write(body)
     except FormParserError as error:

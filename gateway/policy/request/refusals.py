@@ -1,4 +1,4 @@
-"""Foreign decoding errors and bad values as OpenAI-shaped 400s that name the field."""
+"""Turn decoding errors and bad values into OpenAI-shaped 400s that name the field."""
 
 import re
 
@@ -31,7 +31,7 @@ def missing(param: str) -> BadRequest:
 
 
 def invalid(param: str, why: str) -> BadRequest:
-    """400: a field has the right type and a value that cannot be served."""
+    """400: a field has the right type but a value that cannot be served."""
     return BadRequest(
         f"Invalid value for '{param}': {why}",
         reason="invalid_value",
@@ -41,7 +41,7 @@ def invalid(param: str, why: str) -> BadRequest:
 
 
 def undecodable(error: Exception, within: str = "") -> BadRequest:
-    """400: the body is not what JSON, UTF-8 or the endpoint's schema say.
+    """400: the body violates JSON, UTF-8 or the endpoint's schema.
 
     `within` is the path of the value that was being decoded; "" for the whole body.
     """

@@ -1,11 +1,11 @@
-"""What the gateway reads of each endpoint's body, as lenient typed structs.
+"""The members that the gateway reads of each endpoint's body, as lenient typed structs.
 
 Rules:
-- Only fields that are counted, routed on or refused are named, and those that are known to be no
-  text. What messages, items, calls, parts and documents hold besides is an error to msgspec and
-  counted by `gateway.policy.request.fields`; what bodies hold besides is skipped in C.
-- Wrong types of named fields are errors, and msgspec says at which path.
-- `Raw` where a value is measured or relayed without being looked into (tools, images).
+- A struct names only fields that are counted, routed on or refused, and fields known to hold no
+  text. For any other field in a message, item, call, part or document, msgspec raises an error,
+  and `gateway.policy.request.fields` counts it. msgspec skips other fields of a body in C.
+- A named field of a wrong type is an error; msgspec names its path.
+- `Raw` marks values that are measured or relayed without being decoded (tools, images).
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ Prompt = str | list[str | TokenId | list[TokenId]]
 
 
 class Part(Struct, gc=False, forbid_unknown_fields=True):
-    """A content part of any dialect; `type` says which other fields mean something."""
+    """A content part of any dialect; `type` says which other fields matter."""
 
     type: str | None = None
     text: str | None = None
@@ -62,13 +62,13 @@ Content = str | list[str | Part] | None
 
 
 class Source(Struct, gc=False):
-    """Where an Anthropic document or image is: encoded, elsewhere, or as text right there."""
+    """Source of an Anthropic document or image: base64, a reference, or inline text."""
 
     type: str | None = None
 
 
 class Function(Struct, gc=False, forbid_unknown_fields=True):
-    """Name and arguments of a call; arguments are a JSON text, tolerated as an object."""
+    """Name and arguments of a call; arguments are JSON in a string (an object is accepted)."""
 
     name: str | None = None
     arguments: str | dict[str, Raw] | None = None
@@ -128,7 +128,7 @@ Side = str | list[str | Document] | Document | None
 
 
 class StreamOptions(Struct, gc=False):
-    """Of which only the wish for usage matters here."""
+    """The gateway reads only whether the client asks for usage."""
 
     include_usage: bool | None = None
 

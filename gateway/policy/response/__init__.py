@@ -1,1 +1,1 @@
-"""What an engine answers: usage, proper ends, errors and refusals."""
+"""Read an engine's answer: usage, how it ended, errors and refusals."""

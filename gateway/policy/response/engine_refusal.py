@@ -1,4 +1,4 @@
-"""How a client is told that the last attempt at an engine failed."""
+"""The error that a client gets after the last attempt at an engine failed."""
 
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
 from gateway.policy.pools.retry import Fault
@@ -6,7 +6,7 @@ from gateway.policy.response.overflow import engine_message
 
 
 def engine_refusal(fault: Fault) -> Refusal:
-    """What the client is told when the last attempt failed."""
+    """The refusal to send for the last attempt's fault."""
     said = engine_message(fault.body)
     detail = f" It said: {said}" if said else ""
     match fault.kind:

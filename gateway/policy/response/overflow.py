@@ -1,9 +1,9 @@
-"""Reading an engine's refusals: context overflow (rescue it), busy (try elsewhere), its words.
+"""Read an engine's refusals: context overflow (rescue it), busy (try elsewhere), error message.
 
-Wordings of vLLM's versions and of SGLang, as listed in docs/concepts/pipeline.md. An overflow is a
-400 about the context length; busy is a 503 of a live engine whose queue is full.
+The wordings are those of vLLM's versions and of SGLang, as listed in docs/concepts/pipeline.md.
+An overflow is a 400 about the context length; busy is a 503 from a live engine with a full queue.
 
-Engines echo what clients send, so a wording counts only where it begins the engine's own
+Engines echo what clients send, so a wording counts only at the beginning of the engine's own
 message, and only if its numbers can be true of the request.
 """
 
@@ -50,25 +50,25 @@ _NO_PRIORITY: Final = re.compile(
 )
 _LOOK_BYTES: Final = 4096
 _MAX_ERROR_BYTES: Final = 64 * 1024
-"""A longer body is no engine's refusal: it is not looked into."""
+"""Engines' refusals are shorter; a longer body is not read as one."""
 _MAX_MESSAGE: Final = 500
 _ROOM_TOKENS: Final = 4096
-"""Of a prompt, beyond the request's own bytes: the chat template's."""
+"""Allowance for the chat template's tokens, which are not in the request's bytes."""
 _MOST_TOKENS_A_BYTE: Final = 2
 _UNKNOWN: Final = 1 << 40
 
 
 def most_prompt_tokens(facts: BodyFacts, body_bytes: int) -> int:
-    """More tokens than a request of this size can have in its prompt, whatever the tokenizer."""
+    """Upper bound of the prompt tokens of a request of `body_bytes`, for any tokenizer."""
     if facts.measure.media_parts or facts.previous_response_id is not None:
-        return _UNKNOWN  # what is not in the body may be long
+        return _UNKNOWN  # media and earlier turns are not in the body and may be long
     return body_bytes * _MOST_TOKENS_A_BYTE + _ROOM_TOKENS
 
 
 def overflow_window(status: int, body: bytes, most_prompt: int, cap_tokens: int | None) -> int:
     """The window of an engine that refused because prompt + output exceed it; 0 for no overflow.
 
-    `most_prompt` tokens may be in the prompt; `cap_tokens` is the client's limit of the output.
+    `most_prompt` is the upper bound of the prompt's tokens, `cap_tokens` the client's output limit.
     """
     if status not in (400, 413, 422) or len(body) > _MAX_ERROR_BYTES:
         return 0
@@ -76,7 +76,7 @@ def overflow_window(status: int, body: bytes, most_prompt: int, cap_tokens: int 
 
 
 def overflow_window_of_event(first_bytes: bytes, most_prompt: int, cap_tokens: int | None) -> int:
-    """The same of a 200 stream that begins with an in-band error."""
+    """`overflow_window` for a 200 stream that begins with an in-band error."""
     if len(first_bytes) > _MAX_ERROR_BYTES:
         return 0
     for line in first_bytes.splitlines():
@@ -98,7 +98,7 @@ def _window_in(message: str, most_prompt: int, cap_tokens: int | None) -> int:
 
 
 def in_band_status(event: bytes) -> int:
-    """The HTTP status that an in-band error event names in `code`; 500 when it names none."""
+    """The HTTP status in the `code` of an in-band error event; 500 if there is none."""
     for line in event.splitlines():
         if line.startswith(b"data:") and len(line) <= _MAX_ERROR_BYTES:
             with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
@@ -121,7 +121,7 @@ def refuses_priority(status: int, body: bytes) -> bool:
 
 
 def engine_message(body: bytes) -> str:
-    """The sentence in an engine's error body of any shape, bounded; "" when there is none."""
+    """The message in an engine's error body of any shape, cut to a limit; "" if there is none."""
     if len(body) > _MAX_ERROR_BYTES:
         return ""
     body = body.removeprefix(b"data:").strip()
@@ -138,7 +138,7 @@ def engine_message(body: bytes) -> str:
 
 
 def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
-    """Whether an engine's error body is in the shape clients of the dialect read."""
+    """Whether an engine's error body already has the shape that clients of the dialect expect."""
     if len(body) > _MAX_ERROR_BYTES:
         return False
     try:

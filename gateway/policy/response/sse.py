@@ -1,20 +1,20 @@
-"""Relaying server-sent events nearly without parsing them: usage, proper end, errors.
+"""Relay server-sent events with little parsing, and note usage, finish reasons and errors.
 
 Rules:
-- Only whole events are relayed; a partial one waits for its rest, which delays nothing, for
-  a client cannot use half an event. An event ends with an empty line; lines end with LF or
-  CRLF, also mixed (a line that ends with a lone CR is none).
-- Events pass as the bytes they came in. The one that is dropped is the usage chunk (empty
-  `choices`) that the gateway asked for and the client did not.
-- Only events that bear a mark (substrings: JSON text cannot contain an unescaped quote or line
-  break) are decoded, and what counts is where the mark stands: what a client sent and an engine
-  echoes never ends a stream.
-- What is found does not depend on how the bytes were cut into pieces; every byte is looked at a
+- Only whole events are relayed. Holding a partial one delays nothing, for a client cannot use
+  half an event. An event ends with an empty line; lines end with LF or CRLF, also mixed (a lone
+  CR ends no line).
+- Events pass unchanged. The only one dropped is the usage chunk (empty `choices`) that the
+  gateway asked for and the client did not.
+- Only events with a mark, a substring such as `"finish_reason":"`, are decoded (JSON strings
+  cannot contain it unescaped). Then only the field at its proper place counts, so text that a
+  client sent and an engine echoes never ends a stream.
+- The result does not depend on how the bytes were cut into pieces; every byte is scanned a
   bounded number of times.
 - The last event with a usage object is kept and decoded once, at the end.
-- A stream is complete when every choice has its finish mark, or one has and [DONE] came. One
-  that ends without is an error, not a stop; one that is complete but lacks [DONE] gets it.
-- Comments and other lines without data are relayed, and are nothing: no token, no end.
+- A stream is complete when every choice has its finish mark, or when one has and [DONE] came. A
+  stream that ends earlier is an error, not a stop; a complete one without [DONE] gets it.
+- Comments and other lines without data are relayed but count neither as token nor as end.
 """
 
 import re
@@ -32,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 """A longer event is the engine's fault: the relay breaks off instead of holding it."""
 
-# What is cheap to look for and stands in every event that ends a choice.
+# Substrings that are cheap to find; every event that ends a choice contains one of them.
 _FINISH_MARKS: Final[dict[str, tuple[bytes, ...]]] = {
     MESSAGES.name: (b'"stop_reason":"', b'"stop_reason": "'),
     RESPONSES.name: (b'"response.completed"', b'"response.incomplete"', b'"response.failed"'),
@@ -46,7 +46,7 @@ _EMPTY_CHOICES: Final = (b'"choices":[]', b'"choices": []')
 
 
 class StreamMeter:
-    """State of one relayed stream. Feed it what arrives, send what it returns."""
+    """State of one relayed stream: `feed` takes the engine's bytes, returns those to send."""
 
     __slots__ = (
         "_choices",
@@ -66,7 +66,7 @@ class StreamMeter:
     def __init__(self, endpoint: Endpoint, *, strip_usage: bool, choices: int = 1) -> None:
         """`strip_usage`: drop the usage chunk, because the client did not ask for it.
 
-        `choices`: how many the client asked for, of all prompts together.
+        `choices`: how many the client asked for, over all prompts.
         """
         self._endpoint = endpoint.name
         self._openai = endpoint.name not in _FINISH_MARKS
@@ -76,19 +76,19 @@ class StreamMeter:
         self._finished: set[object] = set()
         """Indices of choices that ended; `choices` of them at most."""
         self._held = bytearray()
-        """Of the event whose end has not come."""
+        """Bytes of the event whose end has not arrived."""
         self._usage_events: list[bytes] = []
         self.events = 0
-        """Events with data relayed: about the tokens emitted, when an engine sends one a token."""
+        """Relayed events with data: about one for each token that the engine emitted."""
         self.finish_reason: str | None = None
-        """Of the choice that ended last."""
+        """The finish reason of the choice that ended last."""
         self.done = False
         """The closing [DONE] was relayed."""
         self.failed_in_band = False
         """The engine sent an error event of its own."""
 
     def feed(self, data: bytes) -> bytes:
-        """Whole events ready to be sent, b"" when there are none yet."""
+        """Take the engine's bytes; returns the whole events to send, or b""."""
         if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):  # as nearly always
             whole = data
         else:
@@ -109,9 +109,9 @@ class StreamMeter:
         return whole
 
     def _completed(self, data: bytes) -> bytes:
-        """The events that end in `data`, with what was held of them; the rest is held.
+        """The events that end in `data`, with their held bytes; the rest of `data` is held.
 
-        What was held is not searched again, but for its last two bytes: an end may be cut.
+        Only the last two of the held bytes are searched again, because an end may be cut.
         """
         held = self._held
         edge = bytes(held[-2:])
@@ -129,14 +129,14 @@ class StreamMeter:
     def _note_finish(self, whole: bytes) -> None:
         events = _events(whole)
         for event in events:
-            # Of several at most one has a mark as a rule.
+            # Among several events usually only one has a mark: decode no other.
             if len(events) == 1 or any(mark in event for mark in self._finish_marks):
                 decoded = _data_of(event)
                 if isinstance(decoded, dict):
                     self._note_finish_of(decoded)
 
     def _note_finish_of(self, event: dict[str, Any]) -> None:
-        """Take the finish of an event from where the endpoint has it, and nowhere else."""
+        """Note an event's finish reason from the one field where the endpoint puts it."""
         if self._openai:
             choices = event.get("choices")
             for choice in choices if isinstance(choices, list) else ():
@@ -178,7 +178,7 @@ class StreamMeter:
 
     @property
     def overlong(self) -> bool:
-        """Whether an event without an end grew past what is held."""
+        """Whether the held event grew past MAX_EVENT_BYTES."""
         return len(self._held) > MAX_EVENT_BYTES
 
     @property
@@ -188,11 +188,11 @@ class StreamMeter:
         return ended >= self._choices or (self.done and ended > 0)
 
     def closing(self) -> bytes:
-        """What a cleanly ended stream still lacks: the [DONE] of the OpenAI dialects."""
+        """The [DONE] that a complete stream of an OpenAI dialect still lacks; else b""."""
         return DONE if self._openai and self.complete and not self.done else b""
 
     def usage(self) -> Usage | None:
-        """The engine's usage, decoded once; None when it sent none or nonsense."""
+        """The engine's usage, decoded once; None if it sent none or an invalid one."""
         prompt = completion = cached = None
         told = False
         for event in self._usage_events:
@@ -214,7 +214,7 @@ class StreamMeter:
 
 
 def _events(whole: bytes) -> Sequence[bytes]:
-    """Whole events one by one, each with its end."""
+    """Split bytes of whole events into events, each with its end."""
     ends = [end.end() for end in _EVENT_END.finditer(whole)]
     if len(ends) == 1 and ends[0] == len(whole):
         return (whole,)
@@ -225,7 +225,7 @@ def _events(whole: bytes) -> Sequence[bytes]:
 
 
 def _data_of(event: bytes) -> Any:
-    """What the data of an event is as JSON; None where it has none."""
+    """The decoded JSON data of an event; None if it has none."""
     end = event.find(b"\n")
     if event.startswith(b"data:") and len(event) - end <= 3:  # one line, as nearly always
         data = event[5:end]
@@ -278,7 +278,7 @@ def _count(holder: dict[str, Any], *names: str) -> int | None:
 
 
 def choices_of(facts: BodyFacts) -> int:
-    """How many choices a stream will have: `n`, of each prompt. Not `best_of`: one is sent."""
+    """How many choices a stream will have: `n` for each prompt; `best_of` adds none."""
     n = 1
     if facts.sequences_per_prompt > 1 and "n" in facts.members:
         raw = bytes(facts.members["n"])
