@@ -6,23 +6,23 @@ from gateway.records.record import Record
 
 
 class WorkerAddress(Record, frozen=True, kw_only=True):
-    """Where one engine listens, and how to speak to it."""
+    """Address of one engine, and the options for talking to it."""
 
     id: str
-    """Short and unique in its pool, shown in headers and metrics; never a secret."""
+    """Short and unique in the pool; shown in headers and metrics, so never a secret."""
     scheme: str
     host: str
     port: int
     path_prefix: str = ""
-    """The url's path, prepended to every request path (`/engine-1`); no trailing slash."""
+    """Path of the URL, prepended to every request path (`/engine-1`); no trailing slash."""
     api_key: str | None = None
     served_model: str | None = None
-    """The name this engine knows the model by; None to send the client's."""
+    """Model name sent to this engine; None sends the client's name."""
     ca_file: str | None = None
     rank: int | None = None
-    """Of several data-parallel ranks behind one address, this one; None for the engine itself."""
+    """Data-parallel rank behind the address, from 0; None for an engine that is one worker."""
     rank_by: Literal["header", "body"] = "header"
-    """How the engine is told: X-data-parallel-rank, or the body's data_parallel_rank."""
+    """Carrier of the rank: header X-data-parallel-rank, or the body's data_parallel_rank."""
 
     @property
     def url(self) -> str:
@@ -32,13 +32,13 @@ class WorkerAddress(Record, frozen=True, kw_only=True):
 
 
 class PhaseTimeouts(Record, frozen=True, kw_only=True):
-    """How long each phase of an exchange with an engine may take, in seconds."""
+    """Time limits in seconds for each phase of an exchange with an engine."""
 
     connect_s: float = 2.0
     first_byte_s: float = 600.0
-    """Request sent to response head: the engine's queue and prefill are in it."""
+    """From the sent request to the response head; includes the engine's queue and prefill."""
     idle_s: float = 120.0
-    """Between two pieces of a body."""
+    """Between two chunks of a body."""
 
 
 class Binding(Record, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Binding(Record, frozen=True, kw_only=True):
     worker: int
     score: float
     candidates: tuple[tuple[str, float], ...] = ()
-    """(worker id, score) of those compared; lower is better."""
+    """(worker id, score) of each worker compared; a lower score is better."""
 
 
 class Usage(Record, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Usage(Record, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int = 0
     cached_told: bool = False
-    """Whether the engine told `cached_tokens`; many tell it only where there are any."""
+    """Whether the engine reported `cached_tokens`; many engines omit it when it is 0."""
     source: Literal["engine", "counted"] = "engine"
 
 
@@ -74,14 +74,14 @@ class Outcome(Record, frozen=True, kw_only=True):
     """How the exchange with the engines ended."""
 
     label: str
-    """ok, error (the engine's 4xx), refused, evicted, disconnected, upstream_error or
+    """One of ok, error (the engine's 4xx), refused, evicted, disconnected, upstream_error and
     internal_error."""
     status: int
     usage: Usage | None = None
     finish_reason: str | None = None
     completed: bool = False
-    """False when the client left or the stream broke: output length is then censored."""
+    """False when the client left or the stream broke; the output length is then censored."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     response_id: str | None = None
-    """Of the responses endpoint, for `previous_response_id`."""
+    """Id from the responses endpoint, which a later `previous_response_id` may name."""

@@ -6,24 +6,24 @@ from gateway.records.attempt import Attempt
 from gateway.records.record import Record
 
 DECISION_SCHEMA = 2
-"""Version of the request log's records; raised when a field changes its meaning."""
+"""Version of the request log's records; raised when the meaning of a field changes."""
 
 
 class PoolEvent(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the request log that is no request: what changed a model's token pool."""
+    """A request log line that records a change of a model's token pool, not a request."""
 
     schema: int
     event: Literal["terms", "entitlement", "removed", "tick"]
     model: str
     unix_s: float
     pools: tuple[str, ...] = ()
-    """Names, with terms."""
+    """Pool names; only in events of kind terms."""
     detail: object = None
-    """The terms or the entitlement as an object, a name, or the tick's seconds."""
+    """By event: the terms or entitlement as an object, the removed name, or the tick in seconds."""
 
 
 class RequestSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What the client sent, as it was read."""
+    """Figures of the request body as the gateway read it."""
 
     body_bytes: int = 0
     text_bytes: int | None = None
@@ -33,13 +33,13 @@ class RequestSection(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EstimateSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What the request was expected to take."""
+    """Estimated token counts of the request."""
 
     category: str | None = None
     bytes_per_token: float | None = None
-    """The category's mean."""
+    """Mean of the category."""
     bytes_per_token_conservative: float | None = None
-    """What the estimate divided by."""
+    """Divisor that the estimate used."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     total_tokens: int | None = None
@@ -48,7 +48,7 @@ class EstimateSection(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PlanSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the boundary sent the request, before any work."""
+    """The pool that the boundary chose."""
 
     pool: str | None = None
     reason: str | None = None
@@ -56,65 +56,65 @@ class PlanSection(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AdmissionSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The request's one lease. Most fields are those of managed models only."""
+    """The request's lease. Most fields are set for managed models only."""
 
     lease_id: str | None = None
     service_class: str | None = None
     asked_pool: str | None = None
-    """The pool that admission was asked for; it may have spilled."""
+    """The pool requested from admission; admission may spill to another."""
     alternates: tuple[str, ...] = ()
     """Pools that admission could spill to."""
     spilled: bool = False
     admitted_unix_s: float | None = None
     settled_unix_s: float | None = None
     reserved_tokens: int | None = None
-    """What admission took from the entitlement's bucket."""
+    """Tokens that admission took from the entitlement's bucket."""
     reserved_kv_bytes: int | None = None
     priority: float | None = None
-    """w_e at admission."""
+    """Weight w_e at admission."""
     contended: bool = False
     would_deny: str | None = None
-    """Observe mode: the reason admission would have refused for."""
+    """Observe mode: the reason for which admission would have refused."""
     evicted: bool = False
     lease_changes: tuple[tuple[float, str, int], ...] = ()
-    """(Unix s, resize or transfer, tokens or pool index) between the two."""
+    """(Unix s, resize or transfer, tokens or pool index) between admission and settlement."""
     charge_tokens: int | None = None
-    """What the entitlement was charged, by the profile's weights; None for a full refund."""
+    """Tokens charged to the entitlement, weighted by the profile; None for a full refund."""
 
 
 class CompressionSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a prompt that compression could have made fit a smaller window."""
+    """Result of compressing the prompt to fit a smaller pool."""
 
     compressed: str = "none"
     not_compressed: str | None = None
-    """Why a prompt in the band went as it came."""
+    """Why a prompt in the compression window was sent unchanged."""
     kept_share: float | None = None
-    """Of a compressed prompt's text, in bytes."""
+    """Share of the text's bytes that compression kept."""
 
 
 class SchedulingSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the worker was chosen; most fields are there where a scheduler chose it."""
+    """How the worker was chosen; most fields are set only if a scheduler chose it."""
 
     score: float | None = None
     candidates: tuple[tuple[str, float], ...] = ()
     expected_hit_tokens: int | None = None
-    """Of the prompt, tokens that the worker's prefix cache was expected to hold."""
+    """Prompt tokens that the worker's prefix cache was expected to hold."""
     backlog_tokens: int | None = None
-    """Uncached prefill ahead of it on its worker when it was bound."""
+    """Uncached prefill tokens ahead of the request on its worker when it was bound."""
     worker_active: int | None = None
-    """Sequences on its worker when it was bound."""
+    """Sequences on the worker when the request was bound."""
     worker_kv_usage: float | None = None
-    """Of its worker's KV cache, as far as it was known."""
+    """Used share of the worker's KV cache; None if unknown."""
     predicted_prefill_s: float | None = None
     """Mean."""
     predicted_prefill_q_s: float | None = None
     """Calibrated upper quantile."""
     prefill_s: float | None = None
-    """From dispatch to a stream's first token."""
+    """From dispatch to the first token of a stream."""
 
 
 class UsageSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens that are metered."""
+    """Metered tokens."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -123,7 +123,7 @@ class UsageSection(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TimingSection(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How long each part took."""
+    """Durations of the request's phases."""
 
     queue_ms: float = 0.0
     overhead_ms: float | None = None
@@ -145,10 +145,10 @@ NO_TIMING = TimingSection()
 
 
 class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that explains one request: a line of the request log, a look-up's answer.
+    """Everything that explains one request; the request log and the admin look-up show it.
 
-    A section of a stage that the request did not reach has nothing but defaults, and is left out
-    of the line. Never holds prompt text, keys or header values (prompts only when configured).
+    The section of a stage that the request did not reach keeps its defaults and is left out of the
+    log line. Records hold no keys and no header values, and prompts only when configured.
     """
 
     schema: int

@@ -1,4 +1,4 @@
-"""Schema 1 of the request log, one flat object a request, read as schema 2."""
+"""Reads schema 1 of the request log (one flat object per request) as schema 2."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -24,7 +24,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens"),
     "timing": ("queue_ms", "overhead_ms", "compress_ms", "ttft_s", "tpot_s", "duration_s"),
 }
-"""Fields that kept their names, by the section they are in now."""
+"""Fields that kept their names, by their section in schema 2."""
 
 PATHS: Final[Mapping[str, tuple[str, str]]] = {
     "estimated_input_tokens": ("estimate", "input_tokens"),
@@ -36,11 +36,11 @@ PATHS: Final[Mapping[str, tuple[str, str]]] = {
     "usage_source": ("usage", "source"),
     **{name: (section, name) for section, names in _SECTIONS.items() for name in names},
 }
-"""Field of schema 1 -> its section and its name today; any other stays at the top."""
+"""Field of schema 1 -> section and name in schema 2; all other fields stay at the top level."""
 
 
 def as_schema_2(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A decoded line of either schema, in the form of schema 2. Pool events are alike in both."""
+    """A decoded line of either schema, in the form of schema 2. Pool events do not differ."""
     if line.get("schema") != 1 or "event" in line:
         return line
     found: dict[str, Any] = {}

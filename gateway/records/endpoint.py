@@ -6,7 +6,7 @@ from gateway.records.record import Record
 
 
 class Dialect(StrEnum):
-    """Whose error and stream shape an endpoint speaks."""
+    """The API whose error and stream format an endpoint uses."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -15,9 +15,9 @@ class Dialect(StrEnum):
 class Endpoint(Record, frozen=True, kw_only=True):
     """One data-plane route.
 
-    `generates` is false where no output tokens are counted, `computes` where not even the prompt
-    is read by the model: such a request is charged no tokens. `multipart` where the body is a
-    form with a file.
+    `generates` is false if no output tokens are counted. `computes` is false if the model does not
+    read the prompt either; the request is then charged no tokens. `multipart` is true if the body
+    is a form with a file.
     """
 
     name: str
@@ -60,4 +60,4 @@ ENDPOINTS: dict[str, Endpoint] = {
 ROUTES: dict[str, Endpoint] = {
     path: e for e in ENDPOINTS.values() for path in (e.path.removeprefix("/v1"), e.path)
 }
-"""Paths as clients may write them: some have a base URL without /v1."""
+"""Endpoints by every accepted path; some clients use a base URL without /v1."""

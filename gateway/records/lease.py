@@ -1,13 +1,13 @@
-"""What admission is asked for and gives."""
+"""Admission's input (Ask) and output (Lease, Limits)."""
 
 from gateway.records.record import Record
 
 
 class Ask(Record, frozen=True, kw_only=True):
-    """What admission is asked for, in one atomic call."""
+    """One request for a lease; the store decides it in one atomic call."""
 
     lease_id: str
-    """The gateway's own, never a client's: two requests may bear one request id."""
+    """Made by the gateway: clients may send one request id twice."""
     model: str
     entitlement: str
     pool: int
@@ -15,23 +15,23 @@ class Ask(Record, frozen=True, kw_only=True):
     cost_tokens: int
     sequences: int
     kv_bytes: int = 0
-    """What `cost_tokens` take of the engines' KV cache."""
+    """KV cache that `cost_tokens` occupy on the engines."""
 
 
 class Limits(Record, frozen=True, kw_only=True):
-    """What an entitlement may still do, for x-ratelimit-*; `requests` there are sequences."""
+    """An entitlement's remaining limits, for x-ratelimit-* (whose `requests` count sequences)."""
 
     sequences: int
     sequences_free: int
     sequences_reset_s: float
     tokens: int
-    """Depth of the token bucket; 0 where no rate is set."""
+    """Depth of the token bucket; 0 if no rate is set."""
     tokens_free: int
     tokens_reset_s: float
 
 
 class Lease(Record, frozen=True, kw_only=True):
-    """The one lease of a request; settled exactly once."""
+    """A request's only lease; settled exactly once."""
 
     id: str
     model: str
@@ -42,13 +42,13 @@ class Lease(Record, frozen=True, kw_only=True):
     sequences: int
     kv_bytes: int = 0
     weight: float = 0.0
-    """w_e when it was issued; 0 where nothing is managed."""
+    """Weight w_e at issue; 0 for models that are not managed."""
     contended: bool = False
-    """Its pool was full: an engine will queue it."""
+    """The pool was full, so an engine will queue the request."""
     protected: bool = False
-    """Within a reserved baseline: others give way when it waits."""
+    """Within a reserved baseline; other requests give way while this one waits."""
     would_deny: str = ""
-    """Observe mode: what it would have been refused for."""
+    """Observe mode: the reason for which admission would have refused."""
     limits: Limits | None = None
     issued_unix_s: float = 0.0
     """By the store's clock."""

@@ -1,7 +1,7 @@
 """The base of all records: frozen, and not tracked by the garbage collector.
 
-msgspec structs because they cost .05 us to make; `gc=False` because none of them can be part of a
-reference cycle.
+Records are msgspec structs, which take 0.05 us to create. `gc=False` is safe because no record can
+be part of a reference cycle.
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""A request as it came in: who asks, its head, and what is read of its body."""
+"""A request as it came in: its principal, its head, and the facts read from its body."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -13,29 +13,29 @@ Category = Literal["prose", "code", "json", "cjk", "other-script", "mixed"]
 
 
 class Principal(Record, frozen=True, kw_only=True):
-    """Who asks: what an API key stands for. Its limits are the token pool's to know."""
+    """The identity behind an API key. The token pool, not the principal, knows its limits."""
 
     entitlement: str
     tenant: str
     service_class: str = "elastic"
     model: str | None = None
-    """The one model this key may use; None for any (open gateway)."""
+    """The only model this key may use; None for any model (open gateway)."""
     expires_unix_s: float | None = None
-    """From then on its keys answer 403; None for never."""
+    """From this time on the gateway answers its keys with 403; None for never."""
     suspended: bool = False
-    """Its keys answer 403 until an admin resumes it."""
+    """The gateway answers its keys with 403 until an admin resumes the entitlement."""
     compress: bool = True
     """Whether its prompts may be compressed."""
     tokens_per_s: float = 0.0
-    """The rate it is entitled to; 0 for none stated. Fairness weighs by it."""
+    """Baseline token rate, used as the fairness weight; 0 if none is stated."""
 
 
 OPEN = Principal(entitlement="open", tenant="open")
-"""Whoever asks while no entitlement was ever entered."""
+"""Principal of every request while no entitlement was ever entered."""
 
 
 class Measure(Record, frozen=True, kw_only=True):
-    """What is counted in a request body (docs/concepts/pipeline.md, "What is counted").
+    """Counts taken from a request body (docs/concepts/pipeline.md, "What is counted").
 
     Bytes are UTF-8 lengths of the decoded text that the engine tokenizes.
     """
@@ -43,19 +43,19 @@ class Measure(Record, frozen=True, kw_only=True):
     text_bytes: int
     """Sum over all prompts of the batch."""
     longest_text_bytes: int
-    """Of the longest single prompt."""
+    """Text bytes of the longest single prompt."""
     exact_tokens: int = 0
-    """Sum of token-id prompts' lengths: known exactly."""
+    """Total length of prompts sent as token ids, which is exact."""
     longest_exact_tokens: int = 0
     messages: int = 0
-    """Chat messages (the template's tokens grow with them); 0 for plain prompts."""
+    """Chat messages, each of which adds template tokens; 0 for plain prompts."""
     prompts: int = 1
     media_parts: int = 0
     media_tokens: int = 0
-    """Configured or dimension-derived cost of image and audio parts."""
+    """Cost of image and audio parts, configured or derived from their dimensions."""
     category: Category = "prose"
     rag: bool = False
-    """Retrieval headers are present. A mark, not a category."""
+    """Retrieval headers are present. A flag, not a category."""
     tools: bool = False
     """Tool definitions are present: chat templates add a preamble for them."""
 
@@ -71,79 +71,79 @@ class FormPart(Record, frozen=True, kw_only=True):
 
 
 class BodyFacts(Record, frozen=True, kw_only=True):
-    """What the gateway reads of a request body; the bytes themselves stay untouched."""
+    """Facts that the gateway reads from a request body; the bytes stay untouched."""
 
     model: str
     measure: Measure
     stream: bool = False
     include_usage: bool | None = None
-    """The client's stream_options.include_usage; None when it did not say."""
+    """The client's stream_options.include_usage; None if absent."""
     has_stream_options: bool = False
     cap_tokens: int | None = None
-    """The largest of the limits that the endpoint's engines read; None when absent."""
+    """The largest output limit among the fields that engines read here; None if absent."""
     cap_field: str | None = None
     sequences_per_prompt: int = 1
     """max(n, best_of)."""
     steering_fields: tuple[str, ...] = ()
-    """Top-level fields that steer an engine and must be removed."""
+    """Top-level fields that control the engine and must be removed."""
     previous_response_id: str | None = None
     members: Mapping[str, Raw] = {}
-    """The body's top-level members as sent, views into it; none of a form."""
+    """The body's top-level members as sent (views into the body); empty for a form."""
     places: tuple[tuple[str, int, int, int], ...] = ()
-    """Where the members lie, where that is known already: name, starts of key and value, end."""
+    """(name, start of key, start of value, end) of each member; empty if not yet known."""
     unknown_bytes: int = 0
-    """Of the measure's text, what stands where the gateway knows of no text."""
+    """Bytes of the measured text that stand in members unknown to the gateway."""
     parts: tuple[FormPart, ...] = ()
-    """Of a form, those that travel; nothing of any other body."""
+    """Form parts that are forwarded; empty for other bodies."""
 
 
 class Prompt(Record, frozen=True, kw_only=True):
-    """The final body, after compression or its refusal."""
+    """The body to send, compressed or not."""
 
     body: bytes
     compressed: str = "none"
-    """`none` or `12043->8110`, as in the x-sluice-compressed header."""
+    """`none`, or lengths such as `12043->8110`, as in the x-sluice-compressed header."""
     not_compressed: str = ""
     """Why a prompt that should have been compressed was not."""
     only_pool: int | None = None
-    """The pool a compressed body is for; every other gets the client's own."""
+    """The only pool that gets the compressed body; other pools get the client's body."""
     kept_share: float = 1.0
-    """Of the text's bytes."""
+    """Share of the text's bytes that compression kept."""
 
 
 class RequestHead(Record, frozen=True, kw_only=True):
-    """What the gateway reads of a request's headers."""
+    """Facts that the gateway reads from a request's headers."""
 
     key_digest: bytes | None = None
-    """SHA-256 of the API key as presented; None without one. The key itself goes no further."""
+    """SHA-256 of the presented API key, which itself is not passed on; None without a key."""
     request_id: str | None = None
-    """The client's own, when it is usable."""
+    """The client's own request id; None if absent or unusable."""
     category: str | None = None
-    """What x-sluice-category names, unchecked."""
+    """Value of x-sluice-category, unchecked."""
     compress: bool = True
-    """False where x-sluice-compress says off."""
+    """False if x-sluice-compress is off."""
     read_timeout_s: float | None = None
-    """How long the client says it waits for an answer (x-stainless-read-timeout)."""
+    """The client's own read timeout (x-stainless-read-timeout)."""
     json_body: bool = True
-    """The content type is JSON, or not given."""
+    """The content type is JSON, or absent."""
     form_body: bool = False
     """The content type is multipart/form-data."""
     plain_body: bool = True
     """No content encoding."""
     forwarded: bytes = b""
-    """Headers that travel to the engine, as lines (`gateway.policy.request.header_lines`)."""
+    """Header lines forwarded to the engine (`gateway.policy.request.header_lines`)."""
 
 
 class Incoming(Record, frozen=True, kw_only=True):
-    """A client's request as it came in, body read."""
+    """A client's request with its whole body."""
 
     request_id: str
     """The client's own x-request-id, or the gateway's."""
     lease_id: str
-    """Unique to this request whatever the client sends."""
+    """Unique to this request, whatever the client sends."""
     endpoint: Endpoint
     head: RequestHead
     body: bytes
     received_s: float
-    """Monotonic."""
+    """Monotonic clock."""
     received_unix_s: float

@@ -1,7 +1,7 @@
 """One YAML file -> a frozen, typed configuration; the only reader of the environment.
 
-`load` and `parse` give a `Config` or raise `ConfigError`, which names every problem at once
-with file, line, column, dotted path and fix. Secrets are `SecretStr` and stand in no message.
+`load` and `parse` return a `Config` or raise `ConfigError`, which lists every problem with file,
+line, column, dotted path and fix. Secrets are `SecretStr` and never appear in messages.
 """
 
 from gateway.settings.checks import unfit_ports, unfit_workers

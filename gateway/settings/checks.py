@@ -1,7 +1,7 @@
-"""What a type cannot say: names that must differ, windows in order, sums that must fit.
+"""Checks that types cannot express: unique names, ordered windows, sums that must fit.
 
-Each check looks at what is valid by itself and adds its problems to the document, so one bad
-section does not hide the others' problems. Positions in the file are the items' indices.
+Each check reads the sections that are valid by themselves and adds its problems to the document,
+so one bad section does not hide problems of the others. Items are located by their index.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def check_config(document: Document, config: Config) -> None:
 
 
 def unfit_ports(config: Config) -> tuple[str, str] | None:
-    """Why clients cannot have `server.port`, and what to do."""
+    """(problem, fix) if `server.port` clashes with management ports, else None."""
     server = config.server
     first = server.management_port
     several = server.workers if server.workers > 1 else 0
@@ -65,7 +65,7 @@ def unfit_ports(config: Config) -> tuple[str, str] | None:
 
 
 def unfit_workers(config: Config) -> tuple[str, str] | None:
-    """Why this configuration cannot be served by several replicas of a host, and what to do."""
+    """(problem, fix) if several replicas on a host cannot serve this configuration, else None."""
     server = config.server
     if server.workers == 1:
         return None
@@ -127,7 +127,7 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
 
 
 def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> None:
-    """Whether a trained predictor can be used, and ranks be balanced."""
+    """A trained predictor must be usable, and ranks must be balanceable."""
     _check_ranks(document, path, model)
     predictor = model.scheduling.predictor
     if predictor is None:
@@ -143,7 +143,7 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
 
 
 def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:
-    """Policy bfio balances ranks behind one barrier: every engine of the model has some."""
+    """Policy bfio balances ranks behind one barrier, so every engine of the model needs ranks."""
     if model.scheduling.policy != "bfio":
         return
     for name, pool in model.pools.items():
@@ -172,7 +172,7 @@ def _check_names(document: Document, models: Models) -> None:
             document.add(
                 path,
                 f"`{name}` is taken on line {document.place(first).line}",
-                "every name and alias may stand once",
+                "give every model and alias a name of its own",
             )
 
 
@@ -216,7 +216,7 @@ def _check_boundary(document: Document, path: KeyPath, model: ModelConfig) -> No
 
 
 def _check_moving(document: Document, path: KeyPath, model: ModelConfig) -> None:
-    """Where boundaries may move to, and the lengths that were planned for."""
+    """Limits of moving boundaries, and the planned length distribution."""
     where = (*path, "boundary")
     asked = model.boundary
     if asked.auto and len(model.pools) == 1:
@@ -240,14 +240,14 @@ def _check_moving(document: Document, path: KeyPath, model: ModelConfig) -> None
 
 
 def _check_shared_workers(document: Document, models: Models) -> None:
-    """Each engine in one pool of one model: its slots would count in both."""
+    """Each engine belongs to one pool of one model; otherwise its slots would count twice."""
     seen: dict[str, KeyPath] = {}
     for number, model in models:
         for name, pool in model.pools.items():
             path: KeyPath = ("models", number, "pools", name, "workers")
             for index, worker in enumerate(pool.workers):
                 first = seen.setdefault(_engine(worker), (*path, index))
-                if first[:-1] != path:  # twice in one pool is told there
+                if first[:-1] != path:  # _check_workers reports duplicates within one pool
                     document.add(
                         (*path, index),
                         f"worker {worker.id} is in pool `{first[3]}` of `{_name(models, first)}` "
@@ -262,7 +262,7 @@ def _name(models: Models, path: KeyPath) -> str:
 
 
 def _engine(worker: WorkerConfig) -> str:
-    """The worker's id, the same for all names of this host."""
+    """The worker's id; all names of this host give the same one."""
     address = worker.address()
     if address.host in _THIS_HOST:
         return f"this host:{address.port}{address.path_prefix}"
@@ -309,7 +309,7 @@ def _check_replicas(document: Document, path: KeyPath, pool: PoolConfig) -> None
 
 
 def _check_capacity(document: Document, path: KeyPath, model: ModelConfig) -> None:
-    """A token rate belongs to the whole model, and KV bytes are told from tokens."""
+    """All pools of a model state a token rate, or none does; kv_cache_gib needs bytes per token."""
     stated = [name for name, pool in model.pools.items() if pool.tokens_per_second is not None]
     silent = [name for name in model.pools if name not in stated]
     if stated and silent:

@@ -1,4 +1,4 @@
-"""The whole file: the server, its state, the models and who may use them."""
+"""The whole file: the server, its state, the models and the entitlements to use them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,38 +41,39 @@ class ServerConfig(Section):
     port: Port = 8080
     """Port to listen on; 0 takes a free one."""
     workers: Processes = 1
-    """Replicas on this host, all on this port; several share their state through Redis."""
+    """Replicas on this host, all on this port. Several replicas share their state on Redis."""
     management_port: Port = 0
-    """Where metrics and admin routes are, instead of on `port`; 0: on `port`. Of several replicas
-    each has its own, this one + 1 and on, and this one lists them for Prometheus (/http_sd)."""
+    """Port for metrics and admin routes; 0 serves them on `port`. With several replicas this port
+    lists them for Prometheus (/http_sd), and each replica takes one of the ports after it."""
     max_body_bytes: Count = 33_554_432
-    """Larger request bodies are refused with 413."""
+    """Largest request body in bytes; larger ones are refused with 413."""
     max_held_body_bytes: Count = 2_147_483_648
-    """Of all request bodies from announcement to answer, over all `workers`; an entitlement may
-    hold as much as is still free, more is refused with 429 or 503."""
+    """Bytes of all request bodies held at once, from announcement to answer, over all `workers`.
+    One entitlement may hold as much as is still free; the rest is refused with 429 or 503."""
     max_header_bytes: Count = 65_536
-    """Larger request heads are refused with 431."""
+    """Largest request head in bytes; larger ones are refused with 431."""
     max_connections: Count = 10_000
     """Client connections served at once; more wait or are refused."""
     admin_key: Secret | None = None
-    """Opens the admin routes; without it they are closed. Give it as ${NAME}."""
+    """Key of the admin routes; without it they are closed. Write it as ${NAME}."""
     drain_timeout_s: Drain = 30.0
-    """How long streams may go on after SIGTERM."""
+    """How long streams may continue after SIGTERM."""
 
 
 class StateConfig(Section):
-    """Where admission's counters and what was learned are kept and shared."""
+    """Where admission counters and learned values are kept and shared."""
 
     url: Annotated[Text, AfterValidator(state_url)] = Field(default="memory://", repr=False)
-    """memory://: ends with the process. sqlite:///PATH: survives restarts of one gateway.
-    redis://HOST:PORT/DB, rediss:// with TLS: shared by replicas; so are
+    """memory:// is lost when the process ends; sqlite:///PATH survives restarts of one gateway.
+    Replicas share redis://HOST:PORT/DB (rediss:// with TLS),
     redis+cluster://HOST:PORT,HOST:PORT and redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB."""
     fail_mode: Literal["local_share", "closed"] = "local_share"
-    """When shared state cannot be reached: this process's share of each limit, or 503."""
+    """While shared state is unreachable: local_share enforces this process's share of each limit,
+    closed answers 503."""
 
     @property
     def shared(self) -> bool:
-        """Whether replicas share the state: it is on Redis."""
+        """Whether replicas share the state, which is then on Redis."""
         return is_redis(self.url)
 
     @property
@@ -82,30 +83,30 @@ class StateConfig(Section):
 
 
 class RequestLogConfig(Section):
-    """One JSON line a request."""
+    """One JSON line per request."""
 
     path: Path | None = None
-    """The file, appended to; absent: no log."""
+    """File to append to; absent: no log."""
     prompts: Flag = False
-    """Record request bodies too. They are personal data: think twice."""
+    """Also record request bodies, which may be personal data."""
 
 
 class UsageExportConfig(Section):
     """One JSON line for each settled request, for billing."""
 
     path: Path | None = None
-    """The file, appended to and synced; absent: no export."""
+    """File to append to and sync; absent: no export."""
 
 
 class CompressorConfig(Section):
     """The processes that compress prompts, off the event loop."""
 
     processes: Count = 1
-    """Worker processes, each with one core's work at most."""
+    """Worker processes; each uses at most one core."""
     time_limit_ms: Amount = 250.0
-    """Of one prompt; past it the prompt goes to the larger pool as it came."""
+    """Time for one prompt; after it the prompt goes to the larger pool uncompressed."""
     queue: Natural = 16
-    """Prompts that may wait for a process; more go to the larger pool at once."""
+    """Prompts that may wait for a process; further ones go to the larger pool at once."""
 
 
 class HealthConfig(Section):
@@ -114,20 +115,20 @@ class HealthConfig(Section):
     interval_s: Seconds = 2.0
     """Between two probes of a worker."""
     timeout_s: Seconds = 2.0
-    """Of one probe."""
+    """Time limit of one probe."""
     eject_after: Count = 3
-    """Failures in a row that take a worker out."""
+    """Failures in a row that eject a worker."""
     eject_s: Seconds = 5.0
-    """How long it stays out at first; doubled each time."""
+    """Length of the first ejection; each further one lasts twice as long."""
     max_eject_s: Seconds = 60.0
-    """How long it stays out at most."""
+    """Longest ejection."""
     stall_s: Seconds = 30.0
-    """How long an engine may give nobody a token, beyond what those who wait there may need,
-    before others are preferred to it."""
+    """How long an engine may produce no token, beyond the allowance of its waiting requests,
+    before other workers are preferred to it."""
 
 
 class RetryConfig(Section):
-    """Trying another worker, before the first byte and only when that is safe."""
+    """Retries at another worker, before the first byte and only when that is safe."""
 
     max_attempts: Attempts = 3
     """Workers tried for one request, the first included."""
@@ -156,38 +157,38 @@ Concurrency = Annotated[
 
 
 class EntitlementConfig(Section):
-    """A tenant's right to use a model, and the keys that carry it."""
+    """A tenant's right to use a model, and the API keys for it."""
 
     name: Label
     """Unique; shown in metrics and admin paths."""
     tenant: Label
-    """Whose it is."""
+    """The tenant that owns it."""
     model: ModelName
     """The model's name (not an alias)."""
     service_class: Literal["dedicated", "guaranteed", "elastic", "spot", "preemptible"] = "elastic"
-    """dedicated and guaranteed reserve their baseline; the others share what is left."""
+    """dedicated and guaranteed reserve their baseline; the other classes share the rest."""
     slo_target_ms: Amount | None = None
     """Time to first token that the tenant expects, in milliseconds."""
     tokens_per_second: Amount | None = None
-    """Baseline of input and output tokens per second; absent: no limit, or what others leave
-    where the pools state theirs."""
+    """Baseline of input and output tokens per second. Absent: no limit, or, if the pools state
+    `tokens_per_second`, the rate that other entitlements leave."""
     max_tokens_per_second: Amount | None = None
-    """Limit with what is borrowed; at least the baseline. dedicated, elastic and spot only."""
+    """Limit including borrowed tokens; at least the baseline. dedicated, elastic and spot only."""
     kv_cache_gib: Gib | None = None
-    """Baseline of KV cache of requests in flight, in GiB."""
+    """Baseline of the KV cache of requests in flight, in GiB."""
     max_kv_cache_gib: Gib | None = None
-    """Limit of it; at least the baseline, and the default."""
+    """Limit of that KV cache, in GiB; at least the baseline, which is the default."""
     concurrency: Concurrency | None = None
     """Baseline of sequences in flight: one number, or one per pool."""
     max_concurrency: Count | None = None
-    """Limit of sequences in flight; at least the baseline. Default: the pools' slots;
-    guaranteed: its baseline, and never more."""
+    """Limit of sequences in flight; at least the baseline. Default: the pools' slots. For
+    guaranteed it is always the baseline."""
     mode: Literal["enforce", "observe"] = "enforce"
     """observe: refusals are computed, logged and counted, never applied."""
     compression: Literal["allow", "refuse"] = "allow"
     """refuse: this tenant's prompts are never compressed, whatever the model says."""
     api_keys: Annotated[tuple[KeyHash, ...], Field(max_length=2)] = Field(default=(), repr=False)
-    """`sha256:` hashes of the keys; two may live at once, so that keys can be rotated."""
+    """`sha256:` hashes of the keys; two keys may be valid at once, to allow rotation."""
     expires_at: Instant | None = None
     """After this the keys answer 403; UTC unless an offset is given."""
 
@@ -201,7 +202,7 @@ class EntitlementConfig(Section):
 
     @property
     def reserves(self) -> bool:
-        """Whether its baseline is set aside for it."""
+        """Whether its baseline is reserved."""
         return self.service_class in {"dedicated", "guaranteed"}
 
 
@@ -209,29 +210,29 @@ class Config(Section):
     """sluice.yaml: one file configures the gateway."""
 
     version: Annotated[Literal[1], BeforeValidator(typed)]
-    """1: the version of this file's format."""
+    """Version of the file format; always 1."""
     server: ServerConfig = ServerConfig()
     """Where the gateway listens, and its limits."""
     state: StateConfig = StateConfig()
-    """Where admission's counters and what was learned are kept and shared."""
+    """Where admission counters and learned values are kept and shared."""
     request_log: RequestLogConfig = RequestLogConfig()
-    """One JSON line a request."""
+    """One JSON line per request."""
     usage_export: UsageExportConfig = UsageExportConfig()
     """One JSON line for each settled request, for billing."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    """Per-phase limits towards the engines."""
+    """Time limits for each phase of an exchange with an engine."""
     health: HealthConfig = HealthConfig()
     """Probes and passive ejection of workers."""
     compressor: CompressorConfig = CompressorConfig()
     """The processes that compress prompts."""
     retry: RetryConfig = RetryConfig()
-    """Trying another worker."""
+    """Retries at another worker."""
     decisions_kept: Natural = 10_000
     """Decisions that GET /admin/decisions/{request_id} can still explain."""
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1, max_length=1000)]
-    """What is served."""
+    """Models that the gateway serves."""
     entitlements: tuple[EntitlementConfig, ...] = ()
-    """Who may use it; without any, the gateway is open to every key and to none."""
+    """Rights to use the models. Without any, the gateway serves requests with any key or none."""
 
     _modified_unix_s: float = PrivateAttr(0.0)
 
@@ -241,10 +242,10 @@ class Config(Section):
         return self._modified_unix_s
 
     def note_modified(self, unix_s: float) -> None:
-        """Remember when the file was modified; for whoever reads it."""
+        """Remember when the file was modified; `load` calls this."""
         self._modified_unix_s = unix_s
 
     def timeouts_for(self, model: ModelConfig) -> TimeoutsConfig:
-        """The top level's time-outs with the model's own in their place."""
+        """The model's own time-outs, completed by those of the top level."""
         own = {k: v for k, v in model.timeouts.model_dump().items() if v is not None}
         return self.timeouts.model_copy(update=own)

@@ -1,8 +1,8 @@
 """Entitlements against one another and against their models: names, keys, terms, reservations.
 
-Terms are those that `gateway.policy.entitlements.terms` makes of a section, so that a line of
-the file and a POST to the admin API mean the same. Reservations must fit the most replicas;
-what does not fit today's is pending until there are more.
+`gateway.policy.entitlements.terms` derives the terms for the file and for the admin API, so both
+mean the same. Reservations must fit the largest number of replicas; one that does not fit the
+current number is pending until there are more.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def check_entitlements(
 ) -> None:
     """Names, keys, terms and reservations.
 
-    `known_models`: names of invalid models too; None: unknown.
+    `known_models` includes the names of invalid models; None if a name could not be read.
     """
     _check_names(document, entitlements)
     _check_keys(document, entitlements)
@@ -89,7 +89,7 @@ def _check_keys(document: Document, entitlements: Entitlements) -> None:
 def _check_terms(
     document: Document, path: KeyPath, entitlement: EntitlementConfig, model: ModelConfig | None
 ) -> Entitlement | None:
-    """The section's terms, or None with a problem. Without a model its pools are taken on trust."""
+    """The section's terms; None after noting a problem. Without a model, pools go unchecked."""
     by_pool = entitlement.concurrency
     pools = tuple(by_pool) if isinstance(by_pool, Mapping) else ("",)
     shape = ModelShape(name=entitlement.model, pools=pools, slots=(1,) * len(pools))
@@ -118,7 +118,7 @@ def _check_terms(
 
 
 def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> None:
-    """Reserved baselines against slots: over all pools, then pool by pool as they are split."""
+    """Reserved baselines must fit the slots: over all pools, then in each pool as split."""
     total, slots = 0, sum(shape.max_slots)
     by_pool = [0] * len(shape.pools)
     told: set[int] = set()
@@ -150,7 +150,7 @@ def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> N
 
 
 def _check_kv(document: Document, reserved: Reserved, shape: ModelShape) -> None:
-    """Reserved KV against what the pools have; where unsaid, what all slots filled would take."""
+    """Reserved KV must fit the pools' KV cache; if unstated, the need of all slots when full."""
     amounts = ((index, terms.kv_bytes / GIB) for index, _, terms in reserved)
     over = _first_over(amounts, shape.max_kv_bytes / GIB)
     if over is not None:
@@ -177,7 +177,7 @@ def _check_rate(document: Document, reserved: Reserved, shape: ModelShape) -> No
 
 
 def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> tuple[int, float] | None:
-    """The first index whose running sum is over `most`, with the sum; `most` 0 is no limit."""
+    """(index, sum) at the first running sum over `most`; `most` 0 means no limit."""
     total = 0.0
     for index, amount in amounts:
         total += amount

@@ -1,7 +1,7 @@
 """pydantic's findings -> problems in plain words, with place and fix.
 
-Values are quoted only where they cannot be secrets: numbers, and misspelt choices that stand
-in the file itself. Texts and values from the environment never are.
+Messages quote a value only if it cannot be a secret: numbers, and misspelt choices written in the
+file itself. They never quote texts and values from the environment.
 """
 
 import collections.abc
@@ -61,7 +61,7 @@ def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> 
         path = document.resolve(location)
         kind = detail["type"]
         if path in document.unresolved or (kind == "too_short" and document.value(path)):
-            continue  # told already: a list is also called short when its items are all bad
+            continue  # reported already: a list whose items are all bad is also called too short
         if kind == "missing":
             _missing(document, path, str(location[-1]))
         elif kind == "extra_forbidden":
@@ -79,7 +79,7 @@ def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> 
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean` for a misspelt word, or everything that would do."""
+    """`did you mean` for a misspelt word, or the list of all choices."""
     choices = list(known)
     close = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
     if close:
@@ -97,11 +97,11 @@ def _missing(document: Document, path: KeyPath, name: str) -> None:
 
 
 _REMOVED: dict[tuple[type[Section], str], str] = {
-    (ServerConfig, "keep_warm"): "leave it out: nothing is rehearsed any more",
+    (ServerConfig, "keep_warm"): "leave it out: the gateway rehearses no requests any more",
     (SchedulingConfig, "profile"): "leave it out: quartz has one set of coefficients",
     (SchedulingConfig, "step_tokens"): "leave it out: the gate goes by how long prefills take",
 }
-"""Settings that earlier versions had."""
+"""Settings of earlier versions, with the fix to report."""
 
 
 def _unknown(document: Document, path: KeyPath) -> None:
@@ -161,9 +161,9 @@ def _kind(value: object) -> str:
 
 
 def _section(path: KeyPath) -> type[Section] | None:
-    """The section class whose keys stand at a path."""
+    """The section class whose keys are at a path."""
     section: type[Section] | None = Config
-    named = False  # the next step is a name chosen by the user, such as a pool's
+    named = False  # whether the next step is a name chosen by the user, such as a pool's
     for step in path:
         if section is None:
             return None

@@ -51,7 +51,7 @@ def _worker_url(url: str) -> str:
         reject("a worker's URL has no query and no fragment", _WORKER_FIX)
     if not parts.hostname or port == 0 or not _visible(url):
         reject("not a URL with a host", _WORKER_FIX)
-    # Clients' base URLs end so; requests' paths bring it along.
+    # Base URLs often end in /v1, but request paths already start with it.
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -60,7 +60,7 @@ def _visible(url: str) -> bool:
 
 
 def _from_url(value: object) -> object:
-    """A bare URL is short for a mapping with nothing else in it."""
+    """A bare URL is short for a mapping with only `url`."""
     return {"url": str.__str__(value)} if isinstance(value, str) else value
 
 
@@ -68,23 +68,23 @@ class WorkerConfig(Section):
     """One engine."""
 
     url: Annotated[str, AfterValidator(_worker_url)]
-    """Base URL, http or https; a path is prepended to every request's, but for a last `/v1`."""
+    """Base URL, http or https. Its path, without a final `/v1`, is prepended to request paths."""
     api_key: Secret | None = None
     """The engine's own key, sent as a bearer token. Client keys are never forwarded."""
     model: ModelName | None = None
-    """The name this engine serves the model under; the client's name when absent."""
+    """Model name that this engine serves; absent: the client's name is sent."""
     ca_file: Text | None = None
     """PEM file of the authority that signed the engine's certificate (https only)."""
     ranks: Ranks = 1
-    """Data-parallel ranks of this engine (vLLM's --data-parallel-size, SGLang's --dp-size): from
-    2 on each counts as a worker, `host:port#0` and so on."""
+    """Data-parallel ranks of this engine (vLLM's --data-parallel-size, SGLang's --dp-size). With 2
+    or more, each rank counts as a worker: `host:port#0`, `host:port#1` and so on."""
     rank_by: Literal["header", "body"] = "header"
-    """How the engine is told the rank: header X-data-parallel-rank (vLLM, newer SGLang), or the
-    body's `data_parallel_rank` (every SGLang)."""
+    """Carrier of the rank: header X-data-parallel-rank (vLLM, newer SGLang), or the body's
+    `data_parallel_rank` (every SGLang)."""
 
     @property
     def id(self) -> str:
-        """host:port and the path, if any: shown in headers and metrics."""
+        """host:port and the path, if any; shown in headers and metrics."""
         return self.address().id
 
     @property
@@ -95,7 +95,7 @@ class WorkerConfig(Section):
         return tuple(self.address(rank) for rank in range(self.ranks))
 
     def address(self, rank: int | None = None) -> WorkerAddress:
-        """The worker as the upstream port takes it (the key in clear)."""
+        """The worker as the upstream port takes it, with its key in clear text."""
         parts: SplitResult = urlsplit(self.url)
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -120,54 +120,54 @@ Worker = Annotated[
 
 
 class ReplicasConfig(Section):
-    """How many workers a pool may have, whoever starts and stops them."""
+    """How many workers a pool may have. The gateway itself starts and stops none."""
 
     min: Natural | None = None
-    """The fewest that are asked for; default: as many as are listed."""
+    """Fewest workers; default: the number of listed workers."""
     max: Count | None = None
-    """The most; default: as many as are listed. What is reserved must fit them."""
+    """Most workers; default: the number of listed workers. Reservations must fit this number."""
 
 
 class PoolConfig(Section):
-    """Engines of one window."""
+    """Engines with the same context window."""
 
     max_model_len: Count
     """The engines' --max-model-len: the window, in tokens."""
     max_num_seqs: Count
-    """The engines' --max-num-seqs: slots per worker (of each rank, where engines have ranks)."""
+    """The engines' --max-num-seqs: slots per worker (per rank, if engines have ranks)."""
     workers: Annotated[tuple[Worker, ...], Field(min_length=1, max_length=10_000)]
-    """URLs, or mappings where a worker needs a key, a served name or a CA."""
+    """URLs, or mappings for workers that need a key, a served name or a CA."""
     tokens_per_second: Amount | None = None
-    """Input and output tokens that one worker serves per second; absent: no limit, no surplus."""
+    """Input and output tokens per second of one worker; absent: no limit and no surplus."""
     kv_cache_gib: Gib | None = None
-    """KV cache of one worker, in GiB; absent: as its engine says, else no limit."""
+    """KV cache of one worker, in GiB; absent: as the engine reports, else no limit."""
     replicas: ReplicasConfig = ReplicasConfig()
-    """Bounds of `sluice_pool_desired_replicas`; ranks count one by one."""
+    """Bounds of `sluice_pool_desired_replicas`; each rank counts as one worker."""
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
-        """Every worker, the ranks of an engine one by one."""
+        """Every worker; each rank of an engine is one."""
         return tuple(address for worker in self.workers for address in worker.addresses)
 
     @property
     def engines(self) -> tuple[range, ...]:
-        """By engine, the indices of its ranks in `addresses`."""
+        """For each engine, the indices of its ranks in `addresses`."""
         ends = list(accumulate(worker.ranks for worker in self.workers))
         return tuple(starmap(range, zip([0, *ends], ends, strict=False)))
 
     @property
     def worker_count(self) -> int:
-        """Workers, the ranks of an engine one by one."""
+        """Number of workers; each rank of an engine is one."""
         return sum(worker.ranks for worker in self.workers)
 
     @property
     def slots(self) -> int:
-        """Sequences the whole pool runs at once."""
+        """Sequences that the whole pool runs at once."""
         return self.max_num_seqs * self.worker_count
 
     @property
     def replica_bounds(self) -> tuple[int, int]:
-        """Fewest and most workers, the defaults filled in."""
+        """Fewest and most workers, with defaults applied."""
         listed = self.worker_count
         fewest, most = self.replicas.min, self.replicas.max
         if most is None:
@@ -183,15 +183,15 @@ class ModelConfig(Section):
     """One model, served by one or more pools."""
 
     name: ModelName
-    """The name clients ask for."""
+    """Name that clients send."""
     aliases: tuple[ModelName, ...] = ()
-    """Other names for it; `*` catches every name that no model has."""
+    """Other names for it; `*` matches every name that no model has."""
     kv_bytes_per_token: Count | None = None
-    """KV cache per token: 2 x layers x KV heads x head size x bytes per value."""
+    """KV cache bytes per token: 2 x layers x KV heads x head size x bytes per value."""
     mode: Literal["enforce", "observe"] = "enforce"
     """observe: decisions are computed, logged and counted, never applied."""
     output_estimate: Literal["predicted", "cap"] = "predicted"
-    """What the boundary expects of the output: an online quantile, or the client's own cap."""
+    """Output length that the boundary assumes: an online quantile, or the client's own cap."""
     boundary: BoundaryConfig = BoundaryConfig()
     """The line between pools."""
     compression: CompressionConfig = CompressionConfig()
@@ -199,46 +199,46 @@ class ModelConfig(Section):
     scheduling: SchedulingConfig = SchedulingConfig()
     """The choice of worker."""
     admission: AdmissionConfig = AdmissionConfig()
-    """Who may enter when its pools are full."""
+    """Admission when the model's pools are full."""
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
-    """Send an entitlement's class to the engines as `priority`, in this engine's sense. Engines
-    heed it only with their priority scheduling on: vLLM's --scheduling-policy priority, SGLang's
-    --enable-priority-scheduling."""
+    """Send the entitlement's class to the engines as `priority`, in this engine's numbering.
+    Engines obey it only with priority scheduling on: vLLM's --scheduling-policy priority,
+    SGLang's --enable-priority-scheduling."""
     pools: Annotated[
         Mapping[Label, PoolConfig], Field(min_length=1, max_length=64), AfterValidator(_by_window)
     ]
-    """Name -> pool, in order of window whatever the file's order; any names, one or more."""
+    """Name -> pool; one or more. Pools are ordered by window, whatever their order in the file."""
     cache_salt: Flag = False
-    """Keep tenants' prefix caches apart: engines are sent a `cache_salt` of the tenant (vLLM)."""
+    """Separate tenants' prefix caches: engines get a `cache_salt` per tenant (vLLM)."""
     default_max_tokens: Count | None = None
-    """Sent upstream when a client sets no limit, shrunk to what fits; absent: none is sent."""
+    """Output limit sent upstream if the client sets none, cut to what fits; absent: none."""
     spill_queue: Natural = 0
-    """Requests a pool may queue beyond its ready slots before others spill over."""
+    """Requests that a pool may queue beyond its ready slots before further ones spill over."""
     media_tokens: Natural = 768
-    """Tokens assumed for an image or audio part until usage teaches better."""
+    """Tokens assumed for an image or audio part until reported usage corrects it."""
     output_prior_tokens: Count = 1024
-    """Expected output before any answer was seen."""
+    """Expected output tokens before any answer was seen."""
     estimator: Literal["default", "paper"] = "default"
-    """Profile of the length estimator; paper takes the client's cap as the output everywhere."""
+    """Profile of the length estimator; paper always uses the client's cap as the output."""
     timeouts: TimeoutOverrides = TimeoutOverrides()
     """This model's own time-outs."""
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """One boundary per pool but the last, in tokens, the defaults filled in."""
+        """One boundary per pool but the last, in tokens, with defaults applied."""
         windows = tuple(pool.max_model_len for pool in self.pools.values())[:-1]
         given = self.boundary.b_short
         return windows if given is None else given[: len(windows)]
 
     @property
     def least_boundaries(self) -> tuple[int, ...]:
-        """What each boundary may move down to, in tokens, the defaults filled in."""
+        """Lower limit of each boundary, in tokens, with defaults applied."""
         given = self.boundary.b_short_min
         return tuple(max(1, b // 2) for b in self.boundaries) if given is None else given
 
     @property
     def policy(self) -> str:
-        """How workers are chosen, the default filled in."""
+        """Scheduling policy, with the default applied."""
         if self.scheduling.policy is not None:
             return self.scheduling.policy
         ranked = any(w.ranks > 1 for pool in self.pools.values() for w in pool.workers)
@@ -256,7 +256,7 @@ class ModelConfig(Section):
 
     @property
     def output_is_cap(self) -> bool:
-        """Whether the output is taken to be the client's cap (either way of asking for it)."""
+        """Whether the client's cap is the output estimate, by `output_estimate` or `estimator`."""
         return self.output_estimate == "cap" or self.estimator == "paper"
 
     @property
@@ -266,7 +266,7 @@ class ModelConfig(Section):
 
 
 def watch_of(model: ModelConfig) -> BoundaryWatch | None:
-    """What is watched of a model's boundaries; None where nothing would read it."""
+    """Watches errors and length drift at a model's boundaries; None if neither is in use."""
     asked = model.boundary
     if not asked.auto and asked.planned is None:
         return None
@@ -274,7 +274,7 @@ def watch_of(model: ModelConfig) -> BoundaryWatch | None:
 
 
 def control_of(model: ModelConfig) -> BoundaryControl | None:
-    """What may move a model's boundaries; None where they stay as they are."""
+    """Moves a model's boundaries; None if they are fixed."""
     if not model.boundary.auto:
         return None
     rows = zip(model.pools.items(), model.boundaries, model.least_boundaries, strict=False)

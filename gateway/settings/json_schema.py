@@ -1,4 +1,4 @@
-"""The file's JSON Schema, from the same models that read it."""
+"""The file's JSON Schema, generated from the models that validate the file."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def schema() -> dict[str, Any]:
 
 
 def _open(node: Any) -> Any:
-    """Let every scalar that is not free text be an environment reference instead."""
+    """Allow an environment reference in place of every scalar that is not free text."""
     if isinstance(node, list):
         return [_open(item) for item in node]
     if not isinstance(node, dict):

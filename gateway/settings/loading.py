@@ -1,4 +1,4 @@
-"""A file or a text -> Config, or a ConfigError with every problem in it."""
+"""Reads a file or a text into a Config; raises ConfigError with all its problems."""
 
 import os
 import time
@@ -26,7 +26,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     try:
         with Path(path).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
-            # A time to come would make every later file an older one.
+            # With a modification time in the future, every later file would seem older.
             modified_unix_s = min(os.fstat(file.fileno()).st_mtime, time.time())
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
@@ -54,7 +54,7 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
         explain(document, error)
     else:
         check_config(document, config)
-    if config is not None:  # all were valid: looking again would take as long as reading
+    if config is not None:  # all sections are valid; validating again would double the time
         models = list(enumerate(config.models))
         entitlements = list(enumerate(config.entitlements))
     else:
@@ -80,7 +80,7 @@ def _valid(document: Document, key: str, section: type[_S]) -> list[tuple[int, _
 
 
 def _model_names(document: Document) -> set[str] | None:
-    """Names of all models, the invalid ones too; None when one cannot be read."""
+    """Names of all models, including invalid ones; None if a name cannot be read."""
     models = document.value(("models",))
     items = models if isinstance(models, list) else [None]
     names = [item.get("name") if isinstance(item, dict) else None for item in items]

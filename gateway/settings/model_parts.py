@@ -22,7 +22,7 @@ def _as_list(value: object) -> object:
 
 
 class BoundaryConfig(Section):
-    """Where the planner drew the line between pools; `sluice plan -o` writes it."""
+    """The token boundary between pools; `sluice plan -o` writes it."""
 
     b_short: (
         Annotated[
@@ -30,95 +30,95 @@ class BoundaryConfig(Section):
         ]
         | None
     ) = None
-    """Expected totals (tokens) up to this go to the smaller pool; a list, ascending, for more
-    than two pools. Default: each smaller pool's window."""
+    """Largest expected total (tokens) for the smaller pool; an ascending list for more than two
+    pools. Default: each smaller pool's window."""
     gamma: Factor = 1.5
-    """Width of the band above the boundary whose requests may be compressed (1 is none)."""
+    """Compression window: requests up to gamma x boundary may be compressed (1: none)."""
     auto: Flag = False
     """Let preemptions, rescues and overruns move the boundaries."""
     mode: Literal["enforce", "observe"] | None = None
-    """observe: moves are computed, logged and counted, not made; default: the model's mode."""
+    """observe: moves are computed, logged and counted, not applied; default: the model's mode."""
     b_short_min: (
         Annotated[
             tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
         ]
         | None
     ) = None
-    """What a boundary never moves below (tokens); as `b_short`. Default: half of each. None moves
-    above its pool's window."""
+    """Lower limit of each moving boundary (tokens), in the form of `b_short`. Default: half of
+    each boundary. The upper limit is the pool's window."""
     planned: (
         Annotated[tuple[tuple[Count, Share], ...], Field(min_length=1, max_length=256)] | None
     ) = None
-    """The lengths this fleet was planned for: [tokens, share of requests up to that], ascending.
-    `sluice_length_drift` says how far live ones are from it."""
+    """Length distribution the fleet was planned for: [tokens, share of requests up to that],
+    ascending. `sluice_length_drift` shows how far live lengths differ."""
 
 
 class CompressionConfig(Section):
     """Prompt compression at the boundary."""
 
     enabled: Flag = False
-    """Compress what lies within gamma of the boundary."""
+    """Compress prompts in the compression window (see `boundary.gamma`)."""
     max_cut: Share = 0.5
     """The largest share of a prompt that may be cut."""
     tokenizer: Path | None = None
-    """The model's tokenizer.json: compressed prompts are counted exactly (extra `exact`)."""
+    """The model's tokenizer.json, to count compressed prompts exactly (extra `exact`)."""
 
 
 class SchedulingConfig(Section):
-    """Which worker of a pool serves a request."""
+    """The choice of a worker within a pool."""
 
     policy: Literal["quartz", "sticky", "least-loaded", "round-robin", "bfio"] | None = None
-    """quartz: by predicted prefill, prefix locality and fairness, with a queue in the gateway;
-    bfio: for data-parallel ranks of one engine; the others bind at once. Default: quartz, and
-    least-loaded where an engine has ranks."""
+    """quartz: by predicted prefill, prefix locality and fairness, with a queue in the gateway.
+    bfio: for data-parallel ranks of one engine. The others bind at once. Default: quartz, or
+    least-loaded if an engine has ranks."""
     predictor: Path | None = None
-    """Of prefill times, as `sluice train` wrote it; absent: learned from the traffic."""
+    """Prefill time predictor written by `sluice train`; absent: learned from live traffic."""
     queue_limit: Count = 1000
-    """Requests that may wait in the gateway for a pool's workers; more are refused with 429."""
+    """Requests that may wait for a pool's workers; further ones are refused with 429."""
     queue_timeout_s: Seconds = 60.0
-    """How long one may wait there."""
-    prefix_entries: Count = 350_000  # beyond 361,000 their table is twice as large
-    """Prefixes remembered for each pool, some 120 bytes each."""
+    """Longest wait of one request in that queue."""
+    prefix_entries: Count = 350_000  # beyond 361,000 the hash table doubles
+    """Prefixes remembered for each pool, about 120 bytes each."""
 
 
 class AdmissionConfig(Section):
-    """Who may enter when a model's pools are full."""
+    """Admission when a model's pools are full."""
 
     mode: Literal["enforce", "observe"] | None = None
-    """observe: refusals of admission are computed and counted, not applied; default: the
-    model's mode."""
+    """observe: admission's refusals are computed and counted, not applied; default: the model's
+    mode."""
     profile: Literal["default", "paper"] = "default"
-    """Coefficients of weight, debt and charge; paper: as published."""
+    """Coefficients of weight, debt and charge; paper uses the published ones."""
     headroom: Natural = 1
     """Slots of a pool that spot, preemptible and above-baseline traffic leave free."""
     mean_slo_ms: Amount | None = None
     """The average SLO that weights compare with; default: the mean over entitlements."""
     held_share: Share = 0.5
-    """Of a pool's slots: what leases of other proxies may hold beyond reserved baselines."""
+    """Share of a pool's slots that other proxies' leases may hold beyond reserved baselines."""
     reclaim: Literal["preemptible", "cancel"] = "preemptible"
-    """Whose running requests give way to protected ones that wait: preemptible's; cancel:
-    spot's too."""
+    """Running requests that give way to waiting protected ones: those of preemptible; with cancel
+    also those of spot."""
     reclaim_ms: Count = 500
-    """How long a protected request waits before others give way."""
+    """How long a protected request waits before other requests give way."""
 
 
 class TimeoutsConfig(Section):
-    """Per-phase limits towards the engines, in seconds."""
+    """Time limits for each phase of an exchange with an engine, in seconds."""
 
     connect_s: Seconds = 2.0
     """To open a connection."""
     first_byte_s: Seconds = 600.0
-    """From the request to the response's head: queueing and prefill count."""
+    """From the request to the response head; includes queueing and prefill."""
     idle_s: Seconds = 120.0
     """Between two chunks of a response."""
 
 
 class TimeoutOverrides(Section):
-    """A model's own limits; what is absent comes from the top level."""
+    """A model's own time-outs; absent ones come from the top level."""
 
     connect_s: Seconds | None = None
     """To open a connection."""
     first_byte_s: Seconds | None = None
-    """From the request to the response's head."""
+    """From the request to the response head."""
     idle_s: Seconds | None = None
     """Between two chunks of a response."""

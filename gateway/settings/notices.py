@@ -1,4 +1,4 @@
-"""What is in force in a valid configuration and may surprise, said in one line each."""
+"""Notices about settings of a valid configuration that may surprise, one line each."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from gateway.settings.token_pools import managed, terms_of
 
 
 def remarks(config: Config) -> list[str]:
-    """What is in force and may surprise."""
+    """One notice per surprising setting."""
     found = []
     if not config.entitlements:
         found.append("no entitlements: the gateway is open to any key, or none")

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration: every problem at once, each with its place and its fix.
+"""Problems of a configuration, all reported at once, each with its place and its fix.
 
-A problem never quotes a value that could be a secret: keys, numbers and misspelt choices
-are named, texts and whatever came from the environment are not.
+A problem never quotes a value that may be a secret. It may quote keys, numbers and misspelt
+choices, but no texts and nothing from the environment.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ KeyPath = tuple[str | int, ...]
 """Keys and indices from the root of the file to a value."""
 
 SHOWN = 100
-"""How many problems the text of a ConfigError lists; `problems` has all of them."""
+"""Problems listed in the text of a ConfigError; `problems` has all of them."""
 
 
 class Place(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -25,7 +25,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One thing to change: where (file, line, column, dotted path), what, and how."""
+    """One problem: its place (file, line, column, dotted path), the message and the fix."""
 
     file: str
     line: int
@@ -64,6 +64,6 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """A name fit for a terminal: control characters escaped, long ones cut."""
+    """A name fit for a terminal: control characters escaped, cut to `limit` characters."""
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -2,15 +2,15 @@
 
 Rules:
 
-- `${NAME}` is the environment's value; unset or empty is an error, because an empty secret
-  is nearly always a mistake. `${NAME:-default}` gives the default in both cases.
-- `$${` stands for a literal `${`. What was substituted is never looked at again, and it
-  cannot add structure: references are resolved after the YAML is parsed.
-- A value with a reference in it is an `EnvValue`: text that becomes a number or a flag only
-  where one is expected, so that a secret of digits stays text.
-- References may stand unquoted inside `{…}` and `[…]`, where YAML gives braces and commas a
-  meaning: `mask` hides those characters from the parser, one for one, so columns stay true.
-- Numbers are decimal or 0x: YAML 1.1's octal `017` and sexagesimal `1:30` stay text.
+- `${NAME}` is the environment's value. An unset or empty variable is an error, because an empty
+  secret is nearly always a mistake. `${NAME:-default}` gives the default in both cases.
+- `$${` stands for a literal `${`. Substituted text is not scanned again and cannot add structure,
+  because references are resolved after the YAML is parsed.
+- A value with a reference is an `EnvValue`: text that becomes a number or a flag only where the
+  setting expects one. A secret of digits therefore stays text.
+- References may stand unquoted inside `{…}` and `[…]`, where braces and commas have a meaning in
+  YAML. `mask` hides those characters from the parser one for one, so columns stay correct.
+- Numbers are decimal or 0x. YAML 1.1's octal `017` and sexagesimal `1:30` stay text.
 """
 
 import re
@@ -27,7 +27,7 @@ _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 class EnvValue(str):
-    """Text that came, in whole or in part, from the environment. Never quoted in an error."""
+    """Text that came wholly or partly from the environment; never quoted in an error."""
 
     __slots__ = ()
 
@@ -91,7 +91,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 
 
 def plain(text: str) -> object:
-    """What an unquoted YAML scalar means: null, a flag, a number or the text itself."""
+    """The value of an unquoted YAML scalar: null, a flag, a number or the text itself."""
     if text in {"", "~", "null", "Null", "NULL"}:
         return None
     if text.lower() in _BOOLS:

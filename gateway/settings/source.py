@@ -1,10 +1,9 @@
 """YAML text -> plain data, with the place of every key and value.
 
-PyYAML composes the nodes (with marks) and nothing else of it is used: no constructors, no
-tags beyond YAML's own scalars. Bounded: `MAX_BYTES` of text, `MAX_DEPTH` levels and
-`MAX_NODES` values after aliases are expanded, so an alias bomb is an error and not an outage.
-A duplicate key or a bad reference is noted and reading goes on, so that all problems are
-reported at once; bad syntax ends it.
+Of PyYAML only the composer (nodes with marks) is used: no constructors, and no tags beyond YAML's
+own scalars. The input is bounded by `MAX_BYTES` of text, `MAX_DEPTH` levels and `MAX_NODES` values
+after alias expansion, so an alias bomb is an error and not an outage. After a duplicate key or a
+bad reference, reading continues to report all problems at once; bad syntax ends it.
 """
 
 import re
@@ -29,14 +28,14 @@ _QUOTE_FIX = "check the indentation, and quote values that hold `: `, ` #` or st
 
 
 class Document:
-    """A parsed file: `data`, where everything stands, and the problems met on the way."""
+    """A parsed file: its `data`, the place of every key and value, and the problems found."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
         self.data: object = None
         self.problems: list[Problem] = []
         self.unresolved: set[KeyPath] = set()
-        """Values whose reference failed: reported already, None in `data`."""
+        """Values whose reference failed: already reported, and None in `data`."""
         self.values: dict[KeyPath, Place] = {}
         self.keys: dict[KeyPath, Place] = {}
 
@@ -59,13 +58,13 @@ class Document:
         )
 
     def place(self, path: KeyPath) -> Place:
-        """Where a value starts, or the nearest thing that holds it."""
+        """Where a value starts, or else its nearest parent."""
         while path and path not in self.values:
             path = path[:-1]
         return self.values.get(path, Place(1, 1))
 
     def key_place(self, path: KeyPath) -> Place:
-        """Where a value's key stands; the value's own place for list items and the root."""
+        """Where a value's key is; the value's own place for list items and the root."""
         return self.keys.get(path) or self.place(path)
 
     def resolve(self, location: tuple[str | int, ...]) -> KeyPath:
@@ -138,7 +137,7 @@ def _compose(text: str, document: Document) -> yaml.Node | None:
         place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
         message = "not valid YAML: a control character or an unpaired surrogate"
     except (ValueError, OverflowError, IndexError, AttributeError, TypeError):
-        # PyYAML lets these out, e.g. for "\UFFFFFFFF" and for absurd version directives.
+        # PyYAML does not wrap these, e.g. for "\UFFFFFFFF" and absurd version directives.
         place, message = _mark(loader), "not valid YAML: an escape or a directive out of range"
     document.add_at(place, message, _QUOTE_FIX)
     raise ConfigError(document.problems)
@@ -152,7 +151,7 @@ def _mark(loader: _Loader | None) -> Place:
 
 
 def _wording(error: yaml.MarkedYAMLError) -> str:
-    """The parser's own words without what it quotes: an alias's name may be a secret's start."""
+    """The parser's message without its quotes: an alias's name may be the start of a secret."""
     problem = str(error.problem or error.context or "bad syntax")
     if "\\t" in problem:
         return "a tab where YAML wants spaces"
@@ -231,7 +230,7 @@ class _Reader:
             if key not in result:
                 document.keys[inner] = _place(key_node)
                 result[key] = self.value(value_node, inner, (*above, node))
-            elif not merged:  # what is written out wins over what is merged
+            elif not merged:  # an explicit key wins over a merged one
                 document.add_at(
                     _place(key_node),
                     f"duplicate key `{shown(key)}`, first on line {document.keys[inner].line}",

@@ -1,4 +1,4 @@
-"""`state.url`: memory://, sqlite:///PATH, redis:// and its kin. Checked without connecting."""
+"""Checks `state.url` without connecting: memory://, sqlite:///PATH, redis:// and its variants."""
 
 import importlib.util
 import re
@@ -8,7 +8,7 @@ from gateway.settings.types import reject
 
 _REDIS = frozenset({"redis", "rediss"})
 _MANY = frozenset({"redis+sentinel", "redis+cluster"})
-# Other options of the client's URLs would undo the time-outs that keep requests unharmed.
+# Other URL options of the Redis client could undo the time-outs that protect requests.
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _FIX = "use memory://, sqlite:///PATH, redis://HOST:6379/0 or rediss://HOST:6379/0"
 _REDIS_FIX = "write it as redis://USER:PASSWORD@HOST:6379/0; user, password, port may be absent"
@@ -18,7 +18,7 @@ _NODE = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 def state_url(url: str) -> str:
-    """The URL, if a store can be opened by it. Rejections quote nothing of it but its scheme."""
+    """The URL unchanged, if it can open a store. Rejections quote only its scheme."""
     scheme, _, rest = url.partition("://")
     if scheme in _MANY:
         _check_many(scheme, rest)
@@ -37,12 +37,12 @@ def state_url(url: str) -> str:
 
 
 def is_redis(url: str) -> bool:
-    """Whether a URL that `state_url` passed is one of Redis."""
+    """Whether a URL accepted by `state_url` is a Redis URL."""
     return url.partition("://")[0] in _REDIS | _MANY
 
 
 def without_password(url: str) -> str:
-    """The URL for people to read."""
+    """The URL with its credentials masked."""
     return re.sub(r"//[^/]*@", "//***@", url)
 
 
@@ -68,14 +68,14 @@ def _check_redis(parts: SplitResult) -> None:
     given = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
     if not given <= (_TLS_OPTIONS if parts.scheme == "rediss" else frozenset()):
         reject(
-            "an option that is not taken",
+            "an option that is not supported",
             "only rediss:// takes options: " + ", ".join(sorted(_TLS_OPTIONS)),
         )
     _check_client()
 
 
 def _check_many(scheme: str, rest: str) -> None:
-    """Several nodes, each with its port; a cluster has no databases, a sentinel a service."""
+    """Several nodes, each with its port. A cluster has no database; sentinels need a service."""
     cluster = scheme == "redis+cluster"
     fix = _CLUSTER_FIX if cluster else _SENTINEL_FIX
     authority, slash, path = rest.partition("/")

@@ -1,7 +1,8 @@
-"""The file's part in token pools: shapes, terms and entries, as policy and adapters take them.
+"""Configuration -> the shapes, terms and entries of token pools for policy and adapters.
 
-A model is managed when an entitlement of it states a service class or a limit. One that is not
-has keys only: requests are counted and spill over, and nobody is refused.
+A model is managed if one of its entitlements states a service class or a limit. A model that is
+not managed only checks keys: its requests are counted and spill over, but are never refused for
+load.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ LIMITS = (
 
 
 def managed(config: Config, model: ModelConfig) -> bool:
-    """Whether anybody may be refused: an entitlement of the model states a class or a limit."""
+    """Whether an entitlement of the model states a class or a limit, so load may be refused."""
     return any(
         "service_class" in e.model_fields_set
         or any(getattr(e, name) is not None for name in LIMITS)
@@ -33,9 +34,9 @@ def managed(config: Config, model: ModelConfig) -> bool:
 
 
 def base_terms(model: ModelConfig) -> Terms:
-    """A model's capacity with every listed worker ready, and its rules.
+    """A model's admission rules, and its capacity with every listed worker ready.
 
-    `mean_slo_ms` 0: the mean over entitlements. `kv_bytes` 0: as the engines say.
+    `mean_slo_ms` 0 means the mean over entitlements; `kv_bytes` 0 means as the engines report.
     """
     pools = tuple(model.pools.values())
     return Terms(
@@ -52,21 +53,21 @@ def base_terms(model: ModelConfig) -> Terms:
 
 
 def slot_tokens_per_s(model: ModelConfig) -> float:
-    """What a slot makes of the model's tokens/s, on average.
+    """Average tokens/s of one slot of the model.
 
-    Where those are not stated: the slowest that an engine decodes at.
+    If pools state no rate, the slowest decode rate of an engine.
     """
     terms = base_terms(model)
     return terms.tokens_per_s / sum(terms.slots) if terms.tokens_per_s else DECODE_TOKENS_PER_S
 
 
 def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
-    """What one worker of each pool adds to the model's capacity."""
+    """By pool, the capacity that one worker adds to the model."""
     return tuple(share for _, share in _shares(model))
 
 
 def shape_of(model: ModelConfig) -> ModelShape:
-    """The model as its entitlements' terms see it."""
+    """The parts of a model that its entitlements' terms depend on."""
     pools = tuple(model.pools.values())
     return ModelShape(
         name=model.name,
@@ -79,7 +80,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
 
 
 def entries(config: Config) -> list[EntitlementEntry]:
-    """Every entitlement of the file, in its order, which is that of their creation."""
+    """Every entitlement of the file; the order in the file is their order of creation."""
     models = {model.name: model for model in config.models}
     return [
         EntitlementEntry(
@@ -93,12 +94,12 @@ def entries(config: Config) -> list[EntitlementEntry]:
 
 
 def terms_of(entitlement: EntitlementConfig, model: ModelConfig, created: int = 0) -> Entitlement:
-    """An entitlement's terms. Raises BadTerms, but not for a checked configuration."""
+    """An entitlement's terms. Raises BadTerms, but never for a checked configuration."""
     return terms_from(fields_of(entitlement), shape_of(model), created)
 
 
 def fields_of(entitlement: EntitlementConfig) -> dict[str, object]:
-    """All that is written of an entitlement but its keys, as `terms_from` takes it."""
+    """All fields of an entitlement except its keys, as input of `terms_from`."""
     return {
         name: getattr(entitlement, name)
         for name in EntitlementConfig.model_fields
@@ -107,7 +108,7 @@ def fields_of(entitlement: EntitlementConfig) -> dict[str, object]:
 
 
 def digest_of(entitlement: EntitlementConfig) -> str:
-    """SHA-256 of a section, in hex: the same however it is laid out and whatever has defaults."""
+    """SHA-256 of a section, in hex; layout and fields at their default do not change it."""
     said = entitlement.model_dump(mode="json", exclude_defaults=True)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -129,13 +130,13 @@ def _shares(model: ModelConfig) -> list[tuple[PoolConfig, WorkerShare]]:
 
 
 def _kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
-    """Of one worker; 0 where it is not stated, or cannot be told from tokens."""
+    """KV cache bytes of one worker; 0 if unstated, or without kv_bytes_per_token."""
     if model.kv_bytes_per_token is None or pool.kv_cache_gib is None:
         return 0
     return round(pool.kv_cache_gib * GIB)
 
 
 def _most_kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
-    """Of a pool at the most replicas; where it is not stated, what all slots filled would take."""
+    """KV cache bytes of a pool at most replicas; if unstated, the need of all slots when full."""
     filled = pool.max_num_seqs * pool.max_model_len * (model.kv_bytes_per_token or 0)
     return (_kv_bytes(model, pool) or filled) * pool.replica_bounds[1]

@@ -1,7 +1,7 @@
-"""The kinds of value that a configuration holds: strict, bounded, described once.
+"""Types of configuration values: strict and bounded.
 
-Strict: `"8"` in quotes is text and `true` is no number. The one exception is a value from the
-environment, which is text everywhere and becomes a number or a flag where one is expected.
+Strict: `"8"` in quotes is text, and `true` is not a number. The only exception is a value from the
+environment, which is text and becomes a number or a flag where the setting expects one.
 """
 
 import re
@@ -17,7 +17,7 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 
 
 class Section(BaseModel):
-    """Base of every mapping in the file: immutable, and no unknown keys."""
+    """Base of every mapping in the file: immutable, without unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -29,12 +29,12 @@ class Section(BaseModel):
 
 
 def reject(message: str, fix: str) -> NoReturn:
-    """Fail a field's validation with our own words. Neither may quote a secret."""
+    """Fail a field's validation with this message and fix, neither of which may quote a secret."""
     raise PydanticCustomError("sluice", "{message}", {"message": message, "fix": fix})
 
 
 def typed(value: object) -> object:
-    """A value from the environment as the number or flag it spells; others unchanged."""
+    """An environment value as the number or flag that it spells; other values unchanged."""
     if not isinstance(value, EnvValue):
         return value
     found = plain(str(value))

@@ -392,7 +392,7 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("cluster with a database", BASE + "state: {url: 'redis+cluster://h:1/0'}\n", 30, ["a cluster has no databases"]),  # noqa: E501
     ("redis without a host", BASE + "state: {url: 'redis:///0'}\n", 30, ["no host"]),
     ("redis with a name", BASE + "state: {url: 'redis://h/main'}\n", 30, ["not the number of a database"]),  # noqa: E501
-    ("redis with a time-out", BASE + "state: {url: 'redis://h/0?socket_timeout=60'}\n", 30, ["an option that is not taken"]),  # noqa: E501
+    ("redis with a time-out", BASE + "state: {url: 'redis://h/0?socket_timeout=60'}\n", 30, ["an option that is not supported"]),  # noqa: E501
     ("other state", BASE + "state: {url: 'mysql://h'}\n", 30, ["use memory://"]),
     ("ejection", BASE + "health: {eject_s: 90}\n", 30, ["below eject_s (90)", "at least 90"]),
     ("held bodies", edited("  port: 8080", "  max_held_body_bytes: 1000\n  port: 8080"), 3, ["below max_body_bytes", "at least 33554432"]),  # noqa: E501
