@@ -1,1 +1,1 @@
-"""The only place that knows the web framework."""
+"""HTTP surface: data plane, control plane, metrics. Only this package knows the web framework."""

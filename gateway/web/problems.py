@@ -49,7 +49,7 @@ def error_body(refusal: Refusal, dialect: Dialect = Dialect.OPENAI) -> bytes:
 
 
 def error_event(refusal: Refusal, endpoint: str, dialect: Dialect) -> bytes:
-    """The error as an in-band event of a stream that has started."""
+    """The error as an event within a stream that has started."""
     if dialect is Dialect.ANTHROPIC:
         return b"event: error\ndata: " + error_body(refusal, dialect) + b"\n\n"
     if endpoint == "responses":
@@ -59,7 +59,7 @@ def error_event(refusal: Refusal, endpoint: str, dialect: Dialect) -> bytes:
 
 
 def error_headers(refusal: Refusal) -> Sequence[tuple[bytes, bytes]]:
-    """x-sluice-reason and, where waiting helps, how long."""
+    """x-sluice-reason and, if waiting helps, how long to wait."""
     headers = [JSON, (b"x-sluice-reason", refusal.reason.encode())]
     if refusal.retry_after_s is not None:
         seconds = max(1, math.ceil(refusal.retry_after_s))

@@ -1,1 +1,1 @@
-"""The composition root: configuration in, a serving process out."""
+"""The composition root: builds a serving process from a configuration."""

@@ -1,7 +1,7 @@
 """The composition root: configuration -> the objects of one process.
 
-The only module that reads settings and knows every adapter; `gateway.wiring.serving` serves what it
-builds.
+Within the gateway only the composition root reads settings and knows every adapter;
+`gateway.wiring.serving` runs the objects built here.
 """
 
 import asyncio
@@ -73,9 +73,9 @@ class Gateway:
         clock: Callable[[], float] = time.monotonic,
         port: int = 0,
     ) -> None:
-        """Build everything; no I/O but opening the request log. Raises OSError for the log.
+        """Build everything. The only I/O is opening the log files, which may raise OSError.
 
-        `port`: where metrics and admin routes are served.
+        `port` serves metrics and admin routes.
         """
         self.config = config
         self.metrics = Metrics()
@@ -122,7 +122,7 @@ class Gateway:
         )
 
     def _watch_engines(self, config: Config, clock: Callable[[], float]) -> None:
-        """Build what asks engines how they are."""
+        """Build the prober, the boundary mover and the reader of engine metrics."""
         self.prober = Prober(
             self.models,
             interval_s=config.health.interval_s,
@@ -148,7 +148,7 @@ class Gateway:
         )
 
     def _records(self, config: Config) -> Records:
-        """Where decisions go: ring, request log, export of usage. Raises OSError for the last."""
+        """Sinks of decisions: ring, request log, usage export. Raises OSError for the export."""
         self.export: UsageExport | None = None
         if config.usage_export.path is not None:
             self.export = UsageExport(config.usage_export.path, self.metrics)
@@ -178,7 +178,7 @@ class Gateway:
         new_id: Callable[[], str],
         clock: Callable[[], float],
     ) -> AdmissionDesk:
-        """Admission for gateways that forward by themselves."""
+        """Admission for other proxies, which forward requests themselves."""
         return AdmissionDesk(
             models=by_name(config, self.models),
             store=self.store,
@@ -199,7 +199,7 @@ class Gateway:
         known: "Authenticator",
         wrong_keys: WrongKeys,
     ) -> App:
-        """Every path that is not the data plane's."""
+        """The application for every path outside the data plane."""
         names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
         admin_key = config.server.admin_key
         peers = self.replicas.peers
@@ -244,7 +244,7 @@ class Gateway:
         return Management(control, port) if port_apart else control
 
     def _answer(self, peers: Peers) -> None:
-        """Answer the other replicas from what this one has."""
+        """Register this replica's answers to the other replicas."""
         answer_decisions(peers, self.ring.find, self.ring.latest)
         answer_audit(peers, self.pools.registry.audit)
         answer_load(peers, self.models)
@@ -252,11 +252,11 @@ class Gateway:
         answer_refusals(peers, partial(refusals, self.metrics))
 
     def _state_up(self) -> bool:
-        """Whether everything answers that is shared with other gateways, or kept."""
+        """Whether all shared and persistent state is reachable."""
         return self.learning.up and self.pools.up and self.replicas.up
 
     def _evict(self, lease_id: str) -> None:
-        """Have a lease give way, whosever it is."""
+        """Evict a lease, held by a request here or for another proxy."""
         self.pipeline.evict(lease_id)
         self.desk.evict(lease_id)
 
@@ -274,7 +274,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Gateway"]:
-        """Probe and log while the block runs; then close everything, whatever fails at it."""
+        """Run background work during the block; then close everything, even if a part fails."""
         writers = [writer for writer in (self.log, self.export) if writer is not None]
         async with AsyncExitStack() as closing:
             for writer in writers:
@@ -292,7 +292,7 @@ class Gateway:
                 self.boundaries,
                 self.telemetry,
             ):
-                closing.push_async_callback(part.close)  # also of a start that is cancelled
+                closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()
             await closing.enter_async_context(self.pools.running(self.pipeline.extend))
             self.desk.start()
@@ -303,21 +303,21 @@ class Gateway:
             try:
                 yield self
             finally:
-                for writer in writers:  # before anything is waited for that may be away
+                for writer in writers:  # before waiting for parts that may be unreachable
                     await writer.flush()
 
     async def _tick(self) -> None:
-        """Have schedulers look after what no request brings about."""
+        """Let schedulers handle events that no request triggers."""
         while True:
             await asyncio.sleep(_TICK_S)
             try:
                 self.pipeline.tick()
             except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("looking after schedulers failed")
+                _log.exception("scheduler tick failed")
 
 
 def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
-    """An engine began anew, its prefix cache empty."""
+    """Forget a worker's prefixes: its engine restarted with an empty prefix cache."""
     if served.prefixes:
         served.prefixes[pool].forget(worker)
 
@@ -325,7 +325,7 @@ def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
 def _compress_workers(config: Config) -> "CompressWorkers | None":
     if not any(model.compression.enabled for model in config.models):
         return None
-    # numpy takes some 20 MB: only who compresses needs it.
+    # numpy takes about 20 MB, so it is imported only for compression.
     module = importlib.import_module("gateway.adapters.compress.workers")
     made: CompressWorkers = module.CompressWorkers(
         processes=-(-config.compressor.processes // config.server.workers),
@@ -349,7 +349,7 @@ def version() -> str:
 
 
 class Authenticator:
-    """Stage 1 for the control plane: who presents the key of this digest, now."""
+    """Stage 1 for the control plane: maps a key's digest to its principal."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring

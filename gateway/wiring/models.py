@@ -1,6 +1,6 @@
-"""A model's configuration -> what the stages know of it: routing, pools, workers, schedulers.
+"""A model's configuration -> its run-time objects: routing, pools, workers, schedulers.
 
-Part of the composition root. Each call makes states of its own.
+Part of the composition root. Each call creates new state.
 """
 
 import importlib
@@ -28,11 +28,11 @@ from predictor.artifact import load
 from predictor.online import PrefillPredictor
 
 _READING = PREDICTING | {"bfio"}
-"""They go by what engines say of their KV caches."""
+"""Policies that use the KV cache figures reported by engines."""
 
 
 def served_model(config: Config, model: ModelConfig) -> ServedModel:
-    """A model's configuration as the stages know it. Raises ArtifactError for its predictor."""
+    """Build the model for the stages. Raises ArtifactError for a bad predictor file."""
     timeouts = config.timeouts_for(model)
     health = config.health
     pools = tuple(
@@ -102,7 +102,7 @@ def _routing(model: ModelConfig) -> Routing:
 
 
 def _reads(model: ModelConfig) -> bool:
-    """Whether something of a model goes by what its engines say of themselves."""
+    """Whether the model uses metrics reported by its engines."""
     return model.boundary.auto or (model.policy in _READING and model.mode != "observe")
 
 
@@ -120,10 +120,10 @@ def _scheduling(
     views: tuple[TelemetryView, ...],
     predictors: tuple[PrefillPredictor, ...],
 ) -> tuple[tuple[Scheduler | None, ...], tuple[PrefixIndex, ...]]:
-    """Schedulers and prefix indices by pool; neither where workers are bound as a relay would."""
+    """Schedulers and prefix indices by pool; both empty if requests bind at once."""
     rules = model.scheduling
     if model.policy == "least-loaded" or model.mode == "observe":
-        return (), ()  # bound at once
+        return (), ()
     if model.policy == "bfio":
         return tuple(_rank_group(*pair) for pair in zip(pools, views, strict=True)), ()
     schedulers = tuple(
@@ -145,8 +145,8 @@ def _scheduling(
 
 def _rank_group(pool: PoolState, view: TelemetryView) -> Scheduler | None:
     if len(pool.engines) == len(pool.workers):
-        return None  # no engine of several ranks
-    # numpy takes some 20 MB: only who balances ranks needs it.
+        return None  # no engine has several ranks
+    # numpy takes about 20 MB, so it is imported only for balancing ranks.
     solver = importlib.import_module("gateway.policy.bfio.solver")
     return RankGroup(pool, solver.assign, observed=partial(held_tokens, view))
 

@@ -1,10 +1,9 @@
 """`python -m gateway.wiring.replica_process`: one replica of several on a host.
 
-Started by `gateway.wiring.supervisor`.
-
-Standard input gives the length of the checked configuration and the configuration, so that it is
-read and checked once and no secret is on disk; it stays open until the supervisor is gone.
-Standard output says when this replica listens.
+`gateway.wiring.supervisor` starts it and sends the length of the checked configuration and the
+configuration on standard input. The file is thus read and checked once, and no secret is on disk.
+Standard input stays open until the supervisor is gone. The replica reports on standard output when
+it listens.
 """
 
 import json
@@ -27,7 +26,7 @@ def main(arguments: list[str]) -> int:
     )
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - kept open
     packed = _exactly(pipe, int.from_bytes(_exactly(pipe, 8)))
-    # From our own supervisor, over a pipe that nobody else has.
+    # Trusted: it comes from our own supervisor over a private pipe.
     config = pickle.loads(packed)  # noqa: S301
     return run(config, on_ready=_ready, parent=pipe.fileno(), warns=told["index"] == 1)
 

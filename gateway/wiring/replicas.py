@@ -1,8 +1,7 @@
-"""What this replica shares with the others on its Redis; without Redis it is alone.
+"""Links this replica with the others on its Redis; without Redis it is alone.
 
-Part of the composition root. Leases, entitlements and learned ratios are shared by the stores
-themselves (`gateway.wiring.token_pools`); here are presence, notes, and questions from one to
-another.
+Part of the composition root. The stores themselves share leases, entitlements and learned ratios
+(`gateway.wiring.token_pools`). This module adds presence, notes, and questions between replicas.
 """
 
 import importlib
@@ -32,7 +31,7 @@ _log = logging.getLogger("sluice.state")
 
 
 class Replicas:
-    """One replica's part in what several share."""
+    """Links of this replica to the others."""
 
     def __init__(
         self,
@@ -43,9 +42,9 @@ class Replicas:
         port: int,
         counted: Callable[[str], int],
     ) -> None:
-        """`port`: where the others ask this one. Connects to nothing yet.
+        """`port` receives the other replicas' questions. Connects to nothing yet.
 
-        `counted`: gateways that the lease store of a model has heard of.
+        `counted` returns the number of gateways that a model's lease store has heard of.
         """
         self._models = models
         self._counted = counted
@@ -58,12 +57,12 @@ class Replicas:
 
     @property
     def peers(self) -> Peers:
-        """The other replicas, to be asked."""
+        """The other replicas, for questions."""
         return self._calls or NoPeers()
 
     @property
     def answers(self) -> Answers | None:
-        """What the other replicas are told; None: nobody asks."""
+        """Answers to the other replicas; None without Redis."""
         return self._calls
 
     @property
@@ -72,12 +71,12 @@ class Replicas:
         return self._board is None or self._board.up
 
     def count(self, model: str) -> int:
-        """Replicas that serve a model, this one included: each has that share of every gate."""
+        """Replicas that serve a model, this one included; each gets an equal share of its gates."""
         found = self._counted(model)
         return found if self._board is None else max(found, self._board.replicas(model))
 
     def drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
-        """Take a worker out of all rotations, or return it: of how many pools."""
+        """Take a worker out of all rotations or put it back; returns the number of its pools."""
         hits = drain_worker(self._models, worker, on=on)
         if hits and self._fleet is not None and self._board is not None:
             self._fleet.drained(worker, on=on)
@@ -85,19 +84,19 @@ class Replicas:
         return hits
 
     async def start(self) -> None:
-        """Hear of the others, and what they drained; waits some seconds at most."""
+        """Connect, and learn of the other replicas and drained workers; waits a few seconds."""
         if self._board is not None:
             await self._board.start()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         if self._board is not None:
             await self._board.close()
         if self._calls is not None:
             await self._calls.close()
 
     def _sharing(self, model: str) -> int:
-        """The same, for schedulers: several must not share ranks, and it is said once."""
+        """`count` for schedulers; warns once if several replicas balance the same ranks."""
         count = self.count(model)
         if count > 1 and model in self._balanced:
             self._balanced.remove(model)
@@ -113,7 +112,7 @@ class Replicas:
         host = _asked_at(config)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
-        # An extra: only who configures Redis needs its client.
+        # The Redis client is an optional extra, needed only if Redis is configured.
         module = importlib.import_module("gateway.adapters.store.redis.board")
         replica = secrets.token_hex(8)
         board: RedisBoard = module.RedisBoard(
@@ -132,7 +131,7 @@ class Replicas:
         board.listen(SchedulerNotes(self._models, board, replica, self._sharing, clock))
 
     def _digest_by(self, seed: int) -> None:
-        """Digest prompts by another seed: what is known by the old one is void."""
+        """Digest prompts with a new seed; prefixes known by the old seed become invalid."""
         digests.use_seed(seed)
         for index in (index for model in self._models for index in model.prefixes):
             for worker in range(index.workers):
@@ -140,7 +139,7 @@ class Replicas:
 
 
 def loopback_of_many(config: Config) -> str | None:
-    """What to say of an address to be asked at that means another machine on every other host."""
+    """A warning if this replica registers a loopback address that other hosts cannot use."""
     host = _asked_at(config)
     redis = _host_of(config.state.url)
     if not config.state.shared or not _loopback(host) or _loopback(redis):
@@ -164,6 +163,6 @@ def _loopback(host: str) -> bool:
 
 
 def _host_of(url: str) -> str:
-    """The host of a checked `state.url`; of several the first."""
+    """The host of a checked `state.url`, or the first of several."""
     authority = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     return urlsplit("//" + authority.split(",")[0]).hostname or "127.0.0.1"

@@ -1,6 +1,6 @@
-"""One replica that serves: uvicorn with the gateway's own protocol, until SIGTERM and drained.
+"""One serving replica: uvicorn with the gateway's own protocol, until SIGTERM and drained.
 
-`gateway.wiring.app` builds what is served; `gateway.wiring.supervisor` starts several of these.
+`gateway.wiring.app` builds its objects; `gateway.wiring.supervisor` starts several replicas.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from gateway.wiring.app import Gateway
 from gateway.wiring.replicas import loopback_of_many
 
 LAST_REQUESTS_S: Final = 1.0
-"""How long connections to a replica that leaves a shared port may take to send a request."""
+"""Time for open connections to send a last request when a replica leaves a shared port."""
 
 _log = logging.getLogger("sluice")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but the first SIGTERM drains: /ready says 503 while running requests finish.
+    """uvicorn, but the first SIGTERM drains: /ready answers 503 while running requests finish.
 
-    A replica that shares the clients' port stops listening on it as soon as it drains, so that new
-    connections are the others'. Each connection that it has is served one request more.
+    A replica that shares the clients' port stops listening on it when it drains, so new
+    connections reach other replicas. Its open connections are served one more request each.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class _Server(uvicorn.Server):
         *,
         shared: int,
     ) -> None:
-        """`shared`: how many of the sockets, the first ones, other replicas listen beside."""
+        """`shared`: number of sockets, from the first, whose port other replicas share."""
         super().__init__(config)
         self._gateway = gateway
         self._on_ready = on_ready
         self._shared = shared
         self._closes = 0
-        """Listeners to close, the first ones."""
+        """Number of listeners to close, from the first."""
         self._drain_until_s: float | None = None
         self._last_requests_until_s = 0.0
         self._next_sweep_s = 0.0
@@ -82,7 +82,7 @@ class _Server(uvicorn.Server):
         _log.info("draining: %d requests running", plane.running)
 
     def parent_gone(self, loop: asyncio.AbstractEventLoop, parent: int) -> None:
-        """Drain, and let go of every port: a new supervisor's replicas listen there."""
+        """Drain and release every port, because replicas of a new supervisor need them."""
         loop.remove_reader(parent)
         if self._drain_until_s is None:
             self.handle_exit(signal.SIGTERM, None)
@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _stop_listening(self) -> None:
-        """Close listeners, each when no connection waits in it: the kernel would reset those."""
+        """Close each listener once no connection waits in it; the kernel would reset those."""
         closes, self._closes = self._closes, 0
         for server in self.servers[:closes]:
             waiting = select.poll()
@@ -122,10 +122,10 @@ async def serve(
     on_ready: Callable[[int], None] | None = None,
     parent: int | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `on_ready` is told the port once it listens.
+    """Serve until SIGTERM or SIGINT; calls `on_ready` with the port once it listens.
 
-    `parent`: a descriptor that ends when the supervisor does, which shares its port. Raises
-    OSError, also for a port in use.
+    `parent` is a file descriptor that reaches its end when the supervisor ends; with it, the port
+    is shared. Raises OSError, also for a port in use.
     """
     listed = config.server
     sockets = bound(listed.host, listed.port, shared=parent is not None)
@@ -176,10 +176,10 @@ async def serve(
 
 
 def _calm_gc() -> None:
-    """Keep the collector away from requests: what is built now stays, and cycles are rare.
+    """Keep garbage collection away from requests: start-up objects stay, and cycles are rare.
 
-    It looks at the young only, 50,000 objects at most (some 5 ms): whatever lives as long as a
-    stream, an index or a ring of records would be walked through again and again for nothing.
+    Collections cover the young generations only, at most 50,000 objects (about 5 ms). Full ones
+    would repeatedly traverse long-lived streams, indices and records for nothing.
     """
     gc.collect()
     gc.freeze()
@@ -193,9 +193,9 @@ def run(
     parent: int | None = None,
     warns: bool = True,
 ) -> int:
-    """Serve in this process; the exit status. Raises nothing for a signal: that is a clean end.
+    """Serve in this process; returns the exit status. A signal is a clean end and raises nothing.
 
-    `parent`: see `serve`. Without `warns` another process says what the configuration lacks.
+    `parent`: see `serve`. Without `warns`, another process logs warnings about the configuration.
     """
     if warns and not config.entitlements:
         _log.warning("no entitlements are configured: the gateway is open to any key or none")
@@ -208,7 +208,7 @@ def run(
             runner.run(serve(config, on_ready=on_ready, parent=parent))
     except KeyboardInterrupt:
         return 0
-    except SystemExit:  # uvicorn's, once it has logged why it cannot listen
+    except SystemExit:  # raised by uvicorn after it logged why it cannot listen
         return 1
     except (OSError, StateFailure) as error:
         _log.error("%s", error)
@@ -226,14 +226,14 @@ def _allow_open_files(config: Config, *, warns: bool) -> None:
 
 
 def _connections(config: Config) -> int:
-    """Client connections that one of the host's replicas serves at once."""
+    """Client connections that one replica of the host serves at once."""
     return -(-config.server.max_connections // config.server.workers)
 
 
 def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
-    """SIGHUP asks daemons to read their configuration anew: say that this one does not.
+    """Log on SIGHUP that the configuration is not reloaded.
 
-    By itself the signal would end the process, and cut every stream.
+    Unhandled, the signal would end the process and cut every stream.
     """
     if sys.platform != "win32":
         told = "SIGHUP: the configuration is not read anew; restart to change it"
@@ -241,7 +241,7 @@ def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop of a replica."""
+    """Factory of a replica's event loop; None for the default."""
     if sys.platform == "win32":
         return None
     import uvloop  # noqa: PLC0415 - not on Windows

@@ -1,17 +1,18 @@
 """`serve --workers N`: N replicas on one port of this host, kept running.
 
-- The configuration is loaded and checked once; replicas get it as it is, each with a management
-  port of its own (`server.management_port` + 1 and on). They share everything through Redis, as
-  replicas of several hosts do; nothing that a request needs is here.
-- Each listens for itself with SO_REUSEPORT. The port is bound here, too, so that a second gateway
+- The supervisor loads and checks the configuration once. Replicas get it unchanged, each with a
+  management port of its own (`server.management_port` + 1 and on). They share all state on Redis,
+  as replicas on several hosts do; no request passes through the supervisor.
+- Each replica listens with SO_REUSEPORT. The supervisor binds the port, too, so a second gateway
   started by mistake is refused and no other program takes the port meanwhile.
-- A replica that ends is started again, after a pause that grows; one that does not get ready within
-  START_S is killed. One that does not get ready at the start, or dies MOST_DEATHS times within
-  DEATHS_WITHIN_S, ends the gateway.
-- Replicas whose supervisor was killed let go of their ports at once and drain, so a start waits
-  PORT_S for a port in use.
-- SIGTERM and SIGINT go to every replica, which drains; a second one too. SIGHUP does nothing.
-- `server.management_port` itself tells which replicas there are, for Prometheus.
+- A replica that ends is restarted after a growing pause. A replica that is not ready within START_S
+  is killed. The gateway ends if a replica does not get ready at the start, or dies MOST_DEATHS
+  times within DEATHS_WITHIN_S.
+- If the supervisor is killed, its replicas release their ports at once and drain. A new start
+  therefore waits PORT_S for a port in use.
+- The supervisor passes SIGTERM and SIGINT, also repeated ones, to every replica, which drains.
+  SIGHUP does nothing.
+- `server.management_port` itself lists the replicas for Prometheus.
 """
 
 import asyncio
@@ -38,23 +39,23 @@ from gateway.wiring.serving import run as run_alone
 START_S: Final = 60.0
 """How long a replica may take to get ready."""
 PORT_S: Final = 5.0
-"""How long a port may be in use at the start."""
+"""How long a start waits for a port in use."""
 PORT_EVERY_S: Final = 0.1
 MOST_DEATHS: Final = 5
 DEATHS_WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.1
 MOST_PAUSE_S: Final = 5.0
 READY: Final = b"ready\n"
-"""What a replica writes to its standard output once it listens."""
+"""Line that a replica writes to standard output once it listens."""
 GRACE_S: Final = 10.0
-"""Beyond the drain's own limit, until a replica that does not end is killed."""
+"""Time beyond the drain limit after which a replica that has not ended is killed."""
 
 _log = logging.getLogger("sluice.replicas")
 _LOGGERS: Final = ("", "httpx", "uvicorn.error", "sluice.audit")
 
 
 def run(config: Config, *, on_ready: Callable[[int], None] | None = None) -> int:
-    """Serve, in as many replicas as configured; the exit status."""
+    """Serve in the configured number of replicas; returns the exit status."""
     if config.server.workers == 1:
         return run_alone(config, on_ready=on_ready)
     if sys.platform == "win32":
@@ -72,7 +73,7 @@ class Supervisor:
     """The parent process."""
 
     def __init__(self, config: Config, on_ready: Callable[[int], None] | None) -> None:
-        """`on_ready` is told the port when all replicas serve."""
+        """`on_ready` is called with the port when all replicas serve."""
         self._config = config
         self._on_ready = on_ready
         self._port = config.server.port
@@ -81,7 +82,7 @@ class Supervisor:
         self.failed = False
 
     async def serve(self) -> int:
-        """Until a signal, or until the replicas cannot be kept up. Raises OSError."""
+        """Run until a signal, or until replicas keep failing. Raises OSError."""
         server = self._config.server
         held = await when_free(lambda: reserved(server.host, server.port))
         try:
@@ -102,7 +103,7 @@ class Supervisor:
         return 0 if clean and not self.failed else 1
 
     def give_up(self, why: str) -> None:
-        """End everything: it cannot be kept up."""
+        """Log the reason and end all replicas."""
         if not self.ending.is_set():
             self.failed = True
             _log.error("%s", why)
@@ -116,15 +117,15 @@ class Supervisor:
         return pickle.dumps(self._config.model_copy(update={"server": server}))
 
     def management_port(self, index: int) -> int:
-        """Where a replica shows its metrics and takes admin's calls."""
+        """Port of a replica's metrics and admin routes."""
         return self._config.server.management_port + index
 
     def ports(self) -> list[int]:
-        """Management ports of the replicas that serve now."""
+        """Management ports of the replicas that are serving."""
         return [self.management_port(r.index) for r in self.replicas if r.serves]
 
     async def _wait_ready(self) -> None:
-        """Until every replica serves, or one cannot."""
+        """Wait until every replica serves, or one fails."""
         waits = [asyncio.ensure_future(replica.ready.wait()) for replica in self.replicas]
         ending = asyncio.ensure_future(self.ending.wait())
         all_ready = asyncio.ensure_future(asyncio.wait(waits))
@@ -160,7 +161,7 @@ class Supervisor:
 
 
 async def when_free(bind: Callable[[], list[socket.socket]]) -> list[socket.socket]:
-    """Bind a port once nobody has it. Raises OSError, also after PORT_S."""
+    """Bind a port once it is free. Raises OSError, also if it is in use for PORT_S."""
     end_s = time.monotonic() + PORT_S
     while True:
         try:
@@ -172,23 +173,23 @@ async def when_free(bind: Callable[[], list[socket.socket]]) -> list[socket.sock
 
 
 class Replica:
-    """One replica's process, and its successors."""
+    """One replica's process, and the processes that replace it."""
 
     def __init__(self, index: int, supervisor: Supervisor) -> None:
-        """`index` from 1."""
+        """`index` counts from 1."""
         self.index = index
         self.ready = asyncio.Event()
-        """Set once it serves; stays set for its successors."""
+        """Set once it serves; stays set when the process is replaced."""
         self.serves = False
-        """Whether its process of now got ready and has not ended."""
+        """Whether its current process got ready and has not ended."""
         self.clean = True
-        """Whether it ended as it should."""
+        """Whether it ended without an error."""
         self.supervisor = supervisor
         self._process: asyncio.subprocess.Process | None = None
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
 
     async def keep(self) -> None:
-        """Run it, again and again, until all end."""
+        """Run and restart the process until the gateway ends."""
         ending = self.supervisor.ending
         while not ending.is_set():
             status = await self._run()
@@ -217,7 +218,7 @@ class Replica:
                 self._process.send_signal(sig)
 
     def _pause_s(self, now_s: float) -> float | None:
-        """Until it is started again; None when it died too often."""
+        """Pause before the restart, in seconds; None if the replica died too often."""
         self._deaths.append(now_s)
         recent = [at_s for at_s in self._deaths if now_s - at_s < DEATHS_WITHIN_S]
         if len(recent) == MOST_DEATHS:
@@ -225,7 +226,7 @@ class Replica:
         return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (2 * (len(recent) - 1)))
 
     async def _run(self) -> int:
-        """Start it and wait for its end; its exit status."""
+        """Start the process and wait for its end; returns its exit status."""
         levels = {name: logging.getLogger(name or None).level for name in _LOGGERS}
         try:
             self._process = process = await asyncio.create_subprocess_exec(
@@ -235,11 +236,11 @@ class Replica:
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for the parent, which passes it on
             )
-        except OSError as error:  # no process, memory or open file is left
+        except OSError as error:  # out of processes, memory or open files
             _log.error("replica %d cannot be started: %s", self.index, error)
             return 1
         late = asyncio.get_running_loop().call_later(START_S, self._kill_late)
-        if self.supervisor.ending.is_set():  # while it was started
+        if self.supervisor.ending.is_set():  # set during the start
             self.signal(signal.SIGTERM)
         listening = asyncio.create_task(self._listen(process))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -262,7 +263,7 @@ class Replica:
             self.signal(signal.SIGKILL)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Hear when it serves."""
+        """Wait for the replica's ready line."""
         if process.stdout is None:
             return
         while part := await process.stdout.read(4096):

@@ -1,8 +1,8 @@
-"""Token pools put together for one process: store, keeper, entitlements, admission for others.
+"""Builds the token pools of one process: store, keeper, entitlements.
 
-Part of the composition root: `gateway.wiring.app` builds it from the configuration and starts and
-ends it. The order matters: a shared store connects first, then entitlements are entered, then the
-embedded store learns what it held before the restart, then capacity is published.
+Part of the composition root; `gateway.wiring.app` builds, starts and ends it. The order of the
+start matters: a shared store connects, entitlements are entered, the embedded store restores its
+state from before the restart, and capacity is published.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ EXTEND_EVERY_S = 1.0
 
 
 class TokenPools:
-    """The objects of one process that admission needs."""
+    """The objects of one process for admission."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TokenPools:
         clock: Callable[[], float],
         witness: RecordSink | None = None,
     ) -> None:
-        """`models` by name (not by alias); `witness` hears what changes the pools. No I/O."""
+        """`models` by name (not by alias); `witness` records changes of the pools. No I/O."""
         self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
         kept = config.server.admin_key is not None and backend_of(self._url) != "memory"
@@ -94,7 +94,7 @@ class TokenPools:
             for name, book in books.items():
                 self.store.witness(name, "terms", time.time(), book.terms)
         self.figures: tuple[PoolFigures, ...] = ()
-        """What was counted at the last look, for /metrics."""
+        """Counters at the last refresh, for /metrics."""
 
     def manages(self, model: str) -> bool:
         """Whether a model's entitlements have limits."""
@@ -102,12 +102,12 @@ class TokenPools:
 
     @property
     def up(self) -> bool:
-        """Whether the shared store decides, the kept one saves and the directory answers."""
+        """Whether the shared store decides, the persistent one saves and the directory answers."""
         shared = True if isinstance(self.store, MemoryLeases) else self.store.up
         return shared and self.registry.up and (self._kept is None or self._kept.up)
 
     def replicas(self, model: str) -> int:
-        """Gateways that a shared store has heard of lately; 1 where it does not say."""
+        """Gateways that a shared store has heard of recently; 1 for embedded stores."""
         store = self.store
         if isinstance(store, MemoryLeases) or not self.manages(model):
             return 1
@@ -115,7 +115,7 @@ class TokenPools:
 
     @property
     def store_counts(self) -> StoreCounts:
-        """What went wrong with the shared lease store; all 0 without one."""
+        """Failures of the shared lease store; all 0 without one."""
         store = self.store
         if isinstance(store, MemoryLeases):
             return StoreCounts()
@@ -125,13 +125,13 @@ class TokenPools:
 
     @asynccontextmanager
     async def running(self, extend: Callable[[], None]) -> AsyncIterator[None]:
-        """Keep everything current while the block runs; `extend` has streams reserve more."""
+        """Keep everything current during the block; `extend` makes streams reserve more."""
         async with AsyncExitStack() as closing:
             if not isinstance(self.store, MemoryLeases):
                 closing.push_async_callback(self.store.close)
                 await self.store.start()
             closing.push_async_callback(self.registry.close)
-            # Where an admin may have made entitlements, nobody comes in before they are known.
+            # If an admin may have created entitlements, serve no request before they are known.
             await self.registry.start(self._file, guarded=self._guarded)
             if self._kept is not None:
                 closing.push_async_callback(self._kept.close)
@@ -150,7 +150,7 @@ class TokenPools:
         backend = backend_of(self._url)
         owner = secrets.token_hex(6)
         if books and backend == "redis":
-            # An extra: only who configures Redis needs its client.
+            # The Redis client is an optional extra, needed only if Redis is configured.
             module = importlib.import_module("gateway.adapters.store.redis.leases")
             store: RedisLeases = module.RedisLeases(
                 self._url,
@@ -192,7 +192,7 @@ class TokenPools:
         )
 
     async def _look(self) -> None:
-        """Take the counters that /metrics shows, so that a scrape waits for no store."""
+        """Refresh the counters for /metrics, so that a scrape waits for no store."""
         found = []
         for name in self._managed:
             names = [
@@ -217,7 +217,7 @@ class TokenPools:
     async def _often(self, every_s: float, work: Callable[[], object]) -> None:
         while True:
             await asyncio.sleep(every_s)
-            # A store that is away has said so already; the figures stay as they were.
+            # An unreachable store has been logged already; the figures stay unchanged.
             with contextlib.suppress(Exception):
                 await work()  # type: ignore[misc]
 

@@ -1,1 +1,1 @@
-"""The control plane: health, admin, tenants, OpenAPI, other replicas."""
+"""The control plane: health, admin, tenant API, OpenAPI, calls between replicas."""

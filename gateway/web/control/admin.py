@@ -1,4 +1,4 @@
-"""Admin: pools, entitlements, decisions, draining. It has its own key; without one it is closed."""
+"""Admin routes: pools, entitlements, decisions, draining. Closed without `server.admin_key`."""
 
 import hashlib
 import hmac
@@ -52,7 +52,7 @@ def admin_router(control: Control) -> APIRouter:
 def _reading_routes(app: APIRouter, control: Control) -> None:
     @app.get("/admin/pools")
     async def pools() -> Response:
-        """Pools and workers: load, health, what was learned, what admission counts."""
+        """Pools and workers: load, health, learned values, admission counters."""
         shown = []
         for served in control.models:
             counted = await control.registry.pools(served.name) if control.registry else []
@@ -69,7 +69,7 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
 
     @app.get("/admin/decisions/{request_id}")
     async def decision(request_id: str) -> Response:
-        """Why a request went where it went."""
+        """The decision record of one request."""
         found = control.find_decision(request_id)
         found = found or await find_decision(control.peers, request_id)
         if found is None:
@@ -84,7 +84,7 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
 def _worker_routes(app: APIRouter, control: Control) -> None:
     @app.post("/admin/workers/{worker:path}/drain")
     async def drain(worker: str, *, undo: bool = False) -> Response:
-        """Take a worker out of the rotation; running requests finish. `undo=true` returns it."""
+        """Take a worker out of the rotation; its requests finish. `undo=true` puts it back."""
         hits = control.drain(worker, not undo)
         if not hits:
             raise NotFound(

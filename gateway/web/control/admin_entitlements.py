@@ -1,8 +1,8 @@
 """Admin routes of entitlements: list, create, change, suspend, expire, delete, keys, audit.
 
-Bodies are JSON objects of the configuration file's fields, MAX_BODY_BYTES at most. They are
-read here, not by FastAPI: its errors would quote what was sent. A change with `If-Match` is made
-only while the entitlement is as that ETag says, else answered 412.
+Bodies are JSON objects with the configuration file's fields, MAX_BODY_BYTES at most. They are read
+here, because errors of FastAPI would quote the body. A change with `If-Match` applies only if the
+entitlement still has that ETag, and is otherwise answered 412.
 """
 
 from typing import Annotated, Any, Final
@@ -39,12 +39,12 @@ def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
         after: str | None = None,
         limit: Limit = PAGE,
     ) -> Response:
-        """Entitlements with their counters, oldest first; `next` is the next page's `after`."""
+        """Entitlements with their counters, oldest first; `next` is `after` for the next page."""
         return json_response(await desk.page(model=model, tenant=tenant, after=after, limit=limit))
 
     @app.post("/admin/entitlements")
     async def create(request: Request) -> Response:
-        """A new entitlement and its key, which is shown this once."""
+        """Create an entitlement; its key is shown only in this answer."""
         return _secret(await desk.create(await read_object(request), who), 201)
 
     @app.get("/admin/entitlements/{name}")
@@ -54,13 +54,13 @@ def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
 
     @app.patch("/admin/entitlements/{name}")
     async def change(name: str, request: Request) -> Response:
-        """Other values for some fields; null takes one away."""
+        """Change some fields; null removes one."""
         fields = await read_object(request)
         return _shown(await desk.change(name, fields, who, version=_version(request)))
 
     @app.delete("/admin/entitlements/{name}")
     async def delete(name: str, request: Request) -> Response:
-        """Forget it; 409 while it has requests in flight."""
+        """Delete it; 409 while it has requests in flight."""
         await desk.delete(name, who, version=_version(request))
         return Response(status_code=204)
 
@@ -68,7 +68,7 @@ def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
 def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
     @app.post("/admin/entitlements/{name}/suspend")
     async def suspend(name: str, request: Request) -> Response:
-        """Refuse its requests from now on; what runs goes on."""
+        """Refuse its new requests; running ones continue."""
         return _shown(await desk.suspend(name, who, version=_version(request)))
 
     @app.post("/admin/entitlements/{name}/resume")
@@ -100,12 +100,12 @@ def _audit(app: APIRouter, desk: EntitlementDesk, peers: Peers) -> None:
 def _keys(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
     @app.post("/admin/entitlements/{name}/keys")
     async def add(name: str, request: Request) -> Response:
-        """A second live key, which is shown this once; 409 when there are two."""
+        """Add a second valid key, shown only in this answer; 409 if there are two already."""
         return _secret(await desk.add_key(name, who, version=_version(request)), 201)
 
     @app.delete("/admin/entitlements/{name}/keys/{fingerprint}")
     async def revoke(name: str, fingerprint: str, request: Request) -> Response:
-        """End a key at once."""
+        """Revoke a key at once."""
         version = _version(request)
         return _shown(await desk.revoke_key(name, fingerprint, who, version=version))
 
@@ -129,7 +129,7 @@ async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any
 
 
 def _secret(content: dict[str, object], status: int) -> Response:
-    """An answer with a key in it: nothing on its way may keep it."""
+    """An answer that contains a key; caches must not store it."""
     response = _shown(content, status)
     response.headers["cache-control"] = "no-store"
     return response
@@ -143,7 +143,7 @@ def _shown(content: dict[str, object], status: int = 200) -> Response:
 
 
 def _version(request: Request) -> int | None:
-    """The revision that a change is made for (`If-Match`); None for any. Raises BadRequest."""
+    """The revision that `If-Match` asks for; None for any. Raises BadRequest."""
     given = request.headers.get("if-match", "*").strip()
     if given == "*":
         return None

@@ -1,7 +1,7 @@
 """The control plane in FastAPI: health, readiness, metrics, models, admin, OpenAPI.
 
-Admin has its own key; without one configured it is closed. Errors have the data plane's
-shape, so that clients read one format.
+The admin routes have their own key and are closed without one. Errors have the data plane's
+format, so clients parse only one.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from gateway.web.problems import error_body, error_headers, json_response
 
 REPLICAS: Final = "/internal/replicas/"
 MOST_ASKED_BYTES: Final = 65_536
-"""Of what another replica asks."""
+"""Largest body of a call from another replica."""
 SHOWN: Final = 100
-"""Workers that /ready names."""
+"""Most workers that /ready names."""
 
 
 def control_app(control: Control, *further: APIRouter) -> FastAPI:
-    """The FastAPI application of everything that is not the data plane; `further` routes too."""
+    """The FastAPI application for every path outside the data plane; adds `further` routes."""
     app = FastAPI(title="Sluice", version=control.version, docs_url="/docs", redoc_url=None)
     app.router.redirect_slashes = False  # it would redirect to whatever host the client names
     app.openapi = control.openapi  # type: ignore[method-assign]
@@ -57,10 +57,10 @@ def _public_routes(app: FastAPI, control: Control) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """It can serve: not draining, and each model has a worker in the rotation.
+        """The gateway can serve: not draining, and each model has a worker in the rotation.
 
-        `workers` names those that are not, with the reason; `adapters` a model's aliases that
-        its engines list as LoRA adapters.
+        `workers` names workers outside the rotation, with the reason. `adapters` names a model's
+        aliases that its engines list as LoRA adapters.
         """
         now_s = control.clock()
         missing = [
@@ -80,12 +80,12 @@ def _public_routes(app: FastAPI, control: Control) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus."""
+        """Metrics in Prometheus's text format."""
         return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
 
     @app.get("/")
     async def root(request: Request) -> dict[str, Any]:
-        """What this is, and where to go on."""
+        """Name of the service and links."""
         inner = managed(request.scope, control.management_port)
         return {
             "name": "sluice",
@@ -133,7 +133,7 @@ def _model_routes(app: FastAPI, control: Control) -> None:
 def _replica_routes(app: FastAPI, control: Control) -> None:
     @app.post(REPLICAS + "{topic}", include_in_schema=False)
     async def replica_asks(topic: str, request: Request) -> Response:
-        """What another replica asks, with the token that this one registered on Redis."""
+        """Call from another replica, with the token that this replica registered on Redis."""
         answers = control.answers
         _, _, token = request.headers.get("authorization", "").partition(" ")
         if answers is None or not answers.knows(token):
@@ -154,7 +154,7 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
 
 
 def _not_ready(models: Iterable[ServedModel]) -> dict[str, str]:
-    """model/pool/worker -> why it is not in the rotation; the first SHOWN."""
+    """model/pool/worker -> why it is outside the rotation; at most SHOWN."""
     found = (
         (f"{served.name}/{pool.name}/{worker}", pool.why_down[i])
         for served in models
@@ -189,7 +189,7 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_request: Request, _error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # nobody reads it: the client left amid its body
+        return Response(status_code=499)  # unread: the client left while sending its body
 
     @app.exception_handler(HTTPException)
     async def routed(request: Request, error: HTTPException) -> Response:

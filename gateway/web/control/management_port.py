@@ -1,4 +1,4 @@
-"""Metrics and admin routes on a port of their own: on the clients' port they are unknown."""
+"""Metrics and admin routes on a port of their own; the clients' port answers them with 404."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -13,10 +13,10 @@ INNER: Final = ("/metrics", "/admin", "/internal")
 
 
 class Management:
-    """ASGI: hands on all but what belongs to another port."""
+    """ASGI middleware that refuses paths belonging to another port."""
 
     def __init__(self, app: App, port: int) -> None:
-        """`port`: the only one on which INNER paths are served."""
+        """`port` is the only one that serves INNER paths."""
         self._app = app
         self._port = port
 
@@ -46,5 +46,5 @@ class Management:
 
 
 def managed(scope: Mapping[str, Any], port: int) -> bool:
-    """Whether a request came to the management port; 0: there is no other one."""
+    """Whether a request came to the management port; always true for port 0 (none apart)."""
     return port == 0 or (scope.get("server") or ("", None))[1] == port

@@ -1,7 +1,7 @@
-"""The OpenAPI description of what clients call; hand-kept, for the data plane is raw ASGI.
+"""The OpenAPI description of the client API; written by hand because the data plane is raw ASGI.
 
-It describes what the gateway itself reads. Everything else in a body goes to the engine as
-it is, so every request schema allows further members.
+It describes only the fields that the gateway reads. The rest of a body goes to the engine
+unchanged, so every request schema allows further members.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""What the control plane of one replica asks the other replicas.
+"""Questions that one replica's control plane asks the other replicas.
 
-A client's connection is one replica's, and whatever it asks must not depend on which: a decision
-is found wherever it was made, lists and loads are those of all, usage is reported to whoever
-holds the lease. A replica that does not answer in time, or answers as another version would, is
+A client reaches any one replica, and the answers must not depend on which one. Decisions are found
+on the replica that made them, lists and loads cover all replicas, and usage reports reach the
+replica that holds the lease. Replicas that answer too late, or in another version's format, are
 left out.
 """
 
@@ -27,25 +27,25 @@ class Peers(Protocol):
     """The other replicas."""
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        """What they answer. Raises nothing."""
+        """Ask all of them; returns the answers received. Raises nothing."""
         ...
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        """Register what answers them."""
+        """Register the function that answers a topic."""
 
 
 class Answers(Protocol):
-    """What the other replicas are told."""
+    """Answers to questions from other replicas."""
 
     def knows(self, token: str) -> bool:
-        """Whether who presents this token may ask."""
+        """Whether this token is valid."""
 
     def answer(self, topic: str, payload: bytes) -> bytes | None:
-        """What this replica says; None: nothing."""
+        """Answer of this replica; None if it has none."""
 
 
 class NoPeers:
-    """Peers of a replica that is alone."""
+    """Peers of a single replica."""
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         """See Peers."""
@@ -56,7 +56,7 @@ class NoPeers:
 
 
 def _understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Iterator[_T]:
-    """The answers that are of this version."""
+    """Decoded answers; those of another version's format are left out."""
     for answer in answers:
         try:
             yield decode(answer)
@@ -85,13 +85,13 @@ def answer_decisions(
     find: Callable[[str], bytes | None],
     latest: Callable[[int], list[msgspec.Raw]],
 ) -> None:
-    """Answer the others from this replica's ring."""
+    """Answer other replicas' queries from this replica's decision ring."""
     peers.on("decision", lambda payload: find(payload.decode()))
     peers.on("decisions", lambda payload: _json(latest(int(payload))))
 
 
 async def find_decision(peers: Peers, request_id: str) -> bytes | None:
-    """Another replica's record of a request, as JSON."""
+    """The record of a request from another replica, as JSON."""
     found = await peers.ask("decision", request_id.encode())
     return found[0] if found else None
 
@@ -99,14 +99,14 @@ async def find_decision(peers: Peers, request_id: str) -> bytes | None:
 async def newest(
     peers: Peers, topic: str, own: Sequence[object], count: int
 ) -> list[dict[str, Any]]:
-    """The newest records of all replicas, newest first; `own` are this one's."""
+    """The newest records of all replicas, newest first; `own` are this replica's."""
     told = [_json(own), *await peers.ask(topic, b"%d" % count)]
     merged = [record for records in _understood(_records, told) for record in records]
     return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
 
 
 def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) -> None:
-    """Answer the others from this replica's audit."""
+    """Answer other replicas' queries from this replica's audit."""
     peers.on("audit", lambda payload: _json(audit(int(payload))))
 
 
@@ -116,12 +116,12 @@ _counts: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> None:
-    """Answer the others with how often this replica refused an entitlement, by reason."""
+    """Tell other replicas how often this replica refused an entitlement, by reason."""
     peers.on("refused", lambda payload: _json(refusals(payload.decode())))
 
 
 async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
-    """How often all replicas did; `own` is this one's count."""
+    """How often all replicas refused an entitlement, by reason; `own` is this replica's count."""
     total = Counter(own)
     for told in _understood(_counts, await peers.ask("refused", name.encode())):
         total.update(told)
@@ -142,7 +142,7 @@ _loads: Final = msgspec.msgpack.Decoder(dict[str, list[_Load]]).decode
 
 
 def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
-    """Answer the others with what this replica has in flight."""
+    """Tell other replicas this replica's load in flight."""
 
     def load(_: bytes) -> bytes:
         return _pack(
@@ -164,7 +164,7 @@ def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
 
 
 async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
-    """Add what the others have in flight to models as `/admin/pools` shows them."""
+    """Add the other replicas' load in flight to the models of `/admin/pools`, in place."""
     for told in _understood(_loads, await peers.ask("load")):
         for model in shown:
             for pool, load in zip(model["pools"], told.get(model["model"], ()), strict=False):
@@ -188,7 +188,7 @@ class _Reported(Record, frozen=True, kw_only=True):
 class _Answer(Record, frozen=True, kw_only=True):
     settled: Settled | None = None
     message: str = ""
-    """Why the report is refused."""
+    """Why the report was refused."""
     reason: str = ""
     code: str | None = None
     param: str | None = None
@@ -200,7 +200,7 @@ Settle = Callable[[Principal, Report], Settled]
 
 
 def answer_usage(peers: Peers, settle: Settle) -> None:
-    """Settle for the others what this replica holds."""
+    """Settle leases that this replica holds, for usage reported to other replicas."""
 
     def settled(payload: bytes) -> bytes | None:
         told = _reported(payload)
@@ -221,7 +221,7 @@ def answer_usage(peers: Peers, settle: Settle) -> None:
 async def settle_anywhere(
     peers: Peers, settle: Settle, principal: Principal, report: Report
 ) -> Settled:
-    """Settle a lease wherever it is held. Raises NotFound, BadRequest."""
+    """Settle a lease on the replica that holds it. Raises NotFound, BadRequest."""
     try:
         return settle(principal, report)
     except NotFound as unknown:

@@ -1,4 +1,4 @@
-"""The supervisor's page: where its replicas show their metrics, for Prometheus's `http_sd`."""
+"""The supervisor's list of its replicas' metrics ports, for Prometheus's `http_sd`."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ class ReplicaList:
     """A small server beside the replicas, while the block runs."""
 
     def __init__(self, sockets: Sequence[socket.socket], ports: Callable[[], list[int]]) -> None:
-        """`sockets`: bound; `ports`: of the replicas that have got ready."""
+        """`sockets` are bound already; `ports` returns the ports of ready replicas."""
         self._sockets = list(sockets)
         config = uvicorn.Config(
             cast("Any", replica_list_app(ports)),
@@ -45,7 +45,7 @@ class ReplicaList:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the supervisor's."""
+        """Leave signals to the supervisor."""
         yield
 
 
@@ -53,7 +53,7 @@ def replica_list_app(ports: Callable[[], list[int]]) -> Starlette:
     """`GET /http_sd` and `GET /health`."""
 
     async def http_sd(request: Request) -> Response:
-        """The targets by the name that whoever asks used for this host."""
+        """The targets, with the host name that the caller used."""
         host = request.url.hostname or "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
         targets = [f"{host}:{port}" for port in ports()]

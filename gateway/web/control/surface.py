@@ -1,4 +1,4 @@
-"""What the control plane shows and may do, handed to it by the composition root."""
+"""The control plane's dependencies, provided by the composition root."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -13,67 +13,67 @@ from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 
 Authenticate = Callable[[bytes | None], Principal]
-"""By the SHA-256 digest of the key as presented; None without one."""
+"""Maps the SHA-256 digest of a presented key (None without a key) to its principal."""
 
 
 class EntitlementDesk(Protocol):
-    """Entitlements at run time, as the admin routes use them. All raise Refusal.
+    """Entitlements at run time, as the admin routes use them. All methods raise Refusal.
 
-    `who` is the admin key's fingerprint, for the audit. An entitlement is a mapping of the
-    file's fields and of what is counted; a new key stands under "key", once.
+    `who` is the admin key's fingerprint, for the audit. An entitlement is returned as a mapping of
+    the file's fields and its counters; a new key is under "key", in one answer only.
     """
 
     async def page(
         self, *, model: str | None, tenant: str | None, after: str | None, limit: int
     ) -> dict[str, object]:
-        """Some of them, oldest first: "data", and "next" for the next page's `after`."""
+        """One page, oldest first: "data", and in "next" the `after` of the next page."""
 
     async def get(self, name: str) -> dict[str, object]:
-        """One of them."""
+        """One entitlement."""
 
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
-        """A new one, with its first key."""
+        """Create an entitlement with its first key."""
 
     async def change(
         self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """Other values for some fields; None takes one away.
+        """Change some fields; None removes one.
 
-        `version`, here and below: the "revision" it must still be of; None for any.
+        `version`, here and below: the "revision" that the entitlement must have; None for any.
         """
 
     async def suspend(
         self, name: str, who: str, *, undo: bool = False, version: int | None = None
     ) -> dict[str, object]:
-        """Refuse its requests, or no longer."""
+        """Refuse its requests; `undo` admits them again."""
 
     async def expire(
         self, name: str, at: str | None, who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """Have it end at a time (ISO 8601), or now."""
+        """Set its expiry to a time (ISO 8601); None for now."""
 
     async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
-        """Forget it."""
+        """Delete it."""
 
     async def add_key(
         self, name: str, who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """A second live key."""
+        """Add a second valid key."""
 
     async def revoke_key(
         self, name: str, fingerprint: str, who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """End a key."""
+        """Revoke a key."""
 
     async def pools(self, model: str) -> list[PoolView]:
-        """Counters of a model's pools; none where nothing is counted."""
+        """Counters of a model's pools; empty for models that are not managed."""
 
     def audit(self, count: int) -> list[dict[str, object]]:
         """The newest changes, newest first."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control plane shows and may do."""
+    """The control plane's dependencies."""
 
     models: tuple[ServedModel, ...]
     names: Mapping[str, str]
@@ -83,15 +83,15 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a request, as JSON."""
     latest_decisions: Callable[[int], list[msgspec.Raw]]
     drain: Callable[[str, bool], int]
-    """Take a worker out of the rotation (True) or return it: of how many pools."""
+    """Take a worker out of the rotation (True) or put it back; returns the number of its pools."""
     peers: Peers = NoPeers()
     """Other replicas that serve the same clients."""
     management_port: int = 0
-    """Where metrics and admin routes are served; 0: on every port."""
+    """Port that serves metrics and admin routes; 0: every port does."""
     answers: Answers | None = None
-    """None: no other replica asks."""
+    """None if there are no other replicas."""
     registry: EntitlementDesk | None = None
-    """None: no admin routes of entitlements."""
+    """None: there are no admin routes for entitlements."""
     draining: Callable[[], bool]
     clock: Callable[[], float]
     admin_key_sha256: bytes | None

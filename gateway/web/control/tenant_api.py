@@ -1,7 +1,7 @@
-"""What a tenant may know of itself: its entitlement's terms, counters and refusals.
+"""The tenant API: terms, counters and refusals of a tenant's own entitlement.
 
-Everything is looked up by the entitlement of the key that asks: there is no name in the route
-or the query that could be somebody else's.
+The presented key alone selects the entitlement. The route and the query contain no name, so no
+tenant can ask for another's.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,17 +22,17 @@ from gateway.web.problems import json_response
 
 
 class TenantView(Record, frozen=True, kw_only=True):
-    """What the route reads, handed to it by the composition root."""
+    """The route's dependencies, provided by the composition root."""
 
     authenticate: Authenticate
     terms: Callable[[str], Entitlement | None]
-    """Of an entitlement by name, as in force now."""
+    """Current terms of an entitlement, by name."""
     view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
-    """`TokenPools.view`; asked for managed models only."""
+    """`TokenPools.view`; called for managed models only."""
     managed: Callable[[str], bool]
-    """Whether a model, by name, is managed."""
+    """Whether the model of this name is managed."""
     shapes: Mapping[str, ModelShape]
-    """By model's name."""
+    """By model name."""
     metrics: Metrics
     peers: Peers = NoPeers()
     """Other replicas that refuse the same tenants."""
@@ -44,7 +44,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
 
     @app.get("/v1/sluice/me")
     async def me(request: Request) -> Response:
-        """The entitlement of the key that asks: terms, state, what is used and owed."""
+        """The entitlement of the presented key: terms, state, usage and debt."""
         principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
         return json_response(await _describe(tenant, principal))
 
@@ -92,7 +92,7 @@ def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
 
 
 def refusals(metrics: Metrics, name: str) -> dict[str, int]:
-    """Refusals by reason that this replica counted since it started."""
+    """Refusals of an entitlement by reason, counted by this replica since its start."""
     return {
         reason: int(count)
         for (entitlement, decision, reason), count in metrics.admission.values.items()

@@ -1,8 +1,8 @@
-"""Admission alone, over HTTP: another proxy asks before it forwards, and reports what was used.
+"""Admission over HTTP for other proxies, which ask before they forward and report usage after.
 
-Routes: POST /admission/authorize, POST /admission/usage. Both take the tenant's own key, as the
-data plane does, and refuse in its shape. Bodies are small JSON objects; unknown fields are
-refused, so that a misspelt limit is not read as none.
+Routes: POST /admission/authorize, POST /admission/usage. Both take the tenant's own key and refuse
+in the data plane's format. Bodies are small JSON objects. Unknown fields are refused, because a
+misspelt limit must not count as absent.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _B = TypeVar("_B", bound=msgspec.Struct)
 
 
 class AuthorizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What POST /admission/authorize takes. One of `input_tokens` and `text_bytes` is needed."""
+    """Body of POST /admission/authorize. `input_tokens` or `text_bytes` is required."""
 
     model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
     input_tokens: Tokens | None = None
@@ -47,7 +47,7 @@ class AuthorizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What POST /admission/usage takes."""
+    """Body of POST /admission/usage."""
 
     lease_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
     status: Literal["ok", "failed", "cancelled"] = "ok"
@@ -58,7 +58,7 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class AuthorizeAnswer(Record, frozen=True, kw_only=True):
-    """A lease; report its usage within `expires_in_s`, or its estimate is charged."""
+    """A lease. If no usage is reported within `expires_in_s`, its estimate is charged."""
 
     lease_id: str
     pool: str
@@ -88,7 +88,7 @@ def admission_router(
 
     @app.post("/admission/authorize")
     async def authorize(request: Request) -> Response:
-        """May this request be forwarded? 200 with a lease, or the data plane's refusals."""
+        """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
         principal = authenticate(read_head(request.scope["headers"]).key_digest)
         body = await _read(request, _authorize)
         found = await desk.admit(principal, Wanted(**msgspec.structs.asdict(body)))
@@ -110,7 +110,7 @@ def admission_router(
 
     @app.post("/admission/usage")
     async def usage(request: Request) -> Response:
-        """What the request used: settles its lease, once."""
+        """Report what the request used, which settles its lease once."""
         principal = authenticate(read_head(request.scope["headers"]).key_digest)
         body = await _read(request, _usage)
         report = Report(**msgspec.structs.asdict(body))
@@ -124,7 +124,7 @@ def _answer(content: msgspec.Struct, headers: dict[str, str] | None = None) -> R
 
 
 async def _read(request: Request, decode: Callable[[bytes], _B]) -> _B:
-    """The body as `decode` makes it of its bytes. Raises BadRequest, TooLarge."""
+    """The decoded body. Raises BadRequest, TooLarge."""
     raw = bytearray()
     async for piece in request.stream():
         raw += piece

@@ -1,4 +1,4 @@
-"""How many leases are held for other proxies: in all, for each entitlement, in each pool."""
+"""Limits on leases held for other proxies: in total, per entitlement, and per pool."""
 
 from collections import Counter
 
@@ -6,22 +6,22 @@ from gateway.errors import RateLimited, Unavailable
 from gateway.records.lease import Lease
 
 MAX_HELD = 10_000
-"""Leases held at once; more are refused with 503."""
+"""Leases held at once; further ones are refused with 503."""
 MAX_HELD_EACH = 2_000
-"""The same for one entitlement; more are refused with 429."""
+"""Leases held at once for one entitlement; further ones are refused with 429."""
 
 
 class Places:
-    """Places taken: by leases that are held, and by those that are being asked for."""
+    """Places taken by leases that are held or being requested."""
 
     def __init__(self) -> None:
         self._taken = 0
         self._each: Counter[str] = Counter()
         self._slots: Counter[tuple[str, int]] = Counter()
-        """By model and pool: of leases beyond reserved baselines."""
+        """Sequences of leases beyond reserved baselines, by model and pool."""
 
     def take(self, entitlement: str) -> None:
-        """Take a place. Raises Unavailable, or RateLimited where the entitlement has its share."""
+        """Take a place. Raises Unavailable, or RateLimited if the entitlement is at its limit."""
         if self._taken >= MAX_HELD:
             raise Unavailable(
                 "This gateway holds as many leases as it can. Report usage when a request ends.",
@@ -41,14 +41,14 @@ class Places:
         self._each[entitlement] += 1
 
     def free(self, entitlement: str) -> None:
-        """Give a place back that was taken."""
+        """Give back a place."""
         self._taken -= 1
         self._each[entitlement] -= 1
         if not self._each[entitlement]:
             del self._each[entitlement]
 
     def take_slots(self, lease: Lease, most: int) -> None:
-        """Count a lease's sequences in its pool. Raises RateLimited where `most` are held."""
+        """Count a lease's sequences in its pool. Raises RateLimited at `most` sequences."""
         pool = lease.model, lease.pool
         if self._slots[pool] + lease.sequences > most:
             raise RateLimited(

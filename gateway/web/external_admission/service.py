@@ -1,17 +1,18 @@
 """Admission for requests that another proxy forwards: leases held until it reports usage.
 
-The token-pools paper splits gateway and authorisation service (section 4); this is the latter's
-side. Rules:
+The token-pools paper (section 4) separates the gateway from the authorisation service; this module
+is the service. Rules:
 
 - The same stages decide as for the gateway's own requests: estimate, plan, admit, settle.
-- A lease belongs to the tenant whose key asked for it. Its usage settles it once; a repeated
-  report gets the first settlement. What nobody reports within the lease's time is charged its
-  estimate, and no lease less than what its slots make in the time that it held them.
-- What is held is bounded: in all, for each entitlement and, beyond reserved baselines, in each
-  pool.
-- A lease that is to give way to a protected request ends at once, charged its estimate.
-- Reports are believed within what the pool's window allows, and teach no estimator: a tenant
-  must not steer the estimates of others.
+- A lease belongs to the tenant whose key requested it. The first usage report settles it; a
+  repeated report gets the same settlement.
+- A lease without a report in time is charged its estimate. Every lease is charged at least what
+  its slots produce in the time that it held them.
+- The number of held leases is bounded: in total, per entitlement and, beyond reserved baselines,
+  per pool.
+- A lease that must give way to a protected request ends at once and is charged its estimate.
+- Reports may not exceed the pool's window. They do not update estimators, so a tenant cannot
+  influence the estimates of others.
 """
 
 import asyncio
@@ -53,13 +54,13 @@ from gateway.web.external_admission.held_slots import Places
 from gateway.web.external_admission.records import refused_record, settled_record
 
 SETTLED_KEPT = 10_000
-"""Settlements that a repeated report still gets."""
+"""Settlements remembered for repeated reports."""
 SWEEP_S = 1.0
-"""How often leases are looked at whose time may be up."""
+"""Interval of the search for expired leases."""
 
 
 class AdmissionDesk:
-    """Admits and settles on behalf of another proxy. One event loop; nothing here blocks."""
+    """Admits and settles requests of other proxies. Runs on one event loop; never blocks."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class AdmissionDesk:
     ) -> None:
         """`models` by name and alias; `clock` monotonic, `wall_clock` Unix time, in seconds.
 
-        `replicas`: how many gateways share a model, this one included.
+        `replicas` gives the number of gateways that share a model, this one included.
         """
         self._models = models
         self._store = store
@@ -95,11 +96,11 @@ class AdmissionDesk:
 
     @property
     def held(self) -> int:
-        """Leases that wait for their usage."""
+        """Number of leases that wait for a usage report."""
         return len(self._held)
 
     async def admit(self, principal: Principal, wanted: Wanted) -> Admitted:
-        """Take a lease and hold it. Raises Refusal, as the data plane would."""
+        """Take a lease and hold it. Raises the same Refusals as the data plane."""
         self.sweep()
         lease_id = self._new_id()
         now_s, unix_s = self._clock(), self._wall_clock()
@@ -145,7 +146,7 @@ class AdmissionDesk:
         )
 
     def _take_slots(self, served: ServedModel, lease: Lease) -> None:
-        """Hold slots of a pool within the share of other proxies. Raises Refusal."""
+        """Count slots against the pool's share for other proxies; if full, settle and refuse."""
         if not _is_counted(served, lease):
             return
         pool = served.pools[lease.pool]
@@ -160,16 +161,16 @@ class AdmissionDesk:
             raise
 
     def evict(self, lease_id: str) -> None:
-        """End a lease that is to give way; one that is not held here: nothing."""
+        """End a lease that must give way; ignores leases that are not held here."""
         if (held := self._held.get(lease_id)) is not None:
             duration_s = self._clock() - held.received_s
             self._end(held, "evicted", estimated_usage(held), duration_s)
 
     def settle(self, principal: Principal, report: Report) -> Settled:
-        """Charge what was used and let go of the lease; a lease that ended says how it did.
+        """Charge the reported usage and release the lease; an ended lease returns its settlement.
 
-        Raises NotFound for a lease that is unknown, another tenant's, or was settled too long
-        ago; BadRequest for usage that cannot be (see `usage_of`).
+        Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
+        BadRequest for impossible usage (see `usage_of`).
         """
         self.sweep()
         known = self._settled.get(report.lease_id)
@@ -191,7 +192,7 @@ class AdmissionDesk:
         return self._end(held, report.status, usage, duration_s)
 
     def sweep(self) -> None:
-        """End leases whose time is up: they are charged their estimate."""
+        """End expired leases and charge their estimates."""
         now_s = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, lease_id = heappop(self._deadlines)
@@ -199,11 +200,11 @@ class AdmissionDesk:
                 self._end(held, "expired", estimated_usage(held), now_s - held.received_s)
 
     def start(self) -> None:
-        """Begin to sweep; call within the running loop."""
+        """Start sweeping; call within the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; every lease ends as if its time were up, for nobody can report to this process."""
+        """Stop and expire every lease, because no report can reach this process any more."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -218,7 +219,7 @@ class AdmissionDesk:
             self.sweep()
 
     def _expire_at(self, deadline_s: float, lease_id: str) -> None:
-        """Note a deadline; those of leases that ended are cleared away now and then."""
+        """Note a deadline; deadlines of ended leases are removed from time to time."""
         if len(self._deadlines) > 2 * len(self._held) + 1_000:
             self._deadlines = [due for due in self._deadlines if due[1] in self._held]
             heapify(self._deadlines)
@@ -237,7 +238,7 @@ class AdmissionDesk:
     def _end(
         self, held: HeldLease, ending: Ending, usage: Usage | None, duration_s: float
     ) -> Settled:
-        """Without an await, so that a lease ends once."""
+        """Settle a lease. There is no await here, so a lease cannot end twice."""
         lease, served = held.lease, held.served
         del self._held[lease.id]
         self._places.free(held.principal.entitlement)
@@ -267,5 +268,5 @@ class AdmissionDesk:
 
 
 def _is_counted(served: ServedModel, lease: Lease) -> bool:
-    """Whether a lease counts in its pool's share: where admission refuses, beyond baselines."""
+    """Whether a lease counts against `held_share`: beyond baselines, and admission enforced."""
     return lease.weight > 0 and not lease.protected and not served.observe_admission

@@ -1,1 +1,1 @@
-"""Clients' connections: the protocol, its limits, and how answers are written."""
+"""Client connections: the HTTP protocol, its limits, and the writing of answers."""

@@ -25,7 +25,7 @@ class AsgiReply:
         self.close_connection = False
 
     def ended(self) -> None:
-        """See Reply. The server sees for itself."""
+        """See Reply. The ASGI server notices by itself."""
 
     async def start(self, status: int, lines: Lines) -> None:
         """See ClientReply."""
@@ -38,7 +38,7 @@ class AsgiReply:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def write_now(self, data: bytes) -> bool:
-        """See ClientReply. ASGI can only await, so it is sent by `drain`, `write` or `finish`."""
+        """See ClientReply. ASGI must await; `drain`, `write` or `finish` sends the data later."""
         self._held.append(data)
         return False
 

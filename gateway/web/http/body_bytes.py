@@ -1,10 +1,10 @@
-"""Bytes of requests held over all connections: bounded, and shared between clients.
+"""Bounds the bytes of requests held over all connections, and shares them between clients.
 
-- Requests that are still being sent without a known key: past a bound those connections that hold
-  most are dropped, so that few who send much cannot keep out many who send little.
-- Bodies sent with a known key, from their announcement until they are answered: an entitlement
-  may hold as much as is still free. One alone gets half of the whole, two get a third each, and
-  there is always room for another one. Its first body needs no more than to fit.
+- Unfinished requests without a known key: past a bound, the connections that hold most are
+  dropped. A few large senders therefore cannot keep out many small ones.
+- Bodies with a known key, from announcement to answer: an entitlement may hold as much as is still
+  free. One entitlement gets at most half of the whole, two get a third each, so there is always
+  room for another. The first body of an entitlement only has to fit.
 """
 
 from collections.abc import Hashable
@@ -14,23 +14,23 @@ from typing import Final, Protocol
 from gateway.errors import RateLimited, Unavailable
 
 MOST_UNPROVEN_BYTES: Final = 256 * 1024 * 1024
-"""Without a known key; of one process."""
+"""Bound per process for requests without a known key."""
 MOST_BYTES: Final = 2 * 1024 * 1024 * 1024
-"""With one; of one process, unless its configuration says otherwise."""
+"""Default bound per process for bodies with a known key."""
 COUNTED_FROM_BYTES: Final = 16 * 1024
-"""Smaller bodies are not counted: all connections together hold few of them."""
+"""Smaller bodies are not counted, because all connections together hold little of them."""
 _RETRY_AFTER_S: Final = 2.0
 
 
 class Holder(Hashable, Protocol):
-    """A connection that holds a part of a request."""
+    """A connection that holds part of a request."""
 
     def drop(self) -> None:
-        """Refuse the request and let go of what was held of it."""
+        """Refuse the request and release its bytes."""
 
 
 class BodyBytes:
-    """What is held of requests, by connection or by entitlement."""
+    """Bytes held, by connection (without a known key) or by entitlement."""
 
     def __init__(
         self, most_bytes: int = MOST_BYTES, *, most_unproven_bytes: int = MOST_UNPROVEN_BYTES
@@ -40,12 +40,12 @@ class BodyBytes:
         self._unproven: dict[Holder, int] = {}
         self._owned: dict[str, int] = {}
         self.unproven = 0
-        """In bytes."""
+        """Bytes of requests without a known key."""
         self.total = 0
-        """Of bodies sent with a known key, in bytes."""
+        """Bytes of bodies with a known key."""
 
     def hold(self, holder: Holder, size: int) -> None:
-        """`holder`, without a known key, now holds `size` bytes in all; 0 for none."""
+        """Set the bytes that `holder`, without a known key, holds in total; 0 releases them."""
         self.unproven += size - self._unproven.pop(holder, 0)
         if size:
             self._unproven[holder] = size
@@ -53,9 +53,9 @@ class BodyBytes:
             self._drop()
 
     def take(self, owner: str, size: int) -> None:
-        """The entitlement `owner` now holds `size` bytes more, or fewer where that is negative.
+        """Add `size` bytes to the entitlement `owner`; a negative `size` gives bytes back.
 
-        Raises Refusal, with nothing taken, when that is more than its share.
+        Raises Refusal, with nothing taken, if its share is exceeded.
         """
         mine = self._owned.get(owner, 0)
         free = self._most - self.total
@@ -85,7 +85,7 @@ class BodyBytes:
         )
 
     def _drop(self) -> None:
-        # A quarter at once: who fills it again and again pays for each search with as many bytes.
+        # Freeing a quarter at once makes each costly search cost an attacker as many bytes.
         for holder in nlargest(len(self._unproven), self._unproven, key=self._unproven.__getitem__):
             if self.unproven <= self._most_unproven * 3 // 4:
                 return
@@ -94,7 +94,7 @@ class BodyBytes:
 
 
 class Share:
-    """What one body takes of an entitlement's bytes."""
+    """The part of an entitlement's bytes that one body takes."""
 
     __slots__ = ("_bodies", "_owner", "_size")
 
@@ -104,9 +104,9 @@ class Share:
         self._size = 0
 
     def cover(self, size: int) -> None:
-        """Take what a body of so many bytes needs, as announced or as it has come.
+        """Raise the share to `size`, the body's announced or received bytes.
 
-        Raises Refusal; what was taken is given back then.
+        Raises Refusal, after giving back what was taken.
         """
         if size > max(self._size, COUNTED_FROM_BYTES):
             try:
@@ -117,7 +117,7 @@ class Share:
             self._size = size
 
     def give_back(self) -> None:
-        """The body is not held any more. Idempotent."""
+        """Release the body's bytes. Idempotent."""
         size, self._size = self._size, 0
         if size:
             self._bodies.take(self._owner, -size)

@@ -1,12 +1,12 @@
-"""One client's connection: its clocks, its limits, and how it ends. What it says: `protocol`.
+"""One client connection: its clocks, its limits, and how it ends. `protocol` parses its data.
 
-- A whole request, head and body, is bounded in time: one sweep looks at all connections now and
-  then, so that no request needs a timer. A client that stops reading is cut off after
-  `WRITE_STALL_S`.
-- A client may close its sending side and wait for the answer. That looks just as if it had left,
-  so it is sent what it must ignore: to that the system of one that has left answers with a reset.
-- Who is refused while still sending is read on for `LINGER_S` and not listened to: closed at once,
-  the kernel would reset the connection, and the refusal would be lost on its way.
+- Receiving a request is bounded in time. One periodic sweep checks all connections, so requests
+  need no timers. A client that stops reading is cut off after `WRITE_STALL_S`.
+- A client may close its sending side and wait for the answer, which looks as if it had left. The
+  gateway then sends bytes that a client must ignore; if the client has left, its system replies
+  with a reset.
+- After a refusal, the data of a client that is still sending is read and ignored for `LINGER_S`.
+  If the connection closed at once, the kernel would reset it and the refusal would be lost.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ EVERY_S: Final = 60.0
 
 
 class RareLog:
-    """One kind of warning: at most one line in `EVERY_S`, which says how many it stands for."""
+    """A warning logged at most once in `EVERY_S`, with the number of suppressed ones."""
 
     def __init__(
         self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`what` happened, as a line says it; `clock` in seconds."""
+        """`what` happened is the text of the line; `clock` in seconds."""
         self._log = log
         self._what = what
         self._clock = clock
@@ -40,7 +40,7 @@ class RareLog:
         self._unsaid = 0
 
     def note(self, who: str) -> None:
-        """It happened, because of `who`."""
+        """Log or count one event caused by `who`."""
         now_s = self._clock()
         if now_s - self._silent_since_s < EVERY_S:
             self._unsaid += 1
@@ -57,12 +57,12 @@ KEEP_ALIVE_S = 75.0
 LINGER_S = 5.0
 _FIRST_LOOK_S: Final = 0.01
 _LAST_LOOK_S: Final = 1.0
-"""From the first to the last the time between two looks doubles."""
-_malformed = RareLog(logging.getLogger("sluice.http"), "what is not HTTP/1.1 came")
+"""The interval of checks doubles from the first to the last."""
+_malformed = RareLog(logging.getLogger("sluice.http"), "malformed HTTP/1.1 request")
 
 
 class ClientConnection(HttpToolsProtocol):
-    """uvicorn's connection, bounded. Only `protocol.GatewayProtocol` is made."""
+    """uvicorn's connection with bounds. Base class of `protocol.GatewayProtocol` only."""
 
     max_connections = 10_000
 
@@ -71,25 +71,25 @@ class ClientConnection(HttpToolsProtocol):
         self._inbound_since_s: float | None = self.loop.time()
         self._idle_since_s: float | None = None
         self._lingers_since_s: float | None = None
-        """It was answered for the last time, before all that it was sending had come."""
+        """When the last answer was written, while the client may still be sending."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        """Of a client that closed its sending side: is it still there?"""
+        """Next check whether a client that closed its sending side is still there."""
         self._reply: DirectReply | None = None
         self._answering: asyncio.Task[None] | None = None
         self._asgi_answers = False
-        """ASGI has a whole request, and has not answered it."""
+        """ASGI has a whole request and has not answered it."""
 
     @property
     def answering(self) -> bool:
-        """A whole request is here, or was refused, and its answer has not ended."""
+        """Whether a request that is complete, or refused, still waits for the end of its answer."""
         return self._answering is not None or self._asgi_answers
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse a connection too many."""
+        """Refuse connections beyond `max_connections`."""
         super().connection_made(cast("asyncio.Transport", transport))
-        # uvloop keeps what fits its buffer until the end of the loop's turn; an answer must
-        # not wait for its own settlement and for other requests' work.
+        # uvloop buffers writes until the end of the loop iteration; an answer must not wait for
+        # its own settlement and for other requests' work.
         self.transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.max_connections:
             self._refuse(
@@ -102,7 +102,7 @@ class ClientConnection(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel what is answered, and hold nothing any more."""
+        """Cancel the running answer and release everything held."""
         for timer in (self._stall_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
@@ -112,14 +112,14 @@ class ClientConnection(HttpToolsProtocol):
             held.cancel()
             self._reply = self._answering = None
         elif self._answering is not None:
-            # After its first step, or a request whose client left at once would leave no trace:
-            # a task that is cancelled before it began does not begin.
+            # Cancel after the task's first step: a task cancelled before it starts never runs,
+            # and the request would leave no trace.
             self.loop.call_soon(self._answering.cancel)
         else:
-            self._reply = None  # which knows this connection: a circle that would stay for long
+            self._reply = None  # breaks a reference cycle that would live long
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """Go on answering a client that has said all it will say; whether that is so."""
+        """Keep answering a client that closed its sending side; returns whether an answer runs."""
         if not self.answering:
             return False
         if self._reply is not None:
@@ -141,7 +141,7 @@ class ClientConnection(HttpToolsProtocol):
             self._stall_timer = None
 
     def sweep(self, now_s: float) -> None:
-        """Close the connection when its request takes too long to arrive, or none comes."""
+        """Close the connection if its request takes too long to arrive, or none comes."""
         for since_s, limit_s in (
             (self._inbound_since_s, INBOUND_TIMEOUT_S),
             (self._idle_since_s, KEEP_ALIVE_S),
@@ -154,7 +154,7 @@ class ClientConnection(HttpToolsProtocol):
         self._look_timer = self.loop.call_later(after_s, self._look, after_s)
 
     def _look(self, waited_s: float) -> None:
-        """Has the other side reset the connection? It is not read, so nobody else would say."""
+        """Abort if the client reset the connection; nothing else notices, as it is not read."""
         mine = self.transport.get_extra_info("socket")
         if mine is None or mine.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
@@ -169,15 +169,15 @@ class ClientConnection(HttpToolsProtocol):
         )
 
     def _refuse(self, refusal: Refusal, *, unread: bool) -> None:
-        """Answer without a reply of its own, and close. Never while another answer runs."""
+        """Write a refusal without a reply object, and close. Aborts if an answer has started."""
         if self.transport.is_closing():
             return
         if (cycle := cast("RequestResponseCycle | None", self.cycle)) is not None:
             if cycle.response_started and not cycle.response_complete:
                 self.transport.abort()
                 return
-            cycle.waiting_for_100_continue = False  # the body is not wanted any more
-            cycle.disconnected = True  # ASGI is told that nobody waits for its answer
+            cycle.waiting_for_100_continue = False  # the body is no longer wanted
+            cycle.disconnected = True  # ASGI learns that the client is gone
             cycle.message_event.set()
         body = error_body(refusal)
         retry = b"retry-after: 1\r\n" if refusal.status == 503 else b""
@@ -189,9 +189,9 @@ class ClientConnection(HttpToolsProtocol):
         self._close_answered(unread=unread)
 
     def _close_answered(self, *, unread: bool) -> None:
-        """Close the connection after an answer, and not before the client can have read it.
+        """Close the connection after an answer, but not before the client can read it.
 
-        `unread`: the client may be sending still.
+        `unread`: the client may still be sending.
         """
         transport = self.transport
         if unread and transport.can_write_eof() and not transport.is_closing():

@@ -1,8 +1,8 @@
-"""The data plane as a raw ASGI callable: reads the body once, hands it to the pipeline.
+"""The data plane as a raw ASGI callable: reads the body once and passes it to the pipeline.
 
-Every other path goes to the control plane (FastAPI). The client's disconnect cancels the
-request's own task: our HTTP protocol calls a hook in the scope when the connection is lost;
-under another server a watcher task does the same.
+Every other path goes to the control plane (FastAPI). When a client disconnects, the task of its
+request is cancelled: the gateway's HTTP protocol calls a hook in the scope, and under other ASGI
+servers a watcher task does the same.
 """
 
 import asyncio
@@ -40,26 +40,26 @@ DISCONNECT_HOOK = "sluice.disconnect"
 """Scope key: a list of callbacks that the HTTP protocol runs when the connection is lost."""
 
 LARGE_BODY_BYTES = 256 * 1024
-"""A body announced larger than this is read only for a known key."""
+"""Larger bodies are read only for a known key."""
 
 
 class Serve(Protocol):
-    """What the data plane needs of the pipeline."""
+    """The part of the pipeline that the data plane uses."""
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request."""
 
     def know(self, key_digest: bytes | None) -> Principal:
-        """Who asks. Raises Refusal."""
+        """The principal of a presented key. Raises Refusal."""
 
 
 class Reply(ClientReply, Protocol):
-    """A reply of this layer: it may also end the connection."""
+    """A reply that can also end the connection."""
 
     close_connection: bool
 
     def ended(self) -> None:
-        """Whoever answered it has ended, with or without an answer."""
+        """Called when the answering task ends, with or without an answer."""
 
 
 class ClientGone(Exception):
@@ -88,12 +88,12 @@ class DataPlane:
         self.draining = False
         """New requests are refused while the running ones finish."""
         self.last_requests = False
-        """While it drains, each connection is served one request more: the port's new ones are
-        other replicas'."""
+        """While draining, serve one more request per connection; other replicas get the port's
+        new connections."""
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request over ASGI (or hand it on)."""
+        """Serve one request over ASGI, or pass it to the control plane."""
         endpoint = ROUTES.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None:
             await self._control(scope, receive, send)
@@ -133,7 +133,7 @@ class DataPlane:
         body: bytes,
         reply: Reply,
     ) -> None:
-        """Answer one request whose body is here; cancelling it is how a client leaves."""
+        """Answer one request whose body is complete; cancelled when the client leaves."""
         lease_id = self._new_id()
         incoming = Incoming(
             request_id=head.request_id or lease_id,
@@ -147,7 +147,7 @@ class DataPlane:
         self.running += 1
         try:
             await self._pipeline.serve(incoming, reply)
-        except Exception:  # noqa: BLE001 - the last edge: a bug must not leave a bare 500
+        except Exception:  # noqa: BLE001 - last resort: a bug must not leave a bare 500
             _log.exception("request %s failed inside the gateway", incoming.request_id)
             if reply.started:
                 await reply.break_off(_broken())
@@ -158,7 +158,7 @@ class DataPlane:
             reply.ended()
 
     async def turn_away(self, refusal: Refusal, head: RequestHead, reply: Reply) -> None:
-        """Refuse before the body was read whole; the connection cannot be used again."""
+        """Refuse before the whole body was read; the connection cannot be reused."""
         reply.close_connection = True
         try:
             await reply.refuse(refusal, _id_header(head, self._new_id()))
@@ -166,9 +166,9 @@ class DataPlane:
             reply.ended()
 
     def check(self, method: str, endpoint: Endpoint, head: RequestHead, length: int) -> None:
-        """Refuse what the head alone rules out; who announces much must show a key first.
+        """Refuse requests by their head alone, such as large bodies without a known key.
 
-        `length` is the body's as announced, 0 where it is not.
+        `length` is the announced body length in bytes, 0 if not announced. Raises Refusal.
         """
         if method != "POST":
             raise MethodNotAllowed(
@@ -202,19 +202,19 @@ class DataPlane:
         self.check_size(head, length)
 
     def check_size(self, head: RequestHead, size: int) -> None:
-        """Refuse much of a body, as announced or as it has come, without a key."""
+        """Require a known key for a large body, by its announced or received bytes."""
         if size > LARGE_BODY_BYTES:
             self._pipeline.know(head.key_digest)
 
     def proves(self, head: RequestHead) -> bool:
-        """Whether a request has shown a key that is known here; never where none is asked for."""
+        """Whether a request shows a known key; always false on an open gateway."""
         try:
             return self._pipeline.know(head.key_digest) is not OPEN
         except Refusal:
             return False
 
     def share(self, head: RequestHead) -> Share:
-        """What a request's body is counted for, once it is known how large it is."""
+        """The share that counts this request's body, for the entitlement of its key."""
         try:
             owner = self._pipeline.know(head.key_digest).entitlement
         except Refusal:
@@ -236,7 +236,7 @@ class DataPlane:
 
 
 def request_ids() -> Callable[[], str]:
-    """A source of unique request ids: a random start per process, then a count."""
+    """A source of unique request ids: a random prefix per process, then a count."""
     prefix = "req-" + secrets.token_hex(6)
     count = 0
 
@@ -266,7 +266,7 @@ def too_large(limit: int) -> TooLarge:
 
 
 class _Watch:
-    """Cancels the request's own task when its client leaves, and only that."""
+    """Cancels the request's own task, and no other, when its client leaves."""
 
     __slots__ = ("_hooks", "_task", "_watcher", "fired")
 

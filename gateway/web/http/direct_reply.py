@@ -1,11 +1,11 @@
-"""The data plane's answer written straight to the client's transport: one write a piece.
+"""The data plane's answer, written straight to the client's transport: one write per chunk.
 
-The same ClientReply as over ASGI, without ASGI's messages, checks and awaits: on the hot path
-those cost more than the rest of a relayed chunk. Header names and values come from the
-gateway or from an engine's parsed head, never from a client, so they need no escaping here.
+This avoids ASGI's messages, checks and awaits, which cost more on the hot path than the rest of a
+relayed chunk. Header names and values come from the gateway or from an engine's parsed head, never
+from a client, so they need no escaping here.
 
-A client that leaves cancels whoever answers it, but the end of an answer may come in the same
-turn of the loop, and first: a closed transport of uvloop's raises when it is written to.
+A client that leaves cancels the answering task, but the end of an answer may come earlier in the
+same loop iteration. Writes therefore check the transport: a closed uvloop transport raises.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.H
 
 
 def status_line(status: int) -> bytes:
-    """The line with its end; unknown codes go without a phrase."""
+    """The status line with its CRLF; unknown codes have no phrase."""
     return _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
@@ -31,14 +31,14 @@ class Flow(Protocol):
     """A client connection's write side."""
 
     write_paused: bool
-    """Its buffer is full."""
+    """Whether its buffer is full."""
 
     async def drain(self) -> None:
-        """Wait until it is not."""
+        """Wait until the buffer has room."""
 
 
 class Connection(Protocol):
-    """What writes such replies, one after the other."""
+    """A client connection that writes replies one after the other."""
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -47,17 +47,17 @@ class Connection(Protocol):
 
     @property
     def flow(self) -> Flow:
-        """Whether its buffer has room, and waiting until it has."""
+        """Flow control of the write side."""
         ...
 
     def wrong_key_delay_s(self) -> float:
-        """How long this client waits to hear that its key is refused."""
+        """Delay of a 401 for this client, in seconds."""
 
     def finished(self) -> None:
-        """The whole answer is written."""
+        """Called when the whole answer is written."""
 
     def ended(self, reply: "DirectReply") -> None:
-        """Whoever answered has ended, with or without an answer."""
+        """Called when the answering task ends, with or without an answer."""
 
 
 class DirectReply:
@@ -78,7 +78,7 @@ class DirectReply:
     )
 
     def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
-        """Write to `connection`, which is told at once when the whole answer was written."""
+        """Write to `connection`; its `finished` is called once the whole answer is written."""
         self._endpoint = endpoint
         self._connection = connection
         self._transport = connection.transport
@@ -88,14 +88,14 @@ class DirectReply:
         self.finished = False
         self.close_connection = False
         self.task: asyncio.Task[None] | None = None
-        """Who answers."""
+        """The answering task."""
         self.held: asyncio.TimerHandle | None = None
-        """Writes a refusal that waits; whoever answered may have ended."""
+        """Timer that writes a delayed refusal; the answering task may have ended."""
         self.share: Share | None = None
-        """What the request's body is counted for, if it is large enough."""
+        """The share that counts the request's body, if it is large enough."""
 
     async def start(self, status: int, lines: Lines) -> None:
-        """See ClientReply. The head travels with the first piece."""
+        """See ClientReply. The head is sent with the first chunk."""
         self.started = True
         self._head = self._render(status, lines) + b"transfer-encoding: chunked\r\n\r\n"
 
@@ -105,7 +105,7 @@ class DirectReply:
             await self._flow.drain()
 
     def write_now(self, data: bytes) -> bool:
-        """See ClientReply. To a client that has gone nothing is written."""
+        """See ClientReply. Writes nothing if the client has left."""
         transport = self._transport
         if transport.is_closing():
             return False
@@ -121,10 +121,10 @@ class DirectReply:
         await self._flow.drain()
 
     def probe(self) -> None:
-        """Send what a client must ignore, and the system of one that has gone answers.
+        """Send bytes that a client must ignore; the system of a client that left sends a reset.
 
-        Before the head that is an interim answer, in a stream a leading zero of the next chunk's
-        size. It sends no more requests: this is its connection's last answer.
+        Before the head these are an interim answer, in a stream a leading zero of the next chunk's
+        size. The connection closes after this answer, because the client sends no more requests.
         """
         self.close_connection = True
         if self.finished or self._transport.is_closing():
@@ -165,7 +165,7 @@ class DirectReply:
         self._connection.ended(self)
 
     def give_back(self) -> None:
-        """The request's body is not held any more. Idempotent."""
+        """Release the bytes of the request's body. Idempotent."""
         if self.share is not None:
             self.share.give_back()
 
@@ -174,7 +174,7 @@ class DirectReply:
         return b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body))
 
     def _end(self, data: bytes) -> None:
-        """Write the last of an answer, if its client is still there."""
+        """Write the end of an answer, if the client is still there."""
         if not self._transport.is_closing():
             self._transport.write(data)
         self.finished = True

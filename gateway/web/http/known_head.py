@@ -1,9 +1,9 @@
-"""A request's head that a connection sends again and again: recognised, not parsed.
+"""Recognises a head that a connection sends repeatedly, instead of parsing it.
 
-Clients that keep a connection send the same head each time, but for the length of the body. Of
-one that came twice the bytes are kept, and a request that begins with the very same bytes needs
-no parser: to take 2 KB apart and to be told of each header costs more than to look at them.
-Whatever differs goes to the parser, which then decides alone.
+Clients that keep a connection open send the same head each time, except for the length of the
+body. The bytes of a head that came twice are kept; a request that begins with the same bytes is
+not parsed, because comparing 2 KB costs less than parsing them with a callback per header. Any
+other head goes to the parser.
 """
 
 import re
@@ -12,14 +12,14 @@ from hmac import compare_digest
 from typing import Final
 
 MOST_HEAD_BYTES: Final = 4096
-"""Longer heads are not kept: a connection holds one for as long as it lives."""
+"""Longer heads are not kept, because a connection keeps its head until it closes."""
 _MOST_DIGITS: Final = 7
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
 _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
 
 class KnownHead:
-    """A head up to the length of its body, and from there on."""
+    """The bytes of a head before and after the digits of its content-length."""
 
     __slots__ = ("_after", "_before")
 
@@ -28,10 +28,10 @@ class KnownHead:
         self._after = after
 
     def body_of(self, data: bytes) -> tuple[int, int] | None:
-        """Where the body begins in `data`, and how long it is said to be; None: another head."""
+        """(offset of the body in `data`, its announced length); None for another head."""
         begin, after = len(self._before), self._after
         end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
-        # A key is among the bytes compared: in constant time.
+        # The bytes contain a key, so the comparison takes constant time.
         if end < 0 or not compare_digest(data[:begin], self._before):
             return None
         body_at = end + len(after)
@@ -42,11 +42,11 @@ class KnownHead:
 
 
 def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | None:
-    """The head that `data` begins with, which a parser has accepted.
+    """The head at the start of `data`, which the parser has accepted.
 
-    `headers` are what it found there, but for content-length. None where another head could be
-    meant by the same bytes, where more than the body's length varies, or what follows depends on
-    more than the head.
+    `headers` are its headers except content-length. None if the bytes are ambiguous, if more than
+    the body's length may vary, or if the meaning of the following bytes depends on more than the
+    head.
     """
     end = data.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES) + 4
     told = {(name.lower(), value.lower()) for name, value in headers}
@@ -55,7 +55,7 @@ def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | No
         return None
     head = data[:end]
     lengths = list(_LENGTH.finditer(head))
-    lines = len(headers) + 3  # the request's own, content-length, and the empty one
+    lines = len(headers) + 3  # plus the request line, content-length and the empty line
     if len(lengths) != 1 or not head.count(b"\n") == head.count(b"\r") == lines:
         return None
     if head.count(b"\r\n") != lines:

@@ -1,9 +1,9 @@
-"""Large bodies take turns on the event loop, so that it is never held long by many at once.
+"""Makes large bodies take turns, so that many at once never hold the event loop for long.
 
 Rules:
-- In a turn of the loop all connections together read so much of large bodies; a connection over
-  that pauses, and reads on in its order.
-- Of one large body an answer begins in a turn.
+- In one loop iteration all connections together read at most `turn_bytes` of large bodies. A
+  connection beyond that pauses and resumes in order.
+- In one loop iteration the answer to at most one large body begins.
 """
 
 import asyncio
@@ -11,34 +11,34 @@ from collections import deque
 from typing import Final, Protocol
 
 LARGE_BYTES: Final = 1024 * 1024
-"""A body over this is answered from a turn of its own on."""
+"""The answer to a larger body waits for a turn of its own."""
 TURN_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 256 * 1024
-"""Of one read, as uvloop reads: a connection that goes on reads once at least."""
+"""Size of one uvloop read; a resumed connection reads at least once."""
 
 
 class Reader(Protocol):
-    """A connection that a large body comes in on."""
+    """A connection that receives a large body."""
 
     def pause_body(self) -> None:
-        """Read no more."""
+        """Pause reading."""
 
     def resume_body(self) -> None:
-        """Read on. May come after the connection was lost."""
+        """Resume reading. May be called after the connection was lost."""
 
 
 class LargeBodies:
-    """The turns of all connections of a process."""
+    """Turns for all connections of a process."""
 
     def __init__(self, turn_bytes: int = TURN_BYTES) -> None:
         self._turn_bytes = self._left = turn_bytes
         self._paused: deque[Reader] = deque()
         self._beginning: deque[asyncio.Future[None]] = deque()
         self._waits = False
-        """For the next turn."""
+        """Whether a callback for the next turn is scheduled."""
 
     def took(self, reader: Reader, size: int, loop: asyncio.AbstractEventLoop) -> None:
-        """A connection has read `size` bytes, and a body wants more."""
+        """Count `size` bytes read for an unfinished body; pauses the reader if over the limit."""
         self._left -= size
         if self._left < 0:
             reader.pause_body()

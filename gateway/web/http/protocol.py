@@ -1,18 +1,18 @@
-"""What clients say: uvicorn's httptools protocol with what a public gateway needs on top.
+"""HTTP from clients: uvicorn's httptools protocol plus the protections of a public gateway.
 
-- The data plane's requests are answered without ASGI: the body is collected here, one task
-  runs the pipeline, the answer is written straight to the transport. All other requests
-  (control plane, HTTP/1.0, HEAD) go through uvicorn's ASGI as ever.
-- While an answer runs, or waits to be read, whatever else the client sends is neither read nor
-  answered: the connection closes after that answer. So nothing that a client sends can spoil one.
-- A lost connection runs the hooks its requests left in the scope, so a client that goes away
-  cancels its own request at once (no watcher task per request).
-- Heads are bounded in bytes and lines, trailers and the framing of chunks in bytes; trailers are
-  not read. What is not HTTP gets an OpenAI-shaped 400. An upgrade is never made: the request is
-  served as if it had not asked for one.
-- A head that comes again on a connection is recognised (`known_head`), not parsed.
-- What is held of requests is bounded over all connections (`body_bytes`), and large bodies take
-  turns on the event loop (`large_bodies`).
+- Data plane requests bypass ASGI: the protocol collects the body, one task runs the pipeline, and
+  the answer is written straight to the transport. All other requests (control plane, HTTP/1.0,
+  HEAD) go through uvicorn's ASGI.
+- Data that arrives while an answer runs, or waits to be read, is discarded, and the connection
+  closes after that answer. Pipelined data therefore cannot corrupt an answer.
+- A lost connection runs the hooks that its requests left in the scope. A client that leaves thus
+  cancels its request at once, without a watcher task per request.
+- Heads are bounded in bytes and lines; trailers and chunk framing are bounded in bytes. Trailers
+  are not interpreted. Malformed HTTP gets a 400 in OpenAI's format. Upgrades are ignored: the
+  request is served as if it had not asked for one.
+- A head that a connection repeats is recognised (`known_head`) instead of parsed.
+- The bytes held for requests are bounded over all connections (`body_bytes`), and large bodies
+  take turns on the event loop (`large_bodies`).
 """
 
 import asyncio
@@ -37,28 +37,28 @@ from gateway.web.http.known_head import KnownHead, learn
 from gateway.web.http.large_bodies import LARGE_BYTES, LargeBodies
 
 MAX_HEADERS: Final = 256
-"""Lines of a head: each costs more memory than its bytes."""
+"""Bound on the lines of a head, because each costs more memory than its bytes."""
 _HEADER_COST_BYTES: Final = 160
-"""What a line of a head takes besides its bytes."""
+"""Memory that a header line takes besides its bytes."""
 _CHUNK_FRAME_BYTES: Final = 16
-"""Of one chunk, its size in digits and its line breaks; what is longer counts as extensions."""
+"""Size digits and line breaks of one chunk; anything longer counts as chunk extensions."""
 _MOST_SURPLUS_BYTES: Final = 32 * 1024 * 1024
-"""Behind a request that is being answered; who sends more is cut off."""
+"""Most bytes after a request that is being answered; beyond it the connection is aborted."""
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
-"""What no headers are: a name is never empty."""
+"""Differs from any joined headers, because a header name is never empty."""
 _PATHS: Final = {path.encode(): endpoint for path, endpoint in ROUTES.items()}
 _UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
 class HeadTooLarge(Refusal):
-    """431: more header bytes than the gateway reads."""
+    """431: the head or trailers exceed the gateway's limits."""
 
     status = 431
 
 
 class _EnoughError(Exception):
-    """Ends the parser's work on a read: the rest of it is not to be parsed."""
+    """Stops the parser: the rest of the read must not be parsed."""
 
 
 class GatewayProtocol(ClientConnection):
@@ -68,40 +68,40 @@ class GatewayProtocol(ClientConnection):
     bodies = BodyBytes()
     large_bodies = LargeBodies()
     data_plane: DataPlane | None = None
-    """Answers its endpoints without ASGI; None sends everything through ASGI."""
+    """Answers data plane requests without ASGI; None sends everything through ASGI."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
-        """Of the head that is coming in; -1 while a body is."""
+        """Received bytes of the incoming head; -1 while a body is coming in."""
         self._head_end = b""
-        """Its last bytes, for an end that comes in two pieces."""
+        """Last bytes of the incoming head, to find an end that is split over two reads."""
         self._framing_bytes = 0
-        """Of the body that is coming in: what is neither body nor the usual frame of a chunk."""
+        """Bytes of the incoming body that are neither content nor the usual framing of a chunk."""
         self._surplus_bytes = 0
-        """What came behind a request that is being answered."""
+        """Bytes received after a request that is being answered."""
         self._hooks: list[list[Any]] = []
         self._endpoint: Endpoint | None = None
-        """Of the request that is coming in, when it is answered without ASGI."""
+        """Endpoint of the incoming request, if it is answered without ASGI."""
         self._announced = b""
-        """Its content-length, "" without: in `headers` it would make every head another one."""
+        """Its content-length, or b"". Kept out of `headers`, where it would make heads differ."""
         self._head = RequestHead()
         self._head_of = _NOT_READ
-        """The headers that `_head` was read from, names and values line by line."""
+        """Names and values that `_head` was read from, joined by line breaks."""
         self._again = False
-        """The last head was the one before it."""
+        """Whether the last head equals the one before it."""
         self._known: KnownHead | None = None
-        """`_head` as it is sent, once it came twice; of a request to `_known_endpoint`."""
+        """`_head` as sent, for a request to `_known_endpoint`, once the head came twice."""
         self._known_endpoint: Endpoint | None = None
         self._half = b""
-        """A request with a known head whose body is still coming."""
+        """First read of a request with a known head whose body is incomplete."""
         self._body: bytes | BytesIO = b""
-        """As far as it has come."""
+        """The part of the incoming body that has arrived."""
         self._size = 0
         self._holds = False
-        """`bodies` counts what is held for this connection without a known key."""
+        """Whether `bodies` counts bytes for this connection without a known key."""
         self._proven = False
-        """The request that is coming in has shown a key."""
+        """Whether the incoming request has shown a known key."""
 
     # Connection
 
@@ -136,7 +136,7 @@ class GatewayProtocol(ClientConnection):
             self._refuse_head()
             return
         self._parse(data)
-        if self._head_bytes:  # some of a request is here, not all
+        if self._head_bytes:  # the request is incomplete
             self._wait_for_rest(len(data), in_body=in_body)
         elif self._holds:
             self._let_go()
@@ -145,21 +145,21 @@ class GatewayProtocol(ClientConnection):
             self._known = learn(data, self.headers) if taken else None
 
     def shutdown(self) -> None:
-        """Uvicorn stops: end now when idle, after the answer when not."""
+        """Uvicorn stops: close now if idle, else after the answer."""
         if self._answering is None:
             super().shutdown()
         elif self._reply is not None:
             self._reply.close_connection = True
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """See ClientConnection. Whoever gets the data plane's answer over ASGI counts as gone."""
+        """See ClientConnection. During a data plane answer over ASGI the client counts as gone."""
         return False if any(self._hooks) else super().eof_received()
 
     def drop(self) -> None:
         """See body_bytes.Holder."""
         self._refuse(
             Unavailable(
-                "This gateway holds too much of requests that are still being sent. Try again.",
+                "Unfinished requests hold too many bytes in this gateway. Try again.",
                 reason="too_much_unsent",
                 code="too_much_unsent",
             ),
@@ -176,7 +176,7 @@ class GatewayProtocol(ClientConnection):
         except httptools.HttpParserUpgrade as upgrade:
             self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if self.answering:  # the request before: what is behind it is not looked at
+            if self.answering:  # the error is in data after the request that is being answered
                 self._pass_over(data)
             elif len(self.headers or ()) > MAX_HEADERS:
                 self._refuse_head()
@@ -184,7 +184,7 @@ class GatewayProtocol(ClientConnection):
                 self._refuse_malformed()
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse a head anew that asked for another protocol, without that wish."""
+        """Parse a head that asked for an upgrade again, without the upgrade headers."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refuse_malformed()
@@ -202,7 +202,7 @@ class GatewayProtocol(ClientConnection):
         self._parse(head + rest)
 
     def on_message_begin(self) -> None:
-        """Start a request's clock. What ASGI needs is made later, if it is needed."""
+        """Start a request's clock. State for ASGI is created later, if needed."""
         if self.answering:
             raise _EnoughError
         self.url = b""
@@ -214,7 +214,7 @@ class GatewayProtocol(ClientConnection):
         self._idle_since_s = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header as it was sent: most connections send the same ones again and again."""
+        """Note a header as sent, because most connections repeat the same headers."""
         if len(name) == _LENGTH_NAME and name.lower() == b"content-length":
             self._announced = value
         elif self._head_bytes >= 0:  # not a trailer
@@ -223,9 +223,9 @@ class GatewayProtocol(ClientConnection):
                 raise _EnoughError
 
     def on_headers_complete(self) -> None:
-        """Choose: the data plane's own way, or ASGI for everything else."""
+        """Choose the direct path of the data plane, or ASGI for everything else."""
         if self.parser.should_upgrade():
-            return  # it is parsed anew
+            return  # _parse_without_upgrade parses it again
         self._head_bytes = -1
         self._head_end = b""
         endpoint = self._direct_endpoint()
@@ -237,7 +237,7 @@ class GatewayProtocol(ClientConnection):
             self._to_asgi()
 
     def on_chunk_header(self) -> None:
-        """Count the usual frame of a chunk as no more than that."""
+        """Exclude the usual framing of a chunk from `_framing_bytes`."""
         self._framing_bytes -= _CHUNK_FRAME_BYTES
 
     def on_body(self, body: bytes) -> None:
@@ -252,7 +252,7 @@ class GatewayProtocol(ClientConnection):
             self._body = body
         else:
             if isinstance(self._body, bytes):
-                # It gives out what it holds without a copy, as a bytearray would not.
+                # BytesIO returns its value without a copy, unlike a bytearray.
                 first, self._body = self._body, BytesIO()
                 self._body.write(first)
             self._body.write(body)
@@ -260,7 +260,7 @@ class GatewayProtocol(ClientConnection):
             self._turn_away(too_large(self.data_plane.max_body_bytes), self.data_plane)
 
     def on_message_complete(self) -> None:
-        """The request is in: stop its clock, answer it, count the next head from zero."""
+        """The request is complete: stop its clock, answer it, count the next head from zero."""
         if self.parser.should_upgrade():
             return
         self._head_bytes = 0
@@ -270,7 +270,7 @@ class GatewayProtocol(ClientConnection):
             if self._answering is None:
                 self._asgi_answers = not self.cycle.response_complete
                 super().on_message_complete()
-                # A client that leaves is seen only while its connection is read.
+                # The gateway notices that a client left only while it reads the connection.
                 self.flow.resume_reading()
             return
         body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
@@ -292,7 +292,7 @@ class GatewayProtocol(ClientConnection):
 
     def _head_fits(self, data: bytes) -> bool:
         if self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
-            self._head_bytes += len(data)  # even if it were all head
+            self._head_bytes += len(data)  # fits even if all of it is head
             self._head_end = data[-3:]
             return True
         known = len(self._head_end)
@@ -315,10 +315,11 @@ class GatewayProtocol(ClientConnection):
         self._let_go()
 
     def _wait_for_rest(self, read_bytes: int, *, in_body: bool) -> None:
-        """Bound what is held of a request until the rest of it has come."""
+        """Bound the bytes held for an incomplete request."""
         if self.answering or self._lingers_since_s is not None or self.transport.is_closing():
             return
-        # Chunks earn no credit for what comes later; with the head it was the head's.
+        # Chunks with short framing earn no credit for later ones; the read that contains the head
+        # counted as head.
         self._framing_bytes = max(0, self._framing_bytes) if in_body else 0
         if self._framing_bytes > self.max_head_bytes:
             self._refuse_head()
@@ -347,16 +348,16 @@ class GatewayProtocol(ClientConnection):
         self.bodies.hold(self, size)
 
     def _let_go(self) -> None:
-        """Hold nothing of a request that is coming in."""
+        """Release everything held for the incoming request."""
         self._body = self._half = b""
         self._endpoint = None
         if self._holds:
             self._hold(0)
 
     def _pass_over(self, data: bytes) -> None:
-        """Leave unread what comes behind a request that is, or was, answered.
+        """Discard data after a request that is being, or was, answered.
 
-        Much of it ends an answer that runs.
+        Too much of it aborts the connection, even during an answer.
         """
         if not self._surplus_bytes and not data.strip(b"\r\n"):
             return  # some clients end a body with a line break
@@ -368,7 +369,7 @@ class GatewayProtocol(ClientConnection):
             self._reply.close_connection = True
         if self._surplus_bytes > _MOST_SURPLUS_BYTES:
             self.transport.abort()
-        elif not self.answering:  # it is all written, for the client to read
+        elif not self.answering:  # the whole answer is written; the client has yet to read it
             self._close_answered(unread=True)
 
     # The data plane without ASGI
@@ -379,11 +380,12 @@ class GatewayProtocol(ClientConnection):
         asgi_busy = cycle is not None and not cycle.response_complete
         if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
             return None
-        # An answer to HEAD has no body, which only ASGI's server sees to.
+        # Only uvicorn's ASGI path omits the body in answers to HEAD.
         return None if self.parser.get_method() == b"HEAD" else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
-        # Neither holds a line break. A key is among them: compared in constant time.
+        # Names and values contain no line break, so joining is unambiguous. They contain a key,
+        # so the comparison takes constant time.
         sent = b"\n".join(chain.from_iterable(self.headers))
         self._again = compare_digest(sent, self._head_of) and endpoint is self._known_endpoint
         if not self._again:
@@ -409,9 +411,9 @@ class GatewayProtocol(ClientConnection):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _take_known(self, known: KnownHead, data: bytes, *, half: bool) -> bool:
-        """Answer a whole request with the known head, or wait for the second half of one.
+        """Answer a complete request with the known head, or wait for the rest of its body.
 
-        False for anything else: that is the parser's, to which `data` is all new.
+        Returns False for anything else; the parser then gets `data`, of which it has seen nothing.
         """
         plane, endpoint = self.data_plane, self._known_endpoint
         if plane is None or endpoint is None or plane.draining:
@@ -454,7 +456,7 @@ class GatewayProtocol(ClientConnection):
         await plane.answer(endpoint, head, body, reply)
 
     def _cover(self, plane: DataPlane, reply: DirectReply, size: int) -> None:
-        """Have a body of so many bytes counted, if it is worth it. Raises Refusal."""
+        """Count a body of `size` bytes, unless it is small. Raises Refusal."""
         if size > COUNTED_FROM_BYTES:
             if reply.share is None:
                 reply.share = plane.share(self._head)
@@ -480,13 +482,13 @@ class GatewayProtocol(ClientConnection):
         self.tasks.add(task)
 
     def wrong_key_delay_s(self) -> float:
-        """See direct.Connection."""
+        """See direct_reply.Connection."""
         if self.data_plane is None or self.client is None:
             return 0.0
         return self.data_plane.wrong_keys.delay_s(self.client[0])
 
     def finished(self) -> None:
-        """See direct.Connection. The next request may come before this one's task has ended."""
+        """See direct_reply.Connection. The next request may arrive before this task has ended."""
         reply, self._reply = self._reply, None
         self._answering = None
         self._idle_since_s = self.loop.time()
@@ -495,13 +497,13 @@ class GatewayProtocol(ClientConnection):
             self._close_answered(unread=bool(self._head_bytes or self._surplus_bytes))
 
     def ended(self, reply: DirectReply) -> None:
-        """See direct.Connection. Its task tells so itself: a callback would be a turn more."""
+        """See direct_reply.Connection. The task calls this: a callback takes one more iteration."""
         if reply.task is not None:
             self.tasks.discard(reply.task)
             reply.task = None
-        if self._reply is reply and reply.held is None:  # it ended without an answer
+        if self._reply is reply and reply.held is None:  # the task ended without an answer
             self._answering = None
-            self._reply = None  # which knows this connection: a circle that would stay for long
+            self._reply = None  # breaks a reference cycle that would live long
             self.transport.close()
 
     # ASGI
@@ -524,7 +526,7 @@ class GatewayProtocol(ClientConnection):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """Close after an answer that something came behind, or whose client says no more."""
+        """Close after an answer if surplus data came, or the client closed its sending side."""
         self._asgi_answers = False
         super().on_response_complete()
         if self._surplus_bytes or self._look_timer is not None:
@@ -536,5 +538,5 @@ def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether the client waits for a word before it sends its body; of lowered headers."""
+    """Whether the client waits for 100 Continue; header names must be in lower case."""
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)

@@ -1,7 +1,7 @@
-"""Who tries keys waits: after some wrong ones an address gets its refusals late.
+"""Slows down guessing of API keys: after some wrong keys an address gets its refusals late.
 
-Only refusals wait. A known key is served at once from whatever address, so nobody can lock out
-others behind the same one, and the key of who is served costs nothing more.
+Only refusals are delayed. Known keys are served at once from any address, so a client cannot lock
+out others behind the same address, and known keys cost nothing extra.
 """
 
 import ipaddress
@@ -12,10 +12,10 @@ from typing import Final
 FREE: Final = 10
 """Refusals that an address gets at once."""
 FORGIVEN_EVERY_S: Final = 2.0
-"""And one more after so long."""
+"""Seconds after which an address gets one more refusal at once."""
 DELAY_S: Final = 1.0
 MOST_ADDRESSES: Final = 10_000
-"""Those that tried longest ago are forgotten first."""
+"""Addresses remembered; the one with the oldest attempt is forgotten first."""
 
 
 class WrongKeys:
@@ -25,10 +25,10 @@ class WrongKeys:
         """`clock` in seconds."""
         self._clock = clock
         self._forgiven_at_s: dict[str, float] = {}
-        """When the last of an address's refusals will be forgotten; oldest tries first."""
+        """When all refusals of an address will be forgotten; oldest attempts first."""
 
     def delay_s(self, address: str) -> float:
-        """Note a refused key, or none, from `address`: how long its refusal is to wait."""
+        """Note a refused or missing key from `address`; returns the delay of the refusal (s)."""
         who = _network(address)
         now_s = self._clock()
         owed_s = max(0.0, self._forgiven_at_s.pop(who, now_s) - now_s)

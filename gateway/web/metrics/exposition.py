@@ -1,9 +1,9 @@
-"""Prometheus's text format, written in slices that let requests through.
+"""Prometheus's text format, written in slices so that requests proceed in between.
 
-A page of thousands of series takes tens of milliseconds. Families give their rows one after the
-other, when they are asked for, and after every `SLICE_BYTES` the event loop has its turn. So a
-page is not of one moment: each row is of the moment it was written, all lines of a histogram's
-row together. Scrapes compare a series with itself, which is not affected.
+A page of thousands of series takes tens of milliseconds, so the writer yields to the event loop
+after every `SLICE_BYTES`. A page is therefore not a snapshot: each row, with all lines of a
+histogram, has the values of the moment it was written. Queries compare a series with itself, which
+is not affected.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from gateway.metrics import Counter, Histogram
 from gateway.records.record import Record
 
 SLICE_BYTES: Final = 24 * 1024
-"""Some 300 lines: below a millisecond."""
+"""About 300 lines, written in under a millisecond."""
 
 _LONGEST: Final = 6
-"""Digits before the point without an exponent."""
+"""Most digits before the decimal point without an exponent."""
 
 Labels = tuple[str, ...]
 Rows = Iterable[tuple[Labels, float]]
@@ -27,14 +27,14 @@ _ESCAPED_HELP: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Family(Record, frozen=True, kw_only=True):
-    """One metric: its name and what it shows."""
+    """One gauge or counter."""
 
     name: str
     """Without `_total`."""
     help: str
     labels: Labels = ()
     rows: Rows = ()
-    """Label values and value; read once."""
+    """(label values, value) per series; iterated once."""
     type: Literal["gauge", "counter"] = "gauge"
 
 
@@ -50,7 +50,7 @@ class Buckets(Record, frozen=True, kw_only=True):
 
 
 def counter_family(family: Counter) -> Family:
-    """A counter as it stands."""
+    """A counter's current values."""
     return Family(
         name=family.name,
         help=family.help,
@@ -61,7 +61,7 @@ def counter_family(family: Counter) -> Family:
 
 
 def histogram_family(family: Histogram) -> Buckets:
-    """A histogram; each row is read when it is written."""
+    """A histogram whose rows are read when written."""
     return Buckets(
         name=family.name,
         help=family.help,
@@ -77,12 +77,12 @@ def gauge(name: str, text: str, labels: Labels, rows: Rows) -> Family:
 
 
 def text_of(families: Iterable[Family | Buckets]) -> bytes:
-    """All families, in one go."""
+    """All families as text, without pauses."""
     return "".join(piece for family in families for piece in pieces(family)).encode()
 
 
 async def written(families: Iterable[Family | Buckets]) -> bytes:
-    """All families, with pauses for requests."""
+    """All families as text, with pauses for requests."""
     found: list[str] = []
     left = SLICE_BYTES
     for family in families:
@@ -109,7 +109,7 @@ def pieces(family: Family | Buckets) -> Iterator[str]:
 
 
 def number(value: float) -> str:
-    """A value as Prometheus writes it: large ones with an exponent."""
+    """A value in Prometheus's notation; large ones have an exponent."""
     value = float(value)
     if not isfinite(value):
         return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
@@ -149,5 +149,5 @@ class _Labels:
         self._template = f"{{{inside}}}" if names else ""
 
     def of(self, values: Labels) -> str:
-        """`{a="1",b="2"}`, or nothing where there are no labels."""
+        """`{a="1",b="2"}`, or "" without labels."""
         return self._template % tuple([values[i].translate(_ESCAPED) for i in self._order])

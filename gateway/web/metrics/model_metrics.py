@@ -1,4 +1,4 @@
-"""What /metrics shows of each model's estimator, boundaries and schedulers."""
+"""Metrics of each model's estimator, boundaries and schedulers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -11,7 +11,7 @@ BY_POOL: Final = ("model", "pool")
 
 
 def learned(models: Sequence[ServedModel]) -> Iterator[Family]:
-    """What estimators learned, and what taught them nothing."""
+    """Values that estimators learned, and usage reports that they ignored."""
     yield gauge(
         "sluice_bytes_per_token",
         "Learned ratio.",
@@ -36,7 +36,7 @@ def learned(models: Sequence[ServedModel]) -> Iterator[Family]:
 
 
 def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
-    """Where boundaries are, and what moves them."""
+    """Positions of boundaries, and the figures that move them."""
     yield gauge(
         "sluice_boundary_tokens",
         "Totals up to this belong to the pool.",
@@ -82,7 +82,7 @@ def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
 
 
 def schedulers(models: Sequence[ServedModel]) -> Iterator[Family]:
-    """What waits, how well prefills are predicted, what engines lost."""
+    """Queue depths, accuracy of prefill predictions, preemptions by engines."""
     by_name = [
         ((served.name, pool.name), scheduler)
         for served in models

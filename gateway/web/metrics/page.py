@@ -1,4 +1,4 @@
-"""What /metrics shows: the plain numbers of telemetry plus gauges read at scrape time."""
+"""The /metrics page: telemetry counters plus gauges read at scrape time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -24,15 +24,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 ACCOUNTS_SHOWN = 500
-"""Entitlements with gauges of their own, for each model; the busiest of more are not sought."""
+"""Most entitlements per model with gauges of their own: the first ones, not the busiest."""
 
 
 _CLAIMS = frozenset({"bound", "pending", "degraded"})
-"""States of an entitlement that is to have its capacity; suspended and expired ones are not."""
+"""States in which an entitlement claims capacity; suspended and expired ones do not."""
 
 
 class PoolFigures(Record, frozen=True, kw_only=True):
-    """A managed model's counters at the last look."""
+    """A managed model's counters at the last refresh."""
 
     model: str
     pools: tuple[tuple[str, PoolView], ...]
@@ -42,7 +42,7 @@ class PoolFigures(Record, frozen=True, kw_only=True):
 
 
 class StoreCounts(Record, frozen=True, kw_only=True):
-    """What went wrong between this process and a shared lease store, since the start."""
+    """Failures between this process and a shared lease store since the start."""
 
     alone: int = 0
     failures: int = 0
@@ -63,7 +63,7 @@ class MetricsPage:
         store_counts: Callable[[], StoreCounts] = StoreCounts,
         replicas: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`leases` gives the leases in force; `clock` is the fleet's."""
+        """`leases` returns the number of active leases; `clock` is the fleet's."""
         self._metrics = metrics
         self._models = list(models)
         self._leases = leases
@@ -74,11 +74,11 @@ class MetricsPage:
         self._replicas = replicas
 
     def render(self) -> bytes:
-        """The page, in Prometheus's text format, in one go."""
+        """The page in Prometheus's text format, written without pauses."""
         return text_of(self.collect())
 
     async def rendered(self) -> bytes:
-        """The same in slices: rows are of the moment they were written."""
+        """The page written in slices; each row has the values of its moment."""
         return await written(self.collect())
 
     def collect(self) -> Iterator[Family | Buckets]:
@@ -91,7 +91,7 @@ class MetricsPage:
         yield from self.gauges()
 
     def gauges(self) -> Iterator[Family]:
-        """What is read when it is asked for."""
+        """Gauges read at scrape time."""
         models = self._models
         yield gauge(
             "sluice_pool_inflight",
