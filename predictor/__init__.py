@@ -1,7 +1,7 @@
-"""Prefill times and output lengths, predicted from what a router sees and learned online.
+"""Predicts prefill times and output lengths from what a router sees, and learns online.
 
-Pure Python without numpy: what a gateway imports is here. Training is `predictor.train`, which
-needs scikit-learn and is imported by name.
+What the gateway imports is pure Python without numpy. Training (`predictor.train`) needs
+scikit-learn and is not imported here.
 """
 
 from predictor.artifact import Artifact, ArtifactError, load

@@ -1,7 +1,7 @@
-"""The trained predictor as a file: JSON, versioned, checked in full before it is used.
+"""The trained predictor as a file: versioned JSON, fully validated before use.
 
-No pickle and nothing that runs: arrays of numbers. A file from elsewhere can be wrong, but it
-cannot make a walk endless, a prediction infinite, or the gateway's memory large.
+The file holds arrays of numbers, no pickle and no code. An untrusted file can predict wrongly, but
+it cannot cause an endless tree walk, an infinite prediction, or large memory use.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=SHORTEST_S, le=LONGEST_S)]
 
 
 class ArtifactError(ValueError):
-    """Why a file is no predictor, in one sentence."""
+    """The file is not a valid predictor; the message says why in one sentence."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,9 +36,9 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TreeArrays(_Part, frozen=True, kw_only=True):
-    """A tree; entry i of each array is node i, 0 the root, and children come after parents.
+    """A tree: entry i of each array is node i, node 0 is the root, children come after parents.
 
-    `feature` is a place in the artifact's features, -1 at a leaf; `left` is where x <= threshold.
+    `feature` indexes the artifact's features, -1 at a leaf; `left` is taken if x <= threshold.
     """
 
     feature: tuple[int, ...]
@@ -46,9 +46,9 @@ class TreeArrays(_Part, frozen=True, kw_only=True):
     left: tuple[int, ...]
     right: tuple[int, ...]
     mean_s: tuple[float, ...]
-    """At leaves: the mean of what fell there."""
+    """At leaves: mean prefill time of their rows."""
     quantile_s: tuple[float, ...]
-    """At leaves: its alpha quantile."""
+    """At leaves: alpha quantile of the prefill time."""
 
 
 class BoostedTree(_Part, frozen=True, kw_only=True):
@@ -62,41 +62,41 @@ class BoostedTree(_Part, frozen=True, kw_only=True):
 
 
 class Boosted(_Part, frozen=True, kw_only=True):
-    """log quantile = start + the trees' values."""
+    """log(quantile in seconds) = start + the sum of the trees' values."""
 
     start: float
     trees: tuple[BoostedTree, ...]
 
 
 class Artifact(_Part, frozen=True, kw_only=True):
-    """A trained predictor. Made by training or `decode`, which check it; ArtifactError."""
+    """A trained predictor, validated on construction; raises ArtifactError."""
 
     schema: int
     kind: str
     alpha: float
-    """Of the quantiles, e.g. 0.95."""
+    """Level of the quantiles, e.g. 0.95."""
     features: tuple[str, ...]
     tree: TreeArrays
     rates: PriorRates
-    """What the same rows say of the engine: rates, and the prior if the tree is not used."""
+    """Engine rates fitted to the same rows; they also start the prior."""
     longest_uncached_tokens: int
-    """Of the rows; longer ones are extrapolated in proportion."""
+    """Longest among the rows; longer prompts are extrapolated in proportion."""
     rows: int
     boosted: Boosted | None = None
-    """Quantiles from an ensemble instead of the leaves'."""
+    """If present, an ensemble gives the quantiles instead of the tree's leaves."""
     trained_on: str = ""
-    """Where the rows came from."""
+    """The source of the rows."""
     report: dict[str, Any] = {}
-    """How training judged it, for people."""
+    """Evaluation by `judge` at training, for people to read."""
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA or self.kind != KIND:
             raise ArtifactError(
                 f"this is schema {self.schema} of {self.kind[:40]!r}; "
-                f"wanted is schema {SCHEMA} of {KIND!r}: train it anew"
+                f"expected schema {SCHEMA} of {KIND!r}: train it anew"
             )
         if self.features != FEATURES:
-            raise ArtifactError("its features are not those of this version: train it anew")
+            raise ArtifactError("its features differ from this version's: train it anew")
         if not 0.5 <= self.alpha < 1:
             raise ArtifactError("alpha must be at least 0.5 and below 1")
         if not 1 <= self.longest_uncached_tokens <= 1 << 32 or self.rows < 1:
@@ -107,13 +107,13 @@ class Artifact(_Part, frozen=True, kw_only=True):
 
     @property
     def root(self) -> Node:
-        """The tree, ready to be walked."""
+        """The tree as nested tuples, see `predictor.tree`."""
         t = self.tree
         return nest(t.feature, t.threshold, t.left, t.right, t.mean_s, t.quantile_s)
 
     @property
     def ensemble(self) -> Ensemble | None:
-        """The boosted trees, ready to be evaluated; None where there are none."""
+        """The boosted trees, ready for evaluation; None without any."""
         if self.boosted is None:
             return None
         return Ensemble(
@@ -126,7 +126,7 @@ class Artifact(_Part, frozen=True, kw_only=True):
 
 
 def decode(data: bytes) -> Artifact:
-    """An artifact from the bytes of its file; ArtifactError says what is wrong with them."""
+    """Decode and validate a file's bytes; raises ArtifactError."""
     if len(data) > MAX_BYTES:
         raise ArtifactError(f"more than {MAX_BYTES} bytes")
     try:
@@ -138,12 +138,12 @@ def decode(data: bytes) -> Artifact:
 
 
 def encode(artifact: Artifact) -> bytes:
-    """The file's bytes."""
+    """Encode an artifact to the bytes of its file."""
     return msgspec.json.format(msgspec.json.encode(artifact), indent=0) + b"\n"
 
 
 def load(path: Path) -> Artifact:
-    """Read and check a file; ArtifactError, also where it cannot be read."""
+    """Read and validate a file; raises ArtifactError, also when it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -172,14 +172,14 @@ def _check_boosted(boosted: Boosted) -> None:
         leaves = [v for f, v in zip(tree.feature, tree.value, strict=True) if f == LEAF]
         low += min(leaves)
         high += max(leaves)
-    if not -30 < low <= high < 30:  # e^30 s: a sum that overflows nothing is still absurd
-        raise ArtifactError("the ensemble's values add up to no time")
+    if not -30 < low <= high < 30:  # e^30 s would not overflow but is absurd
+        raise ArtifactError("the ensemble's values add up to an absurd time")
 
 
 def _check_nodes(
     tree: TreeArrays | BoostedTree, values: Sequence[Sequence[float]], most_leaves: int
 ) -> None:
-    """Every array as long; finite; a tree: each node but the root is one parent's child."""
+    """Check equal lengths, finite numbers, and one parent for each node but the root."""
     count = len(tree.feature)
     arrays: list[Sequence[float]] = [tree.threshold, tree.left, tree.right, *values]
     if any(len(array) != count for array in arrays):
@@ -199,7 +199,7 @@ def _check_nodes(
             raise ArtifactError(f"node {i} tests feature {feature}, which does not exist")
         for child in (tree.left[i], tree.right[i]):
             if not i < child < count or depth[child] >= 0:
-                raise ArtifactError(f"node {i} has a child that is no node of its own")
+                raise ArtifactError(f"node {i} has a child that is not a later node of its own")
             depth[child] = depth[i] + 1
     if max(depth) > MAX_DEPTH:
         raise ArtifactError(f"a tree is deeper than {MAX_DEPTH}")

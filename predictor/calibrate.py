@@ -1,12 +1,13 @@
-"""Quantiles that hold: a correction per regime, learned from every first token.
+"""Calibrates quantiles: one correction per regime, learned from every first token.
 
     q' = q exp(c_bucket + c_global)        e = 1[y > q'] - (1 - alpha)
     c_bucket += 0.05 e,  c_global += 0.02 e,  both within +-3
 
-Each c stops moving where exactly 1 - alpha of the prefills are above q'. Source: QUARTZ paper,
-sections 3.2 and 4.2 (a table by prompt, locality and load, residual tracking); the steps are
-this project's. `AdaptiveConformal` is the other way: Gibbs and Candes, "Adaptive Conformal
-Inference Under Distribution Shift" (2021), eq. 2, over the last 200 residuals.
+q is the predicted quantile, y the actual time. Each c is stationary when exactly 1 - alpha of the
+prefills are above q'. Source: QUARTZ paper, sections 3.2 and 4.2 (a table by prompt, locality and
+load, residual tracking); the step sizes are this project's. The alternative `AdaptiveConformal`:
+Gibbs and Candes, "Adaptive Conformal Inference Under Distribution Shift" (2021), eq. 2, over the
+last 200 residuals.
 """
 
 from bisect import bisect_left, insort
@@ -20,22 +21,22 @@ from predictor.tenants import CALIBRATION_PULL, Pulls, held
 
 BUCKETS: Final = 27
 PROMPT_EDGES: Final = (1024, 6144)
-"""Prompt tokens below the first are short, from the second on long."""
+"""Prompts below the first, in tokens, are short, from the second on long."""
 BACKLOG_EDGES: Final = (1, 4096)
-"""Nothing ahead; less than two steps' prefill; more."""
+"""Backlog in tokens: none; less than two steps' prefill; more."""
 _MIDDLE, _LONG = PROMPT_EDGES
 _SOME, _MUCH = BACKLOG_EDGES
 BUCKET_STEP: Final = 0.05
 GLOBAL_STEP: Final = 0.02
 LIMIT: Final = 3.0
 WINDOW: Final = 400
-"""Requests over which coverage and misses are counted."""
+"""Number of recent requests in the coverage."""
 _PULL: Final = 0.05
-"""Of the distance to the other replicas' mean, at each merge."""
+"""Share of the distance to the replicas' mean that each merge closes."""
 
 
 def bucket_of(x: Sequence[float]) -> int:
-    """Prompt x locality x backlog, 0..26."""
+    """The calibration bucket of x: prompt x locality x backlog, 0..26."""
     prompt, backlog = x[PROMPT], x[BACKLOG]
     bucket = 3 * int(x[LOCALITY])
     if prompt >= _MIDDLE:
@@ -46,7 +47,7 @@ def bucket_of(x: Sequence[float]) -> int:
 
 
 def bucket_name(bucket: int) -> str:
-    """In words, for reports."""
+    """A bucket in words, for reports."""
     prompt, rest = divmod(bucket, 9)
     locality, backlog = divmod(rest, 3)
     return "{} prompt, {} hit, {} backlog".format(
@@ -57,7 +58,7 @@ def bucket_name(bucket: int) -> str:
 
 
 class Bucketed:
-    """The default. `factor` is what predictions are multiplied by."""
+    """The default calibration; predicted quantiles are multiplied by `factor`."""
 
     __slots__ = (
         "_factors",
@@ -77,8 +78,8 @@ class Bucketed:
         self._global = 0.0
         self._factors = [1.0] * BUCKETS
         self._global_factor = 1.0
-        self._own = [0.0] * (BUCKETS + 1)  # what own observations have moved, in all
-        self._heard: dict[str, list[float]] = {}  # the same of others, at the last merge
+        self._own = [0.0] * (BUCKETS + 1)  # total change by own observations
+        self._heard: dict[str, list[float]] = {}  # replicas' `_own` at the last merge
 
     def factor(self, bucket: int) -> float:
         """exp(c_bucket + c_global), finite and above 0."""
@@ -87,9 +88,9 @@ class Bucketed:
     def observe(
         self, bucket: int, quantile_s: float, actual_s: float, pulls: Pulls | None = None
     ) -> None:
-        """Learn whether a prefill was within the quantile it was given.
+        """Learn whether a prefill was within its predicted quantile.
 
-        `pulls`: what its tenant has moved so far, where that is bounded.
+        `pulls`: the tenant's total pull so far; None where the tenant is not bounded.
         """
         e = (1.0 if actual_s > quantile_s else 0.0) - self.miss
         self.seen += 1
@@ -109,14 +110,14 @@ class Bucketed:
             pulls[BUCKETS] = pulls.get(BUCKETS, 0.0) + moved_all
 
     def state(self) -> dict[str, Any]:
-        """Plain values: what holds here, and what was learned here."""
+        """Plain values for gossip: current corrections, and the part learned here."""
         return {"c": [*self.buckets, self._global], "own": list(self._own), "seen": self.seen}
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
         """Add what other replicas have learned since the last merge.
 
-        All then move as one replica that sees every request would. What remains between them,
-        by clamps and late joiners, is drawn together a little each time.
+        Each replica then moves as if it had seen every request. Each merge also closes a part of
+        the remaining differences, which come from clamps and late joiners.
         """
         heard: dict[str, list[float]] = {}
         totals: list[list[float]] = []
@@ -159,10 +160,10 @@ class Bucketed:
 
 
 class AdaptiveConformal:
-    """q' = q exp(r), r a quantile of the last residuals whose level itself adapts.
+    """q' = q exp(r), where r is a quantile of the last residuals, at an adapting level.
 
-    Better coverage under shifts than `Bucketed`, and wider. It knows no buckets and is not
-    merged between processes.
+    Coverage under shifts is better than with `Bucketed`, but quantiles are wider. It has no
+    buckets and is not merged between processes.
     """
 
     __slots__ = ("_factor", "_level", "_recent", "_sorted", "miss", "seen")
@@ -179,11 +180,11 @@ class AdaptiveConformal:
         self._factor = 1.0
 
     def factor(self, bucket: int) -> float:
-        """The same for all buckets."""
+        """exp(r), the same for all buckets."""
         return self._factor
 
     def observe(self, bucket: int, quantile_s: float, actual_s: float, raw_s: float) -> None:
-        """Take a residual log(y / q) of the uncalibrated quantile, and whether q' was missed."""
+        """Learn from a prefill; `raw_s` is the uncalibrated quantile q, `quantile_s` is q'."""
         self.seen += 1
         e = (1.0 if actual_s > quantile_s else 0.0) - self.miss
         self._level = min(max(self._level - self.GAMMA * e, 0.001), 0.5)
@@ -193,20 +194,20 @@ class AdaptiveConformal:
         if len(self._recent) > self.ROLLING:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         count = len(self._sorted)
-        if count >= 20:  # below, a .95 quantile of them says nothing
+        if count >= 20:  # fewer residuals give no .95 quantile
             place = min(count - 1, ceil((1.0 - self._level) * (count + 1)) - 1)
             self._factor = exp(self._sorted[place])
 
     def state(self) -> dict[str, Any]:
-        """Nothing to share."""
+        """Empty: nothing is shared."""
         return {}
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
-        """Nothing to share."""
+        """Does nothing: nothing is shared."""
 
 
 class Misses:
-    """How many of the last WINDOW prefills were above their quantile."""
+    """Counts how many of the last WINDOW prefills were above their quantile."""
 
     __slots__ = ("_count", "_recent")
 
@@ -215,7 +216,7 @@ class Misses:
         self._count = 0
 
     def add(self, *, missed: bool) -> None:
-        """Count one, and forget the one before the window."""
+        """Count one prefill, and drop the one that leaves the window."""
         self._recent.append(missed)
         self._count += missed
         if len(self._recent) > WINDOW:
@@ -223,7 +224,7 @@ class Misses:
 
     @property
     def coverage(self) -> float | None:
-        """Share within their quantile; None before the first."""
+        """Share of prefills within their quantile; None before the first."""
         return 1.0 - self._count / len(self._recent) if self._recent else None
 
 
@@ -231,10 +232,10 @@ _NUMBERS: Final = frozenset({int, float})
 
 
 def numbers(value: object, count: int) -> list[float] | None:
-    """A list of so many finite numbers; None for anything else."""
+    """The value as a list of `count` finite floats; None for anything else."""
     if not isinstance(value, list | tuple) or len(value) != count:
         return None
-    # Each step a loop in C: thousands of workers are told of every second.
+    # Each check is a loop in C: a merge handles thousands of workers every second.
     if not _NUMBERS.issuperset(map(type, value)) or not all(map(isfinite, value)):
         return None
     return list(map(float, value))

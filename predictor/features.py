@@ -1,7 +1,7 @@
-"""What a router sees of a request and of a worker, as the predictor's input.
+"""The predictor's input: features of a request and of a worker, as the router sees them.
 
-Source: QUARTZ paper, table 2. Of its features, decoding parameters and the request class are
-left out: they say nothing of a prefill. The expected output and the cap stay, as the budget m_r.
+Source: QUARTZ paper, table 2, without decoding parameters and request class, which do not
+affect a prefill. The expected output and the cap represent the budget m_r.
 """
 
 from typing import Final
@@ -19,17 +19,17 @@ FEATURES: Final = (
     "output_tokens",
     "stream",
 )
-"""The order of x. Artifacts name it, and one with another order is refused."""
+"""The order of x. An artifact with other features or another order is refused."""
 
 PROMPT, UNCACHED, BACKLOG, ACTIVE, KV, HIT, SHARE, LOCALITY = range(8)
-"""Places in x of those that are read by name."""
+"""Indexes in x of the features that are read by name."""
 
 NONE, PARTIAL, HIGH = range(3)
-"""Locality classes: under a tenth of the prompt expected in the cache, less than 60 %, more."""
+"""Locality classes by the share of the prompt expected in the cache: < 10 %, < 60 %, more."""
 PARTIAL_SHARE: Final = 0.1
 HIGH_SHARE: Final = 0.6
 NO_CAP: Final = -1
-"""`cap_tokens` of a request that names no limit."""
+"""`cap_tokens` of a request without an output limit."""
 
 
 def features(
@@ -44,10 +44,10 @@ def features(
 ) -> tuple[float, ...]:
     """One request on one worker, as x, in the order of FEATURES.
 
-    `hit_tokens` is the prefix expected in that worker's cache, `backlog_tokens` the uncached
-    prefill ahead of the request there (sent and without a first token, or waiting for it),
-    `active` its sequences in flight, `kv_usage` a share in 0..1. A hit leaves at least one
-    token to compute, as engines do.
+    `hit_tokens`: prefix expected in that worker's cache; `backlog_tokens`: uncached prefill
+    ahead of the request there (sent without a first token yet, or waiting); `active`: the
+    worker's sequences in flight; `kv_usage`: share of its KV cache in use, 0..1. A hit leaves at
+    least one token to compute, as in engines.
     """
     if hit_tokens >= prompt_tokens:
         hit_tokens = prompt_tokens - 1 if prompt_tokens > 1 else 0

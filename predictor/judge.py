@@ -1,4 +1,4 @@
-"""How good a trained predictor is, on rows it has not seen, beside simpler ones."""
+"""Evaluates a trained predictor on held-out rows, and compares it with simpler ones."""
 
 import warnings
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ Floats = NDArray[np.float64]
 
 
 def pinball(actual: Floats, quantile: Floats, alpha: float) -> float:
-    """Mean pinball loss at alpha, in seconds: what an alpha quantile minimises."""
+    """Mean pinball loss at alpha, in seconds; the alpha quantile minimises it."""
     error = actual - quantile
     return float(np.maximum(alpha * error, (alpha - 1) * error).mean())
 
 
 def judge(artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]) -> dict[str, Any]:
-    """Pinball losses, coverage raw and calibrated, by bucket; points for a plot.
+    """A report: pinball losses, raw and calibrated coverage in all and by bucket, plot points.
 
-    Calibrated is as it would have been online: each row is predicted before it is learned from.
+    Calibration runs as online: each row is predicted before it is learned from.
     """
     actual, mean, raw, calibrated, bucket = replay(artifact, held_out)
     alpha = artifact.alpha
@@ -71,9 +71,9 @@ def judge(artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]) -
 def replay(
     artifact: Artifact | None, rows: Sequence[Row], predictor: PrefillPredictor | None = None
 ) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.int64]]:
-    """Rows one after the other: actual, mean, raw and calibrated quantile, bucket.
+    """Predict and learn the rows in order: actual, mean, raw and calibrated quantile, bucket.
 
-    Given a predictor, with what that has learned already.
+    Arrays of shape (rows,), seconds but for the bucket. `predictor`: one to continue with.
     """
     index: dict[str, int] = {}
     for row in rows:
@@ -94,7 +94,7 @@ def replay(
 def _baselines(
     artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]
 ) -> dict[str, float]:
-    """One quantile for all; a linear quantile regression on the same features; the prior."""
+    """Losses of a constant quantile, of a linear quantile regression, and of the prior."""
     alpha = artifact.alpha
     y = np.array([row.prefill_s for row in learned])
     actual = np.array([row.prefill_s for row in held_out])
@@ -112,10 +112,10 @@ def _baselines(
 
 
 def _linear(learned: Sequence[Row], held_out: Sequence[Row], alpha: float) -> Floats | None:
-    """Of a linear quantile regression on the same features; None where it does not converge."""
+    """Predictions of a linear quantile regression; None when it does not converge."""
     x, y = np.array([row.x for row in learned]), np.array([row.prefill_s for row in learned])
     spread = x.std(axis=0)
-    # Hits are what is not uncached; the class follows from the share.
+    # Dropped as redundant: hits = prompt - uncached; the class follows from the share.
     used = [i for i in range(x.shape[1]) if spread[i] > 0 and i not in {HIT, LOCALITY}]
     scale = spread[used]
     chosen = np.random.default_rng(0).permutation(len(x))[:_LINEAR_ROWS]

@@ -1,8 +1,8 @@
-"""Predictions of a pool's prefills, and what each first token teaches.
+"""Predicts a pool's prefill times and learns from each first token.
 
-A prediction is the trained tree's, or the prior's where none is trained, times the worker's own
-speed; the quantile is then calibrated. Evaluated for every candidate worker of every request,
-so `predict_request` is one flat function: a walk, two look-ups, a few products.
+A prediction comes from the trained tree, or from the prior without one, times the worker's
+slowness; the quantile is then calibrated. `predict_request` runs for every candidate worker of
+every request, so it is one flat function: a tree walk, two look-ups, a few products.
 """
 
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ from predictor.tenants import Tenants
 
 CALIBRATIONS: Final = ("bucketed", "adaptive")
 _MOST_S: Final = 1e6
-"""No prefill took longer: such a clock was set."""
+"""Longer times are ignored: the clock was changed."""
 _RECENTRE: Final = 16
 _WORKERS_AN_OBSERVATION: Final = 4
-"""Looked at for what all have in common, in the mean: many workers share it out more rarely."""
+"""Workers processed per observation by recentring, on average: large pools recentre rarely."""
 _PRIOR_SETTLES: Final = 32
-"""Observations before a worker's speed is told from the prior's own error."""
+"""Observations of the prior before workers' speeds are learned."""
 _MIDDLE, _LONG = PROMPT_EDGES
 _SOME, _MUCH = BACKLOG_EDGES
 
 
 class PrefillPredictor:
-    """One pool's. `workers` is their number; they are told apart by their index.
+    """The predictor of one pool; `workers` is their number, and methods take their indexes.
 
-    ValueError where alpha is not the artifact's, or nothing can be predicted for.
+    ValueError when an argument is out of range, or alpha is not the artifact's.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PrefillPredictor:
         self.alpha = alpha
         self.trained = artifact is not None
         self.observed = 0
-        """First tokens it has learned from."""
+        """Number of first tokens learned from."""
         self._root = artifact.root if artifact else None
         self._ensemble = artifact.ensemble if artifact else None
         self._longest = artifact.longest_uncached_tokens if artifact else 0
@@ -76,7 +76,7 @@ class PrefillPredictor:
         self._tenants = Tenants()
 
     def predict(self, worker: int, x: tuple[float, ...]) -> tuple[float, float, int]:
-        """(mean_s, quantile_s, bucket) of the prefill, dispatch to first token.
+        """(mean_s, quantile_s, bucket) of the prefill, from dispatch to first token.
 
         Both are finite and above 0; the quantile is calibrated. The bucket is for `observe`.
         """
@@ -105,8 +105,7 @@ class PrefillPredictor:
     ) -> tuple[tuple[float, ...], float, float, int]:
         """(x, mean_s, quantile_s, bucket): `features` and `predict` in one call.
 
-        Written out, for a request asks for each worker that comes into question: the same by
-        calls takes twice as long. A test holds both to the same figures.
+        Inlined, because separate calls take twice as long; a test keeps both equal.
         """
         if hit_tokens >= prompt_tokens:
             hit_tokens = prompt_tokens - 1 if prompt_tokens > 1 else 0
@@ -148,7 +147,7 @@ class PrefillPredictor:
         return x, mean_s * speed, quantile_s * speed * self._calibration.factor(bucket), bucket
 
     def raw(self, x: tuple[float, ...]) -> tuple[float, float]:
-        """(mean_s, quantile_s) of a worker of speed 1, uncalibrated."""
+        """(mean_s, quantile_s) for a worker of slowness 1, uncalibrated."""
         root = self._root
         if root is None:
             mean_s = self._prior.mean_s(x)
@@ -173,9 +172,9 @@ class PrefillPredictor:
         actual_s: float,
         client: str = "",
     ) -> None:
-        """Learn from a first token of a tenant: what `predict` gave, and what it took.
+        """Learn from a first token: the output of `predict`, the actual time, the tenant.
 
-        Times that no clock can have measured are ignored.
+        Impossible times are ignored.
         """
         if not (0.0 <= actual_s < _MOST_S and 0.0 < mean_s < _MOST_S):  # NaN fails too
             return
@@ -196,11 +195,11 @@ class PrefillPredictor:
                 return
         self._speeds.observe(worker, mean_s, actual_s, pulls[1] if pulls else None)
         if self._root is None and not self.observed % self._recentre_every:
-            # What all workers have in common belongs to the prior.
+            # A slowness common to all workers belongs to the prior.
             self._prior.stretch(self._speeds.recentre())
 
     def forget(self, worker: int) -> None:
-        """Another engine answers at this worker's address: its speed is unknown."""
+        """Reset a worker's speed: another engine answers at its address."""
         self._speeds.forget(worker)
         self._tenants.forget(worker)
 
@@ -210,15 +209,15 @@ class PrefillPredictor:
         return self._misses.coverage
 
     def prefill_tokens_per_s(self, worker: int) -> float:
-        """What a worker prefills a second, as learned; > 0."""
+        """The learned prefill rate of a worker; > 0."""
         return self._prior.prefill_tokens_per_s / self._factors[worker]
 
     def slowness(self, worker: int) -> float:
-        """How long it takes beside what is predicted of all: 1 as predicted, 2 half as fast."""
+        """A worker's time relative to the common prediction: 1 as predicted, 2 half as fast."""
         return self._factors[worker]
 
     def state(self) -> dict[str, Any]:
-        """What was learned, as plain values, for the other replicas."""
+        """The learned state as plain values, for gossip to the other replicas."""
         return {
             "calibration": self._calibration.state(),
             "speeds": self._speeds.state(),
@@ -227,9 +226,9 @@ class PrefillPredictor:
         }
 
     def merge(self, states: Mapping[str, Any]) -> None:
-        """Take in the states of the other replicas, by their names; without one's own.
+        """Merge the states of the other replicas by name, without this one's own.
 
-        A name stands for one replica from its start to its end. What is malformed is ignored.
+        A name identifies one run of a replica. Malformed values are ignored.
         """
         self._calibration.merge(_parts(states, "calibration"))
         self._speeds.merge(_parts(states, "speeds"))
@@ -242,7 +241,7 @@ class PrefillPredictor:
             s, seen = numbers(state.get("s"), SIZE), state.get("seen")
             if s is not None and isinstance(seen, int) and seen > 0:
                 own = self._prior.seen
-                # Who knows little takes the other's word; among equals it converges slowly.
+                # A new replica adopts the other's constants; equals converge slowly.
                 self._prior.adopt(s, 1.0 if not own else min(0.5, 0.05 * seen / own))
 
 

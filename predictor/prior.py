@@ -1,13 +1,13 @@
-"""Prefill time without a trained model: what an engine must do, learned from what it did.
+"""Prefill time without a trained model: a linear cost model of the engine, learned online.
 
     t = s_0 + s_a active + s_u uncached + s_b min(backlog, knot) + s_e max(0, backlog - knot)
 
-s_0 is the step that is running when a request comes, s_u what a prompt token costs with its
-share of the steps it takes, s_b the same for the prompts ahead. Behind a gate that sends only
-so much prefill at a time, what lies beyond the gate is not waited for after dispatch: s_e
-starts at 0 and is learned where there is none. The constants begin at an engine's usual
-figures and are learned by recursive least squares on relative errors, clipped so that one
-strange request moves nothing far.
+s_0 is the step running when a request arrives, s_a the cost per active sequence, s_u the cost of
+an uncached prompt token including its share of steps, s_b the same for the backlog up to the
+knot, the amount that the gate lets through. With a gate, a dispatched request never waits for
+more, so s_e starts at 0 and is learned only without a gate. The constants start at an engine's
+typical values and are learned by recursive least squares on relative errors, clipped to limit
+the effect of outliers.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ import msgspec
 
 SIZE: Final = 5
 QUANTILE_OVER_MEAN: Final = 2.0
-"""Where nothing is known of the scatter: calibration brings it down."""
+"""Quantile over mean before the spread is known; calibration corrects it."""
 FLOOR_S: Final = 1e-4
-"""No prediction is below this."""
+"""Least prediction."""
 _NOISE: Final = 0.1
 """Variance of a relative error."""
 _FORGET: Final = 0.998
@@ -29,28 +29,28 @@ _DOWN: Final = -0.8
 _UP: Final = 3.0
 _LEAST: Final = (0.02, 0.0, 0.02, 0.0, 0.0)
 _MOST: Final = 100.0
-"""A constant stays between these multiples of where it began."""
+"""A constant stays between _LEAST and _MOST times its starting value."""
 _SETTLED: Final = 200
 _EVERY: Final = 4
 
 
 class PriorRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's prefill is assumed to cost before anything was seen.
+    """Assumed cost of an engine's prefill before any observation.
 
-    ValueError where a figure makes no sense.
+    ValueError for values out of range.
     """
 
     prefill_tokens_per_s: float = 8000.0
-    """Steps and chunks together; > 0."""
+    """Prefill rate including the time of its steps; >= 1."""
     step_s: float = 0.025
-    """The step that runs when a request comes; > 0."""
+    """Duration of the step running when a request arrives; > 0."""
     step_s_per_sequence: float = 0.0004
     gate_tokens: int = 4096
-    """Prefill the gateway lets a worker have outstanding: the knot."""
+    """Prefill that the gateway's gate allows a worker to have outstanding: the knot."""
     within_gate: float = 0.5
-    """Share of the backlog up to the knot that is waited for: some of it is done already."""
+    """Share of the backlog up to the knot that a request waits for; the rest is done already."""
     beyond_gate: float = 0.0
-    """Share of the backlog beyond it that is waited for all the same, without a gate."""
+    """Share of the backlog beyond the knot that a request waits for, without a gate."""
 
     def __post_init__(self) -> None:
         shares = (self.within_gate, self.beyond_gate)
@@ -80,7 +80,7 @@ class PriorRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prior:
-    """The constants as learned so far, of all workers of a pool at speed 1."""
+    """The learned constants, common to all workers of a pool (slowness 1)."""
 
     __slots__ = ("_cov", "_low", "_most", "_scale", "_turn", "knot", "s", "seen")
 
@@ -88,7 +88,7 @@ class Prior:
         self.knot = rates.gate_tokens
         self.s = list(rates.coefficients)
         self.seen = 0
-        """Observations taken."""
+        """Number of observations."""
         per_token_s = self.s[2]
         least = (1e-5, 1e-6, 0.0, per_token_s / 8, per_token_s / 8)
         self._scale = [max(value, low) for value, low in zip(self.s, least, strict=True)]
@@ -104,7 +104,7 @@ class Prior:
 
     @property
     def rates(self) -> PriorRates:
-        """What was learned, as another's beginning."""
+        """The learned constants as the starting values of another prior."""
         s_0, s_a, s_u, s_b, s_e = self.s
         return PriorRates(
             prefill_tokens_per_s=min(max(1.0 / s_u, 1.0), 1e8),
@@ -116,7 +116,7 @@ class Prior:
         )
 
     def mean_s(self, x: Sequence[float]) -> float:
-        """Expected prefill time of x at speed 1; at least FLOOR_S."""
+        """Expected prefill time of x at slowness 1; at least FLOOR_S."""
         s = self.s
         backlog = x[2]
         t = s[0] + s[1] * x[3] + s[2] * x[1]
@@ -126,10 +126,10 @@ class Prior:
         return t if t > FLOOR_S else FLOOR_S  # noqa: FURB136 - max() would be a call
 
     def observe(self, x: Sequence[float], actual_s: float) -> None:
-        """Learn from a prefill that took so long on a worker of speed 1.
+        """Learn from a prefill's time on a worker of slowness 1.
 
-        Once settled, from every fourth: the constants are an engine's, which change slowly,
-        and this is the dearest part of a first token.
+        Once settled, only every fourth prefill counts: an engine's constants change slowly, and
+        this is the most expensive part of handling a first token.
         """
         self.seen += 1
         self._turn = (self._turn + 1) % _EVERY
@@ -156,7 +156,7 @@ class Prior:
         self._bound()
 
     def _bound(self) -> None:
-        """No constant gets less certain than at first: unused ones would run away."""
+        """Cap each constant's variance at its initial one, else unused constants diverge."""
         cov = self._cov
         for i, most in enumerate(self._most):
             if cov[i][i] > most:
@@ -166,11 +166,11 @@ class Prior:
                     cov[j][i] *= shrink
 
     def stretch(self, factor: float) -> None:
-        """All workers turned out so much slower."""
+        """Scale all constants: all workers turned out slower by this factor."""
         for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
             self.s[i] = min(max(self.s[i] * factor, low), _MOST * scale)
 
     def adopt(self, s: Sequence[float], pull: float) -> None:
-        """Move towards another's constants by this share, 0..1."""
+        """Move towards another replica's constants by the share `pull`, 0..1."""
         for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
             self.s[i] += pull * (min(max(s[i], low), _MOST * scale) - self.s[i])

@@ -1,4 +1,4 @@
-"""Rows to learn from: what a gateway's request log says of each prefill."""
+"""Extracts training rows from a gateway's request log, one for each prefill."""
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
@@ -9,19 +9,19 @@ import msgspec
 from predictor.features import features
 
 SERVED: Final = ("ok", "disconnected", "evicted")
-"""Outcomes whose first token, if there was one, came as from any other request."""
+"""Outcomes whose first token, if any, is representative of a normal request."""
 _SECTIONS: Final = ("estimate", "usage", "compression", "scheduling")
 _OLD_NAMES: Final = {
     "estimated_input_tokens": "input_tokens",
     "estimated_output_tokens": "output_tokens",
 }
-"""Of schema 1, where all fields stood beside one another; the others have kept their names."""
+"""Renamed fields of schema 1, which had no sections; other fields kept their names."""
 _MOST_TOKENS: Final = 1 << 32
 _MOST_S: Final = 3600.0
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One prefill: what the router saw when it bound the request, and how long it took."""
+    """One prefill: the features when the request was bound, and the time it took."""
 
     x: tuple[float, ...]
     prefill_s: float
@@ -29,18 +29,18 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Found(msgspec.Struct, kw_only=True):
-    """What a log held."""
+    """The rows of a log, and counts of the lines that were not usable."""
 
     rows: list[Row] = []
     """In the log's order."""
     lines: int = 0
     unreadable: int = 0
     other: int = 0
-    """No requests, not served, or of another model or pool."""
+    """Lines that are no requests, were not served, or are of another model or pool."""
     lacking: int = 0
-    """Served, but without a field that is needed."""
+    """Served requests that lack a required field."""
     pools: dict[str, int] = {}
-    """Rows by model and pool."""
+    """Number of rows by "model/pool"."""
 
 
 def read_rows(
@@ -50,9 +50,9 @@ def read_rows(
     pool: str | None = None,
     into: Found | None = None,
 ) -> Found:
-    """The rows of a request log, one JSON object a line; what cannot be used is counted.
+    """The rows of a request log, one JSON object a line; unusable lines are counted.
 
-    `into` takes those of a further file.
+    `into`: adds to the result of earlier files.
     """
     found = Found() if into is None else into
     for line in lines:
@@ -86,10 +86,9 @@ def _take(record: Mapping[str, Any], found: Found, model: str | None, pool: str 
 
 
 def row_of(record: Mapping[str, Any]) -> Row | None:
-    """One record's row; None where a field is missing or no such number.
+    """One record's row; None when a field is missing or out of range.
 
-    The prompt's length is what the router took it for: the estimate, unless the prompt was
-    compressed after it was estimated.
+    The prompt's length is the router's estimate, unless the prompt was compressed after it.
     """
     told = _figures(record)
     estimated = told.get("input_tokens")
@@ -126,7 +125,7 @@ def row_of(record: Mapping[str, Any]) -> Row | None:
 
 
 def _figures(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the sections that are read, by name; schema 1 had no sections."""
+    """The fields of all sections in one mapping; schema 1 had no sections."""
     if record.get("schema") == 1:
         return {_OLD_NAMES.get(name, name): value for name, value in record.items()}
     found: dict[str, Any] = {}

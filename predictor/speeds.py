@@ -1,13 +1,13 @@
-"""How slow each worker is beside what was predicted of it: a factor learned for each.
+"""Learns a factor for each worker: how slow it is relative to the common prediction.
 
     f_w *= 1 + g clip(actual / predicted - 1)
 
-weighed by the predicted time, so that predicted and actual work agree in sum. g is near 0.2 for
-a worker whose errors keep one sign while the others' do not, and near 0.005 otherwise: it follows
-the square of its own smoothed error over that error's size (after Trigg and Leach, "Exponential
-smoothing with an adaptive response rate", 1967). So one worker at half speed is known after some
-forty of its requests, and noise moves little. What shifts for all workers at once is followed
-slowly here: it is calibration's.
+weighted by the predicted time, so that predicted and actual work agree in sum. The gain g is near
+0.2 for a worker whose errors keep one sign while the others' do not, and near 0.005 otherwise: it
+follows the squared ratio of the smoothed error to the smoothed absolute error (after Trigg and
+Leach, "Exponential smoothing with an adaptive response rate", 1967). So a worker at half speed is
+detected after some forty of its requests, and noise changes little. A shift common to all workers
+is followed slowly here and left to calibration.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ _DOWN: Final = -0.75
 _UP: Final = 2.0
 _PULL: Final = 0.05
 _ALIKE: Final = 1e-4
-"""Of a logarithm: what is closer is not set anew. With thousands of workers most are."""
+"""Smaller changes of a logarithm are skipped at a merge: most of them, in large pools."""
 
 
 class Speeds:
-    """Factors of a pool's workers, > 0; 1 is as predicted, 2 is half as fast."""
+    """Slowness factors of a pool's workers, > 0; 1 is as predicted, 2 is half as fast."""
 
     __slots__ = (
         "_heard",
@@ -59,9 +59,9 @@ class Speeds:
     def observe(
         self, worker: int, predicted_s: float, actual_s: float, pulls: Pulls | None = None
     ) -> None:
-        """Take a prefill; the factor as it was then is in `predicted_s`, > 0.
+        """Learn from a prefill; `predicted_s`, > 0, includes the factor at that time.
 
-        `pulls`: what its tenant has moved so far, where that is bounded.
+        `pulls`: the tenant's total pull so far; None where the tenant is not bounded.
         """
         error = min(max(actual_s / predicted_s - 1.0, _DOWN), _UP)
         if not self._usual_s:
@@ -77,7 +77,7 @@ class Speeds:
         size = self._size[worker] = self._size[worker] + _SMOOTH * (
             abs(weighed) - self._size[worker]
         )
-        # Its own trend, as far as the others do not share it and it is not theirs alone.
+        # The part of the trend that is this worker's own and not shared by the others.
         apart = min(abs(trend), abs(trend - others)) if trend * (trend - others) > 0 else 0.0
         track = min(apart / size, 1.0) if size > 0.0 else 0.0
         gain = min(weight * (_LEAST_GAIN + (_MOST_GAIN - _LEAST_GAIN) * track * track), 0.5)
@@ -93,24 +93,24 @@ class Speeds:
             pulls[worker] = pulls.get(worker, 0.0) + moved
 
     def recentre(self) -> float:
-        """Divide all factors by their geometric mean, which is returned."""
+        """Divide all factors by their geometric mean; returns that mean."""
         middle = sum(self._log) / len(self._log)
         for worker, value in enumerate(self._log):
             self._set(worker, value - middle)
         return exp(middle)
 
     def forget(self, worker: int) -> None:
-        """Another engine is there now."""
+        """Reset a worker's factor: another engine is there now."""
         self._set(worker, 0.0)
         self._trend_sum -= self._trend[worker]
         self._trend[worker], self._size[worker], self.seen[worker] = 0.0, 0.3, 0
 
     def state(self) -> dict[str, Any]:
-        """Plain values: what holds here, and what was learned here."""
+        """Plain values for gossip: current factors, and the part learned here."""
         return {"log": list(self._log), "own": list(self._own), "seen": list(self.seen)}
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add what other replicas have learned since the last merge, as calibration does."""
+        """Add what other replicas have learned since the last merge, like `Bucketed.merge`."""
         workers = len(self.factors)
         heard: dict[str, list[float]] = {}
         values = self._log
@@ -122,7 +122,7 @@ class Speeds:
             heard[name] = own
             before = self._heard.get(name, own)
             values = [
-                # Who has seen nothing of a worker takes the other's word for it.
+                # A replica without observations of a worker adopts the other's factor.
                 here + (_PULL if seen_here else 1.0) * (there - here) if told else here
                 for here, there, told, seen_here in zip(
                     [v + more - less for v, more, less in zip(values, own, before, strict=True)],

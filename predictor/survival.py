@@ -1,9 +1,9 @@
-"""How long answers get: the share that outlives so many tokens, by class, learned online.
+"""Output lengths: P(output > tokens) by class, learned online.
 
 Kaplan and Meier's estimator ("Nonparametric Estimation from Incomplete Observations", 1958) on
-tokens instead of time: an answer that was cancelled, or cut at its limit, is known to be longer
-than it got, and counts as at risk until then. Old observations fade. Tokens are counted in
-cells that grow by a tenth, so a class takes a few kilobytes however many answers it has seen.
+tokens instead of time: an answer that was cancelled, or cut at its limit, is censored, which means
+it counts as at risk up to its length. Old observations decay. Tokens are counted in cells that
+grow by a tenth, so a class takes a few kilobytes however many answers it has seen.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,13 +13,13 @@ from math import ceil
 from typing import Final
 
 LONGEST: Final = 1 << 20
-"""Tokens; longer answers count as that long."""
+"""Longest counted output, in tokens; longer answers count as this long."""
 MAX_CLASSES: Final = 256
 OTHER: Final = ""
-"""The class of all, for classes of which little is known."""
+"""Name for answers without a class, counted only in the curve of all classes."""
 DEFAULT_HALF_LIFE: Final = 2000.0
 ENOUGH: Final = 50.0
-"""Effective observations from which a class speaks for itself."""
+"""Effective observations from which a class's own curve is used."""
 _REFRESH: Final = 16
 """Observations between two computations of a curve."""
 
@@ -37,7 +37,7 @@ EDGES: Final = _edges()
 
 
 class _Curve:
-    """One class: weights of answers that ended, and that were cut, in each cell."""
+    """The curve of one class: weights of ended and of cut answers in each cell."""
 
     __slots__ = ("_dirty", "_growth", "_weight", "cut", "ended", "survival", "total")
 
@@ -52,11 +52,11 @@ class _Curve:
 
     @property
     def effective(self) -> float:
-        """Observations it amounts to, after fading."""
+        """Effective number of observations, after decay."""
         return self.total / self._weight
 
     def add(self, tokens: int, *, cut: bool) -> None:
-        """Instead of fading what is old, what is new weighs more; now and then all is scaled."""
+        """Count an answer; growing weights for new answers stand in for decay of old ones."""
         self._weight *= self._growth
         cell = bisect_left(EDGES, tokens)
         (self.cut if cut else self.ended)[cell] += self._weight
@@ -71,11 +71,11 @@ class _Curve:
             self._refresh()
 
     def _refresh(self) -> None:
-        """S after each cell: the product of the shares that survive the cells up to it."""
+        """S after each cell: the product of the survival shares of the cells up to it."""
         self._dirty = 0
         at_risk, share = self.total, 1.0
         for i, (ended, cut) in enumerate(zip(self.ended, self.cut, strict=True)):
-            # Cut within a cell: at risk for half of it, on average.
+            # An answer cut within a cell is at risk for half of it, on average.
             exposed = at_risk - cut / 2
             if ended > 0.0 and exposed > 0.0:
                 share *= max(0.0, 1.0 - ended / exposed)
@@ -86,9 +86,9 @@ class _Curve:
 class OutputSurvival:
     """S_c(a) = P(output > a tokens | class c); bounded memory; no clock.
 
-    `half_life` is in observations of a class. Classes beyond MAX_CLASSES replace the one that
-    was observed least recently. An unknown class, or one with fewer than ENOUGH observations,
-    is answered for by all classes together.
+    `half_life` is in observations of a class, > 0, else ValueError. Classes beyond MAX_CLASSES
+    replace the least recently observed one. For an unknown class, or one with fewer than ENOUGH
+    effective observations, the curve of all classes is used.
     """
 
     __slots__ = ("_all", "_classes", "_half_life")
@@ -104,10 +104,10 @@ class OutputSurvival:
         return len(self._classes)
 
     def observe(self, name: str, tokens: int, *, censored: bool) -> None:
-        """An answer of a class got so many tokens.
+        """Learn from an answer's length.
 
-        `censored`: it would have gone on, and was cancelled or cut at its limit. Negative
-        numbers of tokens are ignored.
+        `censored`: it was cancelled or cut at its limit, so its full length is unknown. Negative
+        lengths are ignored.
         """
         if tokens < 0:
             return
@@ -124,13 +124,13 @@ class OutputSurvival:
         curve.add(tokens, cut=censored)
 
     def effective(self, name: str) -> float:
-        """Observations that speak for a class: its own, or those of all."""
+        """Effective observations of the curve used for a class: its own, or that of all."""
         return self._curve(name).effective
 
     def survival(self, name: str, tokens: float, max_tokens: int | None = None) -> float:
         """P(output > tokens), 0..1 and falling in tokens; 0 from `max_tokens` on.
 
-        1 while nothing was observed. Between the ends of a cell it is interpolated.
+        1 before any observation. Interpolated within a cell.
         """
         if max_tokens is not None and tokens >= max_tokens:
             return 0.0
@@ -141,7 +141,7 @@ class OutputSurvival:
     ) -> float:
         """P(output > done + further | output > done): BF-IO's look-ahead.
 
-        0 from `max_tokens` on. Where hardly an answer got so far, it is taken to end soon: 0.
+        0 from `max_tokens` on, and where hardly any observed answer got as far as `done`.
         """
         if further <= 0:
             return 1.0
@@ -151,10 +151,10 @@ class OutputSurvival:
         return min(1.0, self.survival(name, done + further, max_tokens) / now)
 
     def quantile(self, name: str, share: float, max_tokens: int | None = None) -> int | None:
-        """The least tokens that this share of answers do not exceed, at most `max_tokens`.
+        """The least length that this share of answers does not exceed, at most `max_tokens`.
 
-        None where nothing was observed, or the answers seen were cut before so many had ended
-        and `max_tokens` does not bound them. ValueError unless 0 < share < 1.
+        Without observations, or when too few answers ended before being cut, `max_tokens`, which
+        may be None. ValueError unless 0 < share < 1.
         """
         if not 0 < share < 1:
             raise ValueError("a quantile's share is between 0 and 1")
@@ -185,7 +185,7 @@ def _at(survival: Sequence[float], tokens: float) -> float:
 
 
 def _within(survival: Sequence[float], cell: int, share: float) -> float:
-    """Tokens at which survival falls to a share, which it does within this cell."""
+    """The tokens, within this cell, at which survival falls to a share."""
     if cell == 0:
         return EDGES[0]
     before, after = survival[cell - 1], survival[cell]

@@ -1,9 +1,9 @@
-"""How far each tenant may have moved what all tenants' predictions share.
+"""Limits how far each tenant's requests can move the predictions that all tenants share.
 
-What a tenant's requests have moved, in sum, stays within a bound for each learned logarithm.
-What one pulls beyond its due, the others' requests pull back, and it has nothing left to pull
-with. A tenant that nobody else is known beside is not held: nobody else knows better.
-Processes add up what they learn, so each allows a tenant its part of the bound.
+For each learned logarithm, the sum of a tenant's changes (its pull) stays within a bound. If one
+tenant distorts a value, the others' requests correct it, and the tenant has no pull left to
+distort it again. The only known tenant is not bounded: there is nobody to protect.
+Processes add up what they learn, so each process allows a tenant its part of the bound.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from math import log
 from typing import Any, Final
 
 Pulls = dict[int, float]
-"""What one tenant has moved, in sum, by the index of the logarithm."""
+"""One tenant's summed changes, by the index of the logarithm."""
 
 MOST_TENANTS: Final = 256
-"""Told apart; all further ones are held together as one."""
+"""Tenants tracked separately; all further ones share one bound."""
 SPEED_PULL: Final = log(2.0)
-"""Of a worker's speed."""
+"""Bound for a worker's speed, as a logarithm."""
 CALIBRATION_PULL: Final = log(2.0) / 2
-"""Of a regime's correction, and as much of the correction of all."""
+"""Bound for a regime's correction, and likewise for the global one."""
 
 
 def held(pulls: Pulls, index: int, step: float, most: float) -> float:
-    """As much of a step as leaves the tenant within its bound, or brings it back there."""
+    """The step, shortened so that the tenant's sum ends within its bound `most`."""
     pulled = pulls.get(index, 0.0)
     if -most <= pulled + step <= most:
         return step
@@ -31,17 +31,17 @@ def held(pulls: Pulls, index: int, step: float, most: float) -> float:
 
 
 class Tenants:
-    """What each tenant has moved: calibration, and speeds."""
+    """Each tenant's pulls on calibration and on speeds."""
 
     __slots__ = ("_elsewhere", "_known")
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Pulls, Pulls]] = {}
         self._elsewhere: set[str] = set()
-        """Of those that other processes know: two of each process at most."""
+        """Tenants that other processes know, at most two from each."""
 
     def of(self, client: str) -> tuple[Pulls, Pulls] | None:
-        """Pulls on calibration and on speeds; None where the tenant is not held."""
+        """A tenant's pulls on calibration and on speeds; None where it is not bounded."""
         known = self._known
         pulls = known.get(client)
         if pulls is None:
@@ -55,11 +55,11 @@ class Tenants:
         return pulls if len(known) > 1 or self._elsewhere - {client} else None
 
     def state(self) -> dict[str, Any]:
-        """Two that are known here, so that each of them is known beside another."""
+        """Two tenants known here: enough for any process to see that a tenant is not alone."""
         return {"known": list(islice(self._known, 2))}
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in which tenants the other processes know."""
+        """Store the tenants that the other processes know."""
         told = [state.get("known") for state in others.values()]
         self._elsewhere = {
             client
@@ -70,6 +70,6 @@ class Tenants:
         }
 
     def forget(self, worker: int) -> None:
-        """Another engine is there now."""
+        """Drop all pulls on a worker's speed: another engine is there now."""
         for _, speeds in self._known.values():
             speeds.pop(worker, None)

@@ -1,9 +1,9 @@
-"""Offline: from rows to an artifact, with a judgement on rows it was not trained on.
+"""Offline training: builds an artifact from rows and evaluates it on held-out rows.
 
-A regression tree of 128 leaves on the logarithm of the prefill time, its leaves holding the
-mean and the alpha quantile of what fell there; as an option, quantiles from 60 boosted trees of
-8 leaves. The newest quarter of the rows is held out, the artifact is what was judged on it.
-Needs scikit-learn, which the extra `train` brings; nothing a gateway imports does.
+The model is a regression tree of 128 leaves on the logarithm of the prefill time; each leaf holds
+the mean and the alpha quantile of its rows. Optionally, 60 boosted trees of 8 leaves give the
+quantiles. The newest quarter of the rows is held out, and the evaluated artifact is returned as
+is, not retrained. Needs scikit-learn (the extra `train`); the gateway does not import it.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ from predictor.rows import Row
 
 LEAVES: Final = 128
 LEAF_ROWS: Final = 60
-"""Fewer say little of a .95 quantile."""
+"""Least rows in a leaf: fewer do not determine a .95 quantile."""
 HELD_OUT: Final = 0.25
 LEAST_ROWS: Final = 1000
 MOST_ROWS: Final = 400_000
-"""The newest; more take memory and minutes, and describe older days."""
+"""Most rows, the newest; more cost memory and minutes, and are outdated."""
 BOOST_TREES: Final = 60
 BOOST_LEAVES: Final = 8
 _BOOST_RATE: Final = 0.15
@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 class TooFewRows(ValueError):
-    """How many there are, and how many it takes."""
+    """Fewer than LEAST_ROWS usable rows; the message has both numbers."""
 
 
 def train(
@@ -57,9 +57,9 @@ def train(
     seed: int = 0,
     trained_on: str = "",
 ) -> Artifact:
-    """An artifact from rows in order of time; its `report` is `judge`'s on the newest quarter.
+    """Train on rows in order of time; `report` is `judge`'s on the newest quarter.
 
-    TooFewRows below LEAST_ROWS.
+    Raises TooFewRows below LEAST_ROWS.
     """
     if len(rows) < LEAST_ROWS:
         raise TooFewRows(f"{len(rows)} usable rows; training takes at least {LEAST_ROWS}")
@@ -89,7 +89,7 @@ def train(
 
 
 def fit_tree(x: Floats, y: Floats, *, alpha: float, leaves: int, seed: int) -> TreeArrays:
-    """The tree of x, seconds y."""
+    """Fit the tree to features x, shape (rows, features), and seconds y, shape (rows,)."""
     model = DecisionTreeRegressor(
         max_leaf_nodes=leaves, min_samples_leaf=min(LEAF_ROWS, len(y) // 8), random_state=seed
     )
@@ -109,7 +109,7 @@ def fit_tree(x: Floats, y: Floats, *, alpha: float, leaves: int, seed: int) -> T
 
 
 def fit_boosted(x: Floats, y: Floats, *, alpha: float, seed: int) -> Boosted:
-    """The ensemble of x, seconds y, by gradient boosting on the pinball loss."""
+    """Fit the ensemble to x and y, as in `fit_tree`, by boosting on the pinball loss."""
     model = GradientBoostingRegressor(
         loss="quantile",
         alpha=alpha,
@@ -131,9 +131,9 @@ def fit_boosted(x: Floats, y: Floats, *, alpha: float, seed: int) -> Boosted:
 
 
 def worker_slowness(rows: Sequence[Row], x: Floats, y: Floats, seed: int) -> dict[str, float]:
-    """How long each worker took beside what a tree of all predicts; their middle is 1.
+    """Each worker's time relative to a common tree's prediction, scaled to a median of 1.
 
-    So the artifact is that of a middling worker, and what each is beside it is learned online.
+    So the artifact describes a median worker, and each worker's factor is learned online.
     """
     names = sorted({row.worker for row in rows})
     if len(names) == 1:
@@ -151,7 +151,7 @@ def worker_slowness(rows: Sequence[Row], x: Floats, y: Floats, seed: int) -> dic
 
 
 def _rates(x: Floats, y: Floats) -> PriorRates:
-    """The prior after all rows."""
+    """The rates that the prior has learned after all rows."""
     prior = Prior(PriorRates())
     for row, actual_s in zip(x.tolist(), y.tolist(), strict=True):
         prior.observe(row, actual_s)
@@ -159,7 +159,7 @@ def _rates(x: Floats, y: Floats) -> PriorRates:
 
 
 def _parents_first(tree: Any) -> list[int]:
-    """Nodes of a scikit-learn tree, each before its children."""
+    """Nodes of a scikit-learn tree in an order where parents precede children."""
     order, todo = [], [0]
     while todo:
         node = todo.pop()

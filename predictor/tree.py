@@ -1,9 +1,9 @@
-"""Evaluators of trained trees: plain Python, a comparison a level.
+"""Evaluates trained trees in plain Python.
 
 A single tree is walked as nested tuples, (feature, threshold, left, right) and, at a leaf,
-(-1, mean_s, quantile_s, None): unpacking one costs less than indexing four arrays. Sixty small
-trees are not walked at all. For each feature, the comparisons that fail cross out leaves of all
-trees at once, as bits of one integer; the lowest bit left in each tree's byte is its leaf
+(-1, mean_s, quantile_s, None): unpacking one costs less than indexing four arrays. An ensemble
+of small trees is not walked. For each feature, the failed comparisons clear the unreachable leaves
+of all trees at once, as bits of one integer; the lowest bit left in each tree's byte is its leaf
 (Lucchese et al., "QuickScorer", SIGIR 2015).
 """
 
@@ -14,11 +14,11 @@ from operator import getitem
 from typing import Any, Final
 
 Node = tuple[int, float, Any, Any]
-"""(feature, threshold, left, right): left where x[feature] <= threshold. Leaves: see above."""
+"""(feature, threshold, left, right): left if x[feature] <= threshold. Leaves: see above."""
 
 LEAF: Final = -1
 BOOST_LEAVES: Final = 8
-"""A byte has eight bits: a tree of an ensemble has as many leaves at most."""
+"""Most leaves of a tree in an ensemble: one bit of a byte for each."""
 
 
 def nest(
@@ -29,7 +29,7 @@ def nest(
     mean_s: Sequence[float],
     quantile_s: Sequence[float],
 ) -> Node:
-    """The root of a tree that is given as arrays, where children come after their parent."""
+    """Build the nested tuples of a tree given as arrays, with children after their parent."""
     nodes: list[Node] = []
     for i in reversed(range(len(feature))):
         if feature[i] == LEAF:
@@ -41,7 +41,7 @@ def nest(
 
 
 def leaf(root: Node, x: Sequence[float]) -> tuple[float, float]:
-    """(mean_s, quantile_s) of x."""
+    """(mean_s, quantile_s) of the leaf that x falls into."""
     feature, threshold, left, right = root
     while feature >= 0:
         feature, threshold, left, right = left if x[feature] <= threshold else right
@@ -68,14 +68,14 @@ class SmallTree:
         self.value = value
 
     def leaves(self, node: int = 0) -> list[int]:
-        """Its leaves, or those below a node, from left to right."""
+        """The leaves below a node, by default all, from left to right."""
         if self.feature[node] == LEAF:
             return [node]
         return self.leaves(self.left[node]) + self.leaves(self.right[node])
 
 
 class Ensemble:
-    """exp of a constant and the values of many trees of up to eight leaves."""
+    """exp(constant + sum of the values of many trees of up to eight leaves)."""
 
     __slots__ = ("_features", "_size", "_start", "_tables", "_whole")
 
@@ -96,13 +96,13 @@ class Ensemble:
 
 
 def _table(tree: SmallTree) -> list[float]:
-    """For each byte of leaves left, the value of the first."""
+    """For each byte of remaining leaves, the value of the first one."""
     values = [tree.value[node] for node in tree.leaves()]
     return [values[min((b & -b).bit_length(), len(values)) - 1] if b else 0.0 for b in range(256)]
 
 
 def _masks(trees: Sequence[SmallTree], whole: int) -> list[tuple[int, list[float], list[int]]]:
-    """For each feature in use: its thresholds in order, and what is left between them."""
+    """For each feature in use: sorted thresholds, and the remaining leaves between them."""
     crossed: dict[int, list[tuple[float, int]]] = {}
     for place, tree in enumerate(trees):
         order = {node: bit for bit, node in enumerate(tree.leaves())}

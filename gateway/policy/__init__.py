@@ -1,1 +1,1 @@
-"""Pure decisions: no await, no clock, no I/O. Time and randomness are arguments."""
+"""Pure decisions: no await, no clock, no I/O. Callers pass in time and randomness."""

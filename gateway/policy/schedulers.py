@@ -1,4 +1,4 @@
-"""The schedulers by the names that configurations and benches use."""
+"""Creates schedulers by the names used in configurations and benches."""
 
 from typing import Final
 
@@ -11,9 +11,9 @@ from gateway.policy.scheduling.scheduler import Scheduler
 
 NAMES: Final = ("least-loaded", "round-robin", "sticky", "quartz")
 PREDICTING: Final = frozenset({"quartz"})
-"""Those that need a predictor."""
+"""Schedulers that need a predictor."""
 LOCAL: Final = frozenset({"sticky", "quartz"})
-"""Those that look at `Job.match`."""
+"""Schedulers that use `Job.match`."""
 
 
 def make_scheduler(
@@ -24,10 +24,10 @@ def make_scheduler(
     predictor: Predictor | None = None,
     kv_usage: KvUsage | None = None,
 ) -> Scheduler:
-    """A scheduler of NAMES for one pool of independent replicas.
+    """A scheduler, by one of NAMES, for one pool of independent replicas.
 
-    `profile`, `predictor` and `kv_usage` are for quartz. ValueError for another name, and for
-    quartz without a predictor.
+    Only quartz uses `profile`, `predictor` and `kv_usage`. ValueError for an unknown name, and
+    for quartz without a predictor.
     """
     if name == "least-loaded":
         return LeastLoaded(pool)

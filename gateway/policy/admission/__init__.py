@@ -1,1 +1,1 @@
-"""May a request enter, what does it pay, and how long does a refused one wait?"""
+"""Admission: decides whether a request enters, what it is charged, and how long to retry after."""

@@ -1,19 +1,19 @@
-"""May this request enter? One atomic decision over a model's token pool, and its settlement.
+"""Decides admission in one atomic step over a model's token pool, and hands out the lease.
 
-Order of checks (token-pools paper, section 4.3, with what it leaves open):
+Order of checks (token-pools paper, section 4.3; the project filled the gaps it leaves):
 
-0 expired leases are reaped; a lease id that is held gets its earlier grant.
+0 reap expired leases; repeat the earlier grant for a lease id that is already held.
 1 the entitlement is in force.  3 the request can ever fit.  4 concurrency.  5 token rate.
 6 KV (`gateway.policy.admission.limits`).  7 a contended pool, 8 an uncontended one
 (`gateway.policy.admission.placement`).
-(2, a missing output limit, was replaced by its default before the cost was computed.)
+(Check 2, a missing output limit, is gone: the default limit is filled in before costing.)
 
-Invariants: a pool's in-flight and KV are the sums over its leases; what a grant takes, exactly
-one settlement or expiry gives back; nothing is ever negative but a bucket in debt.
+Invariants: a pool's in-flight and KV are the sums over its leases; exactly one settlement or
+expiry returns what a grant took; only a bucket in debt is ever negative.
 `charge` is whole tokens, so debited - refunded = used exactly.
 
-Decisions change nothing until they are granted or refused, here, in one go: the embedded
-store calls these functions, the Redis scripts are their transcription.
+All checks run before any state changes; a grant or denial is then applied in one step. The
+embedded store calls these functions, and the Redis scripts transcribe them.
 """
 
 from gateway.policy.admission import limits, placement
@@ -60,10 +60,10 @@ __all__ = [
 
 
 def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> Grant | Denial:
-    """Decide and take the lease.
+    """Decide, and on a grant take the lease.
 
-    `observe`: the model's; a denial is then noted, not applied, and no bucket pays for what
-    would have been refused.
+    `observe`: the model's mode. A denial is then recorded but the request is granted anyway,
+    and no bucket pays for it.
     """
     if now_s >= book.reap_at_s:
         reap(book, now_s)
@@ -116,8 +116,8 @@ def transfer(
 ) -> Denial | None:
     """Move a lease to another pool; without `force` only if it would be admitted there.
 
-    None when it moved, was there already, or is no longer in force. A denial is no refusal of
-    work, which goes on where it was: nothing is remembered of it.
+    None when the lease moved, was there already, or is no longer in force. After a denial the
+    request keeps running where it was, so the denial is not counted.
     """
     lease = book.leases.get(lease_id)
     if lease is None or lease.pool == pool:
@@ -156,7 +156,7 @@ def _decide(
     found = placement.place(book, account, request, w)
     if not found.denied:
         return found, funded
-    if placement.within_reserve(account, request):  # and yet denied: the pool does not hold it
+    if placement.within_reserve(account, request):  # the pool lacks the reserve
         return limits.unbound(book, account.terms)
     return placement.pool_denial(book, account, request, w, found, now_s)
 
@@ -164,7 +164,7 @@ def _decide(
 def _inadmissible(
     book: TokenPool, account: Account, lease: Held, pool: int, now_s: float
 ) -> Denial | None:
-    """Checks 4, 7 and 8 for a lease that would come from another pool."""
+    """Checks 4, 7 and 8 for a lease that would move here from another pool."""
     request = Request(
         lease_id=lease.id,
         entitlement=lease.entitlement,
@@ -190,7 +190,7 @@ def _inadmissible(
 def _refused(
     book: TokenPool, account: Account, request: Request, w: float, denial: Denial, now_s: float
 ) -> None:
-    """Remember what this refusal was promised, so that the next one is told to wait longer."""
+    """Record the wait promised to this request, so that the next refusal is told a longer one."""
     if denial.of_pool:
         state = book.pools[request.pool]
         tenant = tenant_of(account)
@@ -199,12 +199,12 @@ def _refused(
         state.denied += 1
         slots = book.terms.slots[request.pool]
         wait_too(account, request.sequences, slots, state.service_s, now_s)
-        if placement.could_outrank(book, request):  # else no debt would help, so none is owed
+        if placement.could_outrank(book, request):  # otherwise debt could not help it in
             account.denied += 1
             book.priority_denials += 1
             book.active.add(request.entitlement)
     elif denial.reason == "tokens":
-        # Nobody is told more than MOST_S, so nothing beyond that was promised either.
+        # Retry-After is at most MOST_S, so no more than that was promised.
         rate = account.terms.tokens_per_s or book.surplus_per_s
         kept = max(0.0, account.promised - rate * max(0.0, now_s - account.promised_s))
         account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
@@ -241,15 +241,15 @@ def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool)
 
 
 def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) -> bool:
-    """The case of nearly every request, decided by comparisons alone: it simply comes in.
+    """Fast path for nearly every request: whether plain comparisons already prove a grant.
 
-    One sequence of an entitlement in force with a rate of its own, whose bucket pays, within all
-    its limits, and a pool with room beyond the headroom. Checks 1 to 8 then surely grant the asked
-    pool, uncontended, and `own` pays; False says nothing. The checks are a dozen functions, which
-    say why somebody has to wait or may not enter; here nobody has to be told anything.
+    True for one sequence of an entitlement in force that has its own rate, is within all its
+    limits, whose bucket pays, and whose pool has room beyond the headroom. Checks 1 to 8 would
+    then grant the requested pool, uncontended, funded by `own`. False proves nothing: the full
+    checks decide, and say why.
 
-    It leaves the entitlement's bucket as they do: filled up to now, if they would look at it.
-    What is derived of the account must be up to date (`buckets.weight_now` sees to that).
+    Like the full checks, it refills the entitlement's bucket up to now when it reads the bucket.
+    The account's derived values must be up to date (call `buckets.weight_now` first).
     """
     terms, pool, most = account.terms, request.pool, account.most
     if (
@@ -274,12 +274,12 @@ def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) 
     depth, floor = most * account.mean_cost, account.floor_tokens
     depth = floor if floor > depth else depth  # noqa: FURB136 - max() would be a call
     tokens = request.estimate_tokens
-    # What a full bucket does not hold is refused before the bucket is looked at.
+    # A request larger than a full bucket is refused before the bucket is refilled.
     return tokens <= depth and own_level(account, depth, now_s) >= tokens
 
 
 def _has_room(book: TokenPool, request: Request) -> bool:
-    """Whether a pool takes one sequence more and keeps its headroom."""
+    """Whether a pool has room for one more sequence beyond its headroom."""
     whole, pool = book.terms, request.pool
     state = book.pools[pool]
     if state.idle_dedicated or state.inflight >= whole.slots[pool] - whole.headroom:

@@ -1,7 +1,7 @@
-"""What the ready workers can promise: who is bound, the average SLO, and how many are needed.
+"""Capacity of the ready workers: which reserves fit, the mean SLO, and the desired replicas.
 
-One capacity model for both questions of the token-pools paper: what may enter, and how many
-replicas should run.
+Admission and autoscaling share this capacity model (token-pools paper). An entitlement is
+"bound" in a pool when the pool's capacity holds its reserved baseline.
 """
 
 from collections import deque
@@ -13,20 +13,20 @@ from gateway.policy.token_pool.terms import UNLIMITED
 from gateway.records.record import Record
 
 SURVEY_SLICE = 1_000
-"""Entitlements looked at between two pauses."""
+"""Entitlements that `survey` examines between two yields."""
 TARGET_USE = 0.85
-"""Share of the slots that the desired replicas leave in use."""
+"""Share of the slots in use that the desired replicas aim for."""
 COOLDOWN_S = 300.0
-"""How long demand has to be lower before fewer replicas are desired."""
+"""Seconds that demand has to stay lower before fewer replicas are desired."""
 
 
 class WorkerShare(Record, frozen=True, kw_only=True):
-    """What one worker of a pool adds to its model's capacity."""
+    """The capacity that one worker of a pool adds to its model."""
 
     slots: int
     """Sequences it runs at once."""
     kv_bytes: int = 0
-    """Of its KV cache; 0 where the configuration does not say: its engine may."""
+    """Size of its KV cache; 0 when not configured, then the engine's report counts."""
     tokens_per_s: float = 0.0
     """Input and output; 0 for not enforced."""
     replicas: tuple[int, int] = (1, 1)
@@ -34,17 +34,17 @@ class WorkerShare(Record, frozen=True, kw_only=True):
 
 
 class Capacity(Record, frozen=True, kw_only=True):
-    """What the ready workers hold together. Tuples are by pool; 0 for not enforced."""
+    """Total capacity of the ready workers. Tuples are by pool; 0 for not enforced."""
 
     slots: tuple[int, ...]
     kv_bytes: tuple[int, ...]
     tokens_per_s: float
     pool_tokens_per_s: tuple[float, ...] = ()
-    """The same by pool."""
+    """`tokens_per_s` by pool."""
 
     @property
     def total_kv_bytes(self) -> int:
-        """Over all pools; 0 where one of those with slots does not enforce it."""
+        """KV cache of all pools; 0 when a pool with slots does not enforce it."""
         enforced = all(kv or not slots for kv, slots in zip(self.kv_bytes, self.slots, strict=True))
         return sum(self.kv_bytes) if enforced else 0
 
@@ -52,9 +52,10 @@ class Capacity(Record, frozen=True, kw_only=True):
 def capacity_of(
     shares: Sequence[WorkerShare], engine_kv_bytes: Sequence[Sequence[int]]
 ) -> Capacity:
-    """The capacity of some workers: of each pool, what its engines said of their KV caches.
+    """The capacity of workers; `engine_kv_bytes` has each engine's reported KV cache, by pool.
 
-    What the share states counts; where neither says, the pool's KV is not enforced.
+    A configured size takes precedence over the report; without either, the pool's KV is not
+    enforced.
     """
     kv = []
     for share, told in zip(shares, engine_kv_bytes, strict=True):
@@ -70,29 +71,29 @@ def capacity_of(
 
 
 def most_capacity(shares: Sequence[WorkerShare]) -> Capacity:
-    """The capacity of the most replicas."""
+    """The capacity at the most replicas, from configured sizes alone."""
     return capacity_of(shares, [[0] * share.replicas[1] for share in shares])
 
 
 class Standing(Record, frozen=True, kw_only=True):
-    """What a capacity means for a model's entitlements. Tuples are by pool."""
+    """Which entitlements of a model a capacity holds. Tuples are by pool."""
 
     bound_until: tuple[int, ...]
     """`created` of the newest reserving entitlement that fits a pool with all older ones."""
     newest_bound: int
     """`created` of the newest one that fits wherever it reserves; 0 for none."""
     unbound: int
-    """Reserving entitlements in force that do not fit somewhere."""
+    """Reserving entitlements in force that do not fit in at least one of their pools."""
     mean_slo_ms: float
-    """Over entitlements that state one, but for those that do not fit; 0 when none does."""
+    """Mean over entitlements that state an SLO, without unbound ones; 0 when none does."""
     reserved: tuple[int, ...]
     """Sequences that bound entitlements reserve."""
     next_expiry_unix_s: float
-    """When the next entitlement expires and this no longer holds; infinity for never."""
+    """When the next entitlement expires, which makes this outdated; infinity for never."""
 
 
 class _Reserves:
-    """What is reserved, oldest first; a pool that does not hold one is closed to newer ones."""
+    """Reserves added oldest first; a pool that cannot hold one is closed to all newer ones."""
 
     def __init__(self, capacity: Capacity) -> None:
         pools = len(capacity.slots)
@@ -103,9 +104,10 @@ class _Reserves:
         self._tokens_per_s = [0.0] * pools
 
     def add(self, e: Entitlement) -> bool:
-        """Reserve where it fits; whether that is wherever it has a baseline.
+        """Reserve in each pool where it fits; True when it fits in all pools of its baseline.
 
-        KV and token rate have to fit over all pools or, where some were lost, by each pool's part.
+        KV and token rate have to fit in the model's total or, after workers were lost, each
+        pool's part of them has to fit in that pool.
         """
         total = sum(e.baseline)
         fits_over_all = self._fits_over_all(e)
@@ -149,10 +151,10 @@ def survey(
     capacity: Capacity,
     now_s: float,
 ) -> Iterator[Standing | None]:
-    """Who fits, oldest first; yields None between slices and the Standing at the end.
+    """Bind reserves oldest first; yields None between slices and the Standing at the end.
 
-    `entitlements` in order of creation. In each pool the first reserving one that does not fit,
-    and all newer ones, are not bound.
+    `entitlements` come in order of creation. In each pool the first reserving entitlement that
+    does not fit and all newer ones stay unbound.
     """
     reserves = _Reserves(capacity)
     newest_bound = unbound = 0
@@ -186,7 +188,7 @@ def survey(
 def desired_replicas(
     demand_sequences: float, slots_per_worker: int, replicas: tuple[int, int]
 ) -> int:
-    """Workers that a demand asks for, within the bounds."""
+    """Workers needed for a demand at TARGET_USE, within `replicas` (fewest, most)."""
     wanted = ceil(demand_sequences / TARGET_USE / max(1, slots_per_worker))
     return min(max(wanted, replicas[0]), replicas[1])
 
@@ -194,23 +196,23 @@ def desired_replicas(
 def demand_sequences(
     reserved: int, unreserved: int, denied: int, service_s: float, elapsed_s: float
 ) -> float:
-    """What a pool's workers are asked to run: reserved, admitted beyond that, and denied.
+    """A pool's demand in sequences: reserved, admitted beyond the reserves, and denied.
 
-    Denied demand by Little's law: denials per second times the mean service time.
+    Little's law gives denied demand: denials per second times the mean service time.
     """
     return reserved + unreserved + denied / max(1e-3, elapsed_s) * service_s
 
 
 class ReplicaGoal:
-    """Desired replicas of one pool: up at once, down once a whole cooldown asked for less."""
+    """Desired replicas of one pool: raised at once, lowered after a whole cooldown of less."""
 
     def __init__(self, cooldown_s: float = COOLDOWN_S) -> None:
         self._cooldown_s = cooldown_s
         self._peaks: deque[tuple[float, int]] = deque()
-        """(when, wanted), each less than those before: the latest is what is wanted now."""
+        """(when, wanted), descending in `wanted`; the last entry is the current demand."""
 
     def wanted(self, replicas: int, now_s: float) -> int:
-        """Note what demand asks for now; the most that it asked for within the cooldown."""
+        """Record the current demand; returns the highest demand within the cooldown."""
         while self._peaks and self._peaks[-1][1] <= replicas:
             self._peaks.pop()
         self._peaks.append((now_s, replicas))

@@ -1,4 +1,4 @@
-"""Which reported usage is believed, and what usage costs."""
+"""Decides whether an engine's usage report is plausible, and converts usage to a charge."""
 
 from typing import Final
 
@@ -9,17 +9,17 @@ from gateway.records.attempt import Usage
 from gateway.records.estimate import LengthEstimate
 
 _MAX_RATIO: Final = 2.0
-"""More tokens than the pool's window, as configured, are believed up to this many times the
-estimate: the engine served them, so the configured window may be wrong, but not everything is."""
+"""Reports beyond the pool's configured window are believed up to this multiple of the estimate:
+the configured window may be too small, but a report is not trusted without bound."""
 
 
 def believed(usage: Usage, estimate: LengthEstimate, window_tokens: int) -> Usage:
-    """The engine's report where it can be true of the request, else what the gateway counted.
+    """The engine's report if it is plausible, else the gateway's own count.
 
-    A report cannot be true without prompt tokens, with more cached tokens than prompt tokens, with
-    more completion tokens than the client's own limit allows, or with more tokens in all than the
-    window holds. An engine that served more than `window_tokens` is believed, up to twice the
-    estimate: then the configured window is wrong (`beyond_window`).
+    A report is implausible if it has no prompt tokens, more cached than prompt tokens, more
+    completion tokens than the client's limit, or more tokens in all than both the window and
+    twice the estimate. A report above the window but within twice the estimate is believed: the
+    configured window is then wrong (`beyond_window`).
     """
     if usage.source != "engine":
         return usage
@@ -55,7 +55,7 @@ def beyond_window(usage: Usage, sequences: int, window_tokens: int) -> bool:
 def charge_tokens(
     profile: AdmissionProfile, prompt_tokens: int, completion_tokens: int, cached_tokens: int
 ) -> int:
-    """What usage costs an entitlement, in whole tokens, rounded up."""
+    """The charge for usage, in whole tokens, rounded up; cached prompt tokens cost less."""
     if not cached_tokens:
         return prompt_tokens + completion_tokens
     cached = min(cached_tokens, prompt_tokens)

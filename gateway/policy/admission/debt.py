@@ -1,9 +1,9 @@
-"""The tick: what the last seconds teach about who was underserved and who overran.
+"""The periodic tick: updates each entitlement's debt (underserved) and burst (overuse).
 
-Token-pools paper, eq. 2 and 3, with three rules it is silent on: debt grows only while the pool
-is contended and the entitlement was denied what weight could have let in (else an idle tenant, or
-one whose request no full pool ever takes, builds debt up to 1); only elastic entitlements have
-any; below `least_debt` credit is not remembered.
+Token-pools paper, eq. 2 and 3, plus three rules of this project. Debt grows only while the pool
+is contended and the entitlement was denied a request that a higher weight could have let in;
+otherwise idle tenants, and those whose requests never fit a full pool, would build debt up to 1.
+Only elastic entitlements have debt. Negative debt (credit) stops at `least_debt`.
 """
 
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ def tick(
     *,
     contended: bool | None = None,
 ) -> None:
-    """Apply a tick to these entitlements, after `elapsed_s` since the last one.
+    """Apply a tick to these entitlements, `elapsed_s` after the last one.
 
-    Ticks that were missed decay what stood (gamma^k) and average over the whole time. Whoever
-    ticks in slices says how `contended` it was at the start.
+    After k - 1 missed ticks the old values decay by gamma^k and rates average over the whole
+    time. A caller that ticks in slices passes `contended` as it was before the first slice.
     """
     if contended is None:
         contended = is_contended(book)
@@ -43,7 +43,7 @@ def tick(
 
 
 def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
-    """End the tick for the pool as a whole, once every active entitlement had its part."""
+    """End the tick for the token pool as a whole, after all active entitlements are updated."""
     surplus_level(book, now_s)
     lent_per_s = book.terms.tokens_per_s - book.own_served / max(1e-3, elapsed_s)
     book.surplus_per_s = max(0.0, lent_per_s)
@@ -56,7 +56,7 @@ def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
 
 
 def is_contended(book: TokenPool) -> bool:
-    """Whether any pool is full, or weight could have let in who was denied in this tick."""
+    """Whether a pool is full, or this tick denied a request that more weight could have let in."""
     full = any(
         pool.inflight >= slots for pool, slots in zip(book.pools, book.terms.slots, strict=False)
     )
@@ -66,7 +66,7 @@ def is_contended(book: TokenPool) -> bool:
 def update(
     book: TokenPool, account: Account, elapsed_s: float, now_s: float, *, contended: bool
 ) -> None:
-    """Eq. 2 and 3 for one entitlement; its counters of the tick start again."""
+    """Apply eq. 2 and 3 to one entitlement and reset its counters of the tick."""
     terms, profile = account.terms, book.terms.profile
     elapsed_s = max(1e-3, elapsed_s)
     missed = max(1, int(elapsed_s / profile.tick_s + 0.5))

@@ -1,4 +1,4 @@
-"""What admission is asked and what it answers."""
+"""Records of admission: the request, the grant or denial, and the chosen place."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ Unit = Literal["sequences", "tokens", "bytes of KV cache"]
 
 
 class Request(Record, frozen=True, kw_only=True):
-    """What admission needs to know of a request."""
+    """The facts about a request that admission needs."""
 
     lease_id: str
     entitlement: str
@@ -32,17 +32,17 @@ class Request(Record, frozen=True, kw_only=True):
     """The same in KV bytes."""
     sequences: int = 1
     owner: str = ""
-    """The process that asks."""
+    """The process that asks for the lease."""
 
 
 class Grant(Record, frozen=True, kw_only=True):
-    """Come in. The figures are for the client's rate-limit headers, after this grant."""
+    """Admitted. The figures, as of after this grant, fill the client's rate-limit headers."""
 
     pool: int
     weight: float
     spilled: bool
     contended: bool
-    """The engines will queue it: protected traffic may have others evicted."""
+    """The engines will queue it; a protected request may evict preemptible work."""
     protected: bool
     """Within a reserved baseline."""
     funded: str
@@ -56,7 +56,7 @@ class Grant(Record, frozen=True, kw_only=True):
 
 
 class Denial(Record, frozen=True, kw_only=True):
-    """Not now, or never. `wait_s` before jitter; 0 where waiting does not help."""
+    """Refused. `wait_s` is before jitter, and 0 where waiting does not help."""
 
     reason: DenialReason
     wait_s: float = 0.0
@@ -65,11 +65,11 @@ class Denial(Record, frozen=True, kw_only=True):
     requested: float = 0.0
     unit: Unit = "sequences"
     of_pool: bool = False
-    """For the pool's sake, not for the entitlement's own limits."""
+    """The pool's load caused it, not a limit of the entitlement."""
 
 
 class Place(Record, frozen=True, kw_only=False):
-    """Where a request goes, or that it does not: `denied` says why."""
+    """The pool that takes a request, or, in `denied`, the reason why none does."""
 
     pool: int
     contended: bool = False

@@ -1,7 +1,8 @@
 """A denial as clients see it: status, type, code, wait, and the limits in force.
 
-429 of tokens has type `tokens`; concurrency, KV and priority have `requests`. What waiting
-cannot help is a 400; an expired or suspended entitlement 403; one without capacity 503.
+Denials over the token rate are 429 with type `tokens`; over concurrency, KV or priority, 429 with
+type `requests`. A request that can never fit is a 400, an expired or suspended entitlement a 403,
+an entitlement without capacity a 503.
 """
 
 from math import ceil
@@ -70,7 +71,7 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
 
 
 def _limits_told(denial: Denial) -> Headers:
-    """The limit that a request ran into, as x-ratelimit-*; nothing of a pool's."""
+    """The entitlement's limit that was hit, as x-ratelimit-*; empty for limits of a pool."""
     if denial.of_pool or denial.reason not in ("tokens", "concurrency"):
         return ()
     kind = b"tokens" if denial.reason == "tokens" else b"requests"

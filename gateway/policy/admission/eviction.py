@@ -1,8 +1,8 @@
-"""Who gives way when protected traffic would wait: preemptible work, lowest weight first.
+"""Chooses leases to evict for protected requests: preemptible work, lowest weight first.
 
-Of equals the youngest: the work that loses least. Spot, and what was spilled in, only where the
-model says `reclaim: cancel`. Victims keep their lease until their owner has cancelled them.
-Whoever was of such a class and is of a better one now has nothing more to fear.
+Among equal weights the youngest goes first, because it loses the least work. Spot and spilled
+leases are evicted only if the model sets `reclaim: cancel`. A victim keeps its lease until its
+owner has cancelled it. Leases of an entitlement that has since moved to a better class are spared.
 """
 
 from heapq import nsmallest
@@ -29,9 +29,9 @@ def victims(book: TokenPool, pool: int, sequences: int) -> list[Held]:
 
 
 def evict(book: TokenPool, pool: int, sequences: int) -> list[Held]:
-    """Mark the victims, so that nobody is asked twice.
+    """Mark victims, so that none is chosen twice.
 
-    No more than the pool holds beyond its slots once those leave that were asked before.
+    Evicts no more than what the pool holds beyond its slots after earlier victims have left.
     """
     state = book.pools[pool]
     leaving = sum(h.sequences for h in state.evictable.values() if h.evicted)

@@ -1,4 +1,4 @@
-"""Requests that another proxy forwards: what it tells of them, and what they are charged."""
+"""Admission for requests that another proxy forwards: its reports, and the charges."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Measure, Principal
 
 Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
-"""How a lease ended; expired: nobody reported in time; evicted: a protected request waited."""
+"""How a lease ended. expired: no report in time; evicted: made room for a protected request."""
 
 
 class Wanted(Record, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Wanted(Record, frozen=True, kw_only=True):
 
     model: str
     input_tokens: int | None = None
-    """All prompts, as the proxy counted; else the text's size."""
+    """Of all prompts, as the proxy counted; without it `text_bytes` is needed."""
     text_bytes: int | None = None
     max_tokens: int | None = None
     n: int = 1
@@ -32,7 +32,7 @@ class Wanted(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """How it ended. Absent tokens: what is known is charged, see `usage_of`."""
+    """The proxy's report of how a request ended; for absent tokens see `usage_of`."""
 
     lease_id: str
     status: Literal["ok", "failed", "cancelled"] = "ok"
@@ -43,7 +43,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 class Settled(Record, frozen=True, kw_only=True):
-    """What a lease came to; the same however often it is reported."""
+    """The settlement of a lease; repeated reports get the same answer."""
 
     lease_id: str
     status: Ending
@@ -53,7 +53,7 @@ class Settled(Record, frozen=True, kw_only=True):
     completion_tokens: int | None
     cached_tokens: int | None
     held_tokens: int = 0
-    """Of the completion's: what the time held came to beyond what was used."""
+    """Part of `completion_tokens`: added because the slot was held longer than usage explains."""
 
 
 class Admitted(Record, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Admitted(Record, frozen=True, kw_only=True):
 
 
 class HeldLease(Record, frozen=True, kw_only=True):
-    """A lease that waits for its usage."""
+    """A lease whose usage is not reported yet."""
 
     lease: Lease
     served: ServedModel
@@ -79,7 +79,7 @@ class HeldLease(Record, frozen=True, kw_only=True):
 
 
 def facts_of(wanted: Wanted) -> BodyFacts:
-    """What estimating needs. Raises BadRequest when nothing says how long the prompt is."""
+    """Facts for the estimator. Raises BadRequest when the prompt's length is not given."""
     if wanted.input_tokens is not None:
         measure = Measure(
             text_bytes=0,
@@ -103,11 +103,11 @@ def facts_of(wanted: Wanted) -> BodyFacts:
 
 
 def usage_of(report: Report, held: HeldLease) -> Usage | None:
-    """What to charge for a report; None refunds all.
+    """The usage to charge for a report; None refunds all.
 
-    ok needs the prompt's tokens. failed without tokens is refunded. cancelled without them is
-    charged the prompt as estimated. Raises BadRequest for what is not believed of an engine either
-    (`gateway.policy.admission.charging`).
+    `ok` needs the prompt's tokens. `failed` without tokens is refunded. `cancelled` without tokens
+    is charged the estimated prompt. Raises BadRequest for implausible usage, by the same rules as
+    for an engine (`gateway.policy.admission.charging`).
     """
     prompt, completion = report.prompt_tokens, report.completion_tokens
     if prompt is None:
@@ -145,7 +145,7 @@ def _impossible(usage: Usage, held: HeldLease, window_tokens: int) -> BadRequest
 
 
 def estimated_usage(held: HeldLease) -> Usage:
-    """What was reserved, as usage: the charge when nobody reported."""
+    """The reserved estimate as usage: the charge when the proxy reports nothing."""
     estimate = held.estimate
     return Usage(
         prompt_tokens=estimate.input_tokens_total,
@@ -155,9 +155,9 @@ def estimated_usage(held: HeldLease) -> Usage:
 
 
 def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple[Usage | None, int]:
-    """Usage that is charged at least what the slots held would have made, and how much that adds.
+    """Usage raised to the tokens its slots could have produced while held, and the tokens added.
 
-    Else a slot could be held for nothing: it is the proxy that says what was used.
+    The proxy reports usage itself, so without this minimum it could hold slots for free.
     """
     price_tokens = int(held_s * held.served.slot_tokens_per_s * held.estimate.sequences)
     used_tokens = 0 if usage is None else _charge(held, usage)
@@ -178,7 +178,7 @@ def _charge(held: HeldLease, usage: Usage) -> int:
 def settled_as(
     held: HeldLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
 ) -> Settled:
-    """What a lease came to; `usage` None is a full refund."""
+    """The settlement of a lease; `usage` None is a full refund."""
     if usage is None:
         return Settled(
             lease_id=held.lease.id,

@@ -1,6 +1,6 @@
-"""Checks 1 to 6: is the entitlement in force, can the request ever fit, is it within its limits?
+"""Checks 1 to 6: the entitlement is in force, the request can fit and is within the limits.
 
-Token-pools paper, section 4.3. Nothing here changes state but the buckets' filling with time.
+Token-pools paper, section 4.3. Only the buckets' refill with time changes state here.
 """
 
 from gateway.policy.admission.decision import Denial, DenialReason, Request, Unit
@@ -20,7 +20,7 @@ from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 
 def not_in_force(terms: Entitlement, now_s: float) -> Denial | None:
-    """Check 1."""
+    """Check 1: the entitlement is neither suspended nor expired."""
     if terms.suspended:
         return Denial(reason="entitlement_suspended")
     if 0 < terms.expires_unix_s <= now_s:
@@ -29,14 +29,14 @@ def not_in_force(terms: Entitlement, now_s: float) -> Denial | None:
 
 
 def unbound(book: TokenPool, terms: Entitlement) -> Denial:
-    """The denial of a request within a reserve that its pool does not hold today."""
+    """Deny a request within a reserve that its pool's current capacity does not hold."""
     once = terms.created <= book.terms.ever_bound_until
     reason: DenialReason = "entitlement_degraded" if once else "entitlement_pending"
     return Denial(reason=reason, wait_s=BUCKET_S)
 
 
 def misfit(book: TokenPool, account: Account, request: Request) -> Denial | None:
-    """Check 3: what no waiting would help."""
+    """Check 3: deny a request that no waiting would help."""
     terms = account.terms
     most = terms.limit
     guaranteed = terms.service_class == "guaranteed"
@@ -60,7 +60,7 @@ def misfit(book: TokenPool, account: Account, request: Request) -> Denial | None
 
 
 def _too_large_for_pools(book: TokenPool, request: Request) -> Denial | None:
-    """No pool that may serve it could hold it when empty. One that is away may come back."""
+    """Deny what no eligible pool could hold even when empty; pools without workers may return."""
     pools = (request.pool, *request.alternates)
     slots = [book.terms.slots[pool] for pool in pools]
     room = max(n + overshoot(n) for n in slots)
@@ -79,9 +79,9 @@ def _never(unit: Unit, limit: float, requested: float) -> Denial:
 def over_concurrency(
     book: TokenPool, account: Account, request: Request, now_s: float
 ) -> Denial | None:
-    """Check 4: r_e over all pools; guaranteed is held to its baseline, pool by pool too.
+    """Check 4: r_e over all pools; guaranteed is also held to its baseline in each pool.
 
-    Without any ready worker C is no limit: binding says that nobody is there.
+    Without a ready worker C is 0 and limits nothing here: choosing a worker fails later.
     """
     terms = account.terms
     limit, used = most_sequences(book, account), account.total
@@ -103,13 +103,13 @@ def over_concurrency(
 
 
 def funded_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> str:
-    """Check 5: own, surplus or none (no rate is set) - which bucket pays; "" for neither."""
+    """Check 5: the bucket that pays, own, surplus or none (no rate is set); "" for a denial."""
     terms = account.terms
     if terms.tokens_per_s > 0:
         level = own_level(account, depth_tokens(book, account), now_s)
         if level >= tokens:
             return "own"
-        # Below zero it pays first: to borrow then would be a way around the debt.
+        # A bucket in debt pays first: borrowing would be a way around the debt.
         if level < 0 or terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
             return ""
     elif terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:

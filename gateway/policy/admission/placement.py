@@ -1,13 +1,13 @@
-"""Checks 7 and 8: which pool takes the request now, or does its traffic have to stand back?
+"""Checks 7 and 8: choose the pool that takes the request now, or deny it.
 
-Contended (its pool is full): protected traffic passes, the rest needs more weight than the
+Contended (the pool is full): protected traffic passes; other traffic needs more weight than the
 least in flight, and room under the overshoot. Uncontended: backfill leaves headroom. A pool
 that is more than full spills into an alternate's idle room (token-pools paper, section 4.3).
 
-Protected is what is within a reserve that its pool holds. Where workers were lost and it holds
-the reserve no more, such requests take what is free, and the place of classes that reserve
-nothing; likewise in an alternate while their own pool has no worker. So nobody with a reserve
-is refused while a pool that can serve the request serves a lower class.
+A request is protected when it is within a reserve that its pool holds. After workers are lost,
+a pool may no longer hold a reserve; requests within that reserve then take free slots and the
+slots of non-reserving classes, also in an alternate while their own pool has no worker. So a
+request within a reserve is never refused while an eligible pool serves a lower class.
 """
 
 from math import inf
@@ -29,7 +29,7 @@ def overshoot(slots: int) -> int:
 
 
 def place(book: TokenPool, account: Account, request: Request, w: float) -> Place:
-    """The asked pool, an alternate with idle room, or nothing."""
+    """The requested pool, an alternate with idle room, or a denial."""
     terms = account.terms
     pool, n = request.pool, request.sequences
     slots = book.terms.slots[pool]
@@ -52,7 +52,7 @@ def place(book: TokenPool, account: Account, request: Request, w: float) -> Plac
             if _makes_way(book, account, other, request):
                 full = contended or other != pool
                 return Place(other, contended=full, spilled=other != pool)
-    # Without slots nobody is there to queue for: binding says so.
+    # Without slots there is no worker to queue for; choosing one fails later and says so.
     if protected or slots <= 0:
         return Place(pool, contended=True)
     if not contended or (reserved and not book.pools[pool].unreserved):
@@ -63,7 +63,7 @@ def place(book: TokenPool, account: Account, request: Request, w: float) -> Plac
 def could_outrank(book: TokenPool, request: Request) -> bool:
     """Whether weight alone could let a request into a full pool.
 
-    What is broader than the overshoot waits for the pool to empty, whatever it weighs.
+    A request wider than the overshoot waits for room whatever it weighs.
     """
     slots, kv_bytes = book.terms.slots[request.pool], book.terms.kv_of(request.pool)
     fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
@@ -71,7 +71,7 @@ def could_outrank(book: TokenPool, request: Request) -> bool:
 
 
 def within_reserve(account: Account, request: Request) -> bool:
-    """Whether a request is within what its entitlement reserves in the asked pool."""
+    """Whether a request is within its entitlement's reserve in the requested pool."""
     if account.terms.service_class not in RESERVING:
         return False
     baseline = account.terms.baseline_of(request.pool)
@@ -79,17 +79,17 @@ def within_reserve(account: Account, request: Request) -> bool:
 
 
 def _makes_way(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
-    """Whether a pool would hold the request but for classes that reserve nothing."""
+    """Whether a pool would have room if its non-reserving classes gave way."""
     lower = book.pools[pool].unreserved
     reserved = occupied(book, account, pool) - lower
     return lower > 0 and reserved + request.sequences <= book.terms.slots[pool]
 
 
 def _outranking(book: TokenPool, request: Request, w: float, used: int) -> Place:
-    """Check 7 for traffic that is not protected; preemptible never outranks anybody."""
+    """Check 7 for unprotected traffic; preemptible never outranks."""
     pool, slots = request.pool, book.terms.slots[request.pool]
     service_class = book.accounts[request.entitlement].terms.service_class
-    # Nothing in flight and yet contended: all is kept for idle dedicated baselines.
+    # Contended with nothing in flight: idle dedicated baselines keep all slots.
     least = least_weight(book, pool) or inf
     if service_class == "preemptible" or w <= least:
         return Place(pool, contended=True, denied="priority")
@@ -101,7 +101,7 @@ def _outranking(book: TokenPool, request: Request, w: float, used: int) -> Place
 
 
 def occupied(book: TokenPool, account: Account, pool: int) -> int:
-    """Slots that are taken, or kept for dedicated entitlements other than this one."""
+    """Slots in use, or kept for the idle baselines of other dedicated entitlements."""
     state = book.pools[pool]
     if not state.idle_dedicated:
         return state.inflight
@@ -112,13 +112,13 @@ def occupied(book: TokenPool, account: Account, pool: int) -> int:
 
 
 def kv_over(book: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
-    """Whether a pool's KV would be over its capacity and an allowance beyond it."""
+    """Whether a pool's KV would exceed its capacity plus an allowance, in bytes."""
     capacity = book.terms.kv_of(pool)
     return capacity > 0 and book.pools[pool].kv_bytes + kv_bytes > capacity + allowance
 
 
 def _idle_room(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
-    """Whether an alternate pool has slots and KV that nobody else would have."""
+    """Whether an alternate pool has idle slots beyond its headroom, and KV."""
     free = book.terms.slots[pool] - book.terms.headroom
     if occupied(book, account, pool) + request.sequences > free:
         return False
@@ -128,7 +128,7 @@ def _idle_room(book: TokenPool, account: Account, pool: int, request: Request) -
 def pool_denial(
     book: TokenPool, account: Account, request: Request, w: float, found: Place, now_s: float
 ) -> Denial:
-    """The denial of a place that was not given."""
+    """The denial for a place that was refused."""
     state, slots = book.pools[found.pool], book.terms.slots[found.pool]
     if found.denied == "kv":
         capacity = book.terms.kv_of(found.pool)

@@ -1,9 +1,9 @@
-"""What admission would decide again, from the request log of one gateway on embedded state.
+"""Replays admission decisions from the request log of one gateway with embedded state.
 
-The log holds, beside the decisions, what changed the token pools in between (`PoolEvent`). Fed
-in order of time to the same policy code, from a book that starts empty, every admission comes
-to the same decision: the log proves the policy, and another policy can be tried on it.
-Held are logs written from the gateway's start; a log that begins later starts with full buckets.
+The log holds the decisions and every other change of the token pools (`PoolEvent`). Replaying
+them in order of time on an empty token pool repeats each decision, so the log verifies the
+policy, and another policy can be tried on it. This holds for logs that begin at the gateway's
+start; a log that begins later replays with full buckets and may differ.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ class Replayed(Record, frozen=True, kw_only=True):
 
     lease_id: str
     logged: str
-    """The reason it was, or in observe mode would have been, denied for; "" for admitted."""
+    """Reason of the denial, also in observe mode; "" for admitted."""
     decided: str
 
 
@@ -37,7 +37,7 @@ class _Step(Record, frozen=True, kw_only=True):
 
 
 def replay(lines: Iterable[Mapping[str, Any]], model: str) -> list[Replayed]:
-    """Decide the admissions of a model again; `lines` are the log's, decoded.
+    """Decide the admissions of a model again; `lines` are the log's, decoded from JSON.
 
     Raises ValueError when the log does not begin with the model's terms.
     """

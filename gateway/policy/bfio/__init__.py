@@ -1,1 +1,1 @@
-"""BF-IO: balances data-parallel ranks that compute each step together."""
+"""BF-IO: balances KV load over the data-parallel ranks of an engine, which step together."""

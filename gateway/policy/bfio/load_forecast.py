@@ -1,7 +1,7 @@
-"""The ranks' KV load by class of request and age: what look-ahead is computed from.
+"""The ranks' KV load by request class and age: the input of the look-ahead.
 
-Kept request by request as tokens stream, so that the look-ahead over all workers is one matrix
-product (gateway.policy.bfio.lookahead) however many requests run.
+The histogram is updated per request as tokens stream, so that the look-ahead over all workers
+is one matrix product (gateway.policy.bfio.lookahead) however many requests run.
 """
 
 from bisect import bisect_right
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def _edges(most: int = 65_536) -> tuple[int, ...]:
-    """Ages at which a bucket begins: every one to 4, then four buckets an octave."""
+    """Ages at which a bucket begins: one each up to 4, then four buckets per doubling."""
     edges = [0, 1, 2, 3, 4]
     while edges[-1] < most:
         edges.append(edges[-1] + max(1, 1 << max(0, edges[-1].bit_length() - 3)))
@@ -27,7 +27,7 @@ AGE_EDGES: Final = _edges()
 
 
 def middle_ages(edges: Sequence[int] = AGE_EDGES) -> Floats:
-    """The age that stands for each bucket, in tokens."""
+    """The representative age of each bucket, in tokens."""
     ages = np.array(edges, dtype=np.float64)
     ages[:-1] += (np.diff(ages) - 1) / 2
     return ages
@@ -36,7 +36,7 @@ def middle_ages(edges: Sequence[int] = AGE_EDGES) -> Floats:
 class LoadHistogram:
     """Resident tokens and active requests of each worker, by class and age bucket.
 
-    A request is described to each call as the caller last described it; the caller keeps that.
+    The caller keeps each request's class, tokens and age, and passes those it passed last.
     """
 
     __slots__ = ("_active", "_edges", "_tokens", "classes", "workers")
@@ -64,19 +64,19 @@ class LoadHistogram:
         return found
 
     def add(self, worker: int, kind: int, tokens: float, age: int = 0) -> None:
-        """A request of class `kind` with `tokens` resident, `age` of them streamed."""
+        """Add a request of class `kind` with `tokens` resident, `age` of them streamed."""
         bucket = bisect_right(self._edges, age) - 1
         self._tokens[worker, kind, bucket] += tokens
         self._active[worker, kind, bucket] += 1
 
     def remove(self, worker: int, kind: int, tokens: float, age: int) -> None:
-        """It left its worker."""
+        """Remove a request that left its worker."""
         bucket = bisect_right(self._edges, age) - 1
         self._tokens[worker, kind, bucket] -= tokens
         self._active[worker, kind, bucket] -= 1
 
     def grow(self, worker: int, kind: int, tokens: float, age: int, more: int) -> None:
-        """So many more tokens were streamed to it."""
+        """Record `more` tokens streamed to a request."""
         self.remove(worker, kind, tokens, age)
         self.add(worker, kind, tokens + more, age + more)
 
@@ -84,7 +84,7 @@ class LoadHistogram:
         """Expected load now and in H steps, shape (G, H+1).
 
         `alive`: share of each class and age bucket that is still active after h steps, shape
-        (classes, buckets, H+1), as `bfio_lookahead.still_alive` gives it.
+        (classes, buckets, H+1), from `lookahead.still_alive`.
         """
         steps = alive.shape[2]
         cells = self.classes * len(self._edges)

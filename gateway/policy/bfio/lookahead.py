@@ -1,9 +1,9 @@
-"""How long the ranks' requests may still run, from how long others of their class ran.
+"""Predicts how long the ranks' requests still run, from the output lengths of their class.
 
-L_g(h) = sum over its requests of (s + a + h) S(a + h) / S(a), where a is what was streamed so
-far and S(a) = P(output > a) of the request's class: "A Universal Load Balancing Principle",
-section 4, with survival in place of the published oracle. New requests are not expected to end
-within the window.
+L_g(h) = sum over its requests of (s + a + h) S(a + h) / S(a), where s is the prompt, a the tokens
+streamed so far and S(a) = P(output > a) of the request's class: "A Universal Load Balancing
+Principle", section 4, with survival in place of the published oracle. New requests are not
+expected to end within the window.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ from gateway.policy.bfio.load_forecast import middle_ages
 Floats = NDArray[np.float64]
 
 Survival = Callable[[Floats], Floats]
-"""Ages in tokens, >= 0 -> share of outputs longer than that: from 1, never rising."""
+"""Ages in tokens, >= 0 -> share of longer outputs: starts at 1, never rises."""
 
 HORIZON_SHARE: Final = 0.04
-"""Of the mean output: where the H sweep has its optimum, .02 to .08."""
+"""H as a share of the mean output; the H sweep has its optimum at .02 to .08."""
 HORIZON_STEPS: Final = (2, 20)
 
 
 def horizon_steps(mean_output_tokens: float) -> int:
-    """H for a mean output: it follows that and is never a fixed number."""
+    """H, the look-ahead window in steps, in proportion to the mean output."""
     low, high = HORIZON_STEPS
     return min(high, max(low, round(HORIZON_SHARE * mean_output_tokens)))
 
 
 def survival_of(shares: Sequence[float] | Floats) -> Survival:
-    """A survival function from its values at ages 0, 1, 2, ...; beyond the last it stays."""
+    """A survival function from its values at ages 0, 1, 2, ...; constant beyond the last."""
     values = np.asarray(shares, dtype=np.float64)
     if values.ndim != 1 or not len(values):
         raise ValueError("survival is given as its values at ages 0, 1, 2, ...")
@@ -47,8 +47,8 @@ def survival_of(shares: Sequence[float] | Floats) -> Survival:
 def still_alive(survivals: Sequence[Survival], horizon: int, ages: Floats | None = None) -> Floats:
     """S(a + h) / S(a) for each class, age and h up to `horizon`: shape (classes, ages, H+1).
 
-    `ages`: those that stand for the buckets of a LoadHistogram; None for its own. Where S(a) is
-    0, nothing is known of requests that old, and they are not expected to end.
+    `ages`: representative ages of a LoadHistogram's buckets; None for the default buckets. Where
+    S(a) is 0 there is no data for requests that old, and they are not expected to end.
     """
     at = middle_ages() if ages is None else ages
     later = at[:, None] + np.arange(horizon + 1)

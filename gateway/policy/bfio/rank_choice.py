@@ -1,15 +1,15 @@
-"""Which of the first in line goes to which rank of one barrier group.
+"""Assigns the first waiting requests to the ranks of one barrier group.
 
 The objective is BF-IO's: G x max_g L_g - sum L_g after the requests are placed, now (H = 0)
-("A Universal Load Balancing Principle", section 4). The solver places several at once; where
-one slot is free, or one request waits, the best is found directly:
+("A Universal Load Balancing Principle", section 4). The solver places several at once; with
+one free slot or one waiting request, the best choice is found directly:
 
 - one request, several ranks: the rank that raises the maximum least, then the least loaded;
 - one slot, several requests: the longest that fits below the fullest rank, else the shortest.
 
-Ties go to who finds more of its prompt in the rank's prefix cache, then to the order of the
-line. A request that was passed over for the age limit goes first, because the objective by
-itself lets one that fills no gap wait without end.
+Ties go to the longer hit in the rank's prefix cache, then to the queue's order. A request that
+was passed over until the age limit goes first, because the objective alone lets a request that
+fills no gap wait without end.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Assign(Protocol):
         *,
         maxage: float | None,
     ) -> Pairs:
-        """Fill min(items, free slots) slots."""
+        """Assign min(items, free slots) items to slots."""
         ...
 
 
@@ -46,7 +46,7 @@ def choose(
     waits_s: Sequence[float],
     maxage_s: float,
 ) -> Pairs:
-    """At most sum(caps) pairs, each job once; `jobs` in the order of the line."""
+    """At most sum(caps) pairs, each job once; `jobs` come in the queue's order."""
     free = [index for index, cap in enumerate(caps) if cap > 0]
     if not free or not jobs:
         return []
@@ -59,7 +59,7 @@ def choose(
 
 
 def hit_tokens(job: Job, rank: int) -> int:
-    """What the prefix index says a rank holds of a job's prompt, in tokens."""
+    """Expected prefix hit of a job on a rank, in tokens."""
     for tokens, holders in job.match:
         if holders >> rank & 1:
             return tokens

@@ -1,19 +1,20 @@
-"""BF-IO for data-parallel ranks: one central line, bound late, balanced at the barrier.
+"""BF-IO for data-parallel ranks: one central queue, late binding, balanced at the barrier.
 
-The ranks of one engine compute in lockstep: a step lasts as long as the fullest rank's, so the
-others' lead is lost ("A Universal Load Balancing Principle", sections 3 and 4). Requests are
-sticky once sent, hence they wait here, and each slot that comes free is filled with the
-request that levels the ranks' KV loads best.
+The ranks of one engine compute in lockstep: a step takes as long as the fullest rank needs, and
+the others idle ("A Universal Load Balancing Principle", sections 3 and 4). A request cannot move
+once sent, so requests wait here, and each free slot is filled with the request that best levels
+the ranks' KV loads.
 
-- A rank is sent at most its slots and a small depth; deeper queues would bind too early.
-- Bands keep their order. Within a band the first by key, two for each free slot and a few, are
-  what is chosen from: fairness decides who is there, balance which of them goes.
-- Key: arrival in seconds, plus the seconds of the group's work that the client had lately
-  beyond an even part (u of QUARTZ, section 4.3, made relative: a lone client's order stays).
-- Who was passed over for `maxage_steps` steps goes first.
+- A rank is sent at most its slots plus a small depth; deeper queues would bind too early.
+- Priority classes keep their order. Within a class, the candidates are the first by key: two for
+  each free slot, and a few more. Fairness decides which jobs are candidates; load balance
+  decides which candidate goes.
+- Key: arrival in seconds, plus the seconds of the group's recent work that the client had
+  beyond an even share (u of QUARTZ, section 4.3, made relative: a lone client's order stays).
+- A candidate passed over for `maxage_steps` steps goes first.
 - Ranks of one engine live and die together; waiting jobs belong to no rank, so none is lost.
 
-Without look-ahead (H = 0): it is worth 1 % at most and needs output lengths.
+Look-ahead is not used (H = 0): it gains 1 % at most and needs output lengths.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,34 +34,34 @@ from gateway.policy.scheduling.scheduler import BAND_NAMES, Job
 NOTHING: Final[Sequence[Job]] = ()
 CANDIDATES_KEPT: Final = 8
 _ALL: Final = "*"
-"""Counts all clients together; no entitlement has this name."""
+"""Fairness counter of all clients together; no entitlement has this name."""
 
 
 class RankRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How a group is filled."""
+    """Parameters for filling the ranks of a group."""
 
     depth: int = 1
-    """Requests a rank may hold beyond its slots, 0 to 8: they bridge the way to the engine."""
+    """Requests a rank may hold beyond its slots, 0 to 8; they hide the latency to the engine."""
     per_slot: int = 2
-    """Waiting requests to choose from, for each free slot."""
+    """Candidates for each free slot."""
     spare: int = 6
-    """And so many more: with one slot free, a choice of two is hardly one."""
+    """Additional candidates, because two are too few a choice when one slot is free."""
     maxage_steps: int = 200
-    """Steps that a request may be passed over."""
+    """Steps that a candidate may be passed over."""
     fairness: float = 2.0
-    """Seconds that a request is put back for each second of work its client had too much."""
+    """Seconds added to the key for each second of work beyond the client's even share."""
     fairness_tau_s: float = 10.0
-    """How fast that is forgotten."""
+    """Time in which recent work decays to 1/e."""
     most_waiting: int = 65_536
-    """Jobs that wait at most; more are not taken."""
+    """Most waiting jobs; more are not taken."""
 
 
 ObservedTokens = Callable[[int, float], float | None]
-"""(rank, now) -> KV tokens that its engine's telemetry reports, None where that is not fresh."""
+"""(rank, now) -> KV tokens reported by its engine's telemetry; None when stale."""
 
 
 class RankGroup:
-    """A Scheduler of late binding; see `gateway.policy.scheduling.scheduler`."""
+    """A Scheduler with late binding; see `gateway.policy.scheduling.scheduler`."""
 
     gates = False
     coverage: float | None = None
@@ -73,7 +74,7 @@ class RankGroup:
         rules: RankRules | None = None,
         observed: ObservedTokens | None = None,
     ) -> None:
-        """The pool's workers are ranks, those of one engine as `pool.engines` says."""
+        """The pool's workers are the ranks; `pool.engines` groups those of one engine."""
         self.replicas = 1
         self.rules = rules or RankRules()
         self.steps = StepClock()
@@ -92,7 +93,7 @@ class RankGroup:
 
     @property
     def limit(self) -> int:
-        """Sequences that one rank may be sent: this process's share of slots and depth."""
+        """Most sequences sent to one rank: this replica's share of slots plus depth, >= 1."""
         held = self._pool.slots_per_worker + self.rules.depth
         return max(1, ceil(held / self.replicas))
 
@@ -114,7 +115,7 @@ class RankGroup:
     def first_token(
         self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
     ) -> Sequence[Job]:
-        """See Scheduler. Prefills are not gated here."""
+        """See Scheduler; prefills are not gated here."""
         if job.state == "sent" and not assumed:
             job.state = "answering"
         return NOTHING
@@ -158,7 +159,7 @@ class RankGroup:
     # Filling the free slots
 
     def _fill(self, now_s: float) -> Sequence[Job]:
-        """Send whoever has room, engine by engine, the one with most room first."""
+        """Send jobs to ranks with room, engine by engine, the one with most room first."""
         limit = self.limit
         if not self._line.total or all(rank.sequences >= limit for rank in self.ranks):
             return NOTHING
@@ -180,14 +181,14 @@ class RankGroup:
         return max(0, self.limit - self.ranks[rank].sequences)
 
     def _fill_homed(self, rank: int, out: list[Job], now_s: float) -> None:
-        """Those that must go to one rank go first there: their prompt is in its cache."""
+        """Send jobs with response affinity to their rank first: its cache has their prompt."""
         for band in range(len(BAND_NAMES)):
             for job in self._line.homed(rank, band, self._room(rank)):
                 if self._room(rank):
                     self._send(job, rank, out, now_s)
 
     def _fill_group(self, ranks: list[int], known: int, out: list[Job], now_s: float) -> None:
-        """Fill one engine's ranks band by band."""
+        """Fill one engine's ranks by priority class."""
         rules = self.rules
         for band in range(len(BAND_NAMES)):
             caps = [self._room(rank) for rank in ranks]
@@ -210,7 +211,7 @@ class RankGroup:
     def _fill_again(
         self, ranks: list[int], jobs: list[Job], known: int, out: list[Job], now_s: float
     ) -> None:
-        """Those that failed somewhere: not there again, unless nothing else is in the rotation."""
+        """Send retried jobs to other ranks than those they failed on, if any is available."""
         for job in jobs:
             left = [rank for rank in ranks if rank not in job.excluded]
             if not left and len(ranks) == known:
@@ -222,7 +223,7 @@ class RankGroup:
 
     @staticmethod
     def _passed_over_s(job: Job, now_s: float) -> float:
-        """How long a job has been among those to choose from."""
+        """How long a job has been a candidate."""
         notes = job.policy
         if notes.offered_s < 0:
             notes.offered_s = now_s
@@ -245,7 +246,7 @@ class RankGroup:
         out.append(job)
 
     def _excess_s(self, job: Job, now_s: float) -> float:
-        """Seconds of the group's work that a job's client had beyond an even part of it."""
+        """Seconds of the group's recent work that a job's client had beyond an even share."""
         total = self.shares.kilotokens(_ALL, now_s)
         if total <= 0:
             return 0.0

@@ -1,9 +1,9 @@
-"""What each data-parallel rank holds, as this gateway sees it: sequences, and KV tokens L_g.
+"""The load of each data-parallel rank as this gateway sees it: sequences and KV tokens L_g.
 
-A rank's load is the prompts of the requests sent to it and the tokens that were streamed of
-their answers. Ranks of a group step in lockstep, so all their sequences grow by one token a
-step: between two counts the load grows by that, and a count reads the streams themselves. A
-request whose answer is not streamed is taken to grow like the others.
+A rank's load is the prompts of its requests plus the tokens streamed of their answers. Ranks of
+a group step in lockstep, and each sequence grows by one token a step, so the load is
+extrapolated by the step time between two counts of the streams. Requests that are not streamed
+are assumed to grow like the others.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from typing import Final
 from gateway.policy.scheduling.scheduler import Job
 
 RECOUNT_S: Final = 0.25
-"""How often a rank's streams are read; a read costs a call for each of its requests."""
+"""Seconds between two counts of a rank's streams; a count costs a call per request."""
 FIRST_STEP_S: Final = 0.03
-"""Assumed until answers were timed."""
+"""Step time assumed until answers were timed."""
 _LEAST_TOKENS: Final = 8
 _FOREIGN_PART: Final = 0.05
 _MEMORY: Final = 0.95
@@ -24,7 +24,7 @@ Emitted = Callable[[], int]
 
 
 class StepClock:
-    """Seconds a step of the group takes, from the answers that ended: one token a step."""
+    """Estimates the group's step time from completed answers: one token a step."""
 
     __slots__ = ("_known", "step_s")
 
@@ -33,7 +33,7 @@ class StepClock:
         self._known = 0.0
 
     def ended(self, tokens: int, took_s: float) -> None:
-        """Learn from an answer of so many tokens; short ones are mostly prefill."""
+        """Learn from an answer's tokens and duration; short answers are mostly prefill, ignored."""
         if tokens < _LEAST_TOKENS or took_s <= 0:
             return
         self._known = _MEMORY * self._known + (1 - _MEMORY)
@@ -41,17 +41,17 @@ class StepClock:
 
 
 class Sent:
-    """The policy's note on a job: when it might have gone."""
+    """The policy's data about a job."""
 
     __slots__ = ("offered_s",)
 
     def __init__(self) -> None:
         self.offered_s = -1.0
-        """When it was first among those to choose from; negative before."""
+        """When the job first became a candidate; negative before."""
 
 
 class RankLoad:
-    """One rank."""
+    """The load of one rank."""
 
     __slots__ = (
         "_at_s",
@@ -68,34 +68,34 @@ class RankLoad:
         self.jobs: dict[Job, None] = {}
         self.sequences = 0
         self.foreign_tokens = 0.0
-        """What its engine holds beyond what was sent from here, by its telemetry."""
+        """KV tokens that the engine's telemetry reports beyond those sent from here."""
         self._steps = steps
         self._tokens = 0.0
         self._beyond_tokens = 0.0
         self._at_s = self._counted_s = float("-inf")
 
     def tokens(self, now_s: float) -> float:
-        """L_g, in tokens; exact every RECOUNT_S, in between grown by the step."""
+        """L_g, in tokens; counted every RECOUNT_S, extrapolated in between."""
         return self._own(now_s) + self.foreign_tokens
 
     def observe(self, tokens: float, now_s: float) -> None:
-        """What its engine's telemetry says it holds: more than was sent from here is foreign.
+        """Take in the KV tokens its engine's telemetry reports; an excess over ours is foreign.
 
-        A reading is seconds old, and differs from what is held now in both directions: only
-        what stays over many readings counts.
+        A reading is seconds old and may be above or below the current load, so only an excess
+        that persists over many readings counts.
         """
         beyond = tokens - self._own(now_s)
         self._beyond_tokens += _FOREIGN_PART * (beyond - self._beyond_tokens)
         self.foreign_tokens = max(0.0, self._beyond_tokens)
 
     def add(self, job: Job, now_s: float) -> None:
-        """A job is sent to it."""
+        """Add a job that is sent to this rank."""
         self._tokens = self._own(now_s) + job.prompt_tokens
         self.jobs[job] = None
         self.sequences += job.sequences
 
     def remove(self, job: Job, now_s: float) -> None:
-        """A job left it."""
+        """Remove a job that left this rank."""
         left = self._own(now_s) - self._of(job, now_s)
         del self.jobs[job]
         self.sequences -= job.sequences
@@ -115,7 +115,7 @@ class RankLoad:
 
 
 def streamed(job: Job, now_s: float, step_s: float) -> int:
-    """Tokens of a sent job's answer: as its stream says, or as time went by."""
+    """Tokens of a sent job's answer: counted by its stream, else estimated from the time."""
     if job.emitted is not None:
         return job.emitted()
     return min(job.output_tokens, int((now_s - job.sent_s) / step_s)) * job.sequences

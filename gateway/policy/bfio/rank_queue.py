@@ -1,8 +1,8 @@
-"""The central pool in front of a rank group: who waits, in what order, for which rank.
+"""The central queue in front of a rank group: waiting jobs, their order and their ranks.
 
-Jobs stand by (band, key, order of arrival). Those that must go to one rank (a stored response
-lives there) stand in a line of their own, so that nobody waits behind them. Insertion and
-removal move a block of pointers: a microsecond for some thousands of jobs.
+Jobs are ordered by (priority class, key, order of arrival). Jobs with response affinity to a rank
+have a queue of their own, so that no other job waits behind them. Insertion and removal move a
+block of pointers, which takes a microsecond for some thousands of jobs.
 """
 
 from bisect import bisect_left, insort
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from gateway.policy.scheduling.scheduler import BAND_NAMES, Job
 
 _Entry = tuple[float, int, Job]
-"""Orders are unique: jobs are never compared."""
+"""(key, order, job); orders are unique, so jobs are never compared."""
 
 
 class RankLine:
-    """Every job in it has state `waiting`."""
+    """The queue; every job in it has state `waiting`."""
 
     __slots__ = ("_bands", "_homed", "total", "waiting")
 
@@ -23,11 +23,11 @@ class RankLine:
         self._bands: list[list[_Entry]] = [[] for _ in BAND_NAMES]
         self._homed: dict[int, list[list[_Entry]]] = {}
         self.waiting = [0] * len(BAND_NAMES)
-        """Jobs that wait, by band."""
+        """Waiting jobs by priority class."""
         self.total = 0
 
     def put(self, job: Job) -> None:
-        """Let a job wait; key, band and home must not change until it leaves."""
+        """Queue a job; its key, band and home must not change until it leaves."""
         job.state = "waiting"
         insort(self._line(job), (job.key, job.order, job))
         self.waiting[job.band] += 1
@@ -41,16 +41,16 @@ class RankLine:
         self.total -= 1
 
     def first(self, band: int, count: int) -> list[Job]:
-        """The first of a band that may go to any rank."""
+        """The first jobs of a priority class that may go to any rank."""
         return [entry[2] for entry in self._bands[band][:count]]
 
     def homed(self, rank: int, band: int, count: int) -> list[Job]:
-        """The first of a band that must go to this rank."""
+        """The first jobs of a priority class that must go to this rank."""
         lines = self._homed.get(rank)
         return [entry[2] for entry in lines[band][:count]] if lines else []
 
     def release(self, rank: int) -> None:
-        """A rank is away: who waited for it may go to any other."""
+        """A rank is unavailable: its jobs may go to any other."""
         for line in self._homed.pop(rank, ()):
             for entry in line:
                 entry[2].home = -1
@@ -58,11 +58,11 @@ class RankLine:
 
     @property
     def homes(self) -> list[int]:
-        """Ranks that somebody waits for."""
+        """Ranks with jobs of their own waiting."""
         return [rank for rank, lines in self._homed.items() if any(lines)]
 
     def all(self) -> Iterator[Job]:
-        """Everyone, in no order; the line must not change meanwhile."""
+        """All waiting jobs, in no order; the queue must not change meanwhile."""
         for line in (*self._bands, *(one for lines in self._homed.values() for one in lines)):
             for entry in line:
                 yield entry[2]

@@ -1,13 +1,12 @@
-"""BF-IO: which waiting requests go to which worker of a barrier-synchronised group.
+"""BF-IO's solver: assigns waiting requests to the workers of a barrier-synchronised group.
 
 "A Universal Load Balancing Principle and Its Application to Large Language Model Serving",
-section 4, (IO): fill the free slots so that G x max - sum of the workers' loads, added up over
-the look-ahead window, is least. The program is solved greedily, one slot at a time, and then
-improved by lifting items; exact solving gains nothing end to end. The published principle lets
-requests that fill no gap wait without end, so here those that waited `maxage` go first.
+section 4, (IO): fill the free slots so that G x max - sum of the workers' loads, summed over
+the look-ahead window, is least. The solver fills one slot at a time greedily and then improves
+by exchanging items; exact solving gains nothing end to end. The published principle lets
+requests that fill no gap wait without end, so here requests that waited `maxage` go first.
 
-numpy takes some 20 MB and .1 s, so nothing imports this module unless a pool is configured
-for it.
+numpy takes some 20 MB and .1 s to import, so this module is imported only if a pool uses it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from numpy.typing import ArrayLike
 from gateway.policy.bfio.solver_state import Floats, Group, Pool, imbalance, matrix_of
 
 IMPROVED_UP_TO: Final = 16
-"""Items assigned at once up to which one improving pass is worth its time."""
+"""Most items assigned at once for which an improving pass is worth its time."""
 
 _sum = np.add.reduce
 _min = np.minimum.reduce
@@ -35,18 +34,18 @@ def assign(
     passes: int | None = None,
     growth: ArrayLike | None = None,
 ) -> list[tuple[int, int]]:
-    """Fill min(items, free slots) slots; gives (index of the item, worker), each item once.
+    """Fill min(items, free slots) slots; returns (index of the item, worker), each item once.
 
     `load`: tokens resident on each worker, shape (G,) for H = 0, or (G, H+1): now and in the
-    H steps to come; without the waiting items. `cap`: free slots of each worker, >= 0.
-    `sizes`: what each waiting item adds at once, in tokens; `waits`: how long it has waited, in
-    any unit. Items stand in the order in which ties are to be broken. `maxage`, in the unit of
-    `waits`: items that waited so long are placed before all others, the oldest first; None for
-    never. `passes`: improving passes; None for one up to IMPROVED_UP_TO items, else none.
-    `growth`: what an active item has grown after h steps, shape (H+1,); None for h.
+    next H steps; without the waiting items. `cap`: free slots of each worker, >= 0.
+    `sizes`: the tokens that each waiting item adds at once; `waits`: how long it has waited, in
+    any unit. The items' order breaks ties. `maxage`, in the unit of `waits`: items that waited
+    this long are placed before all others, oldest first; None for never. `passes`: improving
+    passes; None for one up to IMPROVED_UP_TO items, else none. `growth`: tokens an active item
+    has grown after h steps, shape (H+1,); None for h.
 
     Deterministic; equal workers are taken by index. With one item and H = 0 it is least-KV.
-    Never worse on the objective than FCFS (Algorithm 2) with the items not forced by age.
+    On the items not forced by age, the objective is never worse than FCFS's (Algorithm 2).
     """
     group = Group(load, cap, growth, len(sizes))
     count = min(len(sizes), group.slots)
@@ -70,7 +69,7 @@ def _balance(
     if len(group.caps) == 1:  # nothing to balance
         return [(item, 0) for item in rest[:count]]
     load, free = group.load.copy(), list(group.free)
-    # Where all will be placed, longest first levels better than slot by slot.
+    # When all items fit, longest first levels better than slot by slot.
     if len(rest) > group.slots:
         chosen = _fill(group, Pool(sizes, rest), count, passes)
     else:
@@ -85,7 +84,7 @@ def objective(
     *,
     growth: ArrayLike | None = None,
 ) -> float:
-    """J: the predicted imbalance over the window, in tokens, once these pairs are placed."""
+    """J: the predicted imbalance over the window, in tokens, after placing these pairs."""
     after, grown = matrix_of(load, growth)
     for item, worker in pairs:
         after[worker] += sizes[item] + grown
@@ -95,7 +94,7 @@ def objective(
 def fcfs(cap: ArrayLike, count: int) -> list[int]:
     """The workers that Algorithm 2 gives the next `count` items: most free slots, by index."""
     caps = np.asarray(cap, dtype=np.int64)
-    # Of whom has most, `count` slots come before all that are further down.
+    # Only slots within `count` of the largest cap can be among the first `count`.
     caps = np.maximum(caps - max(int(caps.max(initial=0)) - count, 0), 0)
     worker = np.repeat(np.arange(len(caps)), caps)
     # A worker's slots are taken when it has c, c - 1, ... 1 left.
@@ -105,7 +104,7 @@ def fcfs(cap: ArrayLike, count: int) -> list[int]:
 
 
 def _forced(waits: Sequence[float], maxage: float | None, count: int) -> list[int]:
-    """The oldest of those that waited too long, `count` at most."""
+    """Items that waited `maxage` or longer, oldest first, `count` at most."""
     if maxage is None:
         return []
     old = [i for i, wait in enumerate(waits) if wait >= maxage]
@@ -115,7 +114,7 @@ def _forced(waits: Sequence[float], maxage: float | None, count: int) -> list[in
 
 
 def _lpt(group: Group, sizes: Sequence[float], items: Sequence[int]) -> list[tuple[int, int]]:
-    """Longest first, each where it raises the window's maximum least, then on the least loaded."""
+    """Longest first, each where it raises the window's maximum least; ties: least loaded."""
     found = []
     for item in sorted(items, key=lambda i: -sizes[i]):
         size = float(sizes[item])
@@ -128,7 +127,7 @@ def _lpt(group: Group, sizes: Sequence[float], items: Sequence[int]) -> list[tup
 
 
 def _fill(group: Group, pool: Pool, count: int, passes: int) -> list[tuple[int, int]]:
-    """More items than slots: a slot at a time, on the neediest worker, the item that fits."""
+    """For more items than slots: repeatedly give the neediest worker the best fitting item."""
     chosen: list[tuple[int, float, int]] = []
     for _ in range(count):
         worker = group.neediest()
@@ -146,7 +145,7 @@ def _fill(group: Group, pool: Pool, count: int, passes: int) -> list[tuple[int, 
 
 
 def _best(pool: Pool, room: Floats, workers: int) -> int:
-    """The place of the item that adds least to J where `room` is what fits below the others.
+    """Index in `pool` of the item that adds least to J; `room`: tokens below the other workers.
 
     J is convex in the item's size, and falls up to the k-th smallest room.
     """
@@ -161,14 +160,14 @@ def _best(pool: Pool, room: Floats, workers: int) -> int:
 
 
 def _cost(size: float, room: Floats, workers: int) -> float:
-    """What an item of this size adds to J, but for a constant."""
+    """What an item of this size adds to J, up to a constant."""
     return float(workers * _sum(np.maximum(room, size)) - len(room) * size)
 
 
 def _better(
     group: Group, pool: Pool, item: int, size: float, worker: int
 ) -> tuple[int, float, int]:
-    """Lift an item and put the one there that is best now: another only if J falls."""
+    """Exchange a placed item for the best waiting one if that lowers J."""
     row, grown = group.load[worker], group.grown
     row -= size + grown
     room = group.others(worker) - row - grown
@@ -190,7 +189,7 @@ def _not_worse_than_fcfs(
     rest: Sequence[int],
     chosen: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """The pairs chosen, or FCFS's where a greedy choice misled. `load`, `free`: without them."""
+    """The chosen pairs, or FCFS's if better; `load`, `free`: as they were before placing."""
     workers = fcfs(free, len(chosen))
     for item, worker in zip(rest, workers, strict=False):
         load[worker] += sizes[item] + group.grown

@@ -1,4 +1,4 @@
-"""What BF-IO's solver works on: the workers while slots are filled, the items that wait."""
+"""State of BF-IO's solver: the workers while slots are filled, and the waiting items."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Group:
     ) -> None:
         self.load, self.grown = matrix_of(load, growth)
         self.free = [int(c) for c in np.asarray(cap)]
-        # More slots than items are as good as one for each.
+        # Slots beyond the number of items make no difference.
         self.caps = [min(c, most) for c in self.free]
         self.slots = sum(self.caps)
         self.most: Floats = _max(self.load, axis=0)
@@ -60,11 +60,11 @@ class Group:
         self.weight[worker] = max(left, 1)
 
     def neediest(self) -> int:
-        """The worker with the greatest room below the fullest, per free slot."""
+        """The worker with the most room below the fullest, per free slot."""
         return int(((_sum(self.most) - self.rank) / self.weight).argmax())
 
     def others(self, worker: int) -> Floats:
-        """The fullest of the other workers at each step."""
+        """The maximum load of the other workers at each step."""
         row = self.load[worker].copy()
         self.load[worker] = -np.inf
         most: Floats = _max(self.load, axis=0)
@@ -72,7 +72,7 @@ class Group:
         return most
 
     def room(self, worker: int) -> Floats:
-        """What fits below the others at each step."""
+        """Tokens that fit below the other workers' maximum at each step."""
         row = self.load[worker]
         attains = row >= self.most
         fullest = np.where(attains, self.others(worker), self.most) if attains.any() else self.most
@@ -81,7 +81,7 @@ class Group:
 
 
 class Pool:
-    """Waiting items by size; equal ones in their order."""
+    """Waiting items sorted by size; equal sizes keep their order."""
 
     __slots__ = ("items", "sizes")
 
@@ -92,7 +92,7 @@ class Pool:
         self.items = [item for _, item in keyed]
 
     def around(self, target: float) -> list[int]:
-        """Places of the nearest sizes: the largest below `target`, the least at or above it."""
+        """Indexes of the largest size below `target` and of the least at or above it."""
         right = bisect_left(self.sizes, target)
         found = []
         if right:
@@ -102,11 +102,11 @@ class Pool:
         return found
 
     def nearest(self, target: float) -> int:
-        """The place of the size nearest to `target`; of two as near, the smaller."""
+        """Index of the size nearest to `target`; of two as near, the smaller."""
         return min(self.around(target), key=lambda at: abs(self.sizes[at] - target))
 
     def take(self, at: int) -> tuple[int, float]:
-        """Remove an item; gives it and its size."""
+        """Remove an item; returns it and its size."""
         return self.items.pop(at), self.sizes.pop(at)
 
     def give(self, item: int, size: float) -> None:

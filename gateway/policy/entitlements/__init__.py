@@ -1,1 +1,1 @@
-"""What a tenant is owed: terms, service class, weight."""
+"""Entitlements of tenants: terms, service class, weight."""

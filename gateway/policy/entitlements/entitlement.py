@@ -1,11 +1,11 @@
-"""Entitlements: what a tenant is owed, in which service class, and the weight that follows.
+"""Entitlements: a tenant's terms, its service class, and the weight computed from them.
 
 Token-pools paper, section 3.2 and eq. 1. The weight orders traffic when a pool is contended:
 
     w = w_class / (1 + a_slo slo/l_bar) / (1 + a_burst b) * max(.05, 1 + a_debt d)
 
-clamped into its class's band, so that no debt or burst lets one class pass another. The debt
-factor is floored because eq. 1 goes negative below d = -1/a_debt.
+clamped to its service class's range, so that no debt or burst lets one class pass another. The
+debt factor has a floor because eq. 1 goes negative below d = -1/a_debt.
 """
 
 from typing import Final, Literal
@@ -20,7 +20,7 @@ RESERVING = frozenset({"dedicated", "guaranteed"})
 BORROWING = frozenset({"dedicated", "elastic", "spot"})
 """Classes that may spend the pool's unused token rate."""
 BACKFILL = frozenset({"spot", "preemptible"})
-"""Classes that only ever use what is left."""
+"""Classes that use only leftover capacity."""
 
 _CLASS_WEIGHT = {
     "dedicated": 1000.0,
@@ -37,14 +37,14 @@ _BAND = {
     "preemptible": (1e-6, 0.1),
 }
 OVERDUE_WEIGHT = _BAND["elastic"][1]
-"""What an overdue entitlement weighs: the most of its class."""
+"""Weight of an overdue entitlement: the maximum of elastic."""
 SPILLED_WEIGHT = 1.0
-"""The most that work in an alternate pool weighs there: it is spot-band backfill."""
+"""Largest weight of spilled work in its alternate pool: that of spot."""
 _LEAST_DEBT_FACTOR = 0.05
 
 
 class AdmissionProfile(Record, frozen=True, kw_only=True):
-    """Coefficients of eq. 1 and 2. `paper` as published; `default` lets debt turn to credit."""
+    """Coefficients of eq. 1 and 2. `paper`: as published; `default`: debt may turn to credit."""
 
     name: str
     slo_share: float = 2.0
@@ -60,10 +60,10 @@ class AdmissionProfile(Record, frozen=True, kw_only=True):
     least_debt: float = -0.2
     tick_s: float = 5.0
     overdue_debt: float = 0.9
-    """An elastic entitlement that is owed more than this and has nothing in flight comes first of
-    its class: among oversold baselines debt alone leaves the most patient one out for ever."""
+    """An elastic entitlement with more debt than this and nothing in flight goes first in its
+    class: with oversold baselines, debt alone can starve the most patient entitlement."""
     cached_input_charge: float = 0.1
-    """What a prompt token costs that the engine had cached; input and output cost 1."""
+    """Cost of a prompt token that the engine had cached; other input and output tokens cost 1."""
 
 
 PROFILES = {
@@ -86,27 +86,27 @@ class Entitlement(Record, frozen=True, kw_only=True):
     tenant: str = ""
     service_class: ServiceClass = "elastic"
     slo_ms: int = 0
-    """Time to first token it expects; 0 for the average."""
+    """Target TTFT, in ms; 0 for the average."""
     baseline: tuple[int, ...] = ()
     """Sequences in flight, by pool; missing pools have none."""
     limit: int = 0
-    """r_e, sequences over all pools; 0 for the capacity. Guaranteed: its baseline, by pool."""
+    """r_e, sequences over all pools; 0 for the capacity. Guaranteed: the baseline, by pool too."""
     tokens_per_s: float = 0.0
     """lambda_e, input and output tokens."""
     tokens_per_s_limit: float = 0.0
-    """With borrowing; 0 for no limit but the surplus. Borrowing classes only."""
+    """Rate with borrowing; 0: only the surplus limits it. For borrowing classes only."""
     kv_bytes: int = 0
-    """chi_e, the baseline."""
+    """chi_e, the baseline of KV cache."""
     kv_bytes_limit: int = 0
-    """0 for the pool's own; at least `kv_bytes`."""
+    """KV cache with borrowing, at least `kv_bytes`; 0: `kv_bytes` is the limit, if set."""
     expires_unix_s: float = 0.0
     suspended: bool = False
     observe: bool = False
-    """Denials are computed and counted, not applied."""
+    """Denials are computed and counted but not applied."""
     compress: bool = True
     """Whether its prompts may be compressed."""
     created: int = 0
-    """Order of creation among its model's: the newest gives way first when capacity falls."""
+    """Order of creation in its model: the newest loses its reserve first when capacity falls."""
 
     @property
     def reserves(self) -> bool:
@@ -126,7 +126,7 @@ def weight(
     burst: float,
     debt: float,
 ) -> float:
-    """w_e, in its class's band. `slo_ms` 0 takes the average; so does `mean_slo_ms` 0."""
+    """w_e, in its service class's range. 0 for `slo_ms` or `mean_slo_ms` means an average SLO."""
     urgency = slo_ms / mean_slo_ms if slo_ms > 0 and mean_slo_ms > 0 else 1.0
     w = _CLASS_WEIGHT[service_class] / (1 + profile.slo_share * urgency)
     w = w / (1 + profile.burst_share * burst)
@@ -136,9 +136,9 @@ def weight(
 
 
 def split_baseline(sequences: int, slots: tuple[int, ...]) -> tuple[int, ...]:
-    """One number over pools by their slots, at least 1 each while there are enough.
+    """Split sequences over pools in proportion to slots, at least 1 each while there are enough.
 
-    Largest remainders, so that the parts add up to `sequences`.
+    The largest-remainder method makes the parts add up to `sequences`.
     """
     if sequences <= 0 or not slots:
         return tuple(0 for _ in slots)
@@ -162,9 +162,9 @@ MOST_SHARE: Final = 20.0
 
 
 class MeanRate:
-    """The mean token rate of a model's entitlements that state one: a client's share is over it.
+    """Mean token rate over a model's entitlements that state one, updated incrementally.
 
-    Kept by adding and taking away.
+    A client's share in fairness is its rate over this mean.
     """
 
     __slots__ = ("count", "total_tokens_per_s")
@@ -174,19 +174,19 @@ class MeanRate:
         self.total_tokens_per_s = 0.0
 
     def add(self, tokens_per_s: float) -> None:
-        """An entitlement states this rate; 0 for none."""
+        """Add an entitlement's rate; 0 for none."""
         if tokens_per_s > 0:
             self.count += 1
             self.total_tokens_per_s += tokens_per_s
 
     def remove(self, tokens_per_s: float) -> None:
-        """What `add` was told no longer holds."""
+        """Remove a rate that was added."""
         if tokens_per_s > 0:
             self.count -= 1
             self.total_tokens_per_s = max(0.0, self.total_tokens_per_s - tokens_per_s)
 
     def share(self, tokens_per_s: float) -> float:
-        """A rate over the mean one, within [LEAST_SHARE, MOST_SHARE]; 1 where none is stated."""
+        """A rate over the mean, within [LEAST_SHARE, MOST_SHARE]; 1 where none is stated."""
         if tokens_per_s <= 0 or not self.count or self.total_tokens_per_s <= 0:
             return 1.0
         share = tokens_per_s * self.count / self.total_tokens_per_s

@@ -1,11 +1,11 @@
-"""An entitlement as people write it (the file, the admin API) and as admission knows it.
+"""Converts entitlements between configuration (file, admin API) and admission's record.
 
-One conversion for both, so that a line of the file and a POST mean the same. Rules:
+The file and the admin API share this conversion and its checks; error messages name the field.
+Rules:
 
-- A field that is absent or None is not set. One number of `concurrency` is split over the
-  model's pools by their slots; a mapping names the pools, and those left out have none.
+- A field that is absent or None is not set. A single `concurrency` number is split over the
+  model's pools by their slots; a mapping names the pools, and pools left out have none.
 - The limit of a guaranteed entitlement is its baseline.
-- What is refused here is refused wherever it was written; the message names the field.
 """
 
 import difflib
@@ -31,12 +31,12 @@ FIELDS = (
     *("tokens_per_second", "max_tokens_per_second", "kv_cache_gib", "max_kv_cache_gib"),
     *("concurrency", "max_concurrency", "mode", "compression", "expires_at"),
 )
-"""Everything that can be written of an entitlement but its keys."""
+"""All fields of an entitlement except its API keys."""
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 class ModelShape(Record, frozen=True, kw_only=True):
-    """What an entitlement's terms need to know of its model. Tuples by pool, windows ascending."""
+    """The facts about a model that terms are checked against. Tuples by pool, windows ascending."""
 
     name: str
     pools: tuple[str, ...]
@@ -44,7 +44,7 @@ class ModelShape(Record, frozen=True, kw_only=True):
     slots: tuple[int, ...]
     """Sequences that all configured workers run at once."""
     max_slots: tuple[int, ...] = ()
-    """The same at the most replicas; () where there is no more than `slots`."""
+    """Slots at the most replicas; () where that is the same as `slots`."""
     max_kv_bytes: int = 0
     """KV cache of all pools at the most replicas; 0 where KV is not enforced."""
     max_tokens_per_s: float = 0.0
@@ -52,12 +52,12 @@ class ModelShape(Record, frozen=True, kw_only=True):
 
 
 class BadTerms(ValueError):
-    """Terms that cannot be taken as written."""
+    """Invalid terms; the message names the field and a fix."""
 
     def __init__(self, field: str, message: str, fix: str, *, part: str = "") -> None:
         super().__init__(f"{field}: {message}; {fix}")
         self.field = field
-        """Of `FIELDS`, or the unknown field's name."""
+        """One of `FIELDS`, or the unknown field's name."""
         self.part = part
         """The pool inside `concurrency`, or ""."""
         self.message = message
@@ -65,7 +65,7 @@ class BadTerms(ValueError):
 
 
 def terms_from(fields: Mapping[str, object], model: ModelShape, created: int) -> Entitlement:
-    """The terms that `fields` describe. Raises BadTerms for the first that cannot be."""
+    """The terms that `fields` describe. Raises BadTerms for the first invalid field."""
     for name in fields:
         if name not in FIELDS:
             _unknown(name, FIELDS, "no such field")
@@ -98,7 +98,7 @@ def terms_from(fields: Mapping[str, object], model: ModelShape, created: int) ->
 
 
 def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
-    """Terms as people write them, None for what is not set; `terms_from` reads it back."""
+    """Terms as configuration fields, None where not set; `terms_from` reads them back."""
     expires_s = terms.expires_unix_s
     follows = terms.service_class == "guaranteed" or not terms.limit
     return {
@@ -224,7 +224,7 @@ def _limit(fields: Mapping[str, object], service_class: str, baseline: int) -> i
 
 
 def _instant(value: object) -> float:
-    """Unix seconds; 0 when absent. Without an offset it is UTC."""
+    """Unix seconds; 0 when absent. A time without an offset is UTC."""
     if value is None:
         return 0.0
     if isinstance(value, str):
@@ -262,10 +262,9 @@ def _unknown(value: str, known: tuple[str, ...], message: str, field: str = "") 
 
 
 def check_fit(terms: Entitlement, model: ModelShape, others: Iterable[Entitlement]) -> None:
-    """Whether a reserved baseline fits with the `others` that reserve, at the most replicas.
+    """Raise BadTerms if a reserve does not fit beside the `others` at the most replicas.
 
-    Beyond today's slots but within the most is fine: it is pending until there are more.
-    Raises BadTerms.
+    A reserve beyond the current slots is accepted: it is pending until there are more workers.
     """
     if not terms.reserves:
         return

@@ -1,4 +1,4 @@
-"""The parameters of QUARTZ: what the paper's Table 3 names, and what its text leaves open."""
+"""Parameters of QUARTZ: those of the paper's Table 3, and those its text leaves open."""
 
 from typing import Final, Literal
 
@@ -9,31 +9,31 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Parameters of one pool's scheduler; times in seconds. ValueError when out of range."""
 
     aging: float = 0.5
-    """lambda, no unit (seconds of key per second of waiting), >= 0: a request can be overtaken
-    only by those that arrive within (difference of their size proxies) / lambda."""
+    """lambda, no unit (seconds of key per second of waiting), >= 0: only requests that arrive
+    within (difference of the predicted sizes) / lambda can overtake a request."""
     fairness_s_per_kilotoken: float = 0.1
     """beta, >= 0: seconds of key per kilotoken of the client's recent uncached prompts."""
     fairness_tau_s: float = 10.0
-    """What a client was served fades by 1/e in this time; > 0."""
+    """Time in which a client's recent service decays to 1/e; > 0."""
     locality_price: float = 8.0
-    """mu, >= 0: how many times its own duration an uncached prefill costs in the score.
-    Without it, spreading load destroys the cache hits that make the load small."""
+    """mu, >= 0: cost of an uncached prefill in the score, as a multiple of its duration.
+    Without it, spreading the load destroys the cache hits that keep the load small."""
     writes_tau_s: float = 10.0
-    """That price is times the worker's part of the uncached tokens that all were assigned in
-    about this time, over an even part; > 0. It keeps caches equally full."""
+    """`locality_price` is multiplied by the worker's share of recently assigned uncached tokens,
+    relative to an even share; recent means about this time; > 0. Keeps caches equally full."""
     request_price_s: float = 0.02
-    """Seconds of score for each request that runs on a worker, >= 0: it slows the others."""
+    """Seconds of score for each request running on a worker, >= 0: each slows the others."""
     gate_s: float = 0.5
-    """Prefill that a worker may be sent behind the one in progress, >= 0; one request always. It
-    covers an engine's step and the way there and back."""
+    """Seconds of prefill that may be sent behind the one in progress, >= 0; one request is always
+    sent. Covers an engine's step and the round trip."""
     quantile: bool = True
-    """False: the mean in place of the quantile, in scores and keys (the paper's PointPred)."""
+    """False: scores and keys use the mean instead of the quantile (the paper's PointPred)."""
     order: Literal["size", "arrival"] = "size"
     """arrival: queues are first come, first served (the paper's routing-only ablation)."""
     route: Literal["score", "least-loaded"] = "score"
-    """least-loaded: the score is not used (the paper's queueing-only ablation)."""
+    """least-loaded: ignores the score (the paper's queueing-only ablation)."""
     locality: bool = True
-    """False: expected prefix hits are not looked at (the paper's ablation)."""
+    """False: ignores expected prefix hits (the paper's ablation)."""
 
     def __post_init__(self) -> None:
         if min(self.fairness_tau_s, self.writes_tau_s) <= 0:

@@ -1,25 +1,25 @@
-"""QUARTZ: predicted prefills choose the worker, order its queue and open its gate.
+"""QUARTZ: predicted prefill times choose the worker, order its queue and control its gate.
 
 Source: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Serving", sections 3
-and 4. What it does, in three rules:
+and 4. Three rules:
 
-- Where: a job goes to the worker with the least S = W-hat + Q-hat + psi (equation 4): the
-  expected wait there (`quartz_backlog`), its own predicted prefill, and the price of what the
-  worker's cache does not hold (`locality_price`, `quartz_writes`) and of each request that runs
-  there (`request_price_s`).
-- When: it is sent at once if nothing is behind the worker's prefill in progress, or if all that
-  is then behind it takes at most `gate_s`. So the engine never idles between two prompts, and
-  all else waits here, where its order can still be changed.
-- In which order: by (band, k), the least first, k = s-hat + lambda x arrival + beta x u
-  (equations 6 to 8): short ones first, but nobody is overtaken for long, and who was served
-  little lately goes first.
+- Routing: a job goes to the worker with the least S = W-hat + Q-hat + psi (equation 4). W-hat is
+  the expected wait there (`Backlogs`), Q-hat the job's predicted prefill. psi is the price of
+  its uncached tokens (`locality_price`, `RecentWrites`) and of each request running there
+  (`request_price_s`).
+- Gate: a job is sent at once if no prefill is queued behind the worker's prefill in progress, or
+  if everything behind it, with the job, takes at most `gate_s`. So the engine never idles
+  between two prompts, and all other jobs wait here, where their order can still change.
+- Order: by (priority class, k), lowest first, k = s-hat + lambda x arrival + beta x u (equations
+  6 to 8). Short prefills and clients with little recent service go first; aging bounds how long
+  a job can be overtaken.
 
-Against the paper: psi prices running requests, without which short prompts would all follow the
-first one's cache; W-hat falls with first tokens, and with the clock only by what the prefill in
-progress is predicted to take; all workers are compared where they are few, since two at random
-lose to a plain prefix router; u counts what waits here of the client, too; there is no fallback,
-since where predictions fail together the score's terms keep their proportions
-(docs/concepts/scheduling.md has the measurements).
+Differences from the paper: psi includes running requests, otherwise short prompts would all
+follow the first one's cache. W-hat falls with first tokens, and with time only by the predicted
+rest of the prefill in progress. In small fleets all workers are compared, because two at random
+lose to a plain prefix router. u includes the client's jobs waiting here. There is no fallback
+policy: when all predictions are off together, the score's terms keep their proportions. See
+docs/concepts/scheduling.md for measurements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,17 +51,17 @@ from gateway.policy.scheduling.scheduler import Job, Match
 from gateway.policy.scheduling.sticky import pick_least
 
 COMPARED: Final = 16
-"""Workers compared for one job, at most: all of a small fleet."""
+"""Most workers compared for one job; smaller fleets are compared in full."""
 HOLDERS: Final = 8
-"""Of them, in a large fleet, those that hold most of the prompt."""
+"""In a larger fleet, how many of them are the holders of the longest prefix."""
 NOTHING: Final[Sequence[Job]] = ()
 
 _Seen = tuple[Features, float, float, int]
-"""What was predicted from: x, mean, quantile, bucket."""
+"""A prediction: features x, mean, quantile, calibration bucket."""
 
 
 class Quartz:
-    """One pool's Scheduler; `predictor` learns from it."""
+    """The Scheduler of one pool; it trains `predictor` on observed prefills."""
 
     __slots__ = (
         "_available",
@@ -96,7 +96,7 @@ class Quartz:
         workers = len(pool.workers)
         self.profile = profile
         self.shares = ServedShares(profile.fairness_tau_s)
-        """u of the clients."""
+        """Recent service u of the clients."""
         self._pool = pool
         self._predictor = predictor
         self._backlogs = Backlogs(workers)
@@ -104,9 +104,9 @@ class Quartz:
         self._writes = RecentWrites(workers, profile.writes_tau_s)
         self._kv_usage = kv_usage
         self._kv = [0.0] * workers
-        """Share of each KV cache in use as of the last tick; 0 where it is not known."""
+        """Share of each worker's KV cache in use at the last tick; 0 when unknown."""
         self._timed = [False] * workers
-        """Whose first tokens were seen: of the others nothing is known to gate by."""
+        """Whether a first token of the worker was seen; the gate stays open before."""
         self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
         self._cursor = 0
         self._orders = 0
@@ -136,14 +136,14 @@ class Quartz:
 
     @property
     def backlog_tokens(self) -> Sequence[int]:
-        """Uncached prefill of the requests sent to each worker and not seen answered yet."""
+        """Uncached prompt tokens sent to each worker without a first token yet."""
         return self._backlogs.sent_tokens
 
     def wait_s(self, worker: int, now_s: float) -> float:
         """W-hat of a worker, >= 0."""
         return self._backlogs.waits_s((worker,), now_s)[0]
 
-    # A job's way
+    # A job's lifecycle
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
@@ -223,20 +223,20 @@ class Quartz:
                 out += self._pump(worker, now_s)
         return out
 
-    # What several gateways tell one another
+    # Gossip between gateway replicas
 
     def state(self) -> dict[str, Any]:
-        """Plain values for the other gateways.
+        """Plain values for gossip to the other gateways.
 
-        Who was served how much, and the work that each worker has been assigned here and has
-        not answered, in seconds.
+        The service of each client in kilotokens, and the pending prefill assigned to each worker
+        from here in seconds.
         """
         return {"served": self.shares.state(), "pending_s": list(self._backlogs.bound_s)}
 
     def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
-        """Take in the states of the others, by their names, as often as they are told.
+        """Adopt the latest states of the other gateways, by name.
 
-        What is malformed is ignored. The predictor has a `merge` of its own.
+        Malformed values are ignored. The predictor has a `merge` of its own.
         """
         served: dict[str, Mapping[str, float]] = {}
         others_s = [0.0] * len(self._kv)
@@ -250,10 +250,10 @@ class Quartz:
         if states:
             self._backlogs.tell(others_s)
 
-    # Where
+    # Routing
 
     def _bind(self, job: Job, now_s: float) -> bool:
-        """Choose the worker; False when there is none."""
+        """Choose the worker; False when none is available."""
         if self._pool.alive is not self._seen_alive or now_s >= self._seen_until_s:
             self._refresh(now_s)
         choice = self._available
@@ -282,13 +282,13 @@ class Quartz:
             choice = self._some(choice, match)
         mask = self._choice_mask if choice is self._available else mask_of(choice)
         if match and match[0][1] & mask == mask:
-            tokens = match[0][0]  # nearly every prompt: what an application begins with
+            tokens = match[0][0]  # the usual case: an application's common beginning
             return [(w, tokens) for w in choice]
         hits = hits_of(match, mask)
         return [(w, hits.get(w, 0)) for w in choice]
 
     def _some(self, choice: Sequence[int], match: Match) -> Sequence[int]:
-        """Of many workers those that hold most, and some others, not always the same."""
+        """COMPARED workers of a large fleet: holders of the longest prefix, and rotating others."""
         some: list[int] = []
         allowed = self._choice_mask if choice is self._available else mask_of(choice)
         for _, holders in match:
@@ -302,7 +302,7 @@ class Quartz:
         return [*some, *[w for w in others if w not in some]] if some else others
 
     def _bind_best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> None:
-        """The least score; who cannot beat it by wait and psi alone is not predicted."""
+        """Bind to the least score; predict only where wait and psi alone could still beat it."""
         profile, prompt, kv = self.profile, job.prompt_tokens, self._kv
         s_per_token, active = self._s_per_token, self._pool.active
         price, (written, even, mean) = profile.locality_price, self._writes.levels()
@@ -336,7 +336,7 @@ class Quartz:
         job.score, job.candidates = least, scores
 
     def _bind_least(self, job: Job, choice: Sequence[int]) -> None:
-        """By requests, sent and waiting: the paper's ablation."""
+        """Bind by the number of sent and waiting requests (the paper's ablation)."""
         active, lengths = self._pool.active, self._queues.lengths
         load = [a + b for a, b in zip(active, lengths, strict=True)]
         self._cursor += 1
@@ -359,10 +359,10 @@ class Quartz:
             job.stream,
         )
 
-    # In which order
+    # Order
 
     def _key(self, job: Job, now_s: float) -> float:
-        """The key of a bound job that is about to wait."""
+        """The ordering key of a bound job that is about to wait."""
         profile = self.profile
         if profile.order != "size":
             return job.arrived_s
@@ -372,10 +372,10 @@ class Quartz:
         fair_s = profile.fairness_s_per_kilotoken * u / job.share
         return size_s + profile.aging * job.arrived_s + fair_s
 
-    # When
+    # Gate
 
     def _open(self, worker: int, tokens: int) -> bool:
-        """Whether a worker may be sent so many uncached tokens more."""
+        """Whether the gate lets these uncached tokens through to a worker."""
         if not self._choice_mask >> worker & 1:
             return False
         if not self._timed[worker]:
@@ -387,7 +387,7 @@ class Quartz:
         return ahead_s * self._backlogs.replicas <= self.profile.gate_s
 
     def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
-        """Send what the gate lets through, if the worker has not gone away meanwhile."""
+        """Send the queued jobs that the gate lets through."""
         if self._pool.alive is not self._seen_alive:
             self._refresh(now_s)
         out: list[Job] = []
@@ -405,7 +405,7 @@ class Quartz:
         job.active = self._pool.active[worker]
         job.kv_usage = self._kv[worker]
         if backlog_tokens or job.state != "new":
-            # What is learned from is a prediction of now, with what is ahead of it there.
+            # The predictor learns from a prediction made now, with the current backlog.
             job.policy = self._predict(job, backlog_tokens)
             job.quantile_s = job.policy[2]
         job.expected_s = job.policy[1]
@@ -414,7 +414,7 @@ class Quartz:
         backlogs.send(job, uncached_tokens(job), now_s)
 
     def _rebind(self, worker: int, out: list[Job], now_s: float) -> None:
-        """Bind a worker's queue anew; who finds no worker is appended, nowhere."""
+        """Rebind a worker's queue; jobs without a worker are appended to `out`, state nowhere."""
         for job in self._queues.drain(worker):
             self._backlogs.unbind(job)
             if self._bind(job, now_s):
@@ -425,7 +425,7 @@ class Quartz:
                 out.append(job)
 
     def _refresh(self, now_s: float) -> None:
-        """Who can be chosen: every change of health gives the pool another list `alive`."""
+        """Update the available workers; each change of health replaces the pool's `alive` list."""
         pool = self._pool
         if pool.alive is self._seen_alive and now_s < self._seen_until_s:
             return
@@ -437,7 +437,7 @@ class Quartz:
 
 
 def mask_of(workers: Sequence[int]) -> int:
-    """A bit for each."""
+    """A bit mask of workers."""
     mask = 0
     for worker in workers:
         mask |= 1 << worker

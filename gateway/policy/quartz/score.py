@@ -1,7 +1,7 @@
-"""The parts of the score S = W-hat + Q-hat + psi, and what QUARTZ asks of a predictor.
+"""Helpers for the score S = W-hat + Q-hat + psi, and the predictor that QUARTZ needs.
 
-Source: QUARTZ, section 3.3, equation 4. psi prices what the own duration does not: an uncached
-prefill evicts what others would have hit.
+Source: QUARTZ, section 3.3, equation 4. psi prices a cost beyond the job's own duration: an
+uncached prefill evicts prefixes that other requests would have hit.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from gateway.policy.scheduling.scheduler import Match
 
 Features = tuple[float, ...]
 KvUsage = Callable[[int, float], float | None]
-"""Worker and time to the share of its KV cache in use; None when not known or stale."""
+"""(worker, now) -> share of its KV cache in use; None when unknown or stale."""
 
 
 class Predictor(Protocol):
-    """Of `predictor.online.PrefillPredictor`, what is used here; times in seconds."""
+    """The part of `predictor.online.PrefillPredictor` used here; times in seconds."""
 
     @property
     def coverage(self) -> float | None:
-        """Share of recent prefills at most their quantile."""
+        """Share of recent prefills within their predicted quantile."""
         ...
 
     def predict_request(
@@ -35,7 +35,7 @@ class Predictor(Protocol):
         kv_usage: float,
         stream: bool,  # noqa: FBT001 - by position far cheaper
     ) -> tuple[Features, float, float, int]:
-        """What it predicts from, mean, calibrated quantile, and bucket of calibration."""
+        """Features, mean, calibrated quantile, and calibration bucket."""
         ...
 
     def observe(
@@ -48,11 +48,11 @@ class Predictor(Protocol):
         actual_s: float,
         client: str = "",
     ) -> None:
-        """A client's prefill took this long, which was predicted so."""
+        """Learn from a client's prefill: its prediction, and the time it took."""
         ...
 
     def prefill_tokens_per_s(self, worker: int) -> float:
-        """How fast a worker prefills, > 0."""
+        """A worker's prefill rate, > 0."""
         ...
 
 
@@ -66,7 +66,7 @@ def hit_tokens(match: Match, worker: int) -> int:
 
 
 def hits_of(match: Match, mask: int) -> dict[int, int]:
-    """Longest expected prefix of each worker of the mask that has any."""
+    """Longest expected prefix, in tokens, of each worker of the mask that has any."""
     hits: dict[int, int] = {}
     for tokens, holders in match:
         found = holders & mask
@@ -81,7 +81,7 @@ def hits_of(match: Match, mask: int) -> dict[int, int]:
 
 
 def workers_of(mask: int, most: int) -> list[int]:
-    """The first workers of a mask."""
+    """The first `most` workers of a mask."""
     found = []
     while mask and most:
         low = mask & -mask
@@ -92,7 +92,7 @@ def workers_of(mask: int, most: int) -> list[int]:
 
 
 def seconds(value: object) -> float:
-    """A duration that another replica tells; 0 for what is none."""
+    """A duration reported by another replica; 0 for anything else."""
     if isinstance(value, int | float) and 0.0 < value < inf:
         return float(value)
     return 0.0

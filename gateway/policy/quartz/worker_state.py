@@ -1,4 +1,4 @@
-"""What QUARTZ knows of each worker of a pool: its queue, the prefill ahead, recent writes."""
+"""QUARTZ's state for each worker of a pool: queue, pending prefill, recent cache writes."""
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
@@ -13,16 +13,15 @@ _Entry = tuple[int, float, int, Job]
 
 
 def uncached_tokens(job: Job) -> int:
-    """Prefill that a bound job needs, >= 1."""
+    """Uncached prompt tokens of a bound job, >= 1."""
     return max(1, job.prompt_tokens - job.hit_tokens)
 
 
 class WorkerQueues:
-    """What waits in the gateway: one heap a worker, the least (band, key, arrival) first.
+    """Jobs waiting in the gateway: a heap per worker, lowest (priority class, key, arrival) first.
 
-    Every job in a heap has state `waiting`, or is forgotten: a cancelled job stays until it comes
-    up or until such outnumber the others. A heap never holds more than twice its waiting jobs and
-    a few.
+    A cancelled job stays in its heap, no longer in state `waiting`, until it reaches the top or a
+    cleanup. A heap holds at most twice its waiting jobs plus SPARE_ENTRIES.
     """
 
     __slots__ = ("_heaps", "lengths", "tokens", "total_tokens", "waiting")
@@ -30,16 +29,16 @@ class WorkerQueues:
     def __init__(self, workers: int) -> None:
         self._heaps: list[list[_Entry]] = [[] for _ in range(workers)]
         self.lengths = [0] * workers
-        """Jobs that wait for each worker."""
+        """Waiting jobs by worker."""
         self.waiting = [0, 0, 0]
-        """Jobs that wait, by band."""
+        """Waiting jobs by priority class."""
         self.tokens: dict[str, int] = {}
-        """Uncached prompt tokens that wait, by client; no entry for none."""
+        """Waiting uncached prompt tokens by client; no entry for none."""
         self.total_tokens = 0
-        """Of all clients."""
+        """Sum of `tokens` over all clients."""
 
     def push(self, job: Job) -> None:
-        """Let a bound job wait; its key must not change until it leaves."""
+        """Queue a bound job; its key must not change until it leaves."""
         job.state = "waiting"
         heappush(self._heaps[job.worker], (job.band, job.key, job.order, job))
         self.lengths[job.worker] += 1
@@ -49,14 +48,14 @@ class WorkerQueues:
         self.total_tokens += tokens
 
     def first(self, worker: int) -> Job | None:
-        """The first in line, which stays there; None when nobody waits."""
+        """The next job, which stays queued; None when the queue is empty."""
         heap = self._heaps[worker]
         while heap and heap[0][3].state != "waiting":
             heappop(heap)
         return heap[0][3] if heap else None
 
     def pop(self, worker: int) -> Job | None:
-        """Take the first in line; None when nobody waits."""
+        """Take the next job; None when the queue is empty."""
         heap = self._heaps[worker]
         while heap:
             job = heappop(heap)[3]
@@ -66,7 +65,7 @@ class WorkerQueues:
         return None
 
     def forget(self, job: Job) -> None:
-        """A waiting job will not come: its state is `gone` from now on."""
+        """Remove a waiting job; its state becomes `gone`."""
         job.state = "gone"
         self._left(job)
         heap = self._heaps[job.worker]
@@ -75,16 +74,16 @@ class WorkerQueues:
             heapify(heap)
 
     def drain(self, worker: int) -> list[Job]:
-        """Take all that wait for a worker, in order."""
+        """Take all jobs waiting for a worker, in order."""
         jobs = []
         while (job := self.pop(worker)) is not None:
             jobs.append(job)
         return jobs
 
     def excess_tokens(self, client: str, clients: int) -> float:
-        """What waits of a client beyond an even part of all that waits; >= 0.
+        """A client's waiting tokens beyond an even share among the active `clients`; >= 0.
 
-        `clients` are active. A client alone has no excess: its own order is left as it is.
+        A lone client has no excess, so its jobs keep their order.
         """
         held = self.tokens.get(client, 0)
         return max(0.0, held - self.total_tokens / max(1, clients)) if held else 0.0
@@ -106,12 +105,11 @@ class WorkerQueues:
 
 
 class Backlogs:
-    """The prefill that each worker has ahead: bound here and without a first token yet.
+    """Each worker's pending prefill: jobs bound here that have no first token yet.
 
-    The expected wait (the paper's W-hat) is the predicted prefill of all that is bound to a
-    worker, less what of the one in progress should be done by now. It falls by no more than that
-    until first tokens come, so a worker that stalls, or whose slots are full, keeps the rest of
-    its backlog.
+    The expected wait (the paper's W-hat) is the predicted prefill of all jobs bound to a worker,
+    less the elapsed part of the prefill in progress. It falls no further until first tokens come,
+    so a worker that stalls, or whose slots are full, keeps the rest of its backlog.
     """
 
     __slots__ = (
@@ -131,21 +129,21 @@ class Backlogs:
         self.bound_s = [0.0] * workers
         """Predicted prefill of the jobs bound here without a first token; >= 0."""
         self.others_s = [0.0] * workers
-        """The same of the other gateways, as last told."""
+        """The other gateways' `bound_s`, summed, as of their last gossip."""
         self.sent: list[dict[Job, int]] = [{} for _ in range(workers)]
-        """Of those, the jobs sent, oldest first, with their uncached tokens."""
+        """The bound jobs already sent, oldest first, with their uncached tokens."""
         self.sent_tokens = [0] * workers
-        """The sum of these tokens."""
+        """Sum of the tokens in `sent`."""
         self._oldest_s = [0.0] * workers
-        """Predicted prefill of the oldest one sent; 0 where there is none."""
+        """Predicted prefill of the oldest job sent; 0 without one."""
         self._since_s = [0.0] * workers
-        """When that may have begun."""
+        """Earliest time at which that prefill may have begun."""
         self._told = False
 
     def waits_s(self, workers: Sequence[int], now_s: float) -> list[float]:
         """W-hat of each, >= 0: seconds until a newcomer's prefill may begin."""
         bound, others, oldest, since = self.bound_s, self.others_s, self._oldest_s, self._since_s
-        share = 1 if self._told else self.replicas  # untold, the others are taken to have as much
+        share = 1 if self._told else self.replicas  # before gossip, assume all have as much
         waits_s = []
         for worker in workers:
             wait_s = bound[worker] * share + others[worker]
@@ -162,17 +160,17 @@ class Backlogs:
         return 0
 
     def bind(self, job: Job) -> None:
-        """A job will go to its worker, and take its `mean_s` there."""
+        """Add a job's `mean_s` to the backlog of its worker."""
         self.bound_s[job.worker] += job.mean_s
 
     def unbind(self, job: Job) -> None:
-        """It needs no prefill there any more: it has its first token, or never will."""
+        """Remove a job's `mean_s`: it has its first token, or never will."""
         worker = job.worker
         left_s = self.bound_s[worker] - job.mean_s
         self.bound_s[worker] = left_s if left_s > 1e-9 else 0.0
 
     def send(self, job: Job, tokens: int, now_s: float) -> None:
-        """A bound job is sent; so many of its tokens are not cached."""
+        """Record that a bound job is sent; `tokens` are its uncached ones."""
         sent = self.sent[job.worker]
         if not sent:
             self._oldest_s[job.worker] = job.mean_s
@@ -181,7 +179,7 @@ class Backlogs:
         self.sent_tokens[job.worker] += tokens
 
     def leave(self, job: Job, now_s: float) -> None:
-        """A sent job has its first token, or has ended without."""
+        """Remove a sent job that has its first token, or ended without one."""
         worker = job.worker
         sent = self.sent[worker]
         self.sent_tokens[worker] -= sent.pop(job)
@@ -190,26 +188,26 @@ class Backlogs:
         self.unbind(job)
 
     def tell(self, others_s: Sequence[float]) -> None:
-        """Take in what the other gateways have bound and not seen answered, by worker."""
+        """Store the other gateways' pending prefill by worker, in seconds."""
         self._told = True
         self.others_s = list(others_s)
 
 
 EVEN_TOKENS: Final = 1024
-"""Counted for every worker beside what was written: a few requests say little."""
+"""Added to every worker's writes, so that a few requests do not skew the shares."""
 LEAST_WRITE_FACTOR: Final = 0.1
 MOST_WRITE_FACTOR: Final = 10.0
 _RESCALE_AT: Final = 200.0
-"""In tau: exp of it is far from the largest float."""
+"""Age in units of tau at which counters are rescaled, long before exp overflows."""
 
 
 class RecentWrites:
-    """Uncached tokens assigned to each worker, fading by 1/e in `tau_s`.
+    """Uncached tokens assigned to each worker, decaying to 1/e in `tau_s`.
 
-    An uncached prefill evicts what others would have hit, the more so where much was written:
-    there the cache's memory is short. So its price (psi) goes by the worker's part of what was
-    lately assigned, uncached, to all. Counters decay by growing the unit instead: their ratios,
-    which are all that is asked for, need no update while time passes.
+    An uncached prefill evicts cached prefixes, and on a worker with many recent writes they are
+    evicted sooner. So its price (psi) is scaled by the worker's share of all recent writes.
+    Instead of decaying the counters, new writes are added in a growing unit: only ratios are
+    read, and these need no update as time passes.
     """
 
     __slots__ = ("_even", "_start_s", "_tau_s", "_total", "_written")
@@ -222,7 +220,7 @@ class RecentWrites:
         self._start_s = 0.0
 
     def add(self, worker: int, tokens: int, now_s: float) -> None:
-        """Assign a prefill."""
+        """Count the uncached tokens of a prefill."""
         age = (now_s - self._start_s) / self._tau_s
         if age > _RESCALE_AT:
             self._rescale(age, now_s)
@@ -234,9 +232,9 @@ class RecentWrites:
         self._total += weight
 
     def levels(self) -> tuple[Sequence[float], float, float]:
-        """What was written to each, what is counted beside it for all alike, the mean of both.
+        """(writes by worker, EVEN_TOKENS in the same unit, mean of their sum).
 
-        A worker's factor is the first two over the third, held within LEAST_WRITE_FACTOR ...
+        A worker's factor is (writes + even) / mean, clamped to LEAST_WRITE_FACTOR ...
         MOST_WRITE_FACTOR; 1 at first.
         """
         even = self._even

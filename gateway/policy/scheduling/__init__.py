@@ -1,1 +1,1 @@
-"""What a scheduler is, fairness between clients, and the simple schedulers."""
+"""The Scheduler protocol, fairness between clients, and the simple schedulers."""

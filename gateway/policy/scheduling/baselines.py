@@ -1,7 +1,7 @@
-"""Schedulers that keep no queue: every job is sent where it arrives, and the engines queue.
+"""Schedulers without a queue: every job is sent on arrival, and the engines queue.
 
-On the path of every request that is not scheduled otherwise, so they do little. Load is the
-pool's: what this gateway sent and has not seen finish.
+They are on the path of every request without another scheduler, so they are kept cheap. Load is
+the PoolState's: the requests that this gateway has sent and not seen finish.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NO_ONE_WAITS: Final = (0, 0, 0)
 
 
 class Immediate:
-    """A Scheduler but for `_pick`; see `gateway.policy.scheduling.scheduler`."""
+    """A Scheduler that lacks only `_pick`; see `gateway.policy.scheduling.scheduler`."""
 
     __slots__ = ("_cursor", "_pool", "replicas")
 
@@ -32,7 +32,7 @@ class Immediate:
         self._cursor = 0
 
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
-        """One of these workers, at least two; may fill in score and candidates."""
+        """Choose one of at least two workers; may fill in the job's score and candidates."""
         raise NotImplementedError
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
@@ -76,7 +76,7 @@ class Immediate:
         return NOTHING
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler: nobody waits here."""
+        """See Scheduler; no job ever waits here."""
         return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
@@ -85,7 +85,7 @@ class Immediate:
 
 
 class LeastLoaded(Immediate):
-    """As `gateway.policy.fleet.binding`: least share of reserved tokens plus share of sequences."""
+    """Least share of reserved tokens plus of sequences, as in `gateway.policy.fleet.binding`."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class LeastLoaded(Immediate):
 
 
 class RoundRobin(Immediate):
-    """In turn, whatever the load."""
+    """Workers in turn, whatever their load."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""u: what each client was served lately, in kilotokens of uncached prompt, fading with time.
+"""u: each client's recent service, in kilotokens of uncached prompt, decaying exponentially.
 
-QUARTZ, sections 3.4 and 4.3: exponentially decayed, so that a client that is always there is
-not punished for ever, and forgotten once idle. Counted when a prefill is done, by what it took.
+QUARTZ, sections 3.4 and 4.3: the decay keeps a permanently active client from being penalised
+for ever, and idle clients are forgotten. A prefill counts when it is done, by its uncached tokens.
 """
 
 from collections.abc import Mapping
@@ -10,26 +10,26 @@ from typing import Any, Final
 
 MOST_CLIENTS: Final = 16_384
 IDLE_KILOTOKENS: Final = 1e-3
-"""A client with less than this is forgotten."""
+"""A client below this is forgotten."""
 
 
 class ServedShares:
-    """The clients' counters; the one heard of longest ago goes first when there are too many."""
+    """The clients' counters; beyond `most`, the least recently updated is dropped."""
 
     __slots__ = ("_heard", "_most", "_tau_s", "_totals", "_used")
 
     def __init__(self, tau_s: float, most: int = MOST_CLIENTS) -> None:
         self._tau_s = tau_s
         self._most = most
-        self._used: dict[str, tuple[float, float]] = {}  # kilotokens at a time, latest last
-        self._totals: dict[str, float] = {}  # served here since the client came
-        self._heard: dict[str, Mapping[str, Any]] = {}  # the same of the other replicas
+        self._used: dict[str, tuple[float, float]] = {}  # (kilotokens, time), latest last
+        self._totals: dict[str, float] = {}  # served here since the client was added
+        self._heard: dict[str, Mapping[str, Any]] = {}  # replicas' totals at the last merge
 
     def __len__(self) -> int:
         return len(self._used)
 
     def kilotokens(self, client: str, now_s: float) -> float:
-        """What it was served lately (u), >= 0."""
+        """The client's recent service (u), >= 0."""
         held = self._used.get(client)
         if held is None:
             return 0.0
@@ -42,13 +42,13 @@ class ServedShares:
         self._totals[client] = self._totals.get(client, 0.0) + tokens / 1000.0
 
     def state(self) -> dict[str, float]:
-        """Kilotokens served here, by client, since each came: for the other replicas."""
+        """Kilotokens served here by client, since each was added: for the other replicas."""
         return dict(self._totals)
 
     def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
-        """Count what the other replicas, by name, have served since the last merge.
+        """Add the service of the other replicas, by name, since the last merge.
 
-        The first word of a replica only says where it stands.
+        A replica's first state is only the baseline for later differences.
         """
         heard: dict[str, Mapping[str, Any]] = {}
         for name, totals in states.items():
@@ -59,16 +59,16 @@ class ServedShares:
             for client, total in totals.items():
                 last = before.get(client, 0.0)
                 if total == last or not isinstance(total, int | float):
-                    continue  # most were served nothing in this second
+                    continue  # the usual case: nothing new
                 last = last if isinstance(last, int | float) else 0.0
-                # Less than before: the client was forgotten there in between, and came back.
+                # A smaller total: the replica forgot the client in between.
                 more = total - last if total >= last else total
                 if 0.0 < more < inf:
                     self._add(client, more, now_s)
         self._heard = heard
 
     def sweep(self, now_s: float) -> None:
-        """Forget clients that have been idle, from the one heard of longest ago on."""
+        """Forget idle clients, beginning with the least recently updated."""
         used = self._used
         while used and self.kilotokens(client := next(iter(used)), now_s) < IDLE_KILOTOKENS:
             self._forget(client)

@@ -1,51 +1,50 @@
-"""What assigns a pool's requests to its workers, and when: the shape of every such policy.
+"""The Scheduler protocol: assigns a pool's requests to workers and decides when to send them.
 
 Rules:
 - A job belongs to one scheduler from `submit` until `finished` (once it was sent) or `cancel`
-  (while it waits). Each is sent exactly once or cancelled; after a failed attempt the caller
-  submits a new job.
+  (while it waits). Each job is sent exactly once or cancelled; after a failed attempt the
+  caller submits a new job.
 - Every call that may free or fill capacity returns the jobs to send now, in order, each with
-  its worker. Whoever calls sends them: the gateway wakes who waits, the simulator submits.
+  its worker. The caller sends them: the gateway wakes waiting requests, the simulator submits.
 - Early binding (QUARTZ and the baselines) chooses the worker in `submit`; late binding (BF-IO)
   when there is room. `Job.worker` is -1 until it is known.
-- Times are arguments, in seconds of any monotonic clock. Load and health of the workers are
-  the `PoolState`'s; a scheduler never changes them.
+- Times are arguments, in seconds of any monotonic clock. The `PoolState` holds the workers'
+  load and health; a scheduler never changes them.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 Match = Sequence[tuple[int, int]]
-"""What a prefix index found: (tokens, bit mask of the workers that hold so many), longest first."""
+"""Prefix hits: (tokens, bit mask of the workers that hold that many), longest first."""
 
 Points = tuple[tuple[int, int], ...]
-"""(bytes, digest of what lies before), ascending; the last is the whole prompt's."""
+"""(length in bytes, digest of the prompt up to there), ascending; the last is the whole prompt."""
 
 
 class Holders(Protocol):
-    """Of a pool's prefix index, what is asked."""
+    """The part of a pool's prefix index that schedulers use."""
 
     def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
-        """Who holds how much of a prompt."""
+        """The workers that hold a prefix of this prompt."""
         ...
 
 
 class Prefix(NamedTuple):
-    """A prompt's beginnings, and where to ask who holds them.
+    """A prompt's prefixes, and the indexes to look them up in.
 
-    Looked up for the pool that needs it: the index is large, and what is found there is far
-    from the processor.
+    Only pools that need it are looked up: an index is large and misses the processor's caches.
     """
 
     points: Points = ()
-    """None where no index of prefixes is kept."""
+    """Empty where no prefix index is kept."""
     indexes: Sequence[Holders] = ()
-    """By pool."""
+    """One index per pool."""
     tokens_per_byte: float = 1.0
-    """The prompt's tokens by the last point's length."""
+    """The prompt's tokens divided by its length in bytes."""
 
     def match(self, pool: int) -> Match:
-        """Who of a pool holds how much."""
+        """The pool's workers that hold a prefix of this prompt."""
         return self.indexes[pool].match(self.points, self.tokens_per_byte)
 
     def hits(self) -> list[int]:
@@ -56,8 +55,9 @@ class Prefix(NamedTuple):
 
 NO_PREFIX: Final = Prefix()
 BANDS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 2}
-"""Service class -> band; a lower one always goes first. Spilled work ranks as spot."""
+"""Service class -> priority class; lower goes first. Spilled work ranks as spot."""
 BAND_NAMES: Final = ("protected", "elastic", "backfill")
+"""Priority classes, by number."""
 
 State = Literal["new", "waiting", "sent", "answering", "gone", "nowhere"]
 
@@ -119,83 +119,83 @@ class Job:
         tenant: str = "",
     ) -> None:
         self.owner = owner
-        """The caller's own: what to wake or to send."""
+        """The caller's own object, which it wakes or sends."""
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        """Expected (L_out), >= 0."""
+        """Expected output (L_out), >= 0."""
         self.arrived_s = arrived_s
         self.client = client
-        """Whose fairness counter it feeds: an entitlement."""
+        """Name of the entitlement, whose fairness counter it feeds."""
         self.tenant = tenant
-        """Whose entitlement that is."""
+        """The tenant of that entitlement."""
         self.band = band
-        """0 protected, 1 elastic, 2 backfill."""
+        """Priority class: 0 protected, 1 elastic, 2 backfill."""
         self.share = share
         """The client's weight in fairness, > 0: its rate over the mean rate."""
         self.cap_tokens = cap_tokens
-        """m_r, the client's own limit; None when absent."""
+        """m_r, the client's own output limit; None when absent."""
         self.kv_tokens = kv_tokens
-        """Reserved: L_cost."""
+        """Reserved tokens: L_cost."""
         self.sequences = sequences
         self.stream = stream
         self.match = match
         self.excluded = excluded
-        """Workers that failed this request: taken only when no other is available."""
+        """Workers that failed this request: chosen only when no other is available."""
         self.home = home
-        """The worker it must go to while that is available (a stored response); -1 for any."""
+        """Worker required by response affinity, while that is available; -1 for any."""
         self.state: State = "new"
-        """nowhere: no worker is available, and the scheduler does not hold it."""
+        """nowhere: no worker is available, and the scheduler did not keep the job."""
         self.worker = -1
         self.sent_s = 0.0
         self.hit_tokens = 0
-        """Expected prefix hit on its worker."""
+        """Expected prefix hit on its worker, in tokens."""
         self.backlog_tokens = 0
         """Uncached prefill ahead of it on its worker when it was bound."""
         self.active = 0
         """Sequences on its worker when it was bound."""
         self.kv_usage = 0.0
-        """Of its worker's KV cache when it was bound, 0 to 1, as far as known."""
+        """Share of its worker's KV cache in use when it was bound, 0 to 1; 0 when unknown."""
         self.mean_s = 0.0
-        """Predicted prefill, mean."""
+        """Predicted prefill time, mean."""
         self.quantile_s = 0.0
-        """Predicted prefill, calibrated upper quantile: s-hat."""
+        """Predicted prefill time, calibrated upper quantile: s-hat."""
         self.expected_s = 0.0
-        """From sending to its first token, mean; inf where nothing predicts it."""
+        """Mean predicted time from sending to first token; only predicting schedulers set it."""
         self.score = 0.0
         self.candidates: Sequence[tuple[int, float]] = ()
-        """(worker, score) of those compared; lower is better."""
+        """(worker, score) of the compared workers; lower is better."""
         self.key = 0.0
-        """k_fair: the order within its band."""
+        """k_fair: the order within its priority class, lowest first."""
         self.order = 0
-        """Of arrival; breaks ties."""
+        """Order of arrival; breaks ties."""
         self.emitted: Callable[[], int] | None = None
-        """Tokens of its answer streamed so far; set by the caller once it is sent, if it knows."""
+        """Returns the answer's tokens streamed so far; the caller may set it after sending."""
         self.policy: Any = None
-        """The scheduler's own notes on it."""
+        """The scheduler's own data about the job."""
 
 
 class Scheduler(Protocol):
     """Assigns one pool's jobs. Pure: no clock, no I/O, randomness only by seed."""
 
     gates: bool
-    """Whether it holds jobs back until others have their first token: it must be told of them."""
+    """Whether jobs are held until earlier ones have a first token; then call `first_token`."""
     replicas: int
-    """Replicas that share the workers, >= 1: each has that share of every gate."""
+    """Gateway replicas that share the workers, >= 1: each gets an equal share of every gate."""
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Jobs that wait, by band (three numbers)."""
+        """Number of waiting jobs by priority class (three numbers)."""
         ...
 
     @property
     def coverage(self) -> float | None:
-        """Share of recent prefills at most their predicted quantile; None where none is made."""
+        """Share of recent prefills within their predicted quantile; None without predictions."""
         ...
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
-        """Take a job, which is in the result if it goes at once.
+        """Take a job; the result contains it if it is sent at once.
 
-        Else its state is waiting, or nowhere, and then it was not taken.
+        Otherwise its state is waiting, or nowhere if the scheduler did not take it.
         """
         ...
 
@@ -207,28 +207,28 @@ class Scheduler(Protocol):
         *,
         assumed: bool = False,
     ) -> Sequence[Job]:
-        """A sent job's prefill is done; `cached_tokens` as the engine reported, if it did yet.
+        """A sent job's prefill is done; `cached_tokens` is the engine's report, if there is one.
 
-        `assumed`: the answer is not streamed, and by the prediction it should be: that frees
-        the gate and teaches nothing. Idempotent.
+        `assumed`: the answer is not streamed, and the prefill should be done by the prediction.
+        That frees the gate but does not train the predictor. Idempotent.
         """
         ...
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         """A sent job left its worker, whether or not it had a first token. Idempotent.
 
-        `answered`: it has its whole answer.
+        `answered`: its answer is complete.
         """
         ...
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """A waiting job will not come. Idempotent."""
+        """Remove a waiting job. Idempotent."""
         ...
 
     def tick(self, now_s: float) -> Sequence[Job]:
-        """Bind the queues of workers that left anew; called a few times a second.
+        """Rebind jobs queued for workers that are gone; called a few times a second.
 
-        A job for which no worker is left is in the result too, with state nowhere: its caller
-        refuses it.
+        Jobs for which no worker is left are in the result too, with state nowhere: the caller
+        refuses them.
         """
         ...

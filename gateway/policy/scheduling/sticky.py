@@ -1,9 +1,8 @@
-"""Prefix locality first, with bounded load: where the longest cached prefix is, unless crowded.
+"""Prefix affinity with bounded load: the longest cached prefix, unless its worker is crowded.
 
-A worker is crowded when its load is above `CROWDED` times the mean, and a few requests more:
-affinity without such a bound sends ever more to the worker that has most (a death spiral).
-Of more than `COMPARED` workers some are looked at, others at the next request, so that a choice
-costs the same whatever the fleet.
+A worker is crowded when its load is above `CROWDED` times the mean plus `SLACK`. Without such a
+bound, affinity keeps sending requests to the worker that already has most. With more than
+`COMPARED` workers, each choice examines a rotating part of them, so that its cost is bounded.
 """
 
 from bisect import bisect_left
@@ -16,9 +15,9 @@ CROWDED: Final = 1.25
 SLACK: Final = 4.0
 """Requests."""
 COMPARED: Final = 64
-"""Workers looked at for the least loaded, where there are more."""
+"""Most workers examined for the least loaded."""
 HOLDERS: Final = 16
-"""Workers looked at that hold one and the same prefix, where there are more than `COMPARED`."""
+"""Most holders of one prefix examined in a fleet of more than `COMPARED` workers."""
 
 
 def pick_sticky(
@@ -29,10 +28,10 @@ def pick_sticky(
     *,
     mean: float | None = None,
 ) -> int:
-    """The worker with the longest prefix that is not crowded, else the least loaded.
+    """The uncrowded worker with the longest cached prefix, else the least loaded.
 
-    `choice` ascends; `load` is in requests, by worker; ties go round with the cursor. `mean` is
-    the load's where the caller keeps it: without it all that can be chosen are added up.
+    `choice` ascends; `load` is in requests, by worker; ties rotate with the cursor. `mean` is
+    the mean load of `choice`; computed when not given.
     """
     if match:
         if mean is None:
@@ -48,7 +47,7 @@ def pick_sticky(
 
 
 def pick_least(choice: Sequence[int], load: Sequence[float], cursor: int) -> int:
-    """The least loaded of those looked at; ties go round with the cursor."""
+    """The least loaded of the examined workers; ties rotate with the cursor."""
     if len(choice) > COMPARED:
         at = cursor * COMPARED % len(choice)
         choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
@@ -58,7 +57,7 @@ def pick_least(choice: Sequence[int], load: Sequence[float], cursor: int) -> int
 
 
 def _holders(mask: int, choice: Sequence[int], cursor: int) -> list[int]:
-    """Some workers of the mask that can be chosen, others with another cursor."""
+    """Up to HOLDERS workers of the mask that are in `choice`, rotating with the cursor."""
     found: list[int] = []
     for worker in _turned(mask, cursor):
         place = bisect_left(choice, worker)
@@ -70,7 +69,7 @@ def _holders(mask: int, choice: Sequence[int], cursor: int) -> list[int]:
 
 
 def _turned(mask: int, cursor: int) -> Iterator[int]:
-    """At most `COMPARED` workers of a mask, beginning at another one with another cursor."""
+    """At most `COMPARED` workers of a mask, starting at a worker that rotates with the cursor."""
     start = cursor * HOLDERS % max(1, mask.bit_length())
     upper = mask >> start << start
     left = COMPARED

@@ -1,1 +1,1 @@
-"""The state of one model's token pool: counters, buckets, leases."""
+"""The state of one model's token pool: counters, token buckets and leases."""

@@ -1,10 +1,10 @@
-"""What an entitlement has and pays with: its own token bucket, the pool's surplus, its ledger.
+"""Token buckets of entitlements, the shared surplus bucket, and each entitlement's ledger.
 
-The bucket of an entitlement fills at lambda_e up to its depth; the surplus fills at what the
-pool's token rate leaves (token-pools paper, section 4.3). A level goes below zero when requests
-use more than was reserved for them, as far as that is: the debt is paid in full before the bucket
-admits again. So over any time a bucket pays out its rate, its depth and what is in flight at
-most. The ledger beside them is in whole tokens: debited - refunded = used exactly, once nothing
+An entitlement's bucket refills at lambda_e up to its depth; the surplus bucket refills at the
+token rate that the pool leaves unused (token-pools paper, section 4.3). When requests use more
+than they reserved, a level goes below zero without bound, and the bucket admits again only after
+the debt is paid in full. So in any period a bucket pays out at most its rate, its depth and the
+tokens in flight. The ledger counts whole tokens: debited - refunded = used exactly, once nothing
 is in flight.
 """
 
@@ -16,17 +16,17 @@ BUCKET_S = 10.0
 
 
 def weight_now(book: TokenPool, account: Account) -> float:
-    """w_e of an entitlement as it stands."""
+    """The current weight w_e of an entitlement."""
     if account.epoch != book.epoch:
         _derive(book, account)
-    # Debt is never above 1, which is why a profile that says 1 has nobody overdue.
+    # Debt is at most 1, so `overdue_debt` of 1 turns this off.
     if account.debt > book.terms.profile.overdue_debt and _is_out(account):
         return OVERDUE_WEIGHT
     return account.weight
 
 
 def _is_out(account: Account) -> bool:
-    """Whether it is elastic, has a baseline, and nothing of it in flight."""
+    """Whether it is elastic, has a baseline, and has nothing in flight."""
     terms = account.terms
     return not account.total and terms.service_class == "elastic" and sum(terms.baseline) > 0
 
@@ -39,14 +39,14 @@ def most_sequences(book: TokenPool, account: Account) -> int:
 
 
 def depth_tokens(book: TokenPool, account: Account) -> float:
-    """How much an entitlement's bucket holds."""
+    """The depth of an entitlement's bucket, in tokens."""
     if account.epoch != book.epoch:
         _derive(book, account)
     return max(account.floor_tokens, account.most * account.mean_cost)
 
 
 def _derive(book: TokenPool, account: Account) -> None:
-    """Follow changed terms, burst or debt."""
+    """Recompute the derived values after terms, burst or debt changed."""
     terms = account.terms
     account.weight = weight(
         book.terms.profile,
@@ -65,7 +65,7 @@ def _derive(book: TokenPool, account: Account) -> None:
 
 
 def own_level(account: Account, depth: float, now_s: float) -> float:
-    """An entitlement's own bucket, filled up to now."""
+    """The level of an entitlement's own bucket, refilled up to now."""
     passed_s = now_s - account.level_s
     if passed_s > 0:
         account.level += account.terms.tokens_per_s * passed_s
@@ -75,13 +75,13 @@ def own_level(account: Account, depth: float, now_s: float) -> float:
 
 
 def surplus_depth(book: TokenPool) -> float:
-    """How much the surplus bucket holds; 0 where no rate is enforced."""
+    """The depth of the surplus bucket, in tokens; 0 where no rate is enforced."""
     rate = book.terms.tokens_per_s
     return max(BUCKET_S * rate, float(book.terms.largest_tokens)) if rate > 0 else 0.0
 
 
 def surplus_level(book: TokenPool, now_s: float) -> float:
-    """The surplus bucket, filled up to now."""
+    """The level of the surplus bucket, refilled up to now."""
     gained = book.surplus_per_s * max(0.0, now_s - book.surplus_s)
     book.surplus = min(surplus_depth(book), book.surplus + gained)
     book.surplus_s = max(now_s, book.surplus_s)
@@ -89,7 +89,7 @@ def surplus_level(book: TokenPool, now_s: float) -> float:
 
 
 def may_borrow(terms: Entitlement, account: Account, tokens: int, now_s: float) -> bool:
-    """Whether borrowing stays within the entitlement's own limit of it."""
+    """Whether borrowing these tokens stays within the entitlement's `tokens_per_s_limit`."""
     if terms.tokens_per_s_limit <= 0:
         return True
     rate = terms.tokens_per_s_limit - terms.tokens_per_s
@@ -119,7 +119,7 @@ def pay(book: TokenPool, account: Account, funded: str, tokens: int, now_s: floa
 def correct(
     book: TokenPool, account: Account, funded: str, estimate: int, used: int, now_s: float
 ) -> None:
-    """Replace a reserved estimate by what was used, in bucket and ledger."""
+    """Replace a reserved estimate by the actual usage, in bucket and ledger."""
     if used != estimate:
         pay(book, account, funded, used - estimate, now_s)
     if used <= estimate:

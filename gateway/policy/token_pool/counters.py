@@ -1,8 +1,8 @@
-"""What one model's token pool counts: an entitlement's account, a pool of workers.
+"""Counters of one model's token pool: by entitlement (Account) and by pool of workers.
 
-Plain mutable state of `gateway.policy.token_pool.token_pool.TokenPool`, changed by it and by
-admission only. All times are Unix seconds of one clock (the store's). Sequences, bytes and tokens
-are whole.
+Plain mutable state of `gateway.policy.token_pool.token_pool.TokenPool`; only this package and
+admission change it. All times are Unix seconds of one clock (the store's). Sequences, bytes and
+tokens are whole.
 """
 
 from bisect import bisect_left, insort
@@ -13,9 +13,9 @@ from gateway.policy.token_pool.terms import Held
 
 
 class Refused:
-    """Tenants that a pool refused of late, each with the weight of its latest refusal.
+    """Tenants that a pool refused recently, each with the weight of its latest refusal.
 
-    Each counts once: counting attempts would let one tenant's retries lengthen everybody's wait.
+    Each tenant counts once; otherwise one tenant's retries would lengthen everybody's wait.
     """
 
     __slots__ = ("_ascending", "weights")
@@ -29,42 +29,42 @@ class Refused:
         return len(self.weights)
 
     def note(self, tenant: str, weight: float, most: int) -> None:
-        """A tenant was refused; beyond `most` of them nobody is added."""
+        """Record a refused tenant; beyond `most` tenants no new one is added."""
         self.forget(tenant)
         if len(self.weights) < most:
             self.weights[tenant] = weight
             insort(self._ascending, weight)
 
     def forget(self, tenant: str) -> None:
-        """Count it no longer, if it was."""
+        """Remove a tenant, if it is counted."""
         weight = self.weights.pop(tenant, None)
         if weight is not None:
             del self._ascending[bisect_left(self._ascending, weight)]
 
     def others_above(self, tenant: str, weight: float) -> int:
-        """Other tenants whose request was of at least this weight."""
+        """Number of other tenants whose refused request had at least this weight."""
         count = len(self._ascending) - bisect_left(self._ascending, weight)
         return count - (self.weights.get(tenant, -1.0) >= weight)
 
 
 FIRST_SERVICE_S = 5.0
-"""Mean service time before any request was served."""
+"""Mean service time assumed before any request was served."""
 
 
 class Journal:
-    """What changed since it was last emptied, for whoever keeps a copy of the pool."""
+    """Changes since it was last emptied, for a reader that keeps a copy of the token pool."""
 
     __slots__ = ("accounts", "leases")
 
     def __init__(self) -> None:
         self.accounts: set[str] = set()
-        """Names; one that is gone was removed."""
+        """Names of changed accounts; a name without an account was removed."""
         self.leases: set[str] = set()
-        """Ids; one that is gone has ended."""
+        """Ids of changed leases; an id without a lease has ended."""
 
 
 class Account:
-    """What an entitlement uses and is owed."""
+    """Usage, bucket, debt and ledger of one entitlement."""
 
     __slots__ = (
         "borrowed",
@@ -100,21 +100,21 @@ class Account:
     def __init__(self, terms: Entitlement, pools: int) -> None:
         self.terms = terms
         self.epoch = -1
-        """Of the pool's terms that `weight`, `most` and `floor_tokens` follow; -1 for none."""
+        """Epoch of the terms that `weight`, `most`, `floor_tokens` derive from; -1: recompute."""
         self.weight = 0.0
-        """w_e; ask `admission.weight_now`."""
+        """w_e; read it through `admission.weight_now`."""
         self.most = 0
-        """r_e; ask `admission.most_sequences`."""
+        """r_e; read it through `admission.most_sequences`."""
         self.floor_tokens = 0.0
-        """Least depth of its bucket; ask `admission.depth_tokens`."""
+        """Least depth of its bucket; read the depth through `admission.depth_tokens`."""
         self.inflight = [0] * pools
         """Sequences holding a lease, by pool."""
         self.spilled = [0] * pools
-        """Of them, those that another pool was asked for."""
+        """Part of `inflight` that requested another pool."""
         self.total = 0
         self.kv_bytes = 0
         self.level = 0.0
-        """Token bucket at `level_s`; never used before means full."""
+        """Level of its token bucket at `level_s`; a bucket that was never used is full."""
         self.level_s = 0.0
         self.borrowed = 0.0
         """Recent borrowing, drained at (limit - lambda_e)."""
@@ -124,32 +124,32 @@ class Account:
         self.served = 0
         """Tokens settled in this tick."""
         self.denied = 0
-        """Denials for the pool's sake in this tick, of what weight could have let in."""
+        """Denials by a pool in this tick that a higher weight could have avoided."""
         self.promised = 0.0
-        """Tokens that earlier refusals were told to wait for, drained at lambda_e."""
+        """Tokens promised to earlier refusals by Retry-After, drained at lambda_e."""
         self.promised_s = 0.0
         self.waiters = 0.0
-        """Sequences refused for want of a place, drained as places come free."""
+        """Sequences refused because slots were full, drained as slots come free."""
         self.waiters_s = 0.0
         self.mean_cost = 0.0
-        """Moving mean of settled charges, tokens a sequence; 0 before the first."""
+        """Moving mean of settled charges, in tokens per sequence; 0 before the first."""
         self.inflight_seconds = 0.0
-        """Integral of `total` over this tick, for its time average; likewise KV."""
+        """Integral of `total` over this tick, for its time average; `kv_seconds` likewise."""
         self.kv_seconds = 0.0
         self.since_s = 0.0
-        """Up to when the integrals go; before its first request nothing is in flight."""
+        """The time up to which the integrals are computed."""
         self.debited = 0
         self.refunded = 0
         self.used = 0
-        """The uncut ledger: debited - refunded = used once nothing is in flight."""
+        """Ledger, never reset: debited - refunded = used once nothing is in flight."""
 
     def own(self, pool: int) -> int:
-        """Sequences in flight in a pool that were meant for it: they use its baseline."""
+        """Sequences in flight in a pool that requested it; these count against the baseline."""
         return self.inflight[pool] - self.spilled[pool]
 
 
 class PoolBook:
-    """One pool of workers as admission counts it."""
+    """Admission's counters for one pool of workers."""
 
     __slots__ = (
         "denials",
@@ -169,16 +169,16 @@ class PoolBook:
         self.inflight = 0
         self.kv_bytes = 0
         self.idle_dedicated = 0
-        """Unused baseline of dedicated entitlements: lent to nobody."""
+        """Unused baseline of dedicated entitlements, kept free for them."""
         self.unreserved = 0
-        """Sequences in flight of classes that reserve nothing."""
+        """Sequences in flight of non-reserving classes."""
         self.service_s = FIRST_SERVICE_S
-        """Moving mean of a lease's life."""
+        """Moving mean of a lease's lifetime, in seconds."""
         self.weights = LeaseWeights()
         self.evictable: dict[str, Held] = {}
         self.denials = Refused()
-        """Whom it refused in this tick; `denials_last` in the last one and not in this."""
+        """Tenants refused in this tick; `denials_last` has those of the last tick only."""
         self.denials_last = Refused()
         self.denied = 0
-        """Requests that it refused in this tick; `denied_last` in the last one."""
+        """Number of requests refused in this tick; `denied_last` in the last tick."""
         self.denied_last = 0

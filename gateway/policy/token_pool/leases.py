@@ -1,8 +1,8 @@
-"""What happens to a lease after admission: settled, resized, renewed, or expired.
+"""A lease after admission: it is settled, resized, renewed, or it expires.
 
-What a grant took, exactly one settlement or expiry gives back. A lease that expired was charged
-its estimate; late usage replaces that once and touches no counter (token-pools paper, section
-4.3, which leaves crashes open).
+Exactly one settlement or expiry returns what a grant took. An expired lease is charged its
+estimate and leaves a tombstone; late usage replaces that charge once and changes no in-flight
+counter. The token-pools paper (section 4.3) does not cover crashes.
 """
 
 from gateway.policy.token_pool.buckets import average, correct, pay, serve
@@ -12,9 +12,9 @@ MEAN_GAIN = 0.1
 
 
 def settle(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> bool:
-    """End a lease and charge it; None refunds all. False when it was not in force.
+    """End a lease and charge it; `charge` None refunds all. False when it was not in force.
 
-    A lease that expired was charged its estimate; the first late usage replaces that.
+    For an expired lease, the first late usage replaces the charged estimate.
     """
     lease = book.leases.take(lease_id)
     if lease is None:
@@ -42,9 +42,9 @@ def settle(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> 
 def resize(
     book: TokenPool, lease_id: str, estimate_tokens: int, kv_bytes: int, now_s: float
 ) -> bool:
-    """Change what a lease has reserved: down after compression, up as tokens stream past it.
+    """Change a lease's reservation: down after compression, up as tokens stream past it.
 
-    Never refused: a request past its reserve is not cut, its bucket pays.
+    Never refused: a request that outgrows its reservation goes on, and its bucket pays.
     """
     lease = book.leases.get(lease_id)
     if lease is None:
@@ -65,7 +65,7 @@ def resize(
 
 
 def renew(book: TokenPool, lease_id: str, now_s: float) -> bool:
-    """Keep a lease in force for another term; False when it is gone."""
+    """Extend a lease by LEASE_TTL_S; False when it is gone."""
     lease = book.leases.get(lease_id)
     if lease is None:
         return False
@@ -77,7 +77,7 @@ def renew(book: TokenPool, lease_id: str, now_s: float) -> bool:
 
 
 def reap(book: TokenPool, now_s: float, most: int = REAPED_AT_ONCE) -> int:
-    """End leases whose time is up, charging their estimate; how many."""
+    """End at most `most` expired leases, charging their estimates; returns how many."""
     count = 0
     book.reap_at_s = now_s + LEASE_TTL_S
     while (lease := book.leases.first()) is not None:
@@ -90,9 +90,9 @@ def reap(book: TokenPool, now_s: float, most: int = REAPED_AT_ONCE) -> int:
 
 
 def lapse(book: TokenPool, lease_id: str, now_s: float) -> bool:
-    """End a lease of which nothing more will be heard, charging its estimate; False: not held.
+    """End an abandoned lease, charging its estimate; False when it is not held.
 
-    Its time is up, or the replica that served it is gone.
+    A lease is abandoned when it expires or when the replica that served it is gone.
     """
     lease = book.leases.take(lease_id)
     if lease is None:
@@ -109,7 +109,7 @@ def lapse(book: TokenPool, lease_id: str, now_s: float) -> bool:
 
 
 def _settle_late(book: TokenPool, lease_id: str, charge: int | None, now_s: float) -> bool:
-    """Usage of a lease that expired: it replaces the estimate, once; counters stay."""
+    """Replace an expired lease's charged estimate by its usage, once; counters stay."""
     grave = book.tombstones.pop(lease_id, None)
     if grave is None:
         return False

@@ -1,9 +1,9 @@
-"""Leases in force: by id, which of them expires first, and which weighs least.
+"""Leases in force: by id, by expiry, and by least weight.
 
-No change may take long, however many leases there are. Python builds a dictionary that has become
-too small anew, all at once: with 100,000 ordered entries that keeps requests for some 35 ms. So
-leases are spread over `PARTS` small dictionaries, each in order of expiry; to look for the first
-of all, their heads are compared. Of weights see `LeaseWeights`.
+Every change stays fast however many leases there are. Python resizes a growing dictionary all at
+once, which with 100,000 ordered entries blocks requests for some 35 ms. So leases are spread over
+`PARTS` small dictionaries, each in order of expiry; comparing their heads finds the first lease
+to expire. `LeaseWeights` does the same for weights.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class OpenLeases(MutableMapping[str, Held]):
-    """Every lease lives equally long from its issue or renewal: the last of them is the latest."""
+    """Leases by id, in order of issue or renewal, which is the order of expiry (one common TTL)."""
 
     __slots__ = ("_count", "_parts", "_serial")
 
@@ -26,7 +26,7 @@ class OpenLeases(MutableMapping[str, Held]):
         self._parts: tuple[OrderedDict[str, tuple[int, Held]], ...] = tuple(
             OrderedDict() for _ in range(PARTS)
         )
-        """(number of its issue or renewal, lease), ascending."""
+        """Lease id -> (serial of its issue or renewal, lease), ascending by serial."""
         self._count = 0
         self._serial = 0
 
@@ -36,13 +36,13 @@ class OpenLeases(MutableMapping[str, Held]):
     def __setitem__(self, lease_id: str, lease: Held) -> None:
         part = self._part(lease_id)
         known = part.get(lease_id)
-        if known is not None:  # another under the same name: it keeps its place
+        if known is not None:  # the same id again keeps its place
             part[lease_id] = (known[0], lease)
             return
         self.add(lease_id, lease)
 
     def add(self, lease_id: str, lease: Held) -> None:
-        """Enter a lease under an id that is not there yet."""
+        """Add a lease whose id is not there yet."""
         self._serial += 1
         self._count += 1
         self._parts[hash(lease_id) % PARTS][lease_id] = (self._serial, lease)
@@ -66,12 +66,12 @@ class OpenLeases(MutableMapping[str, Held]):
     @overload
     def get(self, key: str, /, default: Held | _T) -> Held | _T: ...
     def get(self, key: str, /, default: Held | _T | None = None) -> Held | _T | None:
-        """See Mapping; asked for each admission, where it is usually not there."""
+        """See Mapping; called on every admission, where the id is usually absent."""
         found = self._parts[hash(key) % PARTS].get(key)
         return default if found is None else found[1]
 
     def take(self, lease_id: str) -> Held | None:
-        """Take a lease out, if it is there."""
+        """Remove and return a lease; None when absent."""
         found = self._parts[hash(lease_id) % PARTS].pop(lease_id, None)
         if found is None:
             return None
@@ -79,7 +79,7 @@ class OpenLeases(MutableMapping[str, Held]):
         return found[1]
 
     def renewed(self, lease_id: str) -> None:
-        """From now on it expires last."""
+        """Move a renewed lease to the end: it now expires last."""
         part = self._part(lease_id)
         self._serial += 1
         part[lease_id] = (self._serial, part[lease_id][1])
@@ -92,11 +92,11 @@ class OpenLeases(MutableMapping[str, Held]):
 
     @property
     def longest_part(self) -> int:
-        """Entries that are built anew at once, at most."""
+        """Entries of the longest part: at most these are resized at once."""
         return max(map(len, self._parts))
 
     def _part(self, lease_id: str) -> OrderedDict[str, tuple[int, Held]]:
-        return self._parts[hash(lease_id) % PARTS]  # which a string knows of itself
+        return self._parts[hash(lease_id) % PARTS]  # a string caches its hash
 
 
 def _serial_of(entry: tuple[int, Held]) -> int:
@@ -104,16 +104,15 @@ def _serial_of(entry: tuple[int, Held]) -> int:
 
 
 MOST_IN_PART: Final = 512
-"""Weights of a part; one that grows beyond is halved."""
+"""Most weights in a part; a part that grows beyond is halved."""
 
 
 class LeaseWeights:
-    """Weights of a pool's leases, with how often each is there; the least is known at any time.
+    """A sorted multiset of a pool's lease weights; the least is known at any time.
 
-    Equal weights are counted; the different ones are a list of short ascending lists. So adding
-    and discarding cost a few microseconds at most, and nothing is ever put in order as a whole. A
-    heap that keeps the dead would be shorter, but has to be rebuilt, which with 100,000 leases
-    keeps requests for a tenth of a second.
+    Equal weights are counted; distinct ones are kept in short ascending lists, so that adding and
+    discarding take a few microseconds and never sort everything. A heap with lazy deletion would
+    be shorter, but has to be rebuilt, which with 100,000 leases blocks requests for 0.1 s.
     """
 
     __slots__ = ("_counts", "_first", "_parts")
@@ -121,7 +120,7 @@ class LeaseWeights:
     def __init__(self) -> None:
         self._counts: dict[float, int] = {}
         self._parts: list[list[float]] = []
-        """Each different weight once, ascending; no part is empty."""
+        """Each distinct weight once, ascending; no part is empty."""
         self._first: list[float] = []
         """The first weight of each part."""
 
@@ -129,7 +128,7 @@ class LeaseWeights:
         return sum(self._counts.values())
 
     def __iter__(self) -> Iterator[float]:
-        """Ascending, equal ones too."""
+        """Ascending, with repetitions."""
         for part in self._parts:
             for weight in part:
                 for _ in range(self._counts[weight]):
@@ -137,18 +136,18 @@ class LeaseWeights:
 
     @property
     def longest_part(self) -> int:
-        """Weights of the longest part: what one change moves at most."""
+        """Weights in the longest part: one change moves at most these."""
         return max(map(len, self._parts), default=0)
 
     def add(self, weight: float) -> None:
-        """A lease of this weight begins."""
+        """Add the weight of a new lease."""
         count = self._counts.get(weight, 0)
         self._counts[weight] = count + 1
         if not count:
             self._enter(weight)
 
     def discard(self, weight: float) -> None:
-        """One of them ends; none of this weight is no failure."""
+        """Remove one lease's weight; nothing happens when it is absent."""
         count = self._counts.get(weight, 0)
         if count > 1:
             self._counts[weight] = count - 1

@@ -1,4 +1,4 @@
-"""Records of a token pool: a lease in force, what may be given away and by which rules."""
+"""Records of a token pool: a lease in force, and the model's capacity and rules."""
 
 from msgspec import Struct
 
@@ -7,31 +7,31 @@ from gateway.records.record import Record
 
 
 class Held(Struct, gc=False):
-    """A lease in force, as its token pool holds it; times are Unix seconds of the store's clock."""
+    """A lease in force; times are Unix seconds of the store's clock."""
 
     id: str
     entitlement: str
     pool: int
     sequences: int
     estimate_tokens: int
-    """Charged so far: the estimate, and what was streamed past it."""
+    """Charged so far: the estimate, plus tokens streamed beyond it."""
     kv_bytes: int
     weight: float
     """w_e when it was issued (a spilled lease at most `SPILLED_WEIGHT`)."""
     issued_s: float
     expires_s: float
     funded: str
-    """own, surplus or none: which bucket paid."""
+    """The bucket that paid: own, surplus or none."""
     owner: str
     """The process that serves it."""
     would_deny: str
-    """Observe mode: the reason it would have been denied for, or ""."""
+    """In observe mode, the reason of the denial that was not applied, or ""."""
     spilled: bool = False
     evicted: bool = False
 
 
 UNLIMITED = 1 << 53
-"""Later than any entitlement was created: all are bound."""
+"""Above every entitlement's `created`: all are bound."""
 
 
 class Terms(Record, frozen=True, kw_only=True):
@@ -44,19 +44,19 @@ class Terms(Record, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     """Lambda, over all pools; 0 for not enforced and no surplus."""
     largest_tokens: int = 0
-    """The largest single request that the widest window takes: no bucket is smaller."""
+    """Largest single request that the widest window takes: the least depth of every bucket."""
     mean_slo_ms: float = 0.0
-    """l_bar."""
+    """l_bar: mean SLO of the model's entitlements; 0 when none states one."""
     bound_until: tuple[int, ...] = ()
-    """Reserving entitlements created after this one have no reserve in this pool: today's
-    capacity does not hold it. Missing pools hold all."""
+    """`created` of the newest entitlement whose reserve the pool's current capacity holds;
+    newer ones have no reserve there. Missing pools hold all."""
     ever_bound_until: int = UNLIMITED
-    """The newest that ever had all its reserves: older ones that lack some are degraded."""
+    """`created` of the newest that ever had all reserves; older ones lacking some are degraded."""
     headroom: int = 1
-    """Slots that backfill and above-baseline traffic leave free."""
+    """Slots that backfill and above-baseline traffic must leave free."""
     spill_queue: int = 0
     reclaim_spot: bool = False
-    """Whether spot, too, is evicted for protected requests."""
+    """Whether spot and spilled leases, too, are evicted for protected requests."""
     profile: AdmissionProfile = PROFILES["default"]
 
     def kv_of(self, pool: int) -> int:

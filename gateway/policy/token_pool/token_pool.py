@@ -1,8 +1,8 @@
-"""The state of one model's token pool: what admission reads and changes.
+"""The state of one model's token pool, which admission reads and changes.
 
-One model has one `TokenPool`; it holds all its pools of workers, so that admission, spillover
-and a lease's transfer are one atomic step. Plain mutable state, changed only by functions of this
-package; the Redis store keeps the same fields and its scripts are their transcriptions.
+One model has one `TokenPool`, which covers all its pools of workers, so that admission, spillover
+and a lease's transfer are each one atomic step. Only this package and admission change it. The
+Redis store keeps the same fields, and its scripts transcribe these functions.
 
 All times are Unix seconds of one clock (the store's). Sequences, bytes and tokens are whole.
 """
@@ -31,13 +31,13 @@ LEASE_TTL_S = 30.0
 RENEW_EVERY_S = 10.0
 REAPED_AT_ONCE = 64
 TOMBSTONES = 10_000
-"""Expired leases whose late usage still replaces the charged estimate."""
+"""Tombstones kept: expired leases whose late usage still replaces the charged estimate."""
 DENIALS_KEPT = 2_000
-"""Tenants that a pool remembers to have refused in a tick."""
+"""Most refused tenants that a pool remembers in a tick."""
 
 
 class TokenPool:
-    """Everything that admission knows of one model."""
+    """Admission's whole state for one model."""
 
     __slots__ = (
         "accounts",
@@ -63,28 +63,28 @@ class TokenPool:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.epoch = 0
-        """Counts changes of the terms: what accounts derived from older ones is void."""
+        """Counts changes of the terms; accounts recompute derived values of older epochs."""
         self.pools = [PoolBook() for _ in terms.slots]
         self.accounts: dict[str, Account] = {}
         self.dedicated: list[tuple[int, str]] = []
         """(created, name) of accounts whose idle baseline is reserved, oldest first."""
         self.journal: Journal | None = None
-        """Kept only if somebody empties it."""
+        """None unless a reader empties it."""
         self.leases = OpenLeases()
         self.reap_at_s = 0.0
-        """No lease expires before."""
+        """No lease expires before this time."""
         self.tombstones: dict[str, tuple[str, int, str]] = {}
         """Expired lease id -> (entitlement, tokens charged, funded), oldest first."""
         self.active: set[str] = set()
-        """Entitlements that the next tick has to look at."""
+        """Entitlements that the next tick has to update."""
         self.surplus = 0.0
         self.surplus_s = 0.0
         self.surplus_per_s = terms.tokens_per_s
-        """Refill of the surplus bucket: Lambda less what was used lately without it."""
+        """Refill rate of the surplus bucket: Lambda less the recent use that it did not pay for."""
         self.own_served = 0
-        """Tokens settled in this tick that the surplus did not pay for."""
+        """Tokens settled in this tick and not paid by the surplus."""
         self.priority_denials = 0
-        """Denials for a pool's sake in this tick, of what weight could have let in."""
+        """Denials by pools in this tick that a higher weight could have avoided."""
         self.ticked_s = 0.0
         self.settled = 0
         self.refunds = 0
@@ -110,9 +110,9 @@ class TokenPool:
         return account
 
     def remove(self, name: str) -> None:
-        """Forget an entitlement that has nothing in flight; one that has is suspended first.
+        """Remove an entitlement and its tombstones, so that a later namesake is not charged.
 
-        Its expired leases too: their late usage is none of a later namesake's.
+        ValueError while it has sequences in flight: suspend it first and let them end.
         """
         account = self.accounts.get(name)
         if account is None:
@@ -130,10 +130,10 @@ class TokenPool:
                 self.journal.leases.add(lease_id)
 
     def change(self, terms: Terms) -> None:
-        """Take over new capacity or rules; the number of pools stays.
+        """Adopt new capacity or rules; the number of pools stays.
 
-        Takes time for the dedicated entitlements that are bound in a pool now and were not, or
-        the other way round; no more than the slots hold.
+        Visits only the dedicated entitlements that become bound or unbound in a pool, of which
+        there are no more than slots.
         """
         for pool, book in enumerate(self.pools):
             old, new = self.terms.bound_in(pool), terms.bound_in(pool)
@@ -148,7 +148,7 @@ class TokenPool:
         self.epoch += 1
 
     def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
-        """Count sequences and KV in (positive) or out (negative) of a pool."""
+        """Add sequences and KV bytes to a pool's counters (negative: subtract)."""
         book = self.pools[pool]
         if account.terms.service_class == "dedicated":
             self._reserve(account, -1)
@@ -166,20 +166,20 @@ class TokenPool:
             self.journal.accounts.add(account.terms.name)
 
     def hold(self, account: Account, lease: Held) -> None:
-        """File a new lease, which no other has the id of, under all that looks for leases."""
+        """Add a new lease, whose id is not taken, to all indexes."""
         self.leases.add(lease.id, lease)
         self.active.add(lease.entitlement)
         self.file(account, lease)
 
     def note(self, account: Account, lease: Held | None = None) -> None:
-        """Enter a change in the journal."""
+        """Record a change in the journal, if there is one."""
         if self.journal is not None:
             self.journal.accounts.add(account.terms.name)
             if lease is not None:
                 self.journal.leases.add(lease.id)
 
     def release(self, account: Account, lease: Held) -> None:
-        """Take a lease out of its pool's books; it may be filed again in another's."""
+        """Remove a lease from its pool's counters; `file` may add it to another's."""
         if self.journal is not None:
             self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
@@ -191,7 +191,7 @@ class TokenPool:
         self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 
     def file(self, account: Account, lease: Held) -> None:
-        """Enter a lease in its pool's books (again, after it moved)."""
+        """Index a lease by weight and evictability in its pool (again, after it moved)."""
         if self.journal is not None:
             self.journal.leases.add(lease.id)
         book = self.pools[lease.pool]
@@ -202,18 +202,18 @@ class TokenPool:
             book.evictable[lease.id] = lease
 
     def gives_way(self, account: Account, lease: Held) -> bool:
-        """Whether a lease gives way to protected ones, by its entitlement's class of today."""
+        """Whether a lease may be evicted, by its entitlement's current class."""
         service_class = account.terms.service_class
         return service_class == "preemptible" or (
             self.terms.reclaim_spot and (lease.spilled or service_class == "spot")
         )
 
     def bound(self, entitlement: Entitlement, pool: int) -> bool:
-        """Whether a pool holds an entitlement's reserve today (others have none)."""
+        """Whether a pool holds an entitlement's reserve; True for non-reserving classes."""
         return not entitlement.reserves or entitlement.created <= self.terms.bound_in(pool)
 
     def bound_everywhere(self, entitlement: Entitlement) -> bool:
-        """Whether every pool holds what it reserves there."""
+        """Whether every pool holds the entitlement's reserve there."""
         return all(
             self.bound(entitlement, pool)
             for pool, sequences in enumerate(entitlement.baseline)
@@ -221,7 +221,7 @@ class TokenPool:
         )
 
     def _reclass(self, account: Account, entitlement: Entitlement) -> None:
-        """Count what is in flight in the class that it will have."""
+        """Recount the sequences in flight for a change between reserving and non-reserving."""
         if entitlement.reserves == account.terms.reserves:
             return
         for book, sequences in zip(self.pools, account.inflight, strict=True):
@@ -239,7 +239,7 @@ class TokenPool:
                 book.idle_dedicated += sign * self._idle_of(account, pool)
 
     def _idle_of(self, account: Account, pool: int) -> int:
-        """What a dedicated entitlement keeps of a pool where it is bound."""
+        """Slots that a dedicated entitlement keeps idle in a pool where it is bound."""
         if account.terms.suspended:
             return 0
         return max(0, account.terms.baseline_of(pool) - account.inflight[pool])
