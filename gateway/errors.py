@@ -1,22 +1,22 @@
-"""The tree of refusals: one exception type per status class, each with a machine-readable reason.
+"""The tree of refusals: one exception type per HTTP status, each with a machine-readable reason.
 
-Every refusal the client sees is a `Refusal`; foreign errors are translated once, at the
-edge that meets them (adapters raise `UpstreamFailure`, the web layer renders). Shapes are
-in `gateway.web.problems`; here is only what is meant.
+Every refusal that a client sees is a `Refusal`. Adapters translate foreign errors once, to
+`UpstreamFailure` or `StateFailure`. `gateway.web.problems` renders refusals; this module only
+defines them.
 """
 
 from typing import Literal
 
 
 class SluiceError(Exception):
-    """Base of everything Sluice raises on purpose."""
+    """Base of all exceptions that Sluice raises on purpose."""
 
 
 class Refusal(SluiceError):
     """A request refused with a status, an OpenAI error type and code, and a reason.
 
-    `reason` is what x-sluice-reason and the metrics carry; `retry_after_s` becomes
-    Retry-After and retry-after-ms; `should_retry` becomes x-should-retry when not None.
+    x-sluice-reason and the metrics carry `reason`. `retry_after_s` becomes Retry-After and
+    retry-after-ms; `should_retry` becomes x-should-retry unless it is None.
     """
 
     status = 400
@@ -45,11 +45,11 @@ class Refusal(SluiceError):
 
 
 class BadRequest(Refusal):
-    """400: the body or its headers cannot be served as sent."""
+    """400: the body or the headers are invalid or not supported."""
 
 
 class ContextLengthExceeded(BadRequest):
-    """400: not even the largest window can hold the prompt and its own output limit."""
+    """400: the prompt and its output limit exceed even the largest context window."""
 
     def __init__(self, message: str, *, param: str = "messages") -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class Unauthorized(Refusal):
 
 
 class Forbidden(Refusal):
-    """403: a known key that may not do this."""
+    """403: the key is known but lacks the permission."""
 
     status = 403
     type = "permission_denied"
@@ -77,19 +77,19 @@ class NotFound(Refusal):
 
 
 class MethodNotAllowed(Refusal):
-    """405: a known route, the wrong method."""
+    """405: the route does not support this method."""
 
     status = 405
 
 
 class Conflict(Refusal):
-    """409: not as things stand now (an admin's change)."""
+    """409: an admin's change conflicts with the present state."""
 
     status = 409
 
 
 class PreconditionFailed(Refusal):
-    """412: not as the client last saw it (If-Match)."""
+    """412: the entitlement is no longer at the version that the client named (If-Match)."""
 
     status = 412
 
@@ -110,27 +110,27 @@ class UnsupportedMedia(Refusal):
 
 
 class RateLimited(Refusal):
-    """429: `requests` (concurrency, KV, priority, queue) or `tokens`."""
+    """429: a limit on requests (concurrency, KV, priority, queue) was reached."""
 
     status = 429
     type = "requests"
 
 
 class TokensLimited(RateLimited):
-    """429: the entitlement's token rate."""
+    """429: the entitlement exceeded its token rate."""
 
     type = "tokens"
 
 
 class Unavailable(Refusal):
-    """503: nothing ready can serve the request now."""
+    """503: no worker or service that the request needs is ready now."""
 
     status = 503
     type = "server_error"
 
 
 class EngineRefusal(Refusal):
-    """4xx: the engine's own refusal, told in the endpoint's shape when it was not in it."""
+    """4xx: the engine refused; rendered in the endpoint's error shape if it was in another."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message, reason="engine_refused")
@@ -138,7 +138,7 @@ class EngineRefusal(Refusal):
 
 
 class InternalError(Refusal):
-    """500: a bug of the gateway's own."""
+    """500: a bug in the gateway."""
 
     status = 500
     type = "server_error"
@@ -164,10 +164,10 @@ FailureKind = Literal["local", "connect", "reset", "timeout", "protocol"]
 class UpstreamFailure(SluiceError):
     """The exchange with one worker failed below HTTP; raised by the upstream adapters only.
 
-    `kind`: local (the gateway's own machine had no open file, memory or port left: nothing was
-    sent, and it says nothing of the worker), connect (nothing was sent), reset (the connection
-    broke), timeout (a phase took too long), protocol (not HTTP). `head_received` says whether a
-    response had begun.
+    `kind`: local (the gateway's machine ran out of file descriptors, memory or ports; nothing was
+    sent, and the worker is not to blame), connect (nothing was sent), reset (the connection
+    broke), timeout (a phase took too long), protocol (not HTTP). `head_received` tells whether
+    the response had begun.
     """
 
     def __init__(self, kind: FailureKind, message: str, *, head_received: bool = False) -> None:
@@ -177,4 +177,4 @@ class UpstreamFailure(SluiceError):
 
 
 class StateFailure(SluiceError):
-    """The state store could not be read or written; raised by its adapters, for the log."""
+    """A state store could not be read or written. Its adapters raise it, for the log."""

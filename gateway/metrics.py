@@ -1,8 +1,8 @@
-"""The metrics by name: plain numbers by label values, rendered only when scraped.
+"""The gateway's metrics: plain numbers by label values, rendered only when scraped.
 
-Counting on the request path is a dict or list update: no locks (one event loop), no label
-objects. Series are bounded: a counter that a client could grow stops at `MAX_SERIES` and
-counts the rest under "other".
+Counting on the request path is a dict or list update, without locks (there is one event loop)
+or label objects. A counter holds at most `MAX_SERIES` series, because clients can cause new
+ones; it counts the rest under "other". A histogram drops values of further series.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ class Counter:
         self.values: dict[tuple[str, ...], float] = {}
 
     def add(self, *labels: str, by: float = 1) -> None:
-        """Count; `labels` in the family's order."""
+        """Add `by` to a series; `labels` in the family's order."""
         values = self.values
         held = values.get(labels)
         if held is None:
@@ -68,7 +68,7 @@ RATIOS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.15, 1.2,
 
 
 class Metrics:
-    """Every family the gateway counts (docs/operate/metrics.md says what they mean)."""
+    """Every metric family of the gateway; docs/operate/metrics.md explains them."""
 
     def __init__(self) -> None:
         self.requests = Counter(
@@ -91,7 +91,7 @@ class Metrics:
         )
         self.queue = Histogram(
             "sluice_queue_seconds",
-            "Time that requests waited in the gateway for a worker, of those that did.",
+            "Waiting time in the gateway of requests that had to wait for a worker.",
             ("model", "pool"),
             SECONDS,
         )
@@ -119,20 +119,20 @@ class Metrics:
         self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
         self.usage_rejected = Counter(
             "sluice_usage_rejected",
-            "Reports of usage by engines that could not be true.",
+            "Implausible usage reports by engines.",
             ("pool",),
         )
         self.ejections = Counter("sluice_ejections", "Workers ejected.", ("pool", "worker"))
         self.compressions = Counter(
             "sluice_compressions",
-            "Prompts in the band above a boundary: compressed, or why not.",
+            "Prompts in the compression window: compressed, or why not.",
             ("model", "result"),
         )
         self.kept_share = Histogram(
             "sluice_compression_kept_ratio", "Share of the text's bytes that was kept.", (), SHARES
         )
         self.evictions = Counter(
-            "sluice_evictions", "Requests that gave way to protected ones.", ("model", "pool")
+            "sluice_evictions", "Requests evicted for protected ones.", ("model", "pool")
         )
         self.log_dropped = Counter("sluice_request_log_dropped", "Records not written.")
         self.usage_dropped = Counter(

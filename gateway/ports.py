@@ -1,7 +1,7 @@
-"""Protocols for what awaits the outside. Ports exist for I/O only; decisions are functions.
+"""Protocols for everything that does I/O. Decisions need no port: they are plain functions.
 
-Each port has a shipped implementation in `gateway.adapters` and a fake in `tests/fakes.py`;
-one contract suite holds both.
+Each port has a shipped implementation in `gateway.adapters` and a fake in `tests/fakes.py`.
+One contract suite tests both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,28 +20,28 @@ from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
 Lines = bytes
-"""Headers as they are written, each line with its end (`gateway.policy.request.header_lines`)."""
+"""Headers in wire format, each line ending in CRLF (`gateway.policy.request.header_lines`)."""
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):
-    """One HTTP request to an engine. `lines` are its headers but for host, length and key."""
+    """One HTTP request to an engine. `lines` holds its headers except host, length and API key."""
 
     method: str
     path: str
     lines: Lines
     body: bytes
     rest: tuple[bytes | memoryview, ...] = ()
-    """What follows `body`: a large one is not copied into one piece."""
+    """Pieces of the body that follow `body`, so that a large body need not be joined."""
     timeouts: PhaseTimeouts = PhaseTimeouts()
 
     @property
     def size(self) -> int:
-        """Of the whole body, in bytes."""
+        """Length of the whole body in bytes."""
         return len(self.body) + sum(map(len, self.rest))
 
 
 class UpstreamResponse(Protocol):
-    """An answer that has begun. The reader must reach the end or call `abort`."""
+    """A response whose head has arrived. The reader must reach the end or call `abort`."""
 
     @property
     def status(self) -> int:
@@ -58,13 +58,13 @@ class UpstreamResponse(Protocol):
         """
 
     def take_whole(self) -> bytes | None:
-        """The whole body, once, where all of it has arrived; else None, and nothing is taken."""
+        """The whole body, once, if all of it has arrived; otherwise None, and nothing is taken."""
 
     async def relay(self, sink: Callable[[bytes], bool]) -> bool:
         """Hand the body's bytes to `sink` as they arrive, without a task switch for each.
 
-        True at the body's end; False when the sink returned False (enough for now): call
-        again to go on. The sink must not raise. Raises UpstreamFailure as `read` does.
+        Returns True at the body's end, and False when the sink returned False to pause; call
+        again to continue. The sink must not raise. Raises UpstreamFailure as `read` does.
         """
 
     def abort(self) -> None:
@@ -72,7 +72,7 @@ class UpstreamResponse(Protocol):
 
 
 class Upstream(Protocol):
-    """The one way to a worker's data plane."""
+    """Sends requests to workers."""
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
         """Send the call and return once the response's head has arrived.
@@ -81,43 +81,43 @@ class Upstream(Protocol):
         """
 
     async def close(self) -> None:
-        """Close idle connections; running ones are aborted."""
+        """Close idle connections and abort active ones."""
 
 
 class Settlement(Record, frozen=True, kw_only=True):
-    """What is known when a request ends. `usage` None: charge the estimate, or refund."""
+    """The outcome of a request. Without `usage` the store charges the estimate or refunds it."""
 
     usage: Usage | None
     dispatched: bool
-    """False when no engine saw it: a full refund."""
+    """False when the request was sent to no engine: the estimate is refunded in full."""
     unix_s: float = 0.0
-    """When, by the gateway's clock; 0 for now. A store with a clock of its own goes by that."""
+    """Time of the end by the gateway's clock; 0 for now. A store may use its own clock instead."""
 
 
 class ClientReply(Protocol):
-    """The answer to one client, in the dialect of its endpoint."""
+    """The response to one client, in the dialect of its endpoint."""
 
     @property
     def started(self) -> bool:
-        """Whether the head was sent: from then on errors can only be in-band."""
+        """Whether the head was sent. After that, errors can only be sent in-band."""
 
     async def start(self, status: int, lines: Lines) -> None:
-        """Send the head of a streamed answer."""
+        """Send the head of a streamed response."""
 
     async def write(self, data: bytes) -> None:
-        """Send part of a streamed answer; waits while the client is slow."""
+        """Send part of a streamed response; waits while the client is slow."""
 
     def write_now(self, data: bytes) -> bool:
-        """Send part of a streamed answer without waiting; False: `drain` before the next."""
+        """Send part of a streamed response without waiting; after False, call `drain` first."""
 
     async def drain(self) -> None:
         """Wait until a slow client has read enough."""
 
     async def finish(self) -> None:
-        """End a streamed answer."""
+        """End a streamed response."""
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        """Send a whole answer."""
+        """Send a whole response."""
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """Send a refusal in the endpoint's error shape."""
@@ -130,31 +130,34 @@ class LeaseStore(Protocol):
     """Admission's atomic state: one lease per request, settled exactly once."""
 
     async def admit(self, ask: Ask) -> Lease:
-        """Take a lease in `ask.pool` or, when that is overloaded, in an alternate.
+        """Take a lease in `ask.pool` or, when that pool is overloaded, in an alternate.
 
-        Raises Refusal (429, 503, 400). A known lease id returns its earlier lease.
+        Raises Refusal (429, 503, 400). For a known lease id, returns the existing lease.
         """
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         """Move a lease to another pool atomically.
 
-        Without `force` it must be admissible there; the old one stays in force on Refusal.
+        Without `force` the new pool must admit the lease. On Refusal the old lease stays in force.
         """
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
-        """Change what a lease reserves: down after compression, up as tokens stream past it.
+        """Change a lease's reservation: down after compression, up when the output exceeds it.
 
-        Takes effect at once or soon, never waits, never raises, never refuses.
+        Takes effect at once or soon; never waits, raises or refuses.
         """
 
     async def reclaim(self, lease: Lease) -> None:
-        """A protected lease waits: have others of its pool give way (see `on_evict`)."""
+        """Evict other leases from the pool of this waiting, protected lease (see `on_evict`)."""
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
-        """Whom to tell that a lease of this process must end; it is settled as usual."""
+        """Register the callback for evictions: it gets the id of a lease of this process.
+
+        The caller ends that request and settles its lease as usual.
+        """
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
-        """Release the lease and post its usage; a lease that was settled before is a no-op.
+        """Release the lease and post its usage. Settling a lease again changes nothing.
 
         Takes effect at once or soon, never waits and never raises: it runs while a
         cancelled request unwinds.
@@ -162,7 +165,7 @@ class LeaseStore(Protocol):
 
 
 class AccountView(Record, frozen=True, kw_only=True):
-    """One entitlement's counters, for people and metrics."""
+    """One entitlement's counters, for the admin API and metrics."""
 
     name: str
     state: str
@@ -189,119 +192,127 @@ class PoolView(Record, frozen=True, kw_only=True):
     idle_dedicated: int
     service_s: float
     desired_replicas: int
-    """0 where the configuration gives no bounds."""
+    """0 where the configuration sets no bounds."""
     denied: int = 0
-    """Requests refused for its sake in the last tick, as far as they are remembered."""
+    """Requests refused in the last tick because the pool was full, as far as remembered."""
 
 
 class TokenPools(Protocol):
-    """The other side of a LeaseStore: who is entitled to what, and how much there is."""
+    """The administrative side of a LeaseStore: entitlements, counters and pools."""
 
     async def define(self, terms: Entitlement) -> None:
-        """Add an entitlement or change its terms at once; counters stay."""
+        """Add an entitlement or change its terms at once; its counters stay."""
 
     async def remove(self, model: str, name: str) -> bool:
         """Forget an entitlement; False while it has anything in flight."""
 
     async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
-        """Counters of these entitlements, unknown ones left out."""
+        """Counters of these entitlements; unknown names are left out."""
 
     async def pools(self, model: str) -> list[PoolView]:
         """Counters of a model's pools."""
 
 
 class Upkeep(Protocol):
-    """What a store needs done now and then, off the request path. Nothing here raises."""
+    """Periodic maintenance of a store, off the request path. Nothing here raises."""
 
     async def change(self, model: str, terms: Terms) -> None:
-        """Take over a model's capacity and rules (of several gateways, the leader's count)."""
+        """Apply a model's capacity and rules. Among several gateways only the leader's count."""
 
     async def renew(self) -> None:
-        """Renew every lease that this process holds, in one batch a model."""
+        """Renew every lease that this process holds, in one batch per model."""
 
     async def tick(self) -> None:
-        """Reap; run the tick where it is due; hand over what was evicted here."""
+        """Reap expired leases, run a due tick, and report this process's evictions."""
 
 
 class EntitlementEntry(Record, frozen=True, kw_only=True):
-    """An entitlement as it is kept: its terms and who may use it."""
+    """An entitlement as the directory stores it: its terms and its API keys."""
 
     terms: Entitlement
     key_sha256: tuple[str, ...] = ()
-    """Hex digests of its live keys, two at most."""
+    """Hex digests of its live keys; at most two."""
     origin: Literal["file", "admin"] = "file"
     file_digest: str = ""
-    """Of the configuration's section it came from: the file wins when that changes."""
+    """Digest of its section in the configuration file. The file wins when the section changes."""
     file_unix_s: float = 0.0
-    """When the file was modified that the section is of; an older file changes nothing."""
+    """Modification time of the file that holds the section; an older file changes nothing."""
     id: str = ""
-    """Tells it from a namesake that was deleted. Empty: of a version that gave none."""
+    """Distinguishes it from a deleted entitlement of the same name.
+
+    Empty for entries that a version without ids wrote.
+    """
     version: int = 0
-    """The directory's revision of its last write; 0: not kept. A write is based on it."""
+    """The directory's revision at its last write, on which the next write is based.
+
+    0 for an entry that the directory does not hold.
+    """
     changed: int = 0
-    """Grows with every change of its content: when an admin made it, Unix ms, where that is more
-    than one more; a restored entry keeps it."""
+    """Time of its last change by an admin in Unix ms, at least one above its value before.
+
+    Restoring an entry keeps it.
+    """
     standing: int = 0
-    """When it was last suspended or resumed, Unix ms; at least above what it was before."""
+    """Time of its last suspension or resumption in Unix ms, at least one above its value before."""
     expiring: int = 0
-    """When it was last given an expiry, or none, likewise."""
+    """Time at which its expiry was last set or cleared, likewise."""
     revoked_sha256: tuple[str, ...] = ()
-    """Digests of keys that an admin revoked, newest last: no older copy brings them back."""
+    """Digests of keys that an admin revoked, newest last. No older copy brings them back."""
 
 
 class Removal(Record, frozen=True, kw_only=True):
-    """What a deleted entitlement leaves behind, so that it stays deleted."""
+    """A deleted entitlement's tombstone, which keeps it deleted."""
 
     name: str
     id: str
     revision: int = 0
     file_unix_s: float = 0.0
-    """When the file was modified that no longer had it; 0: an admin deleted it."""
+    """Modification time of the file that dropped it; 0 when an admin deleted it."""
 
 
 class Kept(Record, frozen=True, kw_only=True):
-    """What a directory holds, or the part of it that changed."""
+    """The content of a directory, or the part of it that changed."""
 
     revision: int
-    """Number of the last write; a directory that lost writes goes on from what it is told."""
+    """Number of the last write. A directory that lost writes continues from a given floor."""
     mark: str
-    """Name of the last write, unique: a directory that does not know it has lost that write."""
+    """Unique name of the last write. A directory that does not know it has lost that write."""
     entries: list[EntitlementEntry]
     removals: list[Removal]
     complete_since: int = 0
-    """Every removal after this revision is among them."""
+    """`removals` holds every removal after this revision."""
 
 
 class Written(Record, frozen=True, kw_only=True):
-    """What became of a write."""
+    """The result of a write."""
 
     revision: int
     mark: str
     conflicts: tuple[str, ...] = ()
-    """Names that were not written: they are not, or no longer, of the version given."""
+    """Names that were not written because the directory holds another version of them."""
 
 
 class Directory(Protocol):
-    """Where entitlements changed at run time are kept. Raises StateFailure."""
+    """Stores entitlements that change at run time. Raises StateFailure."""
 
     async def load(self) -> Kept:
-        """All that is kept."""
+        """The whole content."""
 
     async def changes(self, since: int, mark: str) -> Kept | None:
-        """What changed after a revision; None where the write named `mark` is not known."""
+        """Changes after revision `since`; None if the directory does not know the write `mark`."""
 
     async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
-        """Keep entries (500 at most), each in place of the version it names (0: of none).
+        """Write up to 500 entries, each over the version that it names (0: a new entry).
 
-        They get the write's revision, which is above `floor`, as their version. One whose name
-        and id were deleted is a conflict; all are, where the write named `after` is not known.
+        Their new version is the write's revision, which is above `floor`. An entry whose name
+        and id were deleted is a conflict. All are conflicts if the write `after` is not known.
         """
 
     async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
-        """Forget an entry of this version; its `file_unix_s` is the removal's."""
+        """Delete this version of an entry; the removal takes its `file_unix_s`."""
 
     async def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class BodyReads(Protocol):
@@ -310,22 +321,22 @@ class BodyReads(Protocol):
     async def read(
         self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
     ) -> BodyFacts:
-        """The facts of a body; bodies of several owners take turns. Raises Refusal."""
+        """Read a body's facts. Owners take turns. Raises Refusal."""
         ...
 
 
 class CompressTask(Record, frozen=True, kw_only=True):
-    """A request body that should be made to fit. Plain values: it travels to another process."""
+    """A request body to compress. Holds plain values, because it is sent to another process."""
 
     endpoint: str
     """chat, completions, responses or messages."""
     body: bytes
     budget_tokens: int
-    """T_c: what the prompt may have, template and media included."""
+    """T_c: the most tokens that the prompt may have, including template and media."""
     bytes_per_token: float
-    """The category's mean."""
+    """Mean of the prompt's category."""
     fixed_tokens: int = 0
-    """Template and media: they are not text and cannot be cut."""
+    """Tokens of template and media, which are not text and cannot be cut."""
     category: str | None = None
     max_cut: float = 0.5
     tokenizer: str | None = None
@@ -333,57 +344,57 @@ class CompressTask(Record, frozen=True, kw_only=True):
 
 
 class CompressResult(Record, frozen=True, kw_only=True):
-    """A body that fits, or why there is none."""
+    """A body that fits, or the reason why there is none."""
 
     body: bytes | None = None
-    """The client's own bytes but for the text that was cut."""
+    """The client's own bytes except for the text that was cut."""
     reason: str = ""
-    """Why not: one of the compressor's, or several_prompts, queue_full, timeout, failed."""
+    """Why not: one of the compressor's reasons, several_prompts, queue_full, timeout, failed."""
     text_bytes_before: int = 0
     text_bytes_after: int = 0
     tokens_after: int | None = None
-    """Of the whole prompt, `fixed_tokens` too; exact, None without a tokenizer."""
+    """Exact tokens of the whole prompt, `fixed_tokens` included; None without a tokenizer."""
 
 
 class CompressRunner(Protocol):
-    """Compresses off the event loop. Never raises but for cancellation."""
+    """Compresses off the event loop. Raises nothing except for cancellation."""
 
     async def compress(self, task: CompressTask) -> CompressResult:
-        """The compressed body, or the reason there is none, within the time limit."""
+        """Return the compressed body, or the reason why there is none, within the time limit."""
 
     async def close(self) -> None:
         """End the worker processes."""
 
 
 class RecordSink(Protocol):
-    """Where decision records go (request log and the look-up ring)."""
+    """Takes decision records, for example the request log and the look-up ring."""
 
     def append(self, record: msgspec.Struct) -> None:
-        """Take one record; never blocks, never raises; drops are counted."""
+        """Take one record. Never blocks or raises; dropped records are counted."""
 
 
 class Heard(Record, frozen=True, kw_only=True):
-    """What an exchange brought, by model."""
+    """The result of an exchange, by model."""
 
     peers: Mapping[str, tuple[Peer, ...]] = msgspec.field(default_factory=dict)
-    """Records that others published since the last exchange; each is heard once."""
+    """Records that other replicas published since the last exchange; each is returned once."""
     missing: frozenset[str] = frozenset()
-    """Models of which the store holds no record of this process."""
+    """Models for which the store holds no record of this process."""
 
 
 class EstimatorState(Protocol):
-    """What estimators learned, kept beyond the process or shared with replicas."""
+    """Stores what estimators learned, across restarts or for other replicas."""
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two exchanges; 0 for never."""
+        """Seconds between two exchanges; 0 to never exchange."""
 
     async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
-        """Publish this process's record of each model (None: as before); hear of others.
+        """Publish this process's record of each model (None: unchanged) and read the others'.
 
-        The first exchange loads: it hears all that is kept. A newer record replaces an older
-        one of the same process. Raises StateFailure, after which it may be repeated.
+        The first exchange returns every stored record. A newer record replaces an older one of
+        the same process. Raises StateFailure, after which the caller may repeat it.
         """
 
     async def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""

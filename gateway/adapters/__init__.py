@@ -1,1 +1,1 @@
-"""What awaits the outside: engines, probes, stores, files."""
+"""Implementations of the ports: everything that does I/O (engines, stores, files)."""

@@ -1,4 +1,4 @@
-"""Work that goes on beside the requests: started once, ended and waited for at shutdown."""
+"""Background tasks: started once, then cancelled or awaited at shutdown."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ class BackgroundTasks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Run these from now on; call within the running loop."""
+        """Start these coroutines; call within the running loop."""
         loop = asyncio.get_running_loop()
         self._tasks += [loop.create_task(work) for work in works]
 
     async def close(self) -> bool:
-        """Cancel all and wait until they have ended; whether there were any. Idempotent.
+        """Cancel all tasks and wait for their end; returns whether there were any. Idempotent.
 
-        A task that failed is logged: shutdown goes on.
+        A task's failure is logged and does not stop the shutdown.
         """
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -37,7 +37,7 @@ class BackgroundTasks:
 
 
 class PeriodicTask:
-    """Calls `work` every `every_s` seconds until `close`, which never cuts a call short."""
+    """Calls `work` every `every_s` seconds until `close`, which never interrupts a call."""
 
     def __init__(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         self._work = work
@@ -46,13 +46,13 @@ class PeriodicTask:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Make the first call in `every_s`; call within the running loop."""
+        """Make the first call after `every_s` seconds; call within the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> bool:
-        """End, once the call in progress has; whether it was running. Idempotent.
+        """Stop after the call in progress; returns whether the task was running. Idempotent.
 
-        Raises what `work` raised.
+        Raises any exception that `work` raised.
         """
         task, self._task = self._task, None
         if task is None:

@@ -1,7 +1,7 @@
-"""The minutely look at the boundaries: counts in, moves out, each logged with its reason.
+"""Samples each model's counts once a minute, moves its boundaries, and logs why.
 
-Decisions are `gateway.policy.pools.boundary_control`'s. A move replaces the model's routing table
-at once; requests in flight keep what they were planned by.
+`gateway.policy.pools.boundary_control` decides. A move replaces the model's routing table at
+once; requests in flight keep their plan.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ _log = logging.getLogger("sluice.boundary")
 
 
 class EngineTotals(Record, frozen=True, kw_only=True):
-    """Counters of one engine since it started, and how full it is."""
+    """Counters of one engine since it started, and its current load."""
 
     preemptions: float
     finished: float
-    """Requests it answered, whoever sent them."""
+    """Requests that it answered, from any client."""
     sequences: float = 0.0
-    """In it now, queued ones included, whoever sent them."""
+    """Sequences in the engine now, running or queued, from any client."""
     kv_usage: float = 0.0
-    """Share of its KV cache."""
+    """Share of its KV cache in use, 0 to 1."""
 
 
 AskTotals = Callable[[ServedModel, int], Mapping[int, EngineTotals]]
-"""Of a model's pool, by worker; those that did not tell are absent. No I/O."""
+"""Gives totals for a model's pool, by worker; workers without figures are absent. No I/O."""
 
 
 def no_totals(_served: ServedModel, _pool: int) -> Mapping[int, EngineTotals]:
-    """Where engines tell nothing: rescues and overruns alone move boundaries."""
+    """No engine figures: only rescues and overruns move the boundaries."""
     return {}
 
 
 def told_totals(served: ServedModel, pool: int) -> Mapping[int, EngineTotals]:
-    """As the engines' own pages say (`gateway.adapters.engines.metrics_scraper`)."""
+    """Totals from the engines' metrics pages (`gateway.adapters.engines.metrics_scraper`)."""
     if not served.telemetry:
         return {}
     return {
@@ -56,7 +56,7 @@ def told_totals(served: ServedModel, pool: int) -> Mapping[int, EngineTotals]:
 
 
 class BoundaryChore:
-    """Watches the models with a plan or with boundaries that move by themselves."""
+    """Watches the models that have a plan or adaptive boundaries."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BoundaryChore:
         clock: Callable[[], float],
         ask: AskTotals = no_totals,
     ) -> None:
-        """`controls` by model, of those that move; `clock` monotonic, in seconds."""
+        """`controls` by model, for adaptive boundaries only; `clock` monotonic, in seconds."""
         self._metrics = metrics
         self._clock = clock
         self._ask = ask
@@ -75,16 +75,16 @@ class BoundaryChore:
         self._background = BackgroundTasks()
 
     async def start(self) -> None:
-        """Look once a minute from now on."""
+        """Sample once a minute from now on."""
         if self._watched:
             self._background.start(self._run())
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         await self._background.close()
 
     def look(self) -> list[Move]:
-        """Take a sample of every model and apply what follows."""
+        """Sample every model, and apply and return the moves."""
         moves = []
         for one in self._watched:
             moves += one.look(self._clock(), self._ask)
@@ -107,7 +107,7 @@ class _Told(Record, frozen=True, kw_only=True):
 
 
 class _Watched:
-    """One model, and what was last seen of it."""
+    """One model and its counts at the last sample."""
 
     def __init__(self, served: ServedModel, control: BoundaryControl | None) -> None:
         self._served = served

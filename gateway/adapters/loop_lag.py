@@ -1,7 +1,7 @@
-"""How long this process's event loop stood still: what nobody else may be blamed for.
+"""Measures how long this process's event loop stalled, so that no engine is blamed for it.
 
-A timer that should ring ten times a second notes how late it does. While a long computation
-holds the loop no answer is read, however soon it came.
+A timer fires ten times a second and notes its delay. While a long computation holds the loop,
+the gateway reads no response, however early it arrived.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from typing import Final
 
 BEAT_S: Final = 0.1
 NOTED_S: Final = 0.05
-"""Less is a busy loop, not one that stands still."""
+"""A shorter delay is a busy loop, not a stall."""
 
 
 class LoopWatch:
-    """Adds up the standstills of the running loop between `start` and `close`."""
+    """Adds up the stalls of the running loop between `start` and `close`."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,7 +34,7 @@ class LoopWatch:
 
     @property
     def late_s(self) -> float:
-        """Seconds of standstill so far; never falls."""
+        """Seconds of stall so far; never falls."""
         if self._loop is None:
             return self._late_s
         late_s = self._loop.time() - self._due_s

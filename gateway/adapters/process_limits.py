@@ -1,4 +1,4 @@
-"""Limits of this process: how many files it may have open, when the C library returns memory."""
+"""Limits of this process: open files, and when the C library returns memory to the system."""
 
 import contextlib
 import ctypes
@@ -7,21 +7,21 @@ import sys
 from typing import Final
 
 OTHERS: Final = 256
-"""Beyond the connections: listening sockets, logs, the state store, probes."""
+"""Files besides connections: listening sockets, logs, the state store, probes."""
 
 
 def files_needed(connections: int, workers: int) -> int:
-    """Open files at most: so many client connections, one to an engine for each, and probes."""
+    """Most open files: two per client connection (client, engine), one per worker for probes."""
     return 2 * connections + workers + OTHERS
 
 
 def allow_open_files(needed: int) -> int:
-    """Raise the soft limit to what is needed, as far as the hard one allows; what is allowed.
+    """Raise the soft limit of open files to `needed`, as far as the hard limit allows.
 
-    Each connection is an open file. Systems start a process with a low soft limit (1,024 as a
-    rule) and a hard one far above it, up to which the process may raise the soft one itself.
+    Each connection is an open file. Systems start a process with a low soft limit (usually
+    1,024) and a much higher hard limit, up to which the process may raise the soft one.
 
-    A limit that is higher stays. Where the system has no such limit, `needed`.
+    Returns the limit in force, or `needed` where it is higher or the system has none.
     """
     if sys.platform == "win32":
         return needed
@@ -39,7 +39,7 @@ def allow_open_files(needed: int) -> int:
 
 
 def shortage(connections: int, workers: int, allowed: int) -> str | None:
-    """What to tell an operator whose limit is too low for `server.max_connections`; else None."""
+    """A message for the operator if the limit is too low for `server.max_connections`."""
     needed = files_needed(connections, workers)
     if allowed >= needed:
         return None
@@ -54,23 +54,24 @@ def shortage(connections: int, workers: int, allowed: int) -> str | None:
 
 
 MAPPED_FROM_BYTES: Final = 4 * 1024 * 1024
-"""Larger than bodies usually are: mapping costs a fault for each page."""
+"""Above the size of most bodies, because mapping a block costs a fault for each page."""
 TRIMMED_FROM_BYTES: Final = 2 * MAPPED_FROM_BYTES
-"""Free at the heap's end: kept up to this, so that bodies come and go without system calls."""
+"""Free memory kept at the heap's end, so that most bodies need no system calls."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _SET_BY_USER: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def give_back_large_blocks() -> bool:
-    """Have the C library's allocator return large blocks, once at the start; whether it will.
+    """Make glibc return large freed blocks to the system; call once at the start.
 
-    glibc maps a large block by itself and gives it back when it is freed, but each that is freed
-    raises the size from which it does so, up to 32 MiB. From then on the table of a dictionary
-    that is made anew, 20 MiB of a full prefix index, comes from the heap, and the old one leaves a
-    hole that stays resident. A size that is set does not move. Another C library is left alone.
+    glibc maps a large block separately and unmaps it when freed. But each freed block raises the
+    size from which glibc does so, up to 32 MiB. Above it, a dictionary that grows (20 MiB for a
+    full prefix index) takes its table from the heap, and the old table leaves a resident hole.
+    An explicitly set size stays fixed.
 
-    Whoever set them in the environment is left alone.
+    Returns whether it took effect. Does nothing with another C library, or where the environment
+    sets these sizes.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _SET_BY_USER):
         return False

@@ -1,23 +1,22 @@
 """HTTP/1.1 to workers over pooled keep-alive connections: asyncio.Protocol + httptools.
 
 Rules:
-- One connection serves one exchange at a time. It returns to the pool the moment a whole
-  response that allows keep-alive has arrived, if the request was sent whole by then; anything
-  else closes it.
-- Cancelling or aborting an exchange closes its own connection and no other, so the engine
-  sees its client go and stops generating. A finished exchange has let go of its connection
-  and cannot touch it again.
-- A pooled connection that dies before a byte of the answer was stale (the engine closed it
-  while idle): the call is sent once more on a fresh one. A fresh connection that dies is the
-  worker's failure.
-- What has ended holds nothing in a circle: the garbage collector hardly looks at what is old,
-  so a connection that held its parser, which holds the connection, would stay for good.
-- Whatever frames a body (heads, interim answers, chunk lines, trailers) is bounded, and
-  trailers are ignored.
-- No timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline. How late
-  the sweep itself is, because this process stood still, no engine is charged with.
-- https workers take the same path through asyncio's TLS; certificates are always verified,
-  against the system's store or the worker's own `ca_file`.
+- One connection serves one exchange at a time. It returns to the pool as soon as a whole
+  response that allows keep-alive has arrived and the whole request was sent. Otherwise it is
+  closed.
+- Cancelling or aborting an exchange closes only its own connection, so the engine notices and
+  stops generating. A finished exchange drops its reference to the connection.
+- A pooled connection that dies before the first byte of a response was stale (the engine closed
+  it while idle): the call is sent once more on a new connection. A new connection that dies is
+  the worker's failure.
+- Ended connections hold no reference cycle. A connection refers to its parser, and the parser
+  to the connection; the garbage collector rarely visits old objects, so the pair would stay.
+- All framing (heads, interim responses, chunk lines, trailers) is bounded in size. Trailers are
+  ignored.
+- There is no timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
+  When the sweep is late because this process stalled, deadlines are extended by that delay.
+- https workers use asyncio's TLS on the same path. Certificates are always verified, against
+  the system's store or the worker's own `ca_file`.
 """
 
 import asyncio
@@ -37,29 +36,29 @@ from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 
 _SWEEP_S = 0.25
 _KEEP_IDLE_S = 4.0
-"""Engines on uvicorn close idle connections after 5 s; ours go first."""
+"""Engines on uvicorn close idle connections after 5 s; the gateway closes them earlier."""
 _IDLE_PER_WORKER = 256
 _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
 MAX_FRAMING_BYTES = 64 * 1024
-"""Of bytes in a row that are no body: head, interim answers, chunk extensions, trailers."""
+"""Most bytes of framing in a row: head, interim responses, chunk extensions, trailers."""
 _MOST_WAYS = 8_192
-"""Workers for whom what each request needs is kept ready."""
+"""Workers whose connection details are cached."""
 _MOST_LINES = 64
-"""Of them, paths."""
+"""Cached paths per worker."""
 _FRAMES = (b"content-length", b"transfer-encoding")
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Why no connection could be opened, where that says nothing of the engine: no open file, memory
-or local port is left."""
+"""Connect errors for which the engine is not to blame: this machine has no file descriptor,
+memory or local port left."""
 _NO_PARSER = httptools.HttpResponseParser(object())
-"""Of connections that are not open."""
+"""Stands in for the parser of a connection that is not open."""
 
 ConnectionKey = tuple[str, str, int, str | None]
 """scheme, host, port, ca_file."""
 
 
 class _Exchange:
-    """One request and its response (an UpstreamResponse once the head is here)."""
+    """One request and its response (an UpstreamResponse once the head has arrived)."""
 
     __slots__ = (
         "_chunks",
@@ -92,7 +91,7 @@ class _Exchange:
         self.got_bytes = False
         self.body_begun = False
         self.framing_bytes = 0
-        """Received since the last byte of body."""
+        """Bytes received since the last byte of the body."""
         self.head_done = False
         self.ended = False
         self._loop = loop
@@ -100,8 +99,10 @@ class _Exchange:
         self._size = 0
         self._paused = False
         self._failure: tuple[FailureKind, str, bool] | None = None
-        """Kind, message, whether the head was here; made an exception when it is raised, whose
-        traceback would hold this exchange."""
+        """Kind, message and whether the head had arrived.
+
+        The exception is made only when it is raised: its traceback would hold this exchange.
+        """
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
 
@@ -144,14 +145,14 @@ class _Exchange:
                 return False
 
     def arrived(self) -> None:
-        """Pass on what one read of the socket brought: to the sink, else to who waits."""
+        """Pass the data of one socket read to the sink, or wake the waiting reader."""
         sink = self._sink
         if sink is None:
-            if not self.ended:  # else who waits knows
+            if not self.ended:  # else `finish` woke the reader
                 self.wake()
             return
         chunks = self._chunks
-        if len(chunks) == 1 and not self._paused:  # one token's event, as nearly always
+        if len(chunks) == 1 and not self._paused:  # the usual case: one token's event
             self._size = 0
             data = chunks.pop()
         elif chunks:
@@ -186,7 +187,7 @@ class _Exchange:
         self.wake()
 
     def add(self, body: bytes) -> None:
-        """Take body bytes; reading pauses when the reader is too far behind."""
+        """Take body bytes; pause reading when the reader is too far behind."""
         self.framing_bytes = 0
         if not self.body_begun:
             self.body_begun = True
@@ -195,12 +196,12 @@ class _Exchange:
         self._size = size = self._size + len(body)
         if size > _BUFFER_BYTES and not self._paused and self.connection is not None:
             self._paused = True
-            # The engine waits for us, not we for it: no idle deadline meanwhile.
+            # The engine waits for the gateway, so no idle deadline applies.
             self.deadline_s = float("inf")
             self.connection.pause()
 
     def finish(self) -> None:
-        """Note the whole response; the connection is the caller's to keep or close."""
+        """Mark the response as complete; the caller keeps or closes the connection."""
         self.ended = True
         self.connection = None
         self.wake()
@@ -211,7 +212,7 @@ class _Exchange:
             waiter.set_result(None)
 
     def _woken(self) -> asyncio.Future[None]:
-        """To wait for what comes next. A waiter that is done, or cancelled, wakes nobody."""
+        """A new future for the next event."""
         self._waiter = waiter = self._loop.create_future()
         return waiter
 
@@ -235,7 +236,7 @@ class Connection(asyncio.Protocol):
         self.owner = owner
         self.key = key
         self.idle = owner.idle_of(key)
-        """Its pool: those that wait for work, the last used last."""
+        """Idle connections to the same address, most recently used last."""
         self.idle_since_s = 0.0
         self.exchange: _Exchange | None = None
         self._transport: asyncio.Transport | None = None
@@ -255,13 +256,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Open, and not about to close."""
+        """Whether it is open and not about to close."""
         return self._transport is not None and not self._transport.is_closing()
 
     def _sent_whole(self) -> bool:
-        """Whether all of the request has left: an engine may answer before it has read it.
+        """Whether the whole request was sent: an engine may respond before it has read all of it.
 
-        What is left would hold up the next request for as long as the engine does not read.
+        Unsent bytes would hold up the connection's next request.
         """
         return self._transport is not None and not self._transport.get_write_buffer_size()
 
@@ -278,7 +279,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again, if it was paused."""
+        """Resume reading if it was paused."""
         if self._paused and self.usable and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -289,7 +290,7 @@ class Connection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpResponseParser(self)
-        # Write at once, not at the end of the loop's turn (uvloop).
+        # Makes uvloop write at once, not at the end of the loop iteration.
         self._transport.set_write_buffer_limits(high=0)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
@@ -298,12 +299,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         exchange = self.exchange
-        if exchange is None:  # bytes outside an exchange are not to be trusted
+        if exchange is None:  # no exchange expects these bytes
             self.close()
             return
         exchange.got_bytes = True
-        # From the first byte of a body on, the idle deadline counts: engines send a stream's
-        # head at once, before their queue and prefill.
+        # The idle deadline applies from the first body byte on: engines send a stream's head
+        # at once, before queueing and prefill.
         if exchange.body_begun:
             exchange.deadline_s = exchange.now_s() + exchange.idle_s
         exchange.framing_bytes += len(data)
@@ -335,7 +336,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """See httptools."""
-        if self.exchange is None:  # more than one answer to one request: not to be trusted
+        if self.exchange is None:  # a second response to one request
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -350,7 +351,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         status = self._parser.get_status_code()
-        if status < 200:  # an interim answer: the real head follows
+        if status < 200:  # an interim response: the real head follows
             exchange.headers.clear()
             return
         exchange.status = status
@@ -383,7 +384,7 @@ class Connection(asyncio.Protocol):
 
 
 class _Way:
-    """What each request to a worker needs."""
+    """Cached connection details of one worker."""
 
     __slots__ = ("idle", "key", "lines", "worker")
 
@@ -392,14 +393,14 @@ class _Way:
         self.key = key
         self.idle = idle
         self.lines: dict[str, bytes] = {}
-        """Path -> request line, host and key."""
+        """Path -> request line with the host and authorization headers."""
 
 
 class HttpUpstream:
     """Upstream for http:// and https:// workers (the port is `gateway.ports.Upstream`)."""
 
     def __init__(self, connect: "Connect | None" = None) -> None:
-        """`connect` opens connections in the place of sockets."""
+        """`connect` replaces the opening of sockets (for tests)."""
         self._connect: Final[Connect] = connect or _connect
         self._idle: dict[ConnectionKey, deque[Connection]] = {}
         self._busy: set[Connection] = set()
@@ -407,14 +408,14 @@ class HttpUpstream:
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_due_s = 0.0
         self._ways: dict[int, _Way] = {}
-        """By the identity of a worker's address, which the way keeps alive."""
+        """By `id` of a worker's address, which the value keeps alive."""
         self._tls: dict[str | None, ssl.SSLContext] = {}
         self._closed = False
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
         """See Upstream."""
         loop = self._loop
-        if loop is None:  # asked for once: it costs a call of the system
+        if loop is None:  # cached: asking costs a system call
             loop = self._loop = asyncio.get_running_loop()
         if self._sweeper is None and not self._closed:
             self._set_sweep(loop)
@@ -463,11 +464,11 @@ class HttpUpstream:
         self._idle.clear()
 
     def idle_of(self, key: ConnectionKey) -> deque[Connection]:
-        """The connections to an address that wait for work."""
+        """The idle connections to an address."""
         return self._idle.setdefault(key, deque())
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose exchange ended well (called by the connection)."""
+        """Return a connection to its pool after a complete exchange (called by the connection)."""
         self._busy.discard(connection)
         if self._closed or len(connection.idle) >= _IDLE_PER_WORKER:
             connection.close()
@@ -489,7 +490,7 @@ class HttpUpstream:
         return way
 
     def tls_context(self, key: ConnectionKey) -> ssl.SSLContext | None:
-        """What verifies the certificate at an address; None for http."""
+        """The TLS context that verifies the certificate at an address; None for http."""
         if key[0] != "https":
             return None
         context = self._tls.get(key[3])
@@ -540,7 +541,7 @@ async def _connect(
 Connect = Callable[
     [HttpUpstream, asyncio.AbstractEventLoop, ConnectionKey, float], Awaitable[Connection]
 ]
-"""Opens a connection: for an upstream, in a loop, to an address, within seconds."""
+"""Opens a connection: (upstream, loop, address, time limit in seconds)."""
 
 
 def _failure(found: tuple[FailureKind, str, bool]) -> UpstreamFailure:

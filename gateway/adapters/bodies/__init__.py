@@ -1,1 +1,1 @@
-"""Large request bodies, read in a process of their own."""
+"""Reads large request bodies in a separate process, off the event loop."""

@@ -1,6 +1,7 @@
-"""A process that reads large bodies: frames of tasks and bodies in, of facts out.
+"""The process that reads large bodies: it receives tasks and bodies and returns facts, in frames.
 
-As `compress_child`: it ends when its pipe closes, and keeps nothing between two bodies.
+Like `gateway.adapters.compress.child`, it ends when its pipe closes. It keeps nothing between two
+bodies.
 """
 
 import gc
@@ -23,20 +24,20 @@ from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
 MOST_MEMORY_BYTES: Final = 4 << 30
-"""Of address space: 32 MiB of empty lists are decoded to one of them."""
+"""Limit of address space: 32 MiB of empty lists decode to 1 GiB of it."""
 
 
 class BodyTask(Record, frozen=True, array_like=True):
     """How a body is read."""
 
     path: str
-    """Of its endpoint."""
+    """Path of its endpoint."""
     content_types: tuple[bytes, ...] = ()
-    """Its request's headers of that name: a form is read by them."""
+    """The request's content-type headers, which tell how to read a form."""
 
 
 class ReadResult(Record, frozen=True, kw_only=True):
-    """The facts, their members as places in the body; or a refusal."""
+    """The facts, with members given as positions in the body; or a refusal."""
 
     facts: BodyFacts | None = None
     message: str = ""
@@ -46,7 +47,7 @@ class ReadResult(Record, frozen=True, kw_only=True):
 
 
 def read(endpoint: Endpoint, body: bytes, content_types: Sequence[bytes] = ()) -> ReadResult:
-    """What is read of a body, or why it is refused."""
+    """Read a body's facts, or the reason why it is refused."""
     try:
         facts = read_body(endpoint, body, content_types=content_types)
         places = () if endpoint.multipart else tuple(locate(body))
@@ -68,7 +69,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # What is decoded has no circles, and millions of lists are not to be looked through.
+    # Decoded bodies have no reference cycles, and the collector would scan millions of lists.
     gc.disable()
     with socket.socket(fileno=0) as pipe:
         try:

@@ -1,4 +1,4 @@
-"""One at a time, by turns: of each owner one, however many of them somebody else has waiting."""
+"""A fair lock: owners take turns, no matter how many waiters another owner has."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ _Waiting = deque[asyncio.Future[None]]
 
 
 class TooManyWait(Exception):
-    """Nobody more may wait: `own` when it is the owner's share that is used up."""
+    """The queue is full; `own` when the owner's own share of it is used up."""
 
     def __init__(self, *, own: bool) -> None:
         super().__init__()
@@ -18,20 +18,20 @@ class TooManyWait(Exception):
 
 
 class FairTurns:
-    """A lock that goes round: owners in their order, of each owner who came first."""
+    """A lock that passes from owner to owner; each owner's waiters are served in order."""
 
     def __init__(self, most_waiting: int) -> None:
         self._most: Final = most_waiting
         self._queues: dict[str, _Waiting] = {}
-        """By owner; the first has the next turn."""
+        """Waiters by owner; the first owner has the next turn."""
         self._waiting = 0
         self._taken = False
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Hold the only turn. Raises TooManyWait.
+        """Hold the lock. Raises TooManyWait.
 
-        An owner may have as many waiting as others still may, and one in any case.
+        An owner may have as many waiters as there are free places left, and at least one.
         """
         if self._taken:
             await self._wait(owner)
@@ -54,7 +54,7 @@ class FairTurns:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():  # the turn came, and is not used
+            if waiter.done() and not waiter.cancelled():  # got the turn but cannot use it
                 self._pass_on()
             else:
                 self._forget(owner, waiter)
@@ -62,14 +62,14 @@ class FairTurns:
 
     def _forget(self, owner: str, waiter: asyncio.Future[None]) -> None:
         waiting = self._queues.get(owner)
-        if waiting is not None and waiter in waiting:  # else it was passed over
+        if waiting is not None and waiter in waiting:  # otherwise `_pass_on` dropped it
             waiting.remove(waiter)
             self._waiting -= 1
             if not waiting:
                 del self._queues[owner]
 
     def _pass_on(self) -> None:
-        """Give the turn to the next, or nobody."""
+        """Give the turn to the next waiter, if any."""
         self._taken = False
         while self._queues and not self._taken:
             owner = next(iter(self._queues))

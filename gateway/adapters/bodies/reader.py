@@ -1,10 +1,10 @@
-"""Large bodies are read in a process of their own: reading one holds an interpreter for long.
+"""Reads large bodies in a separate process, because reading one blocks the interpreter for long.
 
 Rules:
-- The process is started by the first such body, and anew after it died or took too long: that
-  body is refused, for it may be what did it.
-- One body at a time; entitlements take turns, however many one of them has waiting. At most
-  WAITING wait.
+- The first large body starts the process. It is restarted after it dies or takes too long; the
+  body that it was reading is refused, as it may be the cause.
+- The process reads one body at a time. Entitlements take turns, no matter how many bodies one of
+  them has waiting. At most WAITING bodies wait.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from gateway.records.endpoint import Endpoint
 from gateway.records.request import BodyFacts
 
 TIME_LIMIT_S: Final = 10.0
-"""For one body."""
+"""Time limit for one body."""
 WAITING: Final = 256
 _MODULE: Final = "gateway.adapters.bodies.child"
 
@@ -40,7 +40,7 @@ class BodyReader:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """Process id, if the process runs."""
         return None if self._worker is None else self._worker.pid
 
     async def read(
@@ -81,7 +81,7 @@ class BodyReader:
                 raise _unavailable("Large requests cannot be read at the moment.") from None
         answered = False
         try:
-            # Two frames: to put the body into one with its task would copy it.
+            # Two frames: joining the body with its task would copy it.
             about = msgspec.msgpack.encode(task)
             answer = await self._worker.asked(about, body, limit_s=TIME_LIMIT_S)
             answered = True
@@ -92,7 +92,7 @@ class BodyReader:
                 reason="too_complex",
             ) from None
         finally:
-            if not answered:  # cancelled, too: its answer would be taken for the next body's
+            if not answered:  # cancelled, too: a late answer would be taken for the next
                 await self.close()
         return _decode(answer)
 

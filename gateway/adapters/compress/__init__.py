@@ -1,1 +1,1 @@
-"""Compression in processes of their own, off the event loop."""
+"""Compresses prompts in worker processes, off the event loop."""

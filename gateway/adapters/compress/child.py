@@ -1,12 +1,13 @@
-"""A worker process: frames of tasks in, frames of results out, until its pipe closes.
+"""A compression worker process: it receives tasks and returns results until its pipe closes.
 
 Rules:
-- One socket, as standard input, both ways; a frame is its length in four bytes, then msgpack.
-- The first frame is Setup; the first answer is "" or what is missing. Then task, result, ...
-- It ends when the pipe closes, so that nothing stays behind a gateway that was killed. A task
-  that hangs is ended by an alarm of its own, a little after the gateway would have done it.
-- Signals meant for the gateway (Ctrl-C, a service manager's stop) are not for it: requests
-  that are being drained still need it.
+- One socket, passed as standard input, carries both directions. A frame is its length in four
+  bytes, then msgpack.
+- The first frame is Setup; the first answer is "" or an error text. Then task, result, ...
+- The process ends when the pipe closes, so no worker outlives a killed gateway. A task that
+  hangs is ended by the worker's own alarm, a little after the gateway's time limit.
+- The process ignores signals meant for the gateway (Ctrl-C, a service manager's stop), because
+  requests that are being drained still need it.
 """
 
 import gc
@@ -23,24 +24,24 @@ from gateway.ports import CompressTask
 from gateway.records.record import Record
 
 NICENESS: Final = 1
-"""Below the event loop, and just so: a compression may wait a little, the streams of all others
-may not. At 5 it would get a third of what the loop gets of a processor that is full."""
+"""Slightly below the event loop: a compression may wait a little, the streams may not. At 5, on a
+full processor, a worker would get a third of the loop's share."""
 START_LIMIT_S: Final = 60.0
-"""For imports, tables and tokenizers."""
+"""Time limit for loading imports, tables and tokenizers."""
 _ALARM_SLACK_S: Final = 1.0
 _LENGTH_BYTES: Final = 4
 
 
 class Setup(Record, frozen=True, kw_only=True):
-    """What a worker is told first."""
+    """The first frame to a worker."""
 
     time_limit_s: float
     tokenizers: tuple[str, ...] = ()
-    """Paths to load before the first task: that takes longer than a task may."""
+    """Paths of tokenizers to load before the first task, because loading exceeds a task's limit."""
 
 
 def length_of(data: bytes) -> bytes:
-    """What stands before `data` in its frame."""
+    """The length prefix of `data` in its frame."""
     return len(data).to_bytes(_LENGTH_BYTES, "big")
 
 
@@ -50,7 +51,7 @@ def framed(data: bytes) -> bytes:
 
 
 def unframed(buffer: bytes | bytearray) -> bytes | None:
-    """The first frame's content once all of it is there."""
+    """The first frame's content; None until all of it has arrived."""
     end = _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "big")
     if len(buffer) < max(end, _LENGTH_BYTES):
         return None
@@ -75,7 +76,7 @@ def main() -> None:
 def _serve(pipe: socket.socket) -> None:
     setup = msgspec.msgpack.decode(received(pipe), type=Setup)
     signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
-    # Here, since the gateway imports this module, and has no use for the tables.
+    # Imported here, because the gateway imports this module and does not need the tables.
     from compressor import warm  # noqa: PLC0415
     from gateway.adapters.compress.work import Counters, work  # noqa: PLC0415
 
@@ -83,7 +84,7 @@ def _serve(pipe: socket.socket) -> None:
     for path in setup.tokenizers:
         counters.get(path)
     warm()
-    gc.freeze()  # what is there stays, and need not be looked through again
+    gc.freeze()  # these objects stay; the collector need not scan them again
     signal.setitimer(signal.ITIMER_REAL, 0)
     pipe.sendall(framed(b""))
     tasks = msgspec.msgpack.Decoder(CompressTask)
@@ -96,7 +97,7 @@ def _serve(pipe: socket.socket) -> None:
 
 
 def received(pipe: socket.socket) -> bytes:
-    """The next frame's content; EOFError when the pipe has closed."""
+    """The next frame's content. Raises EOFError when the pipe has closed."""
     length = int.from_bytes(_exactly(pipe, _LENGTH_BYTES), "big")
     return _exactly(pipe, length)
 

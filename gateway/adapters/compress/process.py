@@ -1,11 +1,11 @@
 """The gateway's end of one worker process: start it, ask it, end it.
 
 Rules:
-- A fresh interpreter by exec, never a fork: uvloop and threads do not survive one. Not
-  multiprocessing's spawn either: that imports the gateway's own main module again, leaves a
-  resource tracker behind and gives the child the gateway's whole environment.
-- The child gets no secret: of the environment only what an interpreter needs to start.
-- Nothing here waits for a thread; the socket belongs to the loop.
+- The worker is a new interpreter (exec), never a fork: uvloop and threads do not survive a fork.
+  multiprocessing's spawn is not used either: it imports the gateway's main module again, leaves
+  a resource tracker behind and passes on the gateway's whole environment.
+- The child gets no secrets: only the environment variables that an interpreter needs to start.
+- Nothing here waits for a thread; the event loop owns the socket.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ _ONE_THREAD: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 KEEP_MEMORY: Final[Mapping[str, str]] = {
-    # glibc hands freed memory back at once, and a prompt's arrays are of the size for which it
-    # does: 260 page faults, a sixth of the time each prompt takes. 64 MiB are kept at most.
+    # By default glibc returns freed blocks of the size of a prompt's arrays at once, which costs
+    # 260 page faults, a sixth of the time per prompt. This keeps at most 64 MiB.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 GIVE_BACK_MEMORY: Final[Mapping[str, str]] = {
-    # Named, or glibc raises both with the largest block that was freed.
+    # Set explicitly, because otherwise glibc raises both with the largest freed block.
     "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 10),
 }
@@ -46,11 +46,11 @@ _REAP_S: Final = 0.002
 
 
 class WorkerGone(SluiceError):
-    """The process died or never came up; the text says what is known."""
+    """The process died or did not start; the text gives the known reason."""
 
 
 class WorkerProcess(asyncio.Protocol):
-    """One process and the socket to it. One question at a time; asking again needs an answer."""
+    """One process and the socket to it. It takes one task at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes], lost: asyncio.Event) -> None:
         self._process = process
@@ -59,11 +59,11 @@ class WorkerProcess(asyncio.Protocol):
         self._buffer = bytearray()
         self._answer: asyncio.Future[bytes] | None = None
         self.alive = True
-        """Whether it can be asked."""
+        """Whether it can take tasks."""
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     @classmethod
@@ -74,10 +74,10 @@ class WorkerProcess(asyncio.Protocol):
         module: str = "gateway.adapters.compress.child",
         memory: Mapping[str, str] = KEEP_MEMORY,
     ) -> "WorkerProcess":
-        """A process that runs `module` and is warm. `lost` is set whenever it dies.
+        """Start a process that runs `module` and wait until it is warm. Sets `lost` when it dies.
 
-        `memory`: what it does with memory it freed.
-        Raises WorkerGone or OSError; what was started has then ended.
+        `memory`: environment variables that set when it returns freed memory. Raises WorkerGone
+        or OSError, after ending the process.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -95,21 +95,21 @@ class WorkerProcess(asyncio.Protocol):
             await worker.end()
             raise WorkerGone(f"it was not ready within {START_LIMIT_S:g} s") from None
         except BaseException:
-            if worker._transport is None:  # else it is the transport's
+            if worker._transport is None:  # otherwise the transport closes it
                 ours.close()
             await worker.end()
             raise
         return worker
 
     async def ask(self, task: CompressTask, limit_s: float) -> CompressResult:
-        """What it makes of a task. After WorkerGone or TimeoutError it has to be ended."""
+        """The result of a task. After WorkerGone or TimeoutError the caller must call `end`."""
         answer = await self.asked(msgspec.msgpack.encode(task), limit_s=limit_s)
         return msgspec.msgpack.decode(answer, type=CompressResult)
 
     async def end(self) -> None:
-        """Kill it (it keeps nothing) and wait until it is gone. Idempotent.
+        """Kill the process, which keeps no state, and wait until it has ended. Idempotent.
 
-        A cancellation takes effect once it is gone: it must not leave a zombie.
+        A cancellation takes effect only then, so that no zombie stays.
         """
         self.alive = False
         if self._transport is not None:
@@ -147,11 +147,11 @@ class WorkerProcess(asyncio.Protocol):
         self._lost.set()
 
     async def asked(self, *frames: bytes, limit_s: float) -> bytes:
-        """What it answers to frames. After WorkerGone or TimeoutError it has to be ended."""
+        """The answer to frames. After WorkerGone or TimeoutError the caller must call `end`."""
         if self._transport is None or not self.alive:
             raise WorkerGone(self._how_it_ended())
         self._answer = asyncio.get_running_loop().create_future()
-        # Apart: a body is large, and to join it with its length would copy it.
+        # Written separately: joining a large body with its length would copy it.
         for data in frames:
             self._transport.write(length_of(data))
             self._transport.write(data)
@@ -161,7 +161,7 @@ class WorkerProcess(asyncio.Protocol):
     async def _reaped(self) -> None:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + _REAP_LIMIT_S
-        # An exit is no event without a handler for SIGCHLD, and that is the whole process's.
+        # Polls, because a SIGCHLD handler would apply to the whole gateway process.
         while self._process.poll() is None and loop.time() < give_up_s:  # noqa: ASYNC110
             await asyncio.sleep(_REAP_S)
 
@@ -173,10 +173,10 @@ class WorkerProcess(asyncio.Protocol):
 def _popen(pipe: socket.socket, module: str, memory: Mapping[str, str]) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {**_ONE_THREAD, **memory}
-    # As multiprocessing does it: what the gateway could import, the worker can.
+    # As in multiprocessing: the worker can import everything that the gateway can.
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - a module of ours
-        # -P: the directory the gateway was started in is no place to import from.
+        # -P: do not import from the directory in which the gateway was started.
         [sys.executable, "-P", "-m", module],
         stdin=pipe.fileno(),
         stdout=subprocess.DEVNULL,

@@ -1,10 +1,10 @@
-"""One compression: the task's body is read, its text cut, and the new text put back.
+"""One compression: reads the task's body, cuts its text, and puts the new text back.
 
-Runs in a worker process; pure but for reading tokenizers. Rules:
-- Only the strings that were cut are written anew, each in its place in the client's own
-  bytes: white space, number spellings, escapes and members nobody knows stay as they are.
-- The same task gives the same bytes, in whichever process.
-- No body makes it raise: what cannot be compressed is a result with a reason.
+Runs in a worker process; pure except for reading tokenizers. Rules:
+- Only the cut strings are rewritten, in place in the client's own bytes: white space, number
+  spellings, escapes and unknown members stay as they are.
+- The same task gives the same bytes in every process.
+- No body makes it raise: a body that cannot be compressed gives a result with a reason.
 """
 
 import logging
@@ -65,15 +65,15 @@ _OPENING: Final = re.compile(rb"[ \t\n\r]*+\[")
 
 
 class Counters:
-    """Exact counters by the path of their tokenizer, each loaded once."""
+    """Exact token counters by tokenizer path, each loaded once."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Counter | None] = {}
 
     def get(self, path: str | None) -> Counter | None:
-        """The counter of a tokenizer.json; None without a path, or where it cannot be loaded.
+        """The counter of a tokenizer.json; None without a path, or if it cannot be loaded.
 
-        Then the budget is estimated, which has a margin of its own.
+        With None the budget is estimated, with a margin.
         """
         if path is None:
             return None
@@ -87,26 +87,26 @@ class Counters:
 
 
 def work(task: CompressTask, counters: Counters) -> CompressResult:
-    """The task's body made to fit, or the reason why not; never raises.
+    """Compress the task's body, or give the reason why not; never raises.
 
-    `tokens_after` is of the whole prompt: its texts as counted and `fixed_tokens`.
+    `tokens_after` covers the whole prompt: its counted texts plus `fixed_tokens`.
     """
     try:
         return _work(task, counters)
     except (msgspec.DecodeError, UnicodeError, RecursionError, BadRequest):
         return CompressResult(reason="malformed")
     except Exception as error:  # noqa: BLE001 - one body must not end the worker for all others
-        # No message and no trace: they may quote the prompt.
+        # Neither message nor traceback is logged: they may quote the prompt.
         _log.error("a prompt could not be compressed: %s", _place(error))
         return CompressResult(reason="failed")
 
 
 def rewritten(raw: bytes, old: Any, new: Any) -> bytes:
-    """JSON `raw`, which decodes to `old`, with the strings that differ in `new` replaced.
+    """Replace in the JSON `raw`, which decodes to `old`, the strings that differ in `new`.
 
-    Both have the same structure; what did not change is the same object, and may be absent from
-    `new` in an object. Nothing changed: `raw` itself. Raises msgspec.ValidationError for a name
-    that is repeated on the way to a string: it would not be clear which one counts.
+    `old` and `new` have the same structure. Unchanged values are the same objects, and `new` may
+    omit unchanged members. Without changes, returns `raw` itself. Raises msgspec.ValidationError
+    if an object on the path to a changed string repeats a name, which makes it ambiguous.
     """
     if isinstance(new, str):
         return msgspec.json.encode(new)
@@ -171,7 +171,7 @@ def _compressed(task: CompressTask, old: dict[str, Any], counter: Counter | None
 
 
 def _no_single_text(prompt: object) -> str | None:
-    """Why a completions prompt is not one text, if so. A list of one text is one."""
+    """Why a completions prompt is not a single text; None if it is. A list of one text is one."""
     if isinstance(prompt, str):
         return None
     if not isinstance(prompt, list):
@@ -184,7 +184,7 @@ def _no_single_text(prompt: object) -> str | None:
 
 
 def _members(endpoint: str, old: dict[str, Any], body: Any) -> dict[str, Any]:
-    """The top-level members that a compressed body stands for."""
+    """The top-level members of the request that a compressed body replaces."""
     if endpoint == "chat":
         return {"messages": body}
     if endpoint == "completions":
@@ -193,7 +193,7 @@ def _members(endpoint: str, old: dict[str, Any], body: Any) -> dict[str, Any]:
 
 
 def _changed(old: Any, new: Any) -> set[Any]:
-    """Keys or indices of what is not as it was. Lists and objects are compared by identity."""
+    """Keys or indices of changed values. Lists and objects are compared by identity."""
     keys = list(new) if isinstance(new, dict) else range(len(new))
     return {
         key
@@ -203,7 +203,7 @@ def _changed(old: Any, new: Any) -> set[Any]:
 
 
 def _places(raw: bytes, value: Any) -> list[tuple[Any, int, int]]:
-    """(key or index, start, end) of everything in an object or array."""
+    """(key or index, start, end) of every value in an object or array."""
     if isinstance(value, dict):
         members = locate(raw)
         if len({member.name for member in members}) < len(members):
@@ -222,7 +222,7 @@ def _places(raw: bytes, value: Any) -> list[tuple[Any, int, int]]:
 
 
 def _place(error: Exception) -> str:
-    """The kind of an error and where it arose."""
+    """The type of an error, and the file and line that raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,14 +1,14 @@
-"""CompressRunner on worker processes: prompts are cut there, never on the event loop.
+"""CompressRunner on worker processes: they cut prompts, never the event loop.
 
 Rules:
-- A caller waits `time_limit_s` at most, in the queue and in the worker together; then its
-  result is `timeout`. A worker is killed only when it is on one task for that long: a task
-  that waited must not cost a worker, or an overload would feed on itself.
-- A worker that dies fails the task it was on, and no other; the task is not tried again, as it
-  may be what killed it.
-- A worker is replaced in the background. While none is ready, `failed` is said at once: the
-  request goes on uncompressed.
-- A caller that is cancelled frees its place; an answer that nobody awaits is dropped.
+- A caller waits at most `time_limit_s`, in the queue and in the worker together; then its result
+  is `timeout`. A worker is killed only after spending that long on one task. Killing it for a
+  task that waited in the queue would make an overload worse.
+- A worker that dies fails only the task it was running. The task is not retried, because it may
+  have killed the worker.
+- Workers are replaced in the background. While none is ready, calls return `failed` at once and
+  the request continues uncompressed.
+- A cancelled caller frees its place; its result is dropped.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = logging.getLogger("sluice.compress_workers")
 
 
 class _Job:
-    """A task and who awaits it."""
+    """A task and the future of its result."""
 
     __slots__ = ("answer", "task")
 
@@ -43,7 +43,7 @@ class _Job:
         self.answer = answer
 
     def settle(self, result: CompressResult) -> None:
-        """Answer, unless that was done or nobody waits any more."""
+        """Set the result, unless it was set or the caller was cancelled."""
         if not self.answer.done():
             self.answer.set_result(result)
 
@@ -51,8 +51,8 @@ class _Job:
 class CompressWorkers:
     """CompressRunner with `processes` workers (at least 1) and `queue` places to wait in.
 
-    `time_limit_s` (above 0) is for one call. `tokenizers` are loaded before the first task;
-    another that a task names is loaded then, and by each later worker from its start.
+    `time_limit_s` (above 0) limits one call. `tokenizers` are loaded before the first task. Another
+    tokenizer that a task names is loaded then, and by each later worker at its start.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class CompressWorkers:
 
     @property
     def taken(self) -> int:
-        """Calls that wait or are being worked on."""
+        """Calls that wait or run."""
         return self._taken
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes that are ready, in no order."""
+        """Process ids of the ready workers, in no order."""
         return tuple(worker.pid for worker in self._workers)
 
     async def start(self) -> None:
         """Start the processes and wait until all are warm.
 
-        Raises WorkerGone or OSError; none is left.
+        Raises WorkerGone or OSError, after ending all of them.
         """
         starting = [asyncio.create_task(self._started()) for _ in range(self._processes)]
         try:
@@ -125,17 +125,17 @@ class CompressWorkers:
         finally:
             self._taken -= 1
             timer.cancel()
-            if job in self._waiting:  # not begun: let go of the body
+            if job in self._waiting:  # not started: release the body
                 self._waiting.remove(job)
 
     async def close(self) -> None:
-        """End the processes; calls that wait are answered `failed`. Idempotent."""
+        """End the processes; waiting calls return `failed`. Idempotent."""
         await self._lanes.close()
         while self._waiting:
             self._waiting.popleft().settle(_FAILED)
 
     async def _lane(self, worker: WorkerProcess) -> None:
-        """One worker after another, for as long as the gateway runs."""
+        """Run one worker after another, for as long as the gateway runs."""
         while True:
             try:
                 await self._serve(worker)
@@ -147,7 +147,7 @@ class CompressWorkers:
             self._workers.add(worker)
 
     async def _serve(self, worker: WorkerProcess) -> None:
-        """Hand tasks to a worker until it dies or has to."""
+        """Hand tasks to a worker until it dies or must be killed."""
         while True:
             while worker.alive and not self._waiting:
                 self._wake.clear()
@@ -164,7 +164,7 @@ class CompressWorkers:
                 late = isinstance(error, TimeoutError)
                 why = "a prompt took too long" if late else str(error)
                 _log.warning("compression worker %d is replaced: %s", worker.pid, why)
-                self._workers.discard(worker)  # first: who is told may call again
+                self._workers.discard(worker)  # before settling: the caller may call again
                 job.settle(_TIMEOUT if late else _FAILED)
                 return
             except asyncio.CancelledError:
@@ -173,7 +173,7 @@ class CompressWorkers:
             job.settle(result)
 
     async def _replacement(self) -> WorkerProcess:
-        """A new worker; tried for ever, ever more slowly."""
+        """Start a new worker; retries forever, with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:

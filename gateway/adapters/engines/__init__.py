@@ -1,1 +1,1 @@
-"""Engines as they describe themselves: probes, metrics pages, KV capacity."""
+"""Reads the state of engines: health probes, metrics pages, KV capacity."""

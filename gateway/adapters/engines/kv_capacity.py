@@ -1,10 +1,11 @@
-"""How much KV cache each engine has, as it says itself on its /metrics page.
+"""Reads each engine's KV cache capacity from its /metrics page.
 
-vLLM tells blocks and their size as labels of `vllm:cache_config_info`, once for each of its
-data-parallel engines; their tokens times the model's bytes per token is the capacity: all of
-them for a worker that is the whole engine, its own for a worker that is one rank. Asked
-once each time a worker comes up, never on a request's way. An engine that does not tell is
-asked again only after it was away: there KV is enforced only where the configuration states it.
+vLLM reports the number of blocks and their size as labels of `vllm:cache_config_info`, once per
+data-parallel rank. Capacity in bytes is the tokens in all blocks times the model's bytes per
+token: of all ranks for a worker that is the whole engine, of one rank for a worker that is that
+rank. The page is read once each time a worker comes up, never on the request path. An engine
+that reports nothing is asked again only after it was down; until then, KV limits apply only if
+the configuration states the capacity.
 """
 
 import logging
@@ -31,25 +32,25 @@ class EngineKv:
 
     def __init__(self) -> None:
         self.kv_bytes_by_worker: dict[Place, int] = {}
-        """What engines told; workers that did not are absent."""
+        """Capacities that engines reported; workers without a report are absent."""
         self._asked: set[Place] = set()
 
     def of(self, model: str, pool: int, worker: int) -> int:
-        """Bytes of a worker's KV cache; 0 for unknown."""
+        """Bytes of a worker's KV cache; 0 if unknown."""
         return self.kv_bytes_by_worker.get((model, pool, worker), 0)
 
     def forget(self, served: ServedModel, pool: int, worker: int) -> None:
-        """The worker is away: it may come back another."""
+        """Forget a worker that is down: it may come back with another capacity."""
         self._asked.discard((served.name, pool, worker))
 
     def asks(self, served: ServedModel, pool: int, worker: int) -> bool:
-        """Whether a worker that is up is to be asked: once since it came up, if it matters."""
+        """Whether to ask a worker that is up: once since it came up, and only if KV matters."""
         if (served.name, pool, worker) in self._asked:
             return False
         return bool(served.kv_bytes_per_token or served.telemetry)
 
     async def learn(self, served: ServedModel, pool: int, worker: int, pages: EnginePages) -> None:
-        """Ask a worker that is up. Never raises."""
+        """Read the capacity of a worker that is up. Never raises."""
         place = (served.name, pool, worker)
         self._asked.add(place)
         address = served.workers[pool][worker]
@@ -74,13 +75,13 @@ class EngineKv:
 
 
 def kv_tokens(line: str) -> int | None:
-    """Tokens that a line of a metrics page says one engine's KV cache holds, if it says so."""
+    """KV cache tokens of one rank, if this line of a metrics page reports them."""
     if not line.startswith(_METRIC):
         return None
     labels = dict(_LABEL.findall(line))
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if not (blocks.isascii() and blocks.isdigit() and size.isascii() and size.isdigit()):
-        return None  # "None" while the engine still measures
+        return None  # "None" while the engine is still measuring
     tokens = int(blocks[:16]) * int(size[:16])
     return tokens if 0 < tokens <= _MOST_TOKENS else None
 
@@ -90,7 +91,7 @@ def _is_of(rank: int | None, line: str) -> bool:
 
 
 async def _ask(address: WorkerAddress, pages: EnginePages) -> int | None:
-    """The sum over a worker's engines; None when one of them, or the page, does not tell."""
+    """Tokens over a worker's ranks; None if any of them, or the page, is missing."""
     page = await pages.get(address, "/metrics", MAX_PAGE_BYTES)
     if page is None or page.status != 200:
         return None

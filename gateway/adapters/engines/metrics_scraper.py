@@ -1,9 +1,9 @@
-"""Engines' own figures: each worker's /metrics page, read about once a second.
+"""Reads each engine's /metrics page about once a second.
 
-One task an engine, whose ranks are on one page; a request never waits for one. A page that
-cannot be had leaves the last reading to grow stale, and is asked for ever more rarely. With
-many engines each is asked less often, because reading pages shares the event loop with
-requests; but never so seldom that what an engine said is stale when it is asked again.
+Each engine has one task; its ranks share one page. Requests never wait for a page. When a page
+cannot be read, the last sample becomes stale and the task backs off. With many engines the
+interval grows, because reading pages shares the event loop with requests, but it stays below
+the age at which a sample becomes stale.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 
 MOST_PAGES_PER_S: Final = 128.0
-"""Of all engines together, as long as readings do not grow stale for it."""
+"""Limit over all engines, unless samples would become stale."""
 JITTER: Final = 0.1
 MOST_INTERVAL_S: Final = 0.8 * STALE_S
-"""With the jitter and the time that an answer takes, less than what is stale."""
+"""Together with jitter and response time, this stays below STALE_S."""
 _MOST_PAUSE_S: Final = 60.0
 
 _log = logging.getLogger("sluice.telemetry")
 
 OnRestart = Callable[[ServedModel, int, int], None]
-"""(model, pool, worker) whose engine began anew: its prefix cache is empty."""
+"""Called with (model, pool, worker) when the engine has restarted with an empty prefix cache."""
 
 
 class EngineMetrics:
-    """Fills the views of every model's pools until closed."""
+    """Updates the telemetry of every model's pools until closed."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class EngineMetrics:
         on_restart: OnRestart | None = None,
         upstream: Upstream | None = None,
     ) -> None:
-        """`clock` is what decisions are timed by.
+        """`clock` is the clock that decisions use.
 
-        `upstream`: whose connections to use; without it they are its own.
+        `upstream` provides connections; without it the object opens its own.
         """
         self._models = list(models)
         self._clock = clock
@@ -61,13 +61,13 @@ class EngineMetrics:
             or tuple(TelemetryView(len(workers)) for workers in served.workers)
             for served in self._models
         }
-        """By model, its pools' views."""
+        """Views of each model's pools, by model."""
         pages = sum(len(pool.engines) for served in self._models for pool in served.pools)
         self.interval_s = max(interval_s, min(pages / MOST_PAGES_PER_S, MOST_INTERVAL_S))
-        """Seconds between two readings of an engine that answers."""
+        """Seconds between two readings of an engine that responds."""
 
     async def start(self) -> None:
-        """Begin to read, in the background."""
+        """Start reading in the background."""
         self._background.start(
             *(
                 self._run(served, pool, worker)
@@ -83,9 +83,9 @@ class EngineMetrics:
         await self._pages.close()
 
     async def read(self, served: ServedModel, pool: int, worker: int) -> bool:
-        """Read the page of a worker's engine into the view; False when there was none to read.
+        """Read the page of a worker's engine into its view; False if the page could not be read.
 
-        Raises nothing that an engine can cause.
+        No response of an engine makes it raise.
         """
         address = served.workers[pool][worker]
         try:
@@ -97,7 +97,7 @@ class EngineMetrics:
         return self._take(served, pool, worker, page.body)
 
     def _take(self, served: ServedModel, pool: int, worker: int, page: bytes) -> bool:
-        """Keep what a page says of each of its engine's ranks."""
+        """Store the page's samples for each rank of the engine."""
         known = False
         view = self.views[served.name][pool]
         for rank in served.pools[pool].siblings[worker]:
@@ -115,7 +115,7 @@ class EngineMetrics:
         return known
 
     async def _run(self, served: ServedModel, pool: int, worker: int) -> None:
-        # Spread over the first interval, so that pages do not come all at once.
+        # Spread over the first interval, so that the pages do not arrive all at once.
         pause_s = self.interval_s
         await asyncio.sleep(random.uniform(0, self.interval_s))
         while True:
@@ -126,7 +126,7 @@ class EngineMetrics:
             await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     def _warn(self, served: ServedModel, address: WorkerAddress, fields: Iterable[str]) -> None:
-        """Say once for each model what a page lacks."""
+        """Warn once per model about metrics that a page lacks."""
         for field in fields:
             if (served.name, field) in self._warned:
                 continue

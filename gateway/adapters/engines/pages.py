@@ -1,8 +1,7 @@
-"""GET of what an engine says of itself (health, models, metrics), as cheaply as a request goes.
+"""Cheap GETs of an engine's own pages (health, models, metrics).
 
-The connections are those of `gateway.adapters.upstream`: kept between two looks, and without
-what a general HTTP client does for each call, which with thousands of engines would take most of
-a core.
+They use the kept-alive connections of `gateway.adapters.upstream`. With thousands of engines, a
+general HTTP client's work per call would take most of a core.
 """
 
 import asyncio
@@ -15,25 +14,25 @@ from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 from gateway.records.record import Record
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
-"""Of a page; a longer one tells nothing."""
+"""Longest page; a longer one is ignored."""
 _LINES: Final = b"accept: */*\r\nuser-agent: sluice\r\n"
 
 NOT_HAD: Final = (UpstreamFailure, OSError)
-"""What `EnginePages.get` raises; a time-out is an OSError."""
+"""The exceptions that `EnginePages.get` raises; a time-out is an OSError."""
 
 
 class Page(Record, frozen=True):
-    """An engine's answer."""
+    """An engine's response."""
 
     status: int
     body: bytes
 
 
 class EnginePages:
-    """Gets pages of engines; each whole answer takes `timeout_s` at most."""
+    """Gets pages of engines, each whole response within `timeout_s`."""
 
     def __init__(self, upstream: Upstream | None, timeout_s: float) -> None:
-        """`upstream`: whose connections to use; None for connections of its own."""
+        """`upstream` provides connections; with None the object opens its own."""
         self._upstream = upstream or HttpUpstream()
         self._shared = upstream is not None
         self._timeout_s = timeout_s
@@ -45,7 +44,7 @@ class EnginePages:
     async def get(
         self, address: WorkerAddress, path: str, most_bytes: int = MAX_PAGE_BYTES
     ) -> Page | None:
-        """A page; None when it is longer than `most_bytes`. Raises what `NOT_HAD` names."""
+        """Get a page; None if it is longer than `most_bytes`. Raises exceptions in `NOT_HAD`."""
         async with asyncio.timeout(self._timeout_s):
             answer = await self._upstream.open(address, self._call(path))
             try:
@@ -63,7 +62,7 @@ class EnginePages:
         return Page(answer.status, b"".join(pieces))
 
     async def close(self) -> None:
-        """Let go of the connections that are its own."""
+        """Close the object's own connections."""
         if not self._shared:
             await self._upstream.close()
 

@@ -1,10 +1,10 @@
 """Health probes: each worker's /health, the models it lists, its KV cache, its progress.
 
-One task an engine, whose ranks share the verdict. A probe changes only whether a worker is in the
-rotation, never its load; how many must be missed is `gateway.policy.fleet.fleet`'s. A worker that
-refused a request's connection is probed again at the next interval and returns by itself. Probes
-are spread evenly over the interval: a round of thousands at once would keep the event loop from
-requests.
+Each engine has one task; its ranks share the verdict. A probe changes only whether a worker is in
+rotation, never its load. `gateway.policy.fleet.fleet` decides how many missed probes take a worker
+out. A worker that refused a request's connection is probed at the next interval and returns by
+itself. Probes are spread evenly over the interval, because thousands at once would block the
+event loop.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 
 FIRST_AT_ONCE: Final = 128
-"""Engines that are probed at a time before the first request is served."""
+"""Engines probed concurrently before the first request is served."""
 MODELS_EVERY_S: Final = 30.0
-"""A worker's list of models is read again so often: an adapter may be loaded at any time."""
+"""Interval between readings of a worker's model list: adapters may be loaded at any time."""
 OWN_SHARE: Final = 0.25
-"""Of a probe's time: when the event loop stood still so long, a time-out says nothing."""
+"""Share of a probe's time limit. After a longer stall of the event loop, a time-out is ignored."""
 
 _log = logging.getLogger("sluice.probes")
 
 OnFrozen = Callable[[ServedModel, int, int], None]
-"""(model, pool, worker) whose engine gives no token to anybody."""
+"""Called with (model, pool, worker) of a frozen engine, which gives no token to any client."""
 _Which = tuple[ServedModel, int, int]
 """Model, pool, the first worker of an engine."""
 
@@ -55,14 +55,14 @@ class Prober:
         clock: Callable[[], float] = time.monotonic,
         on_frozen: OnFrozen | None = None,
     ) -> None:
-        """`upstream`: whose connections to use; without it they are its own.
+        """`upstream` provides connections; without it the prober opens its own.
 
-        `kv` is filled with what engines tell of their KV caches; `clock` is the requests'.
-        `on_frozen` hears of a frozen engine with each probe for as long as it is.
+        `kv` receives the engines' KV capacities. `clock` is the requests' clock. `on_frozen` is
+        called at each probe while an engine is frozen.
         """
         self._on_frozen = on_frozen
         self._counted: dict[tuple[str, int, int], EngineSample] = {}
-        """Model, pool, worker -> what a silent engine's metrics page counted last."""
+        """(model, pool, worker) -> the last sample of a silent engine's metrics page."""
         self._kv = kv
         self._models = list(models)
         self._interval_s = interval_s
@@ -72,10 +72,10 @@ class Prober:
         self._background = BackgroundTasks()
         self._watch = LoopWatch()
         self._read_s: dict[tuple[str, str, str], float] = {}
-        """Model, pool, worker: when its list of models was read last since it came up."""
+        """(model, pool, worker) -> time of the last reading of its model list since it came up."""
 
     async def start(self) -> None:
-        """Probe everything once, then go on in the background."""
+        """Probe every engine once, then continue in the background."""
         self._watch.start()
         engines: list[_Which] = [
             (served, pool, ranks[0])
@@ -105,14 +105,14 @@ class Prober:
         await self._pages.close()
 
     async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:
-        """Probe one worker and apply what is found to its engine; whether it is well."""
+        """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""
         state, address = served.pools[pool], served.workers[pool][worker]
         late_s = self._watch.late_s
         refused, why = False, ""
         try:
             why = await self._ails(address) or await self._misfit(served, pool, address)
         except NOT_HAD as error:
-            if getattr(error, "kind", "") == "local":  # this machine could not even ask
+            if getattr(error, "kind", "") == "local":  # this machine could not send the probe
                 return state.up[worker]
             own_s = self._watch.late_s - late_s
             if _is_timeout(error) and own_s > OWN_SHARE * self._timeout_s:
@@ -141,7 +141,7 @@ class Prober:
         refused: bool,
         answers: bool,
     ) -> None:
-        """Take a verdict over, and say what changes."""
+        """Apply a verdict, and log changes."""
         state, name = served.pools[pool], served.workers[pool][worker].id
         place = f"worker {name} of {served.name}/{state.name}"
         said = state.why_down[worker]
@@ -161,7 +161,7 @@ class Prober:
             _log.info("%s missed a probe: %s", place, why)
 
     async def _look_for_frost(self, served: ServedModel, pool: int, worker: int) -> None:
-        """See whether a silent engine computes for others, and tell of one that is frozen."""
+        """Check whether a silent engine still computes for other clients; report a frozen one."""
         state, place = served.pools[pool], (served.name, pool, worker)
         if not state.progress.silent_s(worker):
             self._counted.pop(place, None)
@@ -180,7 +180,7 @@ class Prober:
             self._on_frozen(served, pool, worker)
 
     async def _counts(self, served: ServedModel, pool: int, worker: int) -> bool:
-        """Whether an engine's own count of tokens moved since it was asked before."""
+        """Whether an engine's own token counter moved since the last reading."""
         place = (served.name, pool, worker)
         try:
             page = await self._pages.get(served.workers[pool][worker], "/metrics")
@@ -202,7 +202,7 @@ class Prober:
         return f"a probe failed: {error}"
 
     async def _ails(self, address: WorkerAddress) -> str:
-        """What is wrong with an engine's health; "" for nothing. Raises what `NOT_HAD` names."""
+        """Why an engine is not healthy; "" if it is. Raises the exceptions in `NOT_HAD`."""
         page, path = await self._pages.get(address, "/health"), "/health"
         if page is not None and page.status == 404:  # not every engine has /health
             page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
@@ -216,7 +216,7 @@ class Prober:
         return f"{path} answered {'too much' if page is None else page.status}"
 
     async def _misfit(self, served: ServedModel, pool: int, address: WorkerAddress) -> str:
-        """What of an engine's list of models does not fit, asked for when it comes up and later."""
+        """Why an engine's model list does not match; "" if it does. Asks every MODELS_EVERY_S."""
         place = (served.name, served.pools[pool].name, address.id)
         read_s = self._read_s.get(place)
         if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
@@ -224,7 +224,7 @@ class Prober:
         try:
             page = await self._pages.get(address, "/v1/models")
         except NOT_HAD:
-            return ""  # its health was good; asked again with the next probe
+            return ""  # it is healthy; the next probe asks again
         why = _refusal(page, address)
         if why:
             return why
@@ -263,12 +263,12 @@ class Prober:
             )
 
     async def _run(self, which: _Which, at_s: float) -> None:
-        """Probe an engine at this time of the loop's and every interval after it."""
+        """Probe an engine at loop time `at_s` and every interval after it."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(at_s - loop.time())
             await self.probe(*which)
-            # In step with itself, so that engines stay spread; what took longer leaves one out.
+            # A fixed schedule keeps engines spread; a probe that overruns skips its next turn.
             at_s += self._interval_s * (1 + max(0, floor((loop.time() - at_s) / self._interval_s)))
 
 
@@ -277,7 +277,7 @@ def _is_timeout(error: Exception) -> bool:
 
 
 def _refusal(page: Page | None, address: WorkerAddress) -> str:
-    """Why an engine does not show its models to us."""
+    """Why an engine does not list its models."""
     if page is None or page.status not in (401, 403):
         return ""
     what = "wants a key" if address.api_key is None else "refuses the key"

@@ -1,1 +1,1 @@
-"""Entitlements changed at run time: directory, keyring and token pools in step."""
+"""Entitlements that change at run time: keeps directory, keyring and token pools consistent."""

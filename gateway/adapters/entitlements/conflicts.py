@@ -1,13 +1,14 @@
-"""What two states of an entitlement come to, when the directory lost the writes between them.
+"""Merges two states of an entitlement after the directory lost writes.
 
-Plain functions without I/O. The directory may have come back older than it was, and others may
-have written to it since, so that neither state need descend from the other.
+Plain functions without I/O. The directory may have come back in an older state and taken other
+gateways' writes since, so neither state has to descend from the other.
 
-- A deletion holds: an id that was deleted never comes back. Of two namesakes the newer stays.
-- A key that an admin revoked stays revoked.
-- Suspension is the one that was set last, and so is expiry, each for itself; the stricter, where
-  neither is the later.
-- Everything else is the newer one's, by the clock of whoever made the change.
+- Deletions are final: a deleted id never comes back. Of two entitlements with one name, the newer
+  stays.
+- Revoked keys stay revoked.
+- Suspension and expiry each take the value that was set last; if set at the same time, the
+  stricter one.
+- All other fields come from the newer state, by the clock of the gateway that changed it.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -18,29 +19,29 @@ import msgspec
 from gateway.ports import EntitlementEntry, Kept
 
 REVOKED_KEPT: Final = 32
-"""Digests of revoked keys remembered with an entitlement."""
+"""Digests of revoked keys kept per entitlement."""
 
 Grave = tuple[str, str]
 """Name and id of a deleted entitlement."""
 
 
 class Repair(msgspec.Struct):
-    """How to have a directory hold what is known."""
+    """Steps that bring the directory and this process to the same state."""
 
     puts: list[EntitlementEntry] = []
     """Each based on the version that the directory holds."""
     deletes: list[EntitlementEntry] = []
     gone: list[str] = []
-    """Names that are to be forgotten here."""
+    """Names that this process must forget."""
 
 
 def grave(entry: EntitlementEntry) -> Grave:
-    """What its deletion would be known by."""
+    """The name and id under which the entry's deletion is remembered."""
     return entry.terms.name, entry.id
 
 
 def changed(before: EntitlementEntry, unix_s: float = 0.0, **fields: object) -> EntitlementEntry:
-    """An entry with other content, which is newer than before; `unix_s`: now, if known."""
+    """A newer entry with other content; `unix_s` is the current time, if known."""
     number = max(_next(before), int(unix_s * 1000))
     after = msgspec.structs.replace(before, **fields, changed=number)
     if before.terms.expires_unix_s != after.terms.expires_unix_s:
@@ -49,14 +50,14 @@ def changed(before: EntitlementEntry, unix_s: float = 0.0, **fields: object) -> 
 
 
 def stood(before: EntitlementEntry, unix_s: float, *, suspended: bool) -> EntitlementEntry:
-    """An entry that was suspended or resumed, even if it was so already as far as is known here."""
+    """The entry suspended or resumed now, even if `before` is in that state already."""
     terms = msgspec.structs.replace(before.terms, suspended=suspended)
     after = changed(before, unix_s, terms=terms)
     return msgspec.structs.replace(after, standing=_later(before.standing, unix_s))
 
 
 def revoked(before: EntitlementEntry, unix_s: float, digests: Container[str]) -> EntitlementEntry:
-    """An entry without these keys, for good."""
+    """The entry with these keys revoked for good."""
     ended = tuple(d for d in before.key_sha256 if d in digests)
     return changed(
         before,
@@ -67,7 +68,7 @@ def revoked(before: EntitlementEntry, unix_s: float, digests: Container[str]) ->
 
 
 def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementEntry:
-    """What two states of one name come to, as a state based on `theirs`."""
+    """Merge two states of one name into a state based on the version of `theirs`."""
     newer = mine if mine.changed > theirs.changed else theirs
     ended = dict.fromkeys((*theirs.revoked_sha256, *mine.revoked_sha256))
     newer = msgspec.structs.replace(
@@ -76,7 +77,7 @@ def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementE
         revoked_sha256=tuple(ended)[-REVOKED_KEPT:],
         version=theirs.version,
     )
-    # What the file says has one id in a directory, and another in one that came back empty.
+    # An entry from the file gets another id in a directory that came back empty.
     if mine.id != theirs.id and not mine.origin == theirs.origin == "file":
         return newer
     return msgspec.structs.replace(
@@ -92,7 +93,7 @@ def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementE
 def repair(
     known: Mapping[str, EntitlementEntry], buried: Container[Grave], kept: Kept
 ) -> Iterable[Repair]:
-    """One step for each entry that is known here or kept there, so that one can pause between."""
+    """Yield one step per entry of this process or of the directory, so that callers can pause."""
     graves = {(removal.name, removal.id) for removal in kept.removals}
     listed = set()
     for theirs in kept.entries:
@@ -109,7 +110,7 @@ def repair(
     for name, mine in known.items():
         if name in listed:
             continue
-        # Where it is older than all removals that are remembered, one of it may be forgotten.
+        # An entry older than all remembered removals may have been removed by a forgotten one.
         back = grave(mine) not in graves and mine.version >= kept.complete_since
         if back and mine.version:
             yield Repair(puts=[msgspec.structs.replace(mine, version=0)])
@@ -131,7 +132,7 @@ def _expiry(mine: EntitlementEntry, theirs: EntitlementEntry) -> float:
 
 
 def _later(before: int, unix_s: float) -> int:
-    """By the clock: how many writes each history had says nothing of which came later."""
+    """A change time by the clock; numbers of writes cannot order two diverged histories."""
     return max(before + 1, int(unix_s * 1000))
 
 
@@ -140,5 +141,5 @@ def _without(keys: tuple[str, ...], ended: Container[str]) -> tuple[str, ...]:
 
 
 def _next(before: EntitlementEntry) -> int:
-    """Above whatever was known when the change was made, in any history of the directory."""
+    """A number above every version and change time that the entry had, in any history."""
     return max(before.version, before.changed) + 1

@@ -1,4 +1,4 @@
-"""A directory behind time limits and a breaker, so that one that is away costs next to nothing."""
+"""A directory behind time limits and a breaker, so that an unreachable one costs almost nothing."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from gateway.policy.fleet.breaker import Breaker
 from gateway.ports import Directory, EntitlementEntry, Kept, Written
 
 LIMIT_S: Final = 2.0
-"""One call, whatever the directory does."""
+"""Time limit of one call."""
 LOAD_LIMIT_S: Final = 30.0
 
 _log = logging.getLogger("sluice.entitlements")
@@ -19,7 +19,7 @@ _Answer = TypeVar("_Answer", Kept, Written)
 
 
 class GuardedDirectory:
-    """Directory for one caller at a time. Its absence is logged once, and its return."""
+    """Directory for one caller at a time. Logs once when it goes away, and when it returns."""
 
     def __init__(
         self, directory: Directory, clock: Callable[[], float], chance: Callable[[], float]
@@ -34,11 +34,11 @@ class GuardedDirectory:
 
     @property
     def up(self) -> bool:
-        """Whether it answers."""
+        """Whether the directory answers."""
         return self._breaker.closed
 
     def check(self) -> None:
-        """Whether it may be asked now. Raises StateFailure while the breaker is open."""
+        """Raise StateFailure while the breaker is open."""
         if not self._breaker.allows(self._clock()):
             raise StateFailure("the directory of entitlements is away")
 
@@ -52,12 +52,12 @@ class GuardedDirectory:
         return None if found is None else self._heard(found)
 
     async def put(self, *entries: EntitlementEntry, after: str) -> Written:
-        """See Directory; above every revision that was heard of."""
+        """See Directory; the new revision is above every known one."""
         call = self._directory.put(*entries, floor=self._floor, after=after)
         return self._heard(await self._ask(call, LIMIT_S))
 
     async def delete(self, entry: EntitlementEntry, after: str) -> Written:
-        """See Directory; above every revision that was heard of."""
+        """See Directory; the new revision is above every known one."""
         call = self._directory.delete(entry, floor=self._floor, after=after)
         return self._heard(await self._ask(call, LIMIT_S))
 
@@ -70,7 +70,7 @@ class GuardedDirectory:
         return answer
 
     async def _ask(self, call: Awaitable[_T], limit_s: float) -> _T:
-        """Its answer. Raises StateFailure, time-outs included."""
+        """The result of a call. Raises StateFailure, also for time-outs."""
         try:
             async with asyncio.timeout(limit_s):
                 found = await call

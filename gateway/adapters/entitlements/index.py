@@ -1,6 +1,6 @@
-"""The entitlements of one process: who there is, oldest first, and how the file joins in.
+"""The entitlements of one process, oldest first, and their merge with the configuration file.
 
-Plain state without I/O. `created` orders the entitlements: the older keep their reservation
+Plain state without I/O. `created` orders the entitlements: older ones keep their reservation
 when capacity falls.
 """
 
@@ -14,11 +14,11 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import EntitlementEntry
 
 Place = tuple[int, str]
-"""`created` and name: where an entitlement stands in the list."""
+"""`created` and name: an entitlement's position in the list."""
 
 
 class Roster:
-    """Entries by name and in order. Cheap at 100,000."""
+    """Entries by name and in order of creation. Cheap with 100,000 entries."""
 
     def __init__(self) -> None:
         self.entries: dict[str, EntitlementEntry] = {}
@@ -28,11 +28,11 @@ class Roster:
 
     @property
     def next_created(self) -> int:
-        """The number of the next new entitlement."""
+        """The `created` number for the next new entitlement."""
         return self._order[-1][0] + 1 if self._order else 1
 
     def put(self, entry: EntitlementEntry) -> None:
-        """Add an entry or replace its namesake."""
+        """Add an entry or replace the one of the same name."""
         terms = entry.terms
         known = self.entries.get(terms.name)
         if known is not None and _where(known) != _where(entry):
@@ -49,7 +49,7 @@ class Roster:
             reserving.pop(terms.name, None)
 
     def remove(self, name: str) -> None:
-        """Forget an entry; an unknown one is no failure."""
+        """Forget an entry; unknown names are ignored."""
         entry = self.entries.pop(name, None)
         if entry is not None:
             of_model = self._models[entry.terms.model]
@@ -58,18 +58,18 @@ class Roster:
             self._reserving[entry.terms.model].pop(name, None)
 
     def terms(self, model: str) -> Iterator[Entitlement]:
-        """A model's entitlements, oldest first; may be read while they change."""
+        """A model's entitlements, oldest first; safe to iterate during changes."""
         for _, name in tuple(self._models.get(model, ())):
             entry = self.entries.get(name)
             if entry is not None:
                 yield entry.terms
 
     def reserving(self, model: str) -> list[Entitlement]:
-        """Those of a model that reserve a baseline."""
+        """A model's entitlements that reserve a baseline."""
         return list(self._reserving.get(model, {}).values())
 
     def after(self, place: Place, count: int) -> list[EntitlementEntry]:
-        """Up to `count` entries behind a place, oldest first."""
+        """Up to `count` entries after a position, oldest first."""
         start = bisect_right(self._order, place)
         return [self.entries[name] for _, name in self._order[start : start + count]]
 
@@ -79,16 +79,16 @@ class File(msgspec.Struct, frozen=True):
 
     entries: Sequence[EntitlementEntry] = ()
     unix_s: float = 0.0
-    """When it was modified; 0 where that is not known."""
+    """Its modification time; 0 if unknown."""
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """What a file changes of one name: at most one of these."""
+    """The file's change to one name; at most one field is set."""
 
     put: EntitlementEntry | None = None
     remove: EntitlementEntry | None = None
     older: str = ""
-    """Name that an older file would change, and may not."""
+    """Name that is left alone because the file is older."""
 
 
 def merge(
@@ -98,17 +98,18 @@ def merge(
     removed_unix_s: Mapping[str, float],
     new_id: Callable[[], str],
 ) -> Iterator[Merged]:
-    """What the file changes of what is kept.
+    """Yield the file's changes to the entries in the directory (`kept`).
 
-    - A section of the file that is new or was changed wins over what is kept, but for its
-      place in the order, a suspension, which no file can express, and keys that were revoked.
-    - An unchanged section leaves what is kept as it is, with an admin's later changes.
-    - What came from the file and is no longer in it goes; an admin's own entries stay.
-    - A file that is older than the one that an entry came from, or that removed it
-      (`removed_unix_s`, by name), changes nothing of it.
+    - A new or changed section of the file wins over the entry, except for its position in the
+      order, its suspension (which a file cannot express) and its revoked keys.
+    - An unchanged section leaves the entry as it is, with an admin's later changes.
+    - Entries that came from the file and are no longer in it are removed; entries that an admin
+      created stay.
+    - A file does not change an entry that came from a newer file or that a newer file removed
+      (`removed_unix_s`, by name).
 
-    `newest` is the highest number of `kept`. One step for each entry, so that the caller can
-    pause between.
+    `newest` is the highest `created` in `kept`. Yields one step per entry, so that the caller
+    can pause between steps.
     """
     listed = set()
     for entry in file.entries:
@@ -140,7 +141,7 @@ def merge(
 def _entered(
     known: EntitlementEntry, entry: EntitlementEntry, file_unix_s: float
 ) -> EntitlementEntry:
-    """What is kept, changed to what the file says."""
+    """The known entry with the content of the file's entry."""
     return changed(
         known,
         terms=msgspec.structs.replace(

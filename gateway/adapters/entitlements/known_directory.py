@@ -1,7 +1,7 @@
-"""The directory of entitlements as one process knows it: how far, and what was deleted.
+"""The directory of entitlements as one process knows it: its last write and its deletions.
 
-A write names the last one that is known here. A directory that does not know that one has lost
-writes, and takes none until all was read and brought together.
+Each write names the last write that this process knows. A directory that does not know that
+write has lost some, and refuses new ones until the caller has loaded and merged everything.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
 from gateway.ports import EntitlementEntry, Kept, Removal
 
 GRAVES: Final = 10_000
-"""Deleted entitlements that are remembered, so that they stay deleted."""
+"""Deleted entitlements remembered, so that they stay deleted."""
 PUT_AT_ONCE: Final = 500
 
 
 class Raced(Exception):
-    """Another gateway changed the same entitlements first: nothing was changed here."""
+    """Another gateway changed the same entitlements first; nothing was changed here."""
 
 
 class KnownDirectory:
-    """Reads and writes that go on from what is known. One caller at a time."""
+    """Reads and writes based on the last known write. One caller at a time."""
 
     def __init__(self, directory: GuardedDirectory) -> None:
         self.graves: OrderedDict[Grave, Removal] = OrderedDict()
@@ -33,30 +33,30 @@ class KnownDirectory:
         self._directory = directory
         self._revision = 0
         self._mark = ""
-        """The last write that is known here."""
+        """Name of the last write that this process knows."""
         self._lost = False
-        """The directory does not know that write."""
+        """Whether everything must be loaded anew, because the directory lost writes."""
         self._wrote = False
-        """That write was made here, since something was read."""
+        """Whether this process made that write since the last read."""
 
     @property
     def up(self) -> bool:
-        """Whether it answers."""
+        """Whether the directory answers."""
         return self._directory.up
 
     def check(self) -> None:
-        """Whether it may be asked now. Raises StateFailure while the breaker is open."""
+        """Raise StateFailure while the breaker is open."""
         self._directory.check()
 
     async def load(self) -> Kept:
-        """All that is kept: writes go on from it. `know` it once it was taken over."""
+        """Load everything; later writes are based on it. Pass it to `know` once it is applied."""
         kept = await self._directory.load()
         self._lost, self._mark, self._wrote = True, kept.mark, False
         self._bury(kept.removals)
         return kept
 
     async def changes(self) -> Kept | None:
-        """What is not known yet, to be passed to `know`; None: load all, writes were lost."""
+        """New changes, to pass to `know`; None if writes were lost and all must be loaded."""
         if self._lost:
             return None
         self._wrote = False
@@ -66,13 +66,16 @@ class KnownDirectory:
         return kept
 
     def know(self, kept: Kept) -> None:
-        """Take note that what was read is acted on."""
+        """Note that the content read was applied."""
         self._revision, self._lost = kept.revision, False
         if not self._wrote:
             self._mark = kept.mark
 
     async def put(self, entries: Sequence[EntitlementEntry]) -> list[EntitlementEntry]:
-        """Keep entries: as they are kept. Raises Raced when any was not, StateFailure."""
+        """Write entries and return them with their new version.
+
+        Raises StateFailure, and Raced if any was not written.
+        """
         found: list[EntitlementEntry] = []
         raced = False
         for start in range(0, len(entries), PUT_AT_ONCE):
@@ -87,7 +90,7 @@ class KnownDirectory:
         return found
 
     async def delete(self, entry: EntitlementEntry) -> None:
-        """Forget an entry for good. Raises Raced, StateFailure."""
+        """Delete an entry for good. Raises Raced, StateFailure."""
         written = await self._directory.delete(entry, after=self._mark)
         if written.conflicts:
             raise Raced
@@ -95,11 +98,11 @@ class KnownDirectory:
         self._bury([Removal(name=entry.terms.name, id=entry.id, file_unix_s=entry.file_unix_s)])
 
     async def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         await self._directory.close()
 
     def _note(self, mark: str) -> None:
-        """A write of this name was made; none where it is empty."""
+        """Note the name of a write made here; an empty name means that nothing was written."""
         if mark:
             self._mark, self._wrote = mark, True
 

@@ -1,7 +1,7 @@
-"""What the store of leases has yet to hear of entitlements: told in slices, and again on failure.
+"""The outbox of entitlement changes for the lease store: sent in slices, retried on failure.
 
-An entitlement that must go while it has anything in flight is suspended first; it goes when
-that has ended.
+An entitlement to remove that has requests in flight is suspended first, and removed when they
+have ended.
 """
 
 import asyncio
@@ -15,32 +15,32 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import EntitlementEntry, TokenPools
 
 SLICE: Final = 50
-"""Entitlements told between two pauses."""
+"""Entitlements sent between two pauses."""
 
 _log = logging.getLogger("sluice.entitlements")
 
 
 class StoreDues:
-    """Entitlements whose definition or removal is due."""
+    """Entitlements whose definition or removal the store has not taken yet."""
 
     def __init__(
         self, store: TokenPools, managed: Container[str], changed: Callable[[str], None]
     ) -> None:
-        """`changed` hears each model of which the store was told something."""
+        """`changed` is called with each model whose entitlements changed in the store."""
         self._store = store
         self._managed = managed
         self._changed = changed
         self._due: dict[tuple[str, str], Entitlement] = {}
-        """(model, name), with the last terms."""
+        """(model, name) -> its last terms."""
         self._failed = False
 
     def add(self, terms: Entitlement) -> None:
-        """The store is to be told of this one: defined if it is in the roster, else removed."""
+        """Queue an entitlement: to be defined if the roster has it, otherwise removed."""
         if terms.model in self._managed:
             self._due[terms.model, terms.name] = terms
 
     async def settle(self, entries: Mapping[str, EntitlementEntry]) -> None:
-        """Tell the store of all that is due; what fails or is in flight stays due."""
+        """Send all queued entitlements; those that fail or have requests in flight stay queued."""
         touched: dict[str, None] = {}
         todo = list(self._due)
         for start in range(0, len(todo), SLICE):
@@ -62,7 +62,7 @@ class StoreDues:
             self._changed(model)
 
     async def _tell(self, key: tuple[str, str], entry: EntitlementEntry | None) -> bool:
-        """One entitlement to the store; False while it must go but has anything in flight."""
+        """Send one entitlement; False if its removal must wait for requests in flight."""
         model, name = key
         if entry is not None and entry.terms.model == model:
             await self._store.define(entry.terms)

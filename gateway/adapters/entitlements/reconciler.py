@@ -1,16 +1,16 @@
-"""Keeps directory, keyring and the store's token pools saying the same.
+"""Keeps the directory, the keyring and the store's token pools consistent.
 
 Rules:
-- Every change goes to the directory first; what it kept is then taken into the roster, the
-  keyring and the store. A store that fails is told again with the next poll.
-- A poll every POLL_S hears of other replicas' changes. While the directory is away this process
-  goes on with what it knows, and changes are refused; the breaker says when to ask again.
-- Every write names the version it is based on; one that lost to another's is refused (`Raced`)
-  and made again by whoever asked for it, on what the other left.
-- The directory tells whether it knows the last write that this process knows. Where it does not
-  (Redis failed over to a replica, or came back empty) it lost writes: all is read, what this
-  process knows is brought together with it (`reconcile`) and given back.
-- All that changes runs under `lock`, in slices, so that requests go between.
+- Every change is written to the directory first and then applied to the roster, the keyring and
+  the store. After a failure of the store, the next poll sends the change again.
+- A poll every POLL_S reads other replicas' changes. While the directory is away, this process
+  uses what it knows and refuses changes; the breaker decides when to ask again.
+- Every write names the version that it is based on. If another gateway wrote first, the write is
+  refused (`Raced`), and the caller repeats it on the new version.
+- The directory tells whether it knows the last write that this process knows. If not, it lost
+  writes (Redis failed over to a replica, or came back empty): this process loads everything,
+  merges it with its own state (`conflicts`) and writes the result back.
+- All changes run under `lock`, in slices, so that requests run in between.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from gateway.records.request import Principal
 
 POLL_S: Final = 1.0
 ATTEMPTS: Final = 5
-"""How often a change is made again after another gateway's came first."""
+"""Attempts at a change when other gateways' changes come first."""
 SLICE: Final = 50
-"""Entries taken between two pauses: some 1 ms."""
+"""Entries applied between two pauses; about 1 ms."""
 OLDER: Final = (
     "the configuration file is older than %d entitlements (%s): they are left as the directory "
     "has them. If the file is the right one, touch it and start again"
@@ -61,10 +61,10 @@ _T = TypeVar("_T")
 
 
 class Keys(Protocol):
-    """Who may come in, by key."""
+    """The keyring: API keys by entitlement."""
 
     open: bool
-    """Whether anybody may, without a key."""
+    """Whether requests without a key are allowed."""
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
         """Replace an entitlement's principal and its keys."""
@@ -74,7 +74,7 @@ class Keys(Protocol):
 
 
 class EntitlementSync:
-    """The roster of this process, kept in step."""
+    """Synchronizes this process's roster with the directory."""
 
     def __init__(
         self,
@@ -89,11 +89,10 @@ class EntitlementSync:
         chance: Callable[[], float] = random.random,
         rates: Mapping[str, MeanRate] | None = None,
     ) -> None:
-        """`models` by name; `changed` hears each model whose entitlements changed.
+        """`models` by name; `changed` is called with each model whose entitlements changed.
 
-        `rates`, by model, are told of every entitlement's token rate.
-
-        Of models that are not `managed` the store is told nothing: they have keys only.
+        `rates`, by model, receive every entitlement's token rate. Models that are not `managed`
+        have keys only; the store gets none of their entitlements.
         """
         self.roster = Roster()
         self.lock = asyncio.Lock()
@@ -104,7 +103,7 @@ class EntitlementSync:
         self._chance = chance
         self._rates = rates or {}
         self.foreign: set[str] = set()
-        """Names in the directory whose model is not configured here: another fleet's, or gone."""
+        """Names in the directory whose model is not configured in this process."""
         self._file = File()
         self._merged = False
         self._background = BackgroundTasks()
@@ -115,16 +114,15 @@ class EntitlementSync:
         return self._directory.up
 
     async def start(self, file: File, *, guarded: bool) -> None:
-        """`begin`, and keep in step from now on."""
+        """Call `begin`, then poll from now on."""
         await self.begin(file, guarded=guarded)
         self._background.start(self._run())
 
     async def begin(self, file: File, *, guarded: bool) -> None:
-        """Join the file's entries with what is kept.
+        """Merge the file's entries with the directory's.
 
-        With the directory away the file's entries serve alone until it is back. `guarded`: the
-        directory may hold entitlements that the file does not, so that nobody comes in without
-        a key before that is known.
+        While the directory is away, only the file's entries apply. `guarded`: the directory may
+        hold further entitlements, so requests need a key until it has been read.
         """
         self._file = file
         if guarded:
@@ -136,12 +134,12 @@ class EntitlementSync:
                 await self._take((step.put for step in steps if step.put is not None), ())
 
     async def close(self) -> None:
-        """Stop polling and let go of the directory."""
+        """Stop polling and close the directory."""
         await self._background.close()
         await self._directory.close()
 
     async def poll(self) -> None:
-        """Hear of others' changes and tell the store what it missed. Never raises."""
+        """Read other replicas' changes and send the store what it missed. Never raises."""
         async with self.lock:
             try:
                 with contextlib.suppress(StateFailure):  # it was logged
@@ -151,7 +149,10 @@ class EntitlementSync:
                 _log.exception("keeping entitlements in step failed")
 
     async def refresh(self) -> None:
-        """Hear of others' changes (under `lock`). Raises StateFailure, at once while it is away."""
+        """Read other replicas' changes (under `lock`).
+
+        Raises StateFailure, immediately while the directory is away.
+        """
         self._directory.check()
         for _ in range(ATTEMPTS):
             with contextlib.suppress(Raced):
@@ -160,17 +161,17 @@ class EntitlementSync:
         raise StateFailure("other gateways change entitlements all the time")
 
     async def put(self, entry: EntitlementEntry) -> None:
-        """Keep an entry of the version it was based on, and act on it (under `lock`).
+        """Write an entry over the version that it names, and apply it (under `lock`).
 
-        Raises Raced, StateFailure: nothing changed.
+        Raises Raced, StateFailure; then nothing changed.
         """
         (kept,) = await self._directory.put([entry])
         await self._take([kept], ())
 
     async def delete(self, entry: EntitlementEntry) -> None:
-        """Forget an entry (under `lock`); what it has in flight ends by itself.
+        """Delete an entry (under `lock`); its requests in flight run to their end.
 
-        Raises Raced, StateFailure: nothing changed.
+        Raises Raced, StateFailure; then nothing changed.
         """
         await self._directory.delete(entry)
         await self._take((), [entry.terms.name])
@@ -186,17 +187,17 @@ class EntitlementSync:
         await self._take(
             (e for e in kept.entries if grave(e) not in self._directory.graves), removed
         )
-        for entry in dead:  # a gateway that had not heard of its deletion gave it back
+        for entry in dead:  # a gateway that did not know of the deletion wrote it back
             await self._directory.delete(entry)
         self._directory.know(kept)
 
     async def _merge(self) -> None:
         kept = await self._directory.load()
-        # Once keyed it stays closed, whether or not any entitlement is left.
+        # Once an entitlement existed, keys stay required, even if none is left.
         self._keyring.open = kept.revision == 0 and not self._file.entries
         by_name, newest = await self._index(kept.entries)
         puts, removes = await self._joined(by_name, newest)
-        # A namesake of a model that is not served here gives way, too.
+        # Also replaces an entry of the same name whose model is not served here.
         versions = {entry.terms.name: entry.version for entry in kept.entries}
         puts = [
             msgspec.structs.replace(entry, version=versions.get(entry.terms.name, 0))
@@ -215,7 +216,7 @@ class EntitlementSync:
     async def _joined(
         self, by_name: Mapping[str, EntitlementEntry], newest: int
     ) -> tuple[list[EntitlementEntry], list[EntitlementEntry]]:
-        """What the file changes of what is kept: entries to put, and to remove."""
+        """The file's changes to the directory: entries to put and entries to remove."""
         puts, removes, older = [], [], []
         removed_unix_s: dict[str, float] = {}
         for removal in self._directory.graves.values():
@@ -241,7 +242,7 @@ class EntitlementSync:
     async def _index(
         self, kept: Sequence[EntitlementEntry]
     ) -> tuple[dict[str, EntitlementEntry], int]:
-        """Entries of models that are served here by name, and the highest number of all."""
+        """Entries of this process's models by name, and the highest `created` of all entries."""
         by_name, newest = {}, 0
         async for entry in _paused(kept):
             newest = max(newest, entry.terms.created)
@@ -250,7 +251,7 @@ class EntitlementSync:
         return by_name, newest
 
     async def _restore(self) -> None:
-        """Give back what the directory lost, and take what it has instead."""
+        """Write back what the directory lost, and apply what it holds now."""
         kept = await self._directory.load()
         _log.warning("the directory of entitlements lost its memory: giving back what is known")
         all_steps = Repair()
@@ -268,7 +269,7 @@ class EntitlementSync:
         self._directory.know(kept)
 
     async def _take(self, entries: Iterable[EntitlementEntry], removed: Iterable[str]) -> None:
-        """Act on what the directory keeps; what is known already costs next to nothing."""
+        """Apply the directory's entries and removals; known ones cost almost nothing."""
         for name in removed:
             self.foreign.discard(name)
             self._forget(name)
@@ -277,7 +278,7 @@ class EntitlementSync:
         await self._dues.settle(self.roster.entries)
 
     def _ours(self, terms: Entitlement) -> bool:
-        """Whether its model is served here."""
+        """Whether this process serves the entitlement's model."""
         if terms.model in self._models:
             self.foreign.discard(terms.name)
             return True
@@ -329,7 +330,7 @@ class EntitlementSync:
 
 
 async def _paused(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """The items, with others' turns after every slice."""
+    """The items, with a pause for requests after every slice."""
     for number, item in enumerate(items):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)
@@ -337,9 +338,9 @@ async def _paused(items: Iterable[_T]) -> AsyncIterator[_T]:
 
 
 def _is_of(known: EntitlementEntry | None, removal: Removal) -> bool:
-    """Whether what is known, if anything, went with what was removed: no later namesake did.
+    """Whether a removal applies to the known entry; it does not if the entry is a later one.
 
-    An earlier one of another id had been replaced by what was removed.
+    A known entry with another id that is older was replaced by the removed one, so it goes too.
     """
     return known is None or known.id == removal.id or known.version < removal.revision
 

@@ -1,9 +1,9 @@
-"""Entitlements changed at run time: every operation validated, kept, acted on and audited.
+"""Admin operations on entitlements: each is validated, stored, applied and audited.
 
-An operation either is kept in the directory and then acted on here, or is refused and changes
-nothing; where another replica's change came first it is made again on what that left. Other
-replicas hear of it with their next poll. Keys are made here, shown once and
-kept as SHA-256; people name them by their fingerprint, the digest's first 8 hex digits.
+An operation is either written to the directory and then applied here, or refused without any
+change. If another replica's change came first, it is repeated on the new version. Other replicas
+read it with their next poll. Keys are generated here, shown once and stored as SHA-256; admins
+refer to them by fingerprint, the digest's first 8 hex digits.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ from gateway.ports import EntitlementEntry, PoolView, TokenPools
 _T = TypeVar("_T")
 LIVE_KEYS: Final = 2
 RETRY_S: Final = 2.0
-"""What a refused admin is told to wait while the directory is away."""
+"""Retry-After of admin operations while the directory is away."""
 
 
 class Registry:
-    """What an admin may see and do. Refusals are raised as for any request."""
+    """The admin operations. They raise Refusal, like any request."""
 
     def __init__(
         self,
@@ -58,10 +58,9 @@ class Registry:
         pools: Callable[[str], Awaitable[list[PoolView]]] | None = None,
         new_key: Callable[[], str] = lambda: f"sk-sluice-{secrets.token_urlsafe(32)}",
     ) -> None:
-        """`models` by name, those `managed` among them; `wall_clock` in Unix seconds.
+        """`models` by name, including the `managed` ones; `wall_clock` in Unix seconds.
 
-        `pools` gives a model's pools where that is not the store itself (the keeper knows of
-        replicas, too).
+        `pools` gives a model's pools instead of the store (the keeper adds desired replicas).
         """
         self._sync = sync
         self._reader = views.EntitlementReader(
@@ -74,11 +73,11 @@ class Registry:
         self._audit = Audit(wall_clock)
 
     async def start(self, file: File, *, guarded: bool) -> None:
-        """See `EntitlementSync.begin`; polls from then on."""
+        """Begin as `EntitlementSync.begin`, then poll."""
         await self._sync.start(file, guarded=guarded)
 
     async def close(self) -> None:
-        """Stop polling and let go of the directory."""
+        """Stop polling and close the directory."""
         await self._sync.close()
 
     @property
@@ -87,11 +86,11 @@ class Registry:
         return self._sync.up
 
     def terms(self, model: str) -> Iterator[Entitlement]:
-        """A model's entitlements, oldest first; may be read while they change."""
+        """A model's entitlements, oldest first; safe to iterate during changes."""
         return self._sync.roster.terms(model)
 
     def find(self, name: str) -> Entitlement | None:
-        """An entitlement's terms."""
+        """An entitlement's terms; None if there is none of this name."""
         entry = self._sync.roster.entries.get(name)
         return None if entry is None else entry.terms
 
@@ -100,13 +99,13 @@ class Registry:
         return self._audit.latest(count)
 
     async def pools(self, model: str) -> list[PoolView]:
-        """Counters of a model's pools; none where nothing is managed or the store is away."""
+        """Counters of a model's pools; empty if the model is not managed or the store is away."""
         return await self._reader.pools(model)
 
     async def page(
         self, *, model: str | None, tenant: str | None, after: str | None, limit: int
     ) -> dict[str, object]:
-        """Entitlements, oldest first: {"data", "next"}; `after` is an earlier page's "next"."""
+        """A page of entitlements, oldest first: {"data", "next"}; `after`: an earlier "next"."""
         return await self._reader.page(model, tenant, after, limit)
 
     async def get(self, name: str) -> dict[str, object]:
@@ -114,7 +113,7 @@ class Registry:
         return await self._reader.get(name)
 
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
-        """A new entitlement; the answer's "key" is shown this once."""
+        """Create an entitlement. The returned "key" is shown only this once."""
         key, digest = self._make_key()
 
         async def work() -> str:
@@ -141,9 +140,9 @@ class Registry:
         what: str = "change",
         version: int | None = None,
     ) -> dict[str, object]:
-        """Change some fields; None takes one away. Its name and its model stay.
+        """Change some fields; None removes a field. Name and model cannot change.
 
-        `version`, here and below: the one it must still be of.
+        `version`, here and below: refuse unless the entitlement is at this version.
         """
 
         async def work() -> None:
@@ -168,7 +167,7 @@ class Registry:
     async def suspend(
         self, name: str, who: str, *, undo: bool = False, version: int | None = None
     ) -> dict[str, object]:
-        """Refuse its requests from now on, or (`undo`) no longer. What runs goes on."""
+        """Refuse new requests, or with `undo` allow them again. Running requests continue."""
 
         async def work() -> None:
             entry = self._entry(name, version)
@@ -181,13 +180,13 @@ class Registry:
     async def expire(
         self, name: str, at: str | None, who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """Have it end at a time (ISO 8601), or now."""
+        """Expire the entitlement at a time (ISO 8601), or now."""
         if at is None:
             at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat()
         return await self.change(name, {"expires_at": at}, who, what="expire", version=version)
 
     async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
-        """Forget it. Refused while it has requests in flight, and when the file holds it."""
+        """Delete it. Refused while it has requests in flight, and if it is in the file."""
 
         async def work() -> None:
             entry = self._entry(name, version)
@@ -214,7 +213,7 @@ class Registry:
     async def add_key(
         self, name: str, who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """One more live key, for rotation; the answer's "key" is shown this once."""
+        """Add a live key, for rotation. The returned "key" is shown only this once."""
         key, digest = self._make_key()
 
         async def work() -> None:
@@ -234,7 +233,7 @@ class Registry:
     async def revoke_key(
         self, name: str, fingerprint: str, who: str, *, version: int | None = None
     ) -> dict[str, object]:
-        """End one key at once. Requests that came in with it go on."""
+        """Revoke one key at once. Requests admitted with it continue."""
 
         async def work() -> None:
             entry = self._entry(name, version)
@@ -251,7 +250,7 @@ class Registry:
         return await self.get(name)
 
     async def _changing(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """One change at a time, on what others changed last. Raises Unavailable, Conflict."""
+        """Run one change at a time, on the newest versions. Raises Unavailable, Conflict."""
         for _ in range(ATTEMPTS):
             async with self._sync.lock:
                 try:
@@ -269,7 +268,7 @@ class Registry:
         )
 
     def _entry(self, name: str, version: int | None) -> EntitlementEntry:
-        """An entitlement, of a version if one is given. Raises NotFound, PreconditionFailed."""
+        """An entry, checked against `version` if given. Raises NotFound, PreconditionFailed."""
         entry = self._reader.entry(name)
         if version is not None and entry.version != version:
             raise PreconditionFailed(
@@ -320,7 +319,7 @@ class Registry:
 
 
 def refused(error: BadTerms) -> BadRequest:
-    """The 400 of terms that cannot be taken."""
+    """The 400 response for invalid terms."""
     return BadRequest(
         f"{error}.",
         reason="invalid_entitlement",
@@ -330,7 +329,7 @@ def refused(error: BadTerms) -> BadRequest:
 
 
 def _check_unmanaged(terms: Entitlement, model: ModelShape) -> None:
-    """Limits that nothing would enforce are refused rather than promised."""
+    """Refuse limits that the gateway could not enforce."""
     plain = Entitlement(name=terms.name, model=terms.model)
     stated, default = fields_from(terms, model), fields_from(plain, model)
     for field in set(stated) - {"name", "tenant", "model", "expires_at"}:

@@ -11,11 +11,11 @@ from gateway.policy.entitlements.terms import GIB, ModelShape, fields_from
 from gateway.ports import AccountView, EntitlementEntry, PoolView, TokenPools
 
 SLICE: Final = 500
-"""Entitlements that a list looks at between two pauses."""
+"""Entitlements that a list reads between two pauses."""
 
 
 class EntitlementReader:
-    """What an admin reads, from the roster and the store's counters."""
+    """Reads entitlements for an admin, from the roster and the store's counters."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class EntitlementReader:
         managed: Container[str],
         pools: Callable[[str], Awaitable[list[PoolView]]],
     ) -> None:
-        """`models` by name; of those not `managed` the store counts nothing."""
+        """`models` by name; the store has counters of the `managed` ones only."""
         self._roster = roster
         self._pools = pools
         self._store = store
@@ -51,14 +51,14 @@ class EntitlementReader:
     async def page(
         self, model: str | None, tenant: str | None, after: str | None, limit: int
     ) -> dict[str, object]:
-        """Up to `limit` entitlements behind a cursor, oldest first, and the next cursor."""
+        """Up to `limit` entitlements after a cursor, oldest first, and the next cursor."""
         place = place_of(after)
         found: list[EntitlementEntry] = []
         while True:
             entries = self._roster.after(place, SLICE)
             for entry in entries:
                 if matches(entry.terms, model, tenant):
-                    if len(found) == limit:  # one more than fits: there is a next page
+                    if len(found) == limit:  # one more than the limit: there is a next page
                         return {"data": await self._shown(found), "next": cursor_of(place)}
                     found.append(entry)
                 place = (entry.terms.created, entry.terms.name)
@@ -67,7 +67,7 @@ class EntitlementReader:
             await asyncio.sleep(0)
 
     async def pools(self, model: str) -> list[PoolView]:
-        """Counters of a model's pools; none where nothing is managed or the store is away."""
+        """Counters of a model's pools; empty if the model is not managed or the store is away."""
         if model not in self._managed:
             return []
         try:
@@ -76,7 +76,7 @@ class EntitlementReader:
             return []
 
     async def inflight(self, terms: Entitlement) -> int:
-        """Sequences in flight, as far as they are counted. Raises StateFailure."""
+        """Sequences in flight; 0 if they are not counted. Raises StateFailure."""
         if terms.model not in self._managed:
             return 0
         found = await self._store.view(terms.model, [terms.name])
@@ -97,12 +97,12 @@ class EntitlementReader:
 
 
 def fingerprint(digest: str) -> str:
-    """What people call a key by: it tells nothing of the key."""
+    """The name of a key for people; it reveals nothing of the key."""
     return digest[:8]
 
 
 def audited(entry: EntitlementEntry, model: ModelShape) -> dict[str, object]:
-    """Everything of an entitlement that an admin can change."""
+    """All fields of an entitlement that an admin can change."""
     return {
         **fields_from(entry.terms, model),
         "suspended": entry.terms.suspended,
@@ -113,7 +113,7 @@ def audited(entry: EntitlementEntry, model: ModelShape) -> dict[str, object]:
 def shown(
     entry: EntitlementEntry, model: ModelShape, view: AccountView | None
 ) -> dict[str, object]:
-    """An entitlement for GET; without a view its state and use are not known."""
+    """An entitlement for GET; without a view, its state and use are unknown."""
     return {
         **audited(entry, model),
         "origin": entry.origin,
@@ -140,24 +140,24 @@ def _usage(view: AccountView, model: ModelShape) -> dict[str, object]:
 
 
 def reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
-    """What decides whether it fits; nothing once it has expired."""
+    """The fields that decide whether it fits into capacity; empty once it has expired."""
     if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
         return ()
     return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
 
 
 def matches(terms: Entitlement, model: str | None, tenant: str | None) -> bool:
-    """Whether a list's filters let it pass."""
+    """Whether it passes a list's filters."""
     return model in (None, terms.model) and tenant in (None, terms.tenant)
 
 
 def cursor_of(place: Place) -> str:
-    """Where a page of a list ends."""
+    """The cursor at the end of a page."""
     return f"{place[0]}:{place[1]}"
 
 
 def place_of(cursor: str | None) -> Place:
-    """The place behind which a page begins. Raises BadRequest for what no page gave."""
+    """The position after which a page begins. Raises BadRequest for an invalid cursor."""
     if cursor is None:
         return (0, "")
     number, colon, name = cursor.partition(":")

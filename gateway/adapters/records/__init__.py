@@ -1,1 +1,1 @@
-"""Where decisions, audit lines and usage are written."""
+"""Writes decision records, audit lines and usage."""

@@ -1,7 +1,7 @@
-"""Lines appended to a file that several processes may write, each batch whole.
+"""Appends batches of lines to a file that several processes may write.
 
-A batch is one write under a lock of the file, so that none falls into another's. A write that
-broke off leaves a torn last line; the next batch, whoever's it is, starts on a line of its own.
+Each batch is one write under a file lock, so batches do not mix. An interrupted write leaves a
+torn last line; the next batch, from any process, starts on a new line.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from pathlib import Path
 
 
 def append(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) -> None:
-    """Append whole lines, and sync them if asked. Raises OSError. `mode`: of a new file.
+    """Append whole lines, and sync them to disk with `sync`. Raises OSError.
 
-    After a failure any part of `data` may be in the file.
+    A new file gets `mode`. After a failure any part of `data` may be in the file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            _write_all(descriptor, data)  # a pipe, say: nothing to look back at or to sync
+            _write_all(descriptor, data)  # for example a pipe: no last line to check, no sync
             return
         with _locked(descriptor):
             size = os.fstat(descriptor).st_size
@@ -37,7 +37,7 @@ def append(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) ->
 
 @contextlib.contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
-    """Keep other processes' batches out while the block runs; closing the file ends it, too."""
+    """Lock the file against other processes during the block; closing the file also unlocks it."""
     if sys.platform == "win32":  # one process there
         yield
         return
@@ -57,7 +57,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make a new file's name last; not every file system can."""
+    """Make a new file's name durable; not every file system supports this."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Who changed which entitlement: one log line a change, and the newest in memory."""
+"""Audit trail of changes to entitlements: one log line per change, the newest kept in memory."""
 
 import logging
 from collections import deque
@@ -16,7 +16,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class AuditRecord(Record, frozen=True, kw_only=True):
-    """One change. Never holds a key or its digest; `key` is a fingerprint."""
+    """One change. Holds no key and no digest; `key` is a fingerprint."""
 
     time_unix_s: float
     who: str
@@ -25,12 +25,12 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """create, change, suspend, resume, expire, delete, add_key or revoke_key."""
     entitlement: str
     before: Mapping[str, object] = {}
-    """Changed fields as they were; likewise after."""
+    """Previous values of the changed fields; `after` has the new ones."""
     after: Mapping[str, object] = {}
 
 
 class Audit:
-    """Writes the lines and keeps the newest."""
+    """Logs each change and keeps the newest."""
 
     def __init__(self, wall_clock: Callable[[], float], kept: int = KEPT) -> None:
         """`wall_clock` in Unix seconds; `kept` records for GET /admin/audit."""
@@ -45,7 +45,7 @@ class Audit:
         before: Mapping[str, object],
         after: Mapping[str, object],
     ) -> None:
-        """Take a change that was made; of `before` and `after`, what differs."""
+        """Record a change; keeps the fields of `before` and `after` that differ."""
         names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
         record = AuditRecord(
             time_unix_s=self._wall_clock(),
@@ -59,6 +59,6 @@ class Audit:
         _log.info("%s", _encode(record).decode())
 
     def latest(self, count: int) -> list[dict[str, object]]:
-        """The newest changes first."""
+        """Up to `count` changes, newest first."""
         found = list(self._records)[: -count - 1 : -1]
         return [msgspec.structs.asdict(record) for record in found]

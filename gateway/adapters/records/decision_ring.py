@@ -1,9 +1,9 @@
 """The last decision records, as JSON, for look-ups.
 
-Records stay for minutes and are hardly ever asked for. Kept one by one, each new one would be
-written where the oldest was, far from the processor, among keys and links just as far. So some
-are collected and then kept as one piece of bytes with two arrays, and what the next ones are
-built in is the memory of those just before.
+Records stay for minutes and are rarely looked up. If each were a separate object, a new record
+would reuse the oldest one's memory, which is no longer in the processor's cache. So up to
+MOST_IN_PIECE records are collected and then joined into one piece (bytes and two arrays), and
+the next records reuse the memory that was just freed.
 """
 
 from array import array
@@ -16,12 +16,12 @@ import msgspec
 
 MOST_IN_PIECE: Final = 64
 _PIECES: Final = 32
-"""At least so many in a full ring: what is dropped at a time is little of it."""
+"""Fewest pieces in a full ring, so that dropping one loses a small part."""
 
 
 class _Piece(NamedTuple):
     hashes: "array[int]"
-    """Of the request ids, in order."""
+    """Hashes of the request ids, in order."""
     ends: "array[int]"
     """Where each record ends in `data`."""
     data: bytes
@@ -31,28 +31,28 @@ class _Piece(NamedTuple):
 
 
 class DecisionRing:
-    """At least the last `capacity` records by request id, and fewer than a piece more."""
+    """The last `capacity` records by request id, and at most one piece more."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._most = max(1, min(MOST_IN_PIECE, capacity // _PIECES))
         self._ids: list[str] = []
         self._lines: list[bytes] = []
-        """The newest, not in a piece yet."""
+        """The newest records, not joined into a piece yet."""
         self._pieces: deque[_Piece] = deque()
 
     def __len__(self) -> int:
         return self._most * len(self._pieces) + len(self._lines)
 
     def append(self, request_id: str, line: bytes) -> None:
-        """Keep a record; its line holds no text of the request."""
+        """Keep a record. Its line must hold no text of the request."""
         self._ids.append(request_id)
         self._lines.append(line)
         if len(self._lines) >= self._most:
             self._seal()
 
     def find(self, request_id: str) -> bytes | None:
-        """The record of a request, the newest where an id was used twice."""
+        """The record of a request; the newest one if several have the id."""
         for known, line in zip(reversed(self._ids), reversed(self._lines), strict=True):
             if known == request_id:
                 return line

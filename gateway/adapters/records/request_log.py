@@ -1,12 +1,14 @@
-"""Decision records: to the ring for look-ups, and JSONL written in batches off the hot path.
+"""Decision records: kept in a ring for look-ups and written as JSONL off the request path.
 
-A record is encoded once, for both, while it is at hand, and then let go: kept for the writer,
-some twenty small objects a request would be all over the memory, and a thread that encodes a
-batch holds the interpreter for milliseconds. Lines are joined by the dozen for the same reason:
-the next ones are written where these were. A timer hands the lines to one writer thread; what
-cannot be written (disk full) is kept up to `MAX_PENDING` records, then dropped and counted,
-because a full disk must not stop requests. Replicas of one host append to the same file, each
-its own batches (`appending`): lines stay whole, and in order within a replica.
+Each record is encoded once, at once, for both uses. Keeping the record for the writer would
+scatter some twenty small objects per request over memory, and a thread that encodes a batch
+would hold the interpreter for milliseconds. Lines are joined `_JOINED` at a time, so that the
+next ones reuse their memory.
+
+A timer hands the lines to one writer thread. Lines that cannot be written (disk full) are kept
+up to `MAX_PENDING` records, then dropped and counted, because a full disk must not stop
+requests. Replicas on one host append batches to the same file (`appending`): lines stay whole,
+and in order within a replica.
 """
 
 import asyncio
@@ -26,26 +28,26 @@ from gateway.records.decision import DecisionRecord
 FLUSH_S = 0.5
 MAX_PENDING = 50_000
 _JOINED: Final = 64
-"""Lines that are kept as one piece until they are written."""
+"""Lines joined into one piece until they are written."""
 MAX_PENDING_PROMPT_BYTES = 64 * 1024 * 1024
-"""Of lines with recorded request bodies that wait to be written; beyond it records go without."""
+"""Most pending lines with recorded request bodies; beyond it, records are logged without bodies."""
 
 _log = logging.getLogger("sluice.request_log")
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class RequestLog:
-    """JSONL file of decision records, appended to."""
+    """Appends decision records to a JSONL file."""
 
     def __init__(self, path: Path, metrics: Metrics) -> None:
         self._path = path
         self._metrics = metrics
         self._lines: list[bytes] = []
-        """The newest, not joined yet."""
+        """The newest lines, not joined yet."""
         self._pending: list[bytes] = []
-        """Lines joined, each with its end."""
+        """Joined lines, each with its newline."""
         self._waiting = 0
-        """Records in both."""
+        """Records in `_lines` and `_pending`."""
         self._prompt_bytes = 0
         self._writing = asyncio.Lock()
         self._flushing = PeriodicTask(self.flush, FLUSH_S)
@@ -65,7 +67,7 @@ class RequestLog:
         self.append_line(line)
 
     def append_line(self, line: bytes) -> None:
-        """Take a record that is encoded already and holds no text of the request."""
+        """Take an encoded record that holds no text of the request."""
         if self._waiting >= MAX_PENDING:
             self._metrics.log_dropped.add()
             return
@@ -81,16 +83,16 @@ class RequestLog:
             pass
 
     def start(self) -> None:
-        """Begin flushing; call within the running loop."""
+        """Start flushing; call within the running loop."""
         self._flushing.start()
 
     async def close(self) -> None:
-        """Write what is left and stop. A batch that is being written is never cut short."""
+        """Write pending lines and stop. A batch in progress is never interrupted."""
         await self._flushing.close()
         await self.flush()
 
     async def flush(self) -> None:
-        """Write what is pending now; what fails stays pending, in order."""
+        """Write pending lines; after a failure they stay pending, in order."""
         async with self._writing:
             await self._flush()
 
@@ -116,19 +118,19 @@ class RequestLog:
 
     def _join(self) -> None:
         lines, self._lines = self._lines, []
-        self._pending.append(b"\n".join((*lines, b"")))  # the last line ends, too
+        self._pending.append(b"\n".join((*lines, b"")))  # with a final newline
 
     def _write(self, batch: list[bytes]) -> None:
         append(self._path, b"".join(batch))
 
 
 def without_prompt(record: DecisionRecord) -> DecisionRecord:
-    """The same without the request's body."""
+    """A copy of the record without the request's body."""
     return msgspec.structs.replace(record, prompt=None)
 
 
 class Records:
-    """Decisions to ring, log and further sinks; encoded once for the first two."""
+    """Passes records to the ring, the log and further sinks; encodes once for ring and log."""
 
     def __init__(self, ring: DecisionRing, log: RequestLog | None, *others: RecordSink) -> None:
         self._ring = ring
@@ -146,7 +148,7 @@ class Records:
             self._ring.append(record.request_id, line)
             if log is not None:
                 log.append_line(line)
-        else:  # text belongs to the file, if to anything
+        else:  # request text may go to the file only
             self._ring.append(record.request_id, _encode(without_prompt(record)))
             if log is not None:
                 log.append(record)

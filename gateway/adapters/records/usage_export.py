@@ -1,14 +1,15 @@
-"""Usage for billing: one JSON line for each request that was charged, synced to disk.
+"""Usage for billing: one JSON line for each charged request, synced to disk.
 
 Rules:
-- At least once: a line counts as written when its batch was synced; what failed is written
-  again, whole. `id` is unique to a request: whoever bills keeps the first line of each.
-- A write that broke off leaves a torn last line. The next one starts on a line of its own, so
-  a line that is no JSON is to be skipped: its request follows whole.
-- The file is opened anew for every batch, so it may be moved away at any time.
-- What waits is bounded. When the disk stays full the newest lines are dropped and counted: a
-  full disk must not stop requests.
-- What was settled less than FLUSH_S before the process was killed may be missing.
+- Lines are written at least once. A line counts as written when its batch is synced; a failed
+  batch is written again as a whole. `id` is unique per request, so billing keeps the first line
+  of each id.
+- An interrupted write leaves a torn last line, and the next batch starts on a new line. Readers
+  skip lines that are not JSON; the request's whole line follows.
+- Every batch opens the file anew, so the file may be moved at any time.
+- Pending lines are bounded. While the disk is full the newest are dropped and counted, because
+  a full disk must not stop requests.
+- If the process is killed, requests settled less than FLUSH_S before may be missing.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from gateway.records.record import Record
 
 FLUSH_S: Final = 0.5
 MAX_PENDING: Final = 100_000
-"""Lines that wait to be written; some 50 MiB."""
+"""Pending lines; some 50 MiB."""
 
 _log = logging.getLogger("sluice.usage_export")
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class UsageLine(Record, frozen=True, kw_only=True):
-    """What one request used and costs. Cached input is part of the input."""
+    """Usage and cost of one request. Cached input is part of the input."""
 
     id: str
     time_unix_s: float
@@ -46,15 +47,15 @@ class UsageLine(Record, frozen=True, kw_only=True):
     cached_input_tokens: int
     output_tokens: int
     charge_tokens: int
-    """By the weights of the model's profile; what the entitlement's bucket paid."""
+    """Tokens that the entitlement's bucket paid, by the weights of the model's profile."""
     source: str
-    """engine: as the engine reported; counted: by the gateway; proxy: as another proxy reported."""
+    """Source of the usage: engine (reported), counted (by the gateway) or proxy (reported)."""
     status: str
     """The outcome, as in the request log."""
 
 
 def usage_line(record: DecisionRecord) -> UsageLine | None:
-    """The line of a decision; None where nothing was charged."""
+    """The line of a decision; None if nothing was charged."""
     lease, usage = record.admission, record.usage
     if lease.charge_tokens is None or lease.lease_id is None:
         return None
@@ -90,18 +91,18 @@ class UsageExport:
 
     @property
     def pending(self) -> int:
-        """Lines that wait to be written."""
+        """Number of lines that wait to be written."""
         return len(self._pending)
 
     def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink. Records that are no decisions, or charged nothing, pass by."""
+        """See RecordSink. Ignores other records, and decisions without a charge."""
         line = usage_line(record) if isinstance(record, DecisionRecord) else None
         if line is None:
             return
         if len(self._pending) >= MAX_PENDING:
             self._metrics.usage_dropped.add()
             return
-        self._pending.append(_encode(line) + b"\n")  # now, while it is at hand
+        self._pending.append(_encode(line) + b"\n")  # encoded now, while the record is in cache
 
     def open(self) -> None:
         """Check that the file can be written. Raises OSError."""
@@ -109,11 +110,11 @@ class UsageExport:
         append_synced(self._path, b"")
 
     def start(self) -> None:
-        """Begin flushing; call within the running loop."""
+        """Start flushing; call within the running loop."""
         self._flushing.start()
 
     async def close(self) -> None:
-        """Write what is left and stop. A batch that is being written is never cut short."""
+        """Write pending lines and stop. A batch in progress is never interrupted."""
         await self._flushing.close()
         await self.flush()
         if self._pending:
@@ -121,7 +122,7 @@ class UsageExport:
             self._metrics.usage_dropped.add(by=len(self._pending))
 
     async def flush(self) -> None:
-        """Write what is pending now; what fails stays pending, in order."""
+        """Write pending lines; after a failure they stay pending, in order."""
         async with self._writing:
             batch = self._pending[:]
             if not batch:

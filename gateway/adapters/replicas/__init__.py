@@ -1,1 +1,1 @@
-"""What replicas exchange, and where they listen."""
+"""Communication among replicas: shared notes, calls and listening sockets."""

@@ -1,8 +1,9 @@
-"""Replicas ask one another over HTTP, at the addresses that each registers on Redis.
+"""HTTP calls between replicas, at the addresses that each registers in Redis.
 
-A call carries the token of the replica that is asked, which it registers beside its address:
-whoever reads Redis may ask, nobody else. A replica that does not answer within LIMIT_S is left
-out. Any tenant's look-up may ask, so AT_ONCE are under way at a time; the others wait.
+A replica registers a token beside its address, and a call must carry the called replica's
+token. So only processes that can read Redis may call. A replica that does not answer within
+LIMIT_S is left out. At most AT_ONCE calls run at a time, because any tenant's look-up may cause
+some; further calls wait.
 """
 
 import asyncio
@@ -24,41 +25,41 @@ _log = logging.getLogger("sluice.state")
 
 
 class Address(NamedTuple):
-    """Where a replica is asked."""
+    """The address at which a replica takes calls, and its token."""
 
     url: str
     token: str
 
 
 class ReplicaCalls:
-    """Peers by HTTP; see `gateway.web.control.peers`."""
+    """Calls other replicas over HTTP and answers theirs; see `gateway.web.control.peers`."""
 
     def __init__(self, living: Callable[[], Sequence[Address]]) -> None:
-        """`living`: the other replicas, as they registered."""
+        """`living` gives the other replicas that are registered now."""
         self.token = secrets.token_urlsafe(24)
-        """What others must present here."""
+        """The token that other replicas must present."""
         self._living = living
         self._answers: dict[str, Callable[[bytes], bytes | None]] = {}
         self._client: httpx.AsyncClient | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        """Register what answers a topic; None says that this replica has no answer."""
+        """Register the handler of a topic; it returns None if this replica has no answer."""
         self._answers[topic] = respond
 
     def knows(self, token: str) -> bool:
-        """Whether who presents this token may ask."""
+        """Whether the token is valid here."""
         return hmac.compare_digest(token.encode(), self.token.encode())
 
     def answer(self, topic: str, payload: bytes) -> bytes | None:
-        """What this replica says; None also where it does not understand another version."""
+        """Answer another replica; None without an answer or for a version not understood."""
         try:
             return self._answers[topic](payload)
         except (KeyError, ValueError, msgspec.MsgspecError):
             return None
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        """What the others answer. Raises nothing."""
+        """Collect the other replicas' answers. Raises nothing."""
         if not self._living():
             return []
         async with self._turns:
@@ -69,7 +70,7 @@ class ReplicaCalls:
             return [found for found in await asyncio.gather(*asked) if found is not None]
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None

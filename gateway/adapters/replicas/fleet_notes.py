@@ -1,13 +1,14 @@
-"""What replicas tell one another of the engines, twice a second.
+"""Notes about engines that replicas exchange twice a second.
 
-- Engines that an admin drains: the newest change of each holds in all replicas, and in those that
-  start while one lives that knows it.
-- Engines that a replica ejected: for the others one failure of their own confirms it, instead of
-  `health.eject_after` of them.
-- Where stored responses live, so that a `previous_response_id` finds its engine from any replica.
+- Engines that an admin drains. The newest change of each engine applies in all replicas, also in
+  those that start later while another replica knows of it.
+- Engines that a replica ejected. The other replicas then eject such an engine after one failure
+  of their own, instead of `health.eject_after`.
+- Response affinity: the engine that stores each response, so that any replica can route a
+  `previous_response_id`.
 
-Load in flight is not told: even half a second old it is so late that replicas fill the same worker
-(docs/adr/0008). A note that is malformed, or of other workers, is ignored.
+Load in flight is not shared: half a second old, it would make replicas fill the same worker
+(docs/adr/0008). Malformed notes, and notes about other workers, are ignored.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from gateway.policy.model_runtime import ServedModel, drain_worker
 from gateway.policy.pools.conversations import Home
 
 HOMES_TOLD_S: Final = 3.0
-"""A response's home is told for so long: a replica that misses an exchange hears it in the next."""
+"""How long each affinity is repeated, so that a replica which misses an exchange gets it later."""
 MOST_HOMES: Final = 2_000
 MOST_DRAINS: Final = 1_000
 _HOMES_AT_ONCE: Final = 200
@@ -39,13 +40,16 @@ class _Drain(msgspec.Struct, frozen=True, order=True):
 class _Note(msgspec.Struct):
     replica: str
     workers: int
-    """A digest of the model's workers, pool by pool."""
+    """Digest of the model's workers, pool by pool."""
     ejected: list[list[int]]
     drains: dict[str, _Drain]
     homes: list[tuple[str, Home]]
-    """By response id, the newest last."""
+    """Response affinities by response id, newest last."""
     homes_told: int
-    """Since the replica began, these included: so each is learned once."""
+    """Affinities published since the replica started, including these.
+
+    Receivers compare it with the last value, to learn each affinity once.
+    """
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -53,7 +57,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Note).decode
 
 
 class FleetNotes:
-    """Keeps one replica's view of the engines in step with the others'."""
+    """Exchanges this replica's view of the engines with the other replicas."""
 
     def __init__(
         self,
@@ -63,9 +67,9 @@ class FleetNotes:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`replica`: a name that stands for this replica from its start to its end.
+        """`replica`: a name unique to this process.
 
-        `clock` monotonic, that of the pools; `wall_clock` Unix time. In seconds.
+        `clock` monotonic, the same as the pools'; `wall_clock` Unix time. Both in seconds.
         """
         self._models = list(models)
         self._board = board
@@ -77,27 +81,27 @@ class FleetNotes:
         self._homes: dict[str, deque[tuple[float, str, Home]]] = {}
         self._homes_told = dict.fromkeys(self._digests, 0)
         self._homes_heard: dict[str, dict[str, int]] = {name: {} for name in self._digests}
-        """By model and replica, its `homes_told`."""
+        """Last `homes_told`, by model and replica."""
         for served in self._models:
             self._homes[served.name] = deque(maxlen=MOST_HOMES)
             served.homes.tell = partial(self._remembered, served.name)
 
     def drained(self, worker: str, *, on: bool) -> None:
-        """An admin drained an engine here, or returned it."""
+        """Record that an admin drained an engine here (`on`) or returned it."""
         changed_unix_s = self._wall_clock()
         known = self._drains.get(worker)
-        if known is not None:  # maybe by a host whose clock is ahead of this one's
+        if known is not None:  # the other host's clock may be ahead
             changed_unix_s = max(changed_unix_s, known.changed_unix_s + _LATER_S)
         self._keep(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
 
     def tell(self) -> Iterator[None]:
-        """Put up notes, yielding where requests should go on meanwhile."""
+        """Publish notes; yields between steps so that requests can run."""
         for served in self._models:
             self._board.publish(f"fleet:{served.name}", _encode(self._note(served)))
             yield
 
     def hear(self) -> Iterator[None]:
-        """Take over what the others told, likewise. Raises nothing that they can cause."""
+        """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in self._models:
             heard = self._homes_heard[served.name]
             told: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Sockets to listen on, bound before anything is started, so that a port in use is told at once.
+"""Listening sockets, bound before anything else starts, so that a used port is reported at once.
 
-Replicas of one host share a port by SO_REUSEPORT: each listens for itself, and the kernel deals
-connections out by a hash of their addresses.
+Replicas on one host share a port through SO_REUSEPORT: each has its own listening socket, and
+the kernel distributes connections by a hash of their addresses.
 """
 
 import socket
@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 
 def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
-    """Sockets bound to every address of a host, not listening yet. Raises OSError.
+    """Bind a socket to every address of a host, without listening yet. Raises OSError.
 
-    For port 0 the system chooses one, the same for all addresses. `shared`: other processes of
-    the same user may bind the port, too.
+    For port 0 the system chooses a port, the same for all addresses. With `shared`, other
+    processes of the same user may also bind the port.
     """
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     found: list[socket.socket] = []
@@ -34,9 +34,9 @@ def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
 
 
 def reserved(host: str, port: int) -> list[socket.socket]:
-    """Sockets that keep a port for replicas which share it. Raises OSError, also where it is used.
+    """Sockets that reserve a port for replicas to share. Raises OSError, also if it is in use.
 
-    They never listen, so no connection comes to them, and the system gives the port to nobody.
+    They never listen, so they get no connections; other programs cannot take the port.
     """
     alone = bound(host, port)
     port = port_of(alone)
@@ -52,10 +52,10 @@ def port_of(sockets: Sequence[socket.socket]) -> int:
 
 
 def own_address(host: str, towards: str) -> str:
-    """The address by which others reach a listener on `host`.
+    """The address at which other machines reach a listener on `host`.
 
-    A host that stands for all addresses gives the one that this machine uses towards another host
-    (nothing is sent); where that cannot be found, the loopback address.
+    For a wildcard host, this is the local address of the route to the host `towards` (nothing is
+    sent), or the loopback address if there is no route.
     """
     if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
         return host

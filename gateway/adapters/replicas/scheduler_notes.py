@@ -1,9 +1,9 @@
-"""What the schedulers of several replicas tell one another, twice a second.
+"""Notes that the schedulers of several replicas exchange twice a second.
 
-Each replica has schedulers of its own over the same workers: it takes its share of every gate,
-and hears from the others what they learned of prefills, whom they served, what they have
-assigned and which prompts they sent where. Notes go over a board
-(`gateway.adapters.store.redis.board`); one that is malformed, or of a pool with other workers, is
+Each replica runs its own schedulers over the same workers and takes its share of every gate.
+The notes tell the other replicas its learned prefill rates, the service each tenant got, its
+assigned work, and which prompts went to which worker. Notes go over a board
+(`gateway.adapters.store.redis.board`). Malformed notes, and notes about other workers, are
 ignored.
 """
 
@@ -18,13 +18,13 @@ from gateway.policy.quartz.quartz import Quartz
 
 
 class Board(Protocol):
-    """Notes by name, the newest of each replica."""
+    """Exchanges notes by name, keeping the newest of each replica."""
 
     def publish(self, name: str, payload: bytes) -> None:
-        """Put up a note for the others."""
+        """Publish a note to the other replicas."""
 
     def peers(self, name: str) -> list[bytes]:
-        """The others' notes of that name."""
+        """The other replicas' notes of that name."""
 
 
 class _Note(msgspec.Struct):
@@ -33,7 +33,7 @@ class _Note(msgspec.Struct):
     predictor: dict[str, Any]
     prefixes: dict[str, Any]
     workers: int
-    """A digest of the pool's workers, in their order."""
+    """Digest of the pool's workers, in their order."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -41,7 +41,7 @@ _decode = msgspec.msgpack.Decoder(_Note).decode
 
 
 class _Share(NamedTuple):
-    """A scheduler that shares its workers with those of other replicas."""
+    """A scheduler that shares its workers with other replicas' schedulers."""
 
     name: str
     served: ServedModel
@@ -50,7 +50,7 @@ class _Share(NamedTuple):
 
 
 class SchedulerNotes:
-    """Keeps one replica's schedulers in step with the others'."""
+    """Exchanges notes between this replica's schedulers and the others'."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class SchedulerNotes:
         replicas: Callable[[str], int],
         clock: Callable[[], float],
     ) -> None:
-        """`replica`: a name that stands for this replica from its start to its end.
+        """`replica`: a name unique to this process.
 
-        `replicas` tells how many replicas serve a model, this one included; `clock` is that of
-        the schedulers.
+        `replicas` gives the number of replicas that serve a model, including this one; `clock`
+        is the schedulers' clock.
         """
         self._models = [model for model in models if model.schedulers]
         self._board = board
@@ -71,20 +71,17 @@ class SchedulerNotes:
         self._replicas = replicas
         self._clock = clock
         self._told: set[str] = set()
-        """Whose schedulers have heard of others."""
+        """Names of the shares whose schedulers got notes of other replicas."""
 
     def tell(self) -> Iterator[None]:
-        """Put up notes, yielding where requests should go on meanwhile."""
+        """Publish notes; yields between steps so that requests can run."""
         for share in self._shares():
             if self._count(share.served) > 1 or share.name in self._told:
                 self._board.publish(share.name, _encode(self._note(share)))
                 yield
 
     def hear(self) -> Iterator[None]:
-        """Take over what the others told, likewise.
-
-        Raises nothing that another replica can cause.
-        """
+        """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in self._models:
             for scheduler in filter(None, served.schedulers):
                 scheduler.replicas = self._count(served)
@@ -94,7 +91,7 @@ class SchedulerNotes:
             if heard:
                 self._told.add(share.name)
             elif share.name not in self._told:
-                continue  # nobody is there, nor was lately
+                continue  # no other replica, now or at the last exchange
             else:
                 self._told.discard(share.name)
             yield from self._hear(share)

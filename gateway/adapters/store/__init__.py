@@ -1,1 +1,1 @@
-"""Lease stores behind the one port."""
+"""State stores: leases, token pools, entitlements and estimators, in memory, SQLite or Redis."""

@@ -1,4 +1,4 @@
-"""The backends of `state.url`: its scheme chooses one here."""
+"""The state backends, chosen by the scheme of `state.url`."""
 
 import importlib
 from pathlib import Path
@@ -23,7 +23,7 @@ _OF_SCHEME: Final[dict[str, Backend]] = {
 
 
 def backend_of(url: str) -> Backend:
-    """The backend that a checked `state.url` names."""
+    """The backend of a validated `state.url`."""
     return _OF_SCHEME[url.partition("://")[0]]
 
 
@@ -33,21 +33,21 @@ def sqlite_path(url: str) -> Path:
 
 
 def open_directory(url: str) -> Directory:
-    """The directory of entitlements; connects to nothing yet."""
+    """The directory of entitlements; it does not connect yet."""
     match backend_of(url):
         case "memory":
             return MemoryDirectory()
         case "sqlite":
             return SqliteDirectory(sqlite_path(url))
         case "redis":
-            # An extra: only a gateway that uses Redis needs its client.
+            # An optional extra: only a gateway that uses Redis needs its client.
             module = importlib.import_module("gateway.adapters.store.redis.directory")
             found: Directory = module.RedisDirectory(url)
             return found
 
 
 def open_state(url: str) -> EstimatorState:
-    """The store of what estimators learned; connects to nothing yet."""
+    """The store of estimator state; it does not connect yet."""
     match backend_of(url):
         case "memory":
             return NoState()

@@ -1,4 +1,4 @@
-"""How many replicas demand asks for, pool by pool: what `sluice_pool_desired_replicas` shows."""
+"""Computes the replicas that demand requires per pool (`sluice_pool_desired_replicas`)."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import TokenPools
 
 SLICE: Final = 250
-"""Entitlements asked for between two pauses for requests."""
+"""Entitlements read between two pauses for requests."""
 
 
 class Replicas:
     """Desired replicas of one managed model."""
 
     def __init__(self, store: TokenPools, model: str, shares: Sequence[WorkerShare]) -> None:
-        """`shares`: what one worker of each pool adds, and how many there may be."""
+        """`shares`, by pool: the capacity of one worker and the bounds on workers."""
         self._store = store
         self._model = model
         self._shares = shares
@@ -33,15 +33,15 @@ class Replicas:
         """By pool; 0 before the first update."""
 
     def entitled(self, reserved: tuple[int, ...], reserving: Mapping[str, Entitlement]) -> None:
-        """Whose baselines are to be held, as far as the most replicas could: no more than slots.
+        """Set the baselines to hold: `reserved` slots by pool, as far as the most replicas can.
 
-        `reserved` by pool; `reserving` by name, not changed afterwards.
+        `reserving`: the entitlements with these baselines by name, not changed afterwards.
         """
         self._reserved = reserved
         self._reserving = reserving
 
     async def update(self, now_s: float) -> None:
-        """Look at the demand since the last update; a monotonic clock. Raises as the store."""
+        """Compute demand since the last update; `now_s` is monotonic. Raises as the store does."""
         within = await self._within_baseline()
         since_s, self._since_s = self._since_s, now_s
         elapsed_s = 0.0 if since_s is None else now_s - since_s
@@ -58,7 +58,7 @@ class Replicas:
             self.desired[pool] = self._goals[pool].wanted(wanted, now_s)
 
     async def _within_baseline(self) -> list[int]:
-        """Sequences in flight that reserved baselines hold already, by pool."""
+        """Sequences in flight within reserved baselines, by pool."""
         within = [0] * len(self._shares)
         names = list(self._reserving)
         for start in range(0, len(names), SLICE):

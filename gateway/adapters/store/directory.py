@@ -1,4 +1,4 @@
-"""The directory of entitlements in memory."""
+"""A directory of entitlements in memory."""
 
 import secrets
 from collections import OrderedDict
@@ -10,19 +10,19 @@ import msgspec
 from gateway.ports import EntitlementEntry, Kept, Removal, Written
 
 TOMBSTONES: Final = 10_000
-"""Removals, and names of writes, that are remembered."""
+"""Removals and names of writes remembered."""
 
 _T = TypeVar("_T")
 
 
 class MemoryDirectory:
-    """Directory that ends with the process."""
+    """Directory without persistence."""
 
     def __init__(self) -> None:
         self._revision = 0
         self._marks: OrderedDict[str, None] = OrderedDict()
         self._entries: OrderedDict[str, EntitlementEntry] = OrderedDict()
-        """In order of their last write."""
+        """By name, in order of their last write."""
         self._removals: OrderedDict[tuple[str, str], Removal] = OrderedDict()
         """By name and id, oldest first."""
 
@@ -101,12 +101,12 @@ class MemoryDirectory:
 
 
 def new_mark() -> str:
-    """A name for a write."""
+    """A unique name for a write."""
     return secrets.token_hex(8)
 
 
 def newer(kept: OrderedDict[Any, _T], since: int, revision: Callable[[_T], int]) -> list[_T]:
-    """Values with a later revision, oldest first; they are kept in its order."""
+    """Values with a revision after `since`, oldest first; `kept` is in order of revision."""
     found = []
     for value in reversed(kept.values()):
         if revision(value) <= since:

@@ -1,9 +1,9 @@
-"""The one background task that joins the estimators to the state store.
+"""The background task that synchronizes the estimators with the state store.
 
-Requests read and teach their own process's estimators and never meet the store. Every
-`interval_s` this task publishes what was learned and takes over what others learned. When the
-store does not answer the estimators go on alone; the breaker says when to ask again, the
-change is logged once, and `up` is what `sluice_store_up` shows.
+Requests read and update their own process's estimators and never access the store. Every
+`interval_s` this task publishes what this process learned and merges what others learned. While
+the store is away, the estimators continue alone; the breaker decides when to ask again. Each
+change of state is logged once, and `sluice_store_up` shows `up`.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from gateway.policy.fleet.breaker import FIRST_PAUSE_S, Breaker
 from gateway.ports import EstimatorState, Heard
 
 LIMIT_S: Final = 2.0
-"""One exchange, whatever the store does."""
+"""Time limit of one exchange."""
 CLOSE_LIMIT_S: Final = 1.0
-"""The last exchange, at shutdown."""
+"""Time limit of the last exchange, at shutdown."""
 
 _log = logging.getLogger("sluice.state")
 
 
 class NoState:
-    """EstimatorState that keeps nothing: what is learned ends with the process."""
+    """EstimatorState without persistence or sharing."""
 
     interval_s = 0.0
 
@@ -41,7 +41,7 @@ class NoState:
 
 
 class _Subject:
-    """One model's estimator, and how far it was published."""
+    """One model's estimator, and its publishing state."""
 
     def __init__(self, estimator: LengthEstimator, now_s: float) -> None:
         self.estimator = estimator
@@ -51,7 +51,7 @@ class _Subject:
         self.heard = False
 
     def news(self, now_s: float) -> tuple[int, dict[str, Sums] | None]:
-        """Observations so far, and what to publish if that is news."""
+        """Observations so far, and the sums to publish if there are new ones."""
         taught = self.estimator.observations
         known = taught or self.heard
         if not known or (taught == self.published and not self.missing):
@@ -60,7 +60,7 @@ class _Subject:
 
 
 class Learning:
-    """Keeps estimators and store in step."""
+    """Synchronizes estimators and store."""
 
     def __init__(
         self,
@@ -86,25 +86,25 @@ class Learning:
         return self._breaker.closed or not self._state.interval_s
 
     async def start(self) -> None:
-        """Take over what is stored, then keep exchanging. Waits LIMIT_S at most."""
+        """Load the stored records, then keep exchanging. Waits LIMIT_S at most."""
         if self._state.interval_s:
             await self.exchange()
             self._background.start(self._run())
 
     async def close(self) -> None:
-        """Publish what is new, once and briefly, and let go of the store."""
+        """Publish new observations once, within CLOSE_LIMIT_S, and close the store."""
         if await self._background.close() and self.up:
             await self.exchange(limit_s=CLOSE_LIMIT_S)
         await self._state.close()
 
     async def exchange(self, *, limit_s: float = LIMIT_S) -> None:
-        """One exchange, if the breaker allows it. Never raises but for cancellation."""
+        """Exchange once if the breaker allows it. Raises nothing except for cancellation."""
         if not self._breaker.allows(self._clock()):
             return
         taught, records = {}, {}
         for name, subject in self._subjects.items():
             taught[name], records[name] = subject.news(self._clock())
-            await asyncio.sleep(0)  # requests go between two models
+            await asyncio.sleep(0)  # requests run between two models
         try:
             async with asyncio.timeout(limit_s):
                 heard = await self._state.exchange(records)
@@ -126,7 +126,7 @@ class Learning:
             if name in heard.peers:
                 subject.heard = True
                 for _ in subject.ledger.merge(heard.peers[name]):
-                    await asyncio.sleep(0)  # requests go between two parts
+                    await asyncio.sleep(0)  # requests run between two parts
 
     def _failed(self, reason: str) -> None:
         self._breaker.failed(self._clock(), self._chance())

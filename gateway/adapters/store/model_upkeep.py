@@ -1,11 +1,11 @@
-"""One managed model's capacity as it is published: what its available workers hold, who is bound.
+"""Publishes one managed model's capacity: what its available workers hold, and the bound baselines.
 
 Rules:
-- New terms are published when the available workers, what their engines say of KV, or the
-  entitlements changed, and when an entitlement expired; never otherwise.
-- Reserving entitlements are bound oldest first, pool by pool. When a pool's capacity falls the
-  newest are degraded there, and recover when it returns; one that never fitted is pending.
-- The idle baseline of an expired dedicated entitlement is given up.
+- New terms are published only when the available workers, their engines' KV capacity or the
+  entitlements changed, or when an entitlement expired.
+- Reserving entitlements are bound oldest first, pool by pool. When a pool's capacity falls, the
+  newest are degraded there, and recover when it returns. One that never fitted is pending.
+- The idle baseline of an expired dedicated entitlement is released.
 """
 
 import asyncio
@@ -36,30 +36,30 @@ _log = logging.getLogger("sluice.pools")
 
 
 class Store(Upkeep, TokenPools, Protocol):
-    """What keeping needs of a lease store."""
+    """The parts of a lease store that upkeep uses."""
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
-    """A managed model as its keeper sees it. Tuples are by pool, windows ascending."""
+    """A managed model's configuration for upkeep. Tuples are by pool, smallest window first."""
 
     base: Terms
-    """Its rules; the capacity in it is not read. `mean_slo_ms` 0 for the mean."""
+    """The model's rules; their capacity is ignored. `mean_slo_ms` 0: compute the mean."""
     pools: tuple[PoolState, ...]
     shares: tuple[WorkerShare, ...]
-    """What one worker adds."""
+    """Capacity of one worker, and the bounds on workers, by pool."""
     entitlements: Callable[[], Iterable[Entitlement]]
-    """Those of the model, in order of creation; read in slices while they may change."""
+    """The model's entitlements, oldest first; read in slices while they may change."""
     kv_bytes: Callable[[int, int], int] = lambda _pool, _worker: 0
-    """(pool, worker) -> its engine's KV cache as it said; 0 for unknown."""
+    """(pool, worker) -> bytes of KV cache that its engine reported; 0 if unknown."""
 
 
 class KeptModel:
-    """What was last published of a model."""
+    """A model's last published terms."""
 
     def __init__(self, store: Store, name: str, spec: ModelSpec, replicas: Replicas) -> None:
         """Nothing is published before the first `keep`."""
         self.changed = True
-        """Its entitlements did, since the last survey."""
+        """Whether its entitlements changed since the last survey."""
         self._store = store
         self._name = name
         self._spec = spec
@@ -70,15 +70,15 @@ class KeptModel:
         self._next_expiry_unix_s = inf
 
     async def keep(self, now_s: float, now_unix_s: float) -> None:
-        """Publish what changed. Raises as the store does; the next call tries again."""
+        """Publish changes. Raises as the store does; the next call tries again."""
         found = self._available(now_s)
         due = self.changed or self._next_expiry_unix_s <= now_unix_s
         if found == self._capacity and not due:
             return
         self.changed = False
         try:
-            # Read anew for each look instead of kept: copying 100,000 would hold up requests.
-            # What changes meanwhile says so, and is surveyed with the next step.
+            # Read anew each time, because copying 100,000 would hold up requests. A change
+            # meanwhile sets `changed`, so the next step surveys again.
             standing = await _surveyed(self._spec.entitlements(), found, now_unix_s)
             if due:
                 await self._entitled(now_unix_s)
@@ -88,8 +88,8 @@ class KeptModel:
             raise
 
     def _available(self, now_s: float) -> Capacity:
-        # A pool whose workers all missed their probes keeps its places: they are tried all the
-        # same, and refusing everybody would make an outage of a doubt.
+        # A pool whose workers all missed their probes keeps its slots: requests are still tried
+        # there, and refusing all of them would turn a doubt into an outage.
         told = [
             [
                 self._spec.kv_bytes(index, worker)
@@ -161,7 +161,7 @@ class KeptModel:
 
 
 def _held(terms: Entitlement, standing: Standing) -> tuple[int, ...]:
-    """What of a baseline the pools hold."""
+    """The part of a baseline that the pools hold, by pool."""
     return tuple(
         sequences if terms.created <= until else 0
         for sequences, until in zip(terms.baseline, standing.bound_until, strict=False)

@@ -1,12 +1,12 @@
-"""The one background task that keeps a lease store in step with the fleet.
+"""The background task that synchronizes a lease store with the fleet.
 
-Every STEP_S it compares each managed model's capacity (what the available workers hold) with
-the terms that were last published, and publishes new ones when they differ: who is bound is
-surveyed again then, when entitlements changed and when one expired. It runs the store's tick,
-renews this process's leases, and says how many replicas demand asks for.
+Every STEP_S it compares each managed model's capacity (what the available workers hold) with the
+last published terms, and publishes new terms if they differ. It surveys the bound baselines again
+when capacity or entitlements changed, or when an entitlement expired. It also runs the store's
+tick, renews this process's leases and computes desired replicas.
 
-Nothing here raises; a step that fails is logged once, until it works again. Work is done in
-slices with a pause for requests between them, whatever the number of entitlements.
+Nothing here raises; a failing step is logged once until it works again. Work is done in slices
+with pauses for requests, however many entitlements there are.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ __all__ = ["Keeper", "ModelSpec", "Store"]
 
 STEP_S: Final = 0.25
 DEMAND_EVERY_S: Final = 5.0
-"""How often desired replicas are computed: once a tick."""
+"""Interval between computations of desired replicas; the same as a tick's."""
 
 _log = logging.getLogger("sluice.pools")
 
 
 class Keeper:
-    """Keeps capacity, leases and replicas' figures of all managed models current."""
+    """Keeps capacity, leases and desired replicas of all managed models current."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Keeper:
         self._background = BackgroundTasks()
 
     async def start(self) -> None:
-        """Publish what there is, then keep it current."""
+        """Publish the present capacity, then keep it current."""
         await self.step()
         self._background.start(self._run())
 
@@ -65,13 +65,13 @@ class Keeper:
         await self._background.close()
 
     def entitlements_changed(self, model: str) -> None:
-        """A model's entitlements were added, removed or changed: survey them at the next step."""
+        """Note that a model's entitlements changed; the next step surveys them."""
         found = self._models.get(model)
         if found is not None:
             found.changed = True
 
     def desired_replicas(self, model: str, pool: int) -> int:
-        """Workers that demand asks for; 0 for a model that is not managed."""
+        """Workers that demand requires; 0 for a model that is not managed."""
         found = self._replicas.get(model)
         return 0 if found is None else found.desired[pool]
 
@@ -83,7 +83,7 @@ class Keeper:
         ]
 
     async def step(self) -> None:
-        """Everything that is due. Never raises but for cancellation."""
+        """Do all work that is due. Raises nothing except for cancellation."""
         for name, model in self._models.items():
             keep = model.keep(self._clock(), self._wall_clock())
             await self._tried(f"keeping the capacity of {name}", keep)

@@ -1,1 +1,1 @@
-"""The embedded lease store: in memory, one process."""
+"""The embedded lease store: in memory, for one process."""

@@ -1,9 +1,9 @@
-"""The embedded lease store: in memory, one process.
+"""The embedded lease store: in memory, for one process.
 
-A managed model's leases live in its `TokenPool`, which `gateway.policy.admission.admission`
-decides over; every call is atomic because none awaits. A model that is not managed has a plain
-ledger: it counts and spills over, and refuses nobody. Either way the pools' own in-flight counters
-(`PoolState.inflight`) say what this process has in flight.
+A managed model's leases live in its `TokenPool`, and `gateway.policy.admission.admission` decides.
+Every call is atomic because it does not await. A model that is not managed has a plain ledger
+that counts and spills over, but never refuses. Either way `PoolState.inflight` counts what this
+process has in flight.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ class MemoryLeases(MemoryPools):
         jitter: Callable[[], float] = random.random,
         owner: str = "",
     ) -> None:
-        """`models` by name (not by alias); `books` of those that are managed.
+        """`models` by name (not by alias); `books`: the token pools of managed models.
 
-        `clock` monotonic, `wall_clock` Unix time, in seconds, the latter read once; `jitter`
-        gives [0, 1). `owner` names this process: leases that a former one left are never renewed.
+        `clock` monotonic, `wall_clock` Unix time (read once), both in seconds; `jitter` gives
+        [0, 1). `owner` names this process: leases of a former process are never renewed.
         """
         self.owner = owner or secrets.token_hex(4)
         super().__init__(books or {}, SteadyClock(clock, wall_clock))
@@ -96,14 +96,14 @@ class MemoryLeases(MemoryPools):
         """See Upkeep."""
         held = list(self._leases)
         for start in range(0, len(held), SLICE):
-            # Each slice by the time it runs: leases are kept in the order of their expiry.
+            # Each slice uses its own time, because leases are kept in the order of their expiry.
             self.prolong(held[start : start + SLICE])
             await asyncio.sleep(0)
 
-    # -- the same at once
+    # -- synchronous forms
 
     def take(self, ask: Ask) -> Lease | Denial:
-        """Decide, and take the lease; a known lease id has its earlier lease."""
+        """Decide and take the lease; a known lease id gets its existing lease."""
         known = self._leases.get(ask.lease_id)
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class MemoryLeases(MemoryPools):
         return lease
 
     def move(self, lease_id: str, pool: int, *, force: bool) -> Lease | Denial | None:
-        """Take a lease to another pool; None when it is not held, or there already."""
+        """Move a lease to another pool; None if it is not held or is there already."""
         held = self._leases.get(lease_id)
         if held is None or held.pool == pool:
             return None
@@ -145,13 +145,13 @@ class MemoryLeases(MemoryPools):
             self.refunded_total += 1
         elif held is not None:
             self.settled_total += 1
-        # One that is not held is a former process's, has expired, or was settled before.
+        # A lease not held is a former process's, has expired, or was settled before.
         book = self.books.get(model)
         if book is not None:
             self._charge(book, lease_id, settlement)
 
     def victims(self, lease_id: str) -> list[str]:
-        """Who has to give way to this lease: ids of leases that are held."""
+        """Ids of held leases to evict for this lease."""
         lease = self._leases.get(lease_id)
         book = None if lease is None else self.books.get(lease.model)
         if lease is None or book is None or lease_id not in book.leases:
@@ -160,7 +160,7 @@ class MemoryLeases(MemoryPools):
         return [held.id for held in chosen if held.id in self._leases]
 
     def prolong(self, lease_ids: Iterable[str]) -> None:
-        """Renew leases that are held."""
+        """Renew those of the leases that are held."""
         now_s = self._now()
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
@@ -236,7 +236,7 @@ class MemoryLeases(MemoryPools):
 
 
 def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
-    """The lease that a grant gives."""
+    """The lease of a grant."""
     return Lease(
         id=ask.lease_id,
         model=ask.model,

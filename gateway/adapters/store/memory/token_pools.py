@@ -1,7 +1,7 @@
-"""The embedded token pools: entitlements, counters, and what is done now and then.
+"""The embedded token pools: entitlements, counters and upkeep.
 
-Everything works in slices of SLICE with a pause for requests between them, whatever the number
-of entitlements; each slice is atomic because it does not await.
+All work is done in slices of SLICE with pauses for requests, however many entitlements there
+are. Each slice is atomic because it does not await.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ from gateway.policy.token_pool.token_pool import REAPED_AT_ONCE, Account, TokenP
 from gateway.ports import AccountView, PoolView
 
 SLICE = 250
-"""Accounts or leases that upkeep works on between two pauses for requests."""
+"""Accounts or leases that upkeep processes between two pauses for requests."""
 
 
 LATE_S: Final = 5.0
-"""How long after it was timed a settlement may come; longer, and the clock was set."""
+"""Longest plausible age of a settlement's time; beyond it, the machine's clock was set."""
 EARLY_S: Final = 0.1
-"""How far the machine's clock may have drifted from this one."""
+"""Most drift of the machine's clock against this one."""
 
 
 class SteadyClock:
-    """Unix time at the start, and what has passed since by a clock that only goes on.
+    """Unix time that never jumps: the time at the start plus the monotonic time since.
 
-    Buckets fill, leases expire and ticks are due by elapsed time: a clock set back would refuse
-    for as long as it was set back, one set forward would refill buckets and reap live leases.
+    Buckets, lease expiry and ticks depend on elapsed time. A clock set back would refuse requests
+    for that long; a clock set forward would refill buckets and reap live leases.
     """
 
     def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
@@ -41,7 +41,7 @@ class SteadyClock:
         return self._clock() + self._ahead_s
 
     def at(self, unix_s: float) -> float:
-        """When something was that was not long ago by the machine's clock."""
+        """Convert a recent event's time by the machine's clock to this clock."""
         now_s = self()
         return unix_s if -EARLY_S <= now_s - unix_s <= LATE_S else now_s
 
@@ -50,10 +50,10 @@ class MemoryPools:
     """TokenPools and most of Upkeep over plain objects."""
 
     def __init__(self, books: Mapping[str, TokenPool], now: SteadyClock) -> None:
-        """`books` by model."""
+        """`books`: token pools by model."""
         self.books = dict(books)
         self.witness: Callable[[str, str, float, object], None] = _unwitnessed
-        """Hears (model, event, Unix s, detail) of all that changes a book but its leases."""
+        """Called with (model, event, Unix s, detail) on changes of a pool, except leases."""
         self._now = now
 
     # -- TokenPools
@@ -108,7 +108,7 @@ class MemoryPools:
         self.witness(model, "terms", self._now(), terms)
 
     async def tick(self) -> None:
-        """See Upkeep. What is evicted here was handed over when it was marked."""
+        """See Upkeep. Evictions were reported when they were decided."""
         for model, book in self.books.items():
             reaped = REAPED_AT_ONCE
             while reaped == REAPED_AT_ONCE:
@@ -134,11 +134,11 @@ class MemoryPools:
 
 
 def _unwitnessed(model: str, event: str, unix_s: float, detail: object) -> None:
-    """Nobody asked."""
+    """The default witness: does nothing."""
 
 
 def account_view(book: TokenPool, account: Account, now_s: float) -> AccountView:
-    """An account's counters, its bucket as it stands now."""
+    """An account's counters, with its bucket filled up to now."""
     terms = account.terms
     depth = admission.depth_tokens(book, account)
     gained = terms.tokens_per_s * max(0.0, now_s - account.level_s)

@@ -1,1 +1,1 @@
-"""State shared by replicas through Redis, and what a replica does without it."""
+"""State that replicas share through Redis, and their fallback while Redis is away."""

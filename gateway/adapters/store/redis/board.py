@@ -1,15 +1,15 @@
-"""Notes that replicas put up for one another on Redis: who is there, and what schedulers know.
+"""Gossip between replicas through Redis: each replica's presence, and its listeners' notes.
 
 Rules:
-- Twice a second one round trip tells all notes of this replica and hears those of others
-  (`redis_exchange`); no request waits for it. Listeners renew their notes right before it and
-  take over the others' right after it. While Redis is away notes of others run out (SILENT_S),
-  and each replica goes on with what it knows.
-- Every model has a note in which each replica says that it is there, where it is asked, and the
-  seed of its prompt digests. All use the seed of the replica that began first, so that prompts
-  compare, and keep it when that replica ends. A replica that ends takes its own back.
-- An empty note is none. A note is MOST_BYTES at most, and of MOST_REPLICAS others the first are
-  heard.
+- Twice a second one round trip publishes this replica's notes and reads the others' (`exchange`);
+  no request waits for it. Listeners update their notes right before it and apply the others'
+  right after it. While Redis is away, other replicas' notes expire after SILENT_S and each
+  replica continues with what it knows.
+- Every model has a presence note, in which each replica gives its address and the seed of its
+  prompt digests. All replicas use the oldest seed, so that digests compare, and keep it when the
+  replica that chose it ends. A replica that ends withdraws its notes.
+- An empty note counts as none. A note is MOST_BYTES at most; notes of at most MOST_REPLICAS other
+  replicas are read.
 """
 
 import asyncio
@@ -27,39 +27,39 @@ from gateway.policy.fleet.breaker import Breaker
 
 EVERY_S: Final = 0.5
 LIMIT_S: Final = 2.0
-"""One exchange, whatever Redis does."""
+"""Time limit of one exchange."""
 SILENT_S: Final = 5
-"""A replica that was not heard for so long is gone."""
+"""A replica without an exchange for this long is gone."""
 TTL_S: Final = 60
 MOST_BYTES: Final = 1 << 20
 MOST_REPLICAS: Final = 128
 KIND: Final = "notes3"
-"""Another layout of notes gets another kind: versions side by side don't hear one another."""
+"""Changes with the notes' layout, so that different versions do not read each other's notes."""
 
 _log = logging.getLogger("sluice.state")
 
 
 class Listener(Protocol):
-    """Tells and hears notes; where it yields, requests go on."""
+    """Publishes and applies notes; requests run wherever it yields."""
 
     def tell(self) -> Iterator[None]:
-        """Put up what the others should hear now."""
+        """Publish the current notes."""
         ...
 
     def hear(self) -> Iterator[None]:
-        """Take over what the others have told, or that they are silent."""
+        """Apply the other replicas' notes; replicas without notes are gone."""
         ...
 
 
 class Seed(msgspec.Struct, frozen=True, order=True):
-    """The seed of digests, and when it began to be used: the oldest is used by all."""
+    """A seed of prompt digests and the time of its first use. All replicas use the oldest."""
 
     since_unix_s: float
     value: int
 
 
 class _Presence(msgspec.Struct, frozen=True):
-    """What a replica says of itself."""
+    """A replica's presence note."""
 
     seed: Seed
     url: str
@@ -77,7 +77,7 @@ _decode_presence: Final = msgspec.msgpack.Decoder(_Presence).decode
 
 
 class RedisBoard:
-    """One replica's view of the notes."""
+    """One replica's notes and its view of the others'."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class RedisBoard:
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
-        """`address`: where the others ask this replica.
+        """`address`: where other replicas call this one.
 
-        `on_seed` is told another seed that all digests are to have from now on.
+        `on_seed` is called with a new seed that all digests must use from then on.
         """
         self._presence = [f"replicas:{model}" for model in models]
         self._replica = replica
@@ -107,7 +107,7 @@ class RedisBoard:
         )
         self._mine: dict[str, bytes] = {}
         self._theirs: dict[str, dict[str, tuple[float, bytes]]] = {}
-        """By name and replica: when it was written, by this clock, and the note."""
+        """(time of writing by this clock, note), by name and replica."""
         self._listeners: list[Listener] = []
         self._too_large: set[str] = set()
         self._closing = False
@@ -122,11 +122,11 @@ class RedisBoard:
         return self._breaker.closed
 
     def listen(self, listener: Listener) -> None:
-        """Have a listener tell before each exchange, and hear after it."""
+        """Call a listener's `tell` before each exchange and its `hear` after it."""
         self._listeners.append(listener)
 
     def publish(self, name: str, payload: bytes) -> None:
-        """Put up a note for the others; one that is too large stays away."""
+        """Publish a note to the other replicas; a note that is too large is dropped."""
         if len(payload) > MOST_BYTES:
             if name not in self._too_large:
                 _log.warning("the note %s is too large to tell: %d bytes", name, len(payload))
@@ -135,15 +135,15 @@ class RedisBoard:
         self._mine[name] = payload
 
     def peers(self, name: str) -> list[bytes]:
-        """The others' notes of that name."""
+        """The other replicas' notes of that name."""
         return [payload for _, payload in self._living(name).values()]
 
     def replicas(self, model: str) -> int:
-        """Gateways that serve a model now, this one included."""
+        """Number of replicas that serve a model now, including this one."""
         return 1 + len(self._living(f"replicas:{model}"))
 
     def others(self) -> list[Address]:
-        """Where the other replicas that serve a model of this one are asked."""
+        """Addresses of the other replicas that serve any of this replica's models."""
         found = {}
         for name in self._presence:
             for replica, (_, payload) in self._living(name).items():
@@ -153,16 +153,16 @@ class RedisBoard:
         return list(found.values())
 
     def hurry(self) -> None:
-        """Exchange soon: there is news that others should have."""
+        """Exchange soon, to spread news."""
         self._hurry.set()
 
     async def start(self) -> None:
-        """Hear of the others and what they told, then keep telling; waits LIMIT_S at most."""
+        """Exchange once, then periodically; waits LIMIT_S at most."""
         await self.exchange()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Say the last, which is that this replica is gone, and let go of the connection."""
+        """Withdraw this replica's notes and close the connection."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -173,7 +173,7 @@ class RedisBoard:
         await self._exchange.close()
 
     async def exchange(self) -> None:
-        """Tell and hear, if the breaker allows it. Never raises but for cancellation."""
+        """Exchange once if the breaker allows it. Raises nothing except for cancellation."""
         if self._breaker.allows(self._clock()):
             await self._go_through(listener.tell() for listener in self._listeners)
             await self._round_trip()
@@ -233,7 +233,7 @@ class RedisBoard:
         return {replica: note for replica, note in held.items() if note[0] >= since_s}
 
     def _agree(self) -> None:
-        """Use the oldest seed of all."""
+        """Switch to the oldest seed of all replicas."""
         oldest = self._seed
         for name in self._presence:
             for payload in self.peers(name):

@@ -1,10 +1,10 @@
-"""What this process knows of the buckets in Redis, so that its share begins where they stood.
+"""Tracks the levels of the token buckets in Redis, so that a local share starts from them.
 
-A model's own book holds no leases while Redis decides; of its counters the buckets alone follow
-what is heard: each answer to an admission says what is left, and what this process pays back or
-takes more of is known before Redis says so. A bucket that was never heard of counts as full. When
-Redis goes away the share takes its part of them (`redis_share`), and what it leaves is kept for
-the next time: a Redis that flaps fills nobody's bucket.
+While Redis decides, the model's token pool in this process holds no leases; only its buckets are
+kept current. Each answer to an admission reports the level, and this process applies its own
+corrections before Redis reports them. A bucket that was never reported counts as full. When Redis
+goes away, the share takes its part of each bucket (`local_share`). The levels that it leaves are
+kept for the next time, so that a flapping Redis refills no bucket.
 """
 
 from gateway.adapters.store.redis.lease_codec import Kept
@@ -14,7 +14,7 @@ from gateway.policy.token_pool.token_pool import TokenPool
 
 
 def told(book: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: float) -> None:
-    """Redis has decided over a request of so many tokens."""
+    """Apply Redis's decision on a request of `tokens` tokens."""
     account = book.accounts.get(name)
     if account is None:
         return
@@ -29,14 +29,14 @@ def told(book: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: 
 
 
 def paid(book: TokenPool, kept: Kept, tokens: int, now_s: float) -> None:
-    """A lease costs so many tokens now, or has cost them."""
+    """Apply a lease's corrected or final cost."""
     account = book.accounts.get(kept.lease.entitlement)
     if account is not None:
         pay(book, account, kept.funded, tokens - kept.estimate_tokens, now_s)
 
 
 def seen(book: TokenPool, view: TokenPool, server_s: float, now_s: float) -> None:
-    """Counters were read in Redis, where it is `server_s` at least."""
+    """Apply counters that were read from Redis, whose time is at least `server_s`."""
     book.surplus, book.surplus_s = surplus_level(view, server_s), now_s
     book.surplus_per_s = view.surplus_per_s
     for name, theirs in view.accounts.items():
@@ -48,7 +48,7 @@ def seen(book: TokenPool, view: TokenPool, server_s: float, now_s: float) -> Non
 
 
 def lend(book: TokenPool, share: TokenPool, replicas: int, now_s: float) -> None:
-    """Give a new share its part of every bucket."""
+    """Give a new local share its part of every bucket."""
     parts = max(1, replicas)
     share.surplus, share.surplus_s = surplus_level(book, now_s) / parts, now_s
     share.surplus_per_s = book.surplus_per_s / parts
@@ -57,12 +57,12 @@ def lend(book: TokenPool, share: TokenPool, replicas: int, now_s: float) -> None
         account.level = own_level(whole, depth_tokens(book, whole), now_s) / parts
         account.level_s = now_s
         account.mean_cost = whole.mean_cost
-        # What this process borrowed; nobody told it of the others.
+        # This process's own borrowing; it does not know the other replicas'.
         account.borrowed, account.borrowed_s = whole.borrowed, whole.borrowed_s
 
 
 def take_back(book: TokenPool, share: TokenPool, replicas: int) -> None:
-    """Keep what a share leaves; what it never used stays as it was heard."""
+    """Keep the levels that a share leaves; buckets that it never used keep their reported level."""
     parts = max(1, replicas)
     book.surplus, book.surplus_s = share.surplus * parts, share.surplus_s
     for name, account in share.accounts.items():

@@ -1,13 +1,13 @@
 """The directory of entitlements in Redis, shared by all gateways.
 
-One hash of entries, and the revision of each one's last write; `lua/directory.lua` changes them
-together, and only from the version that a write is based on. The last REMOVED_KEPT removals and
-names of writes are remembered: others hear of the former, and see by the latter that the server
-lost something. All keys have one hash tag. There are no retries here: each call takes TIMEOUT_S
-at most, and after a failure the connection is closed.
+A hash holds the entries, a sorted set the revision of each entry's last write. `lua/directory.lua`
+changes both together, and only if a write names the present version. The last REMOVED_KEPT
+removals and names of writes are kept: other gateways learn of removals, and detect by the names
+that the server lost writes. All keys share one hash tag. Nothing here retries: each call takes
+TIMEOUT_S at most, and a failure closes the connection.
 
-Keys carry the number of their layout. Gateways of layout 1 write unconditionally, so their keys
-are left to them: what they held is copied once, before the first write of this layout.
+Keys contain the number of their layout. Gateways of layout 1 write unconditionally, so they keep
+their own keys; their entries are copied once, before the first write of this layout.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from gateway.ports import EntitlementEntry, Kept, Removal, Written
 REMOVED_KEPT: Final = 10_000
 SCANNED_AT_ONCE: Final = 500
 NAMED_BY: Final = 4
-"""Arguments of the script for one entry."""
+"""Number of script arguments per entry."""
 _KEYS: Final = tuple(
     f"sluice:2:{{directory}}:{name}"
     for name in ("entries", "changed", "removed", "files", "marks", "revision")
 )
 _LAYOUT_1: Final = "sluice:1:{directory}:entries"
 _LAYOUT_1_KEPT_S: Final = 7 * 86_400
-"""Until then gateways of layout 1 should be gone; later it would bring back what was revoked."""
+"""How long entries of layout 1 may be copied; later copies would bring back revoked keys."""
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
 
@@ -50,7 +50,7 @@ class RedisDirectory:
         self._lock = asyncio.Lock()
 
     async def load(self) -> Kept:
-        """See Directory. What changes meanwhile is among the changes after the revision."""
+        """See Directory. Concurrent changes are among the changes after the returned revision."""
         if not await self._call("EXISTS", _KEYS[5]):
             await self._copy_layout_1()
         head = await self._run("removals", 0, "", REMOVED_KEPT)
@@ -81,7 +81,7 @@ class RedisDirectory:
         mark = new_mark()
         revision, conflicts = await self._run(what, mark, floor, REMOVED_KEPT, after, *named)
         names = tuple(name.decode() for name in conflicts)
-        # Where all were conflicts nothing was written, and nobody knows the mark.
+        # If all were conflicts, nothing was written and the mark is unknown.
         some = len(names) < len(named) // NAMED_BY
         return Written(revision=int(revision), mark=mark if some else "", conflicts=names)
 
@@ -96,7 +96,7 @@ class RedisDirectory:
                 return found
 
     async def _copy_layout_1(self) -> None:
-        """Take over what gateways of an earlier version kept; who comes second changes nothing."""
+        """Copy the entries of layout 1; only the first gateway's copy has an effect."""
         found = await self._scan(_LAYOUT_1)
         entries = _entries([b"0 " + raw for raw in found.values()])
         for start in range(0, len(entries), SCANNED_AT_ONCE):

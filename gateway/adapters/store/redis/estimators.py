@@ -1,8 +1,8 @@
-"""What estimators learned, shared by replicas through Redis (7 days after the last exchange).
+"""Shares what estimators learned through Redis; kept for 7 days after the last exchange.
 
-One subject per model and estimator profile, `sluice:1:{PROFILE:MODEL}:learned`, exchanged once a
-second (`redis_exchange`). Merging is done by the reader, in `gateway.policy.estimate.merge`, which
-says why order and repetition do not matter.
+There is one subject per model and estimator profile, `sluice:1:{PROFILE:MODEL}:learned`,
+exchanged once a second (`exchange`). Each reader merges the records by
+`gateway.policy.estimate.merge`, which explains why order and repetition do not matter.
 """
 
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger("sluice.state")
 
 
 def key_of(subject: str) -> str:
-    """The hash of a model and profile."""
+    """The Redis key of a model and profile."""
     return redis_exchange.key_of(subject, KIND)
 
 
@@ -40,7 +40,7 @@ class RedisState:
     interval_s = INTERVAL_S
 
     def __init__(self, url: str, *, replica: str | None = None) -> None:
-        """`url` as `redis_route` has it; `replica` unique among those that share it."""
+        """`url` as in `route`; `replica` must be unique among the replicas."""
         self._exchange = RedisExchange(
             url,
             kind=KIND,

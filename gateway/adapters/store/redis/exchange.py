@@ -1,18 +1,18 @@
-"""What replicas tell one another through Redis: one record a subject and replica, the newest.
+"""Exchanges records between replicas through Redis: the newest record per subject and replica.
 
 Rules:
-- One hash a subject, `sluice:1:{SUBJECT}:KIND`, with a hash tag, so a cluster keeps all that a
-  call touches in one slot.
-- One pipelined round trip for all subjects: `lua/exchange.lua` stores this replica's records and
-  returns those that others wrote since. Records are opaque here.
-- A record carries the number of its exchange. One that was repeated after a time-out, or comes
-  late out of a stalled connection's buffer, changes nothing.
-- A record that was silent for `silent_s` is dropped by a living replica; a subject's key vanishes
-  `ttl_s` after its last exchange. Time is the server's.
-- Connecting and each answer take TIMEOUT_S at most and an exchange twice that; after a failure
-  the connection is closed. There are no retries here: the breaker decides.
-- In a cluster each subject is exchanged by itself, all at the same time: a node that is away takes
-  only its own along.
+- Each subject has one hash, `sluice:1:{SUBJECT}:KIND`, whose hash tag keeps all keys of a call in
+  one slot of a cluster.
+- One pipelined round trip handles all subjects: `lua/exchange.lua` stores this replica's records
+  and returns records that others wrote since. Records are opaque here.
+- A record carries the number of its exchange. A record that is repeated after a time-out, or
+  arrives late from a stalled connection's buffer, changes nothing.
+- A living replica drops records that were not renewed for `silent_s`. A subject's key expires
+  `ttl_s` after its last exchange. Times are the server's.
+- Connecting and each answer take TIMEOUT_S at most, an exchange twice that. A failure closes the
+  connection. Nothing here retries: the breaker decides.
+- In a cluster, subjects are exchanged separately and concurrently, so an unreachable node affects
+  only its own subjects.
 """
 
 import asyncio
@@ -36,24 +36,24 @@ _log = logging.getLogger("sluice.state")
 
 
 class Told(NamedTuple):
-    """What was heard of a subject."""
+    """The result of an exchange of one subject."""
 
     held: bool
-    """Whether a record of this replica is there."""
+    """Whether Redis holds a record of this replica."""
     records: list[tuple[float, bytes]]
-    """Age in seconds and record of each other replica that wrote since the last exchange."""
+    """(age in seconds, record) of each other replica that wrote since the last exchange."""
 
 
 def key_of(subject: str, kind: str) -> str:
-    """The hash of a subject. Quoted, because a brace in a name would end the hash tag."""
+    """The key of a subject, quoted because a brace in a name would end the hash tag."""
     return f"sluice:1:{{{quote(subject, safe=':')}}}:{kind}"
 
 
 class RedisExchange:
-    """Records of one kind, exchanged by replicas of one Redis."""
+    """Exchanges records of one kind."""
 
     def __init__(self, url: str, *, kind: str, replica: str, silent_s: int, ttl_s: int) -> None:
-        """`url` as `redis_route` has it; `replica` unique among those that share it."""
+        """`url` as in `route`; `replica` must be unique among the replicas."""
         self.replica = replica
         self._kind = kind
         self._silent_s = silent_s
@@ -65,9 +65,9 @@ class RedisExchange:
         self._failing = False
 
     async def exchange(self, records: Mapping[str, bytes]) -> dict[str, Told]:
-        """Store records (b"": none) and hear those of others.
+        """Store this replica's records (b"": none) and return the others'.
 
-        Subjects whose node of a cluster is away are left out. Raises StateFailure when all are.
+        Subjects whose cluster node is away are left out. Raises StateFailure if all are.
         """
         self._sequence += 1
         subjects = list(records)
@@ -88,14 +88,14 @@ class RedisExchange:
         return told
 
     async def close(self) -> None:
-        """Close connections, so that no late answer is taken for the next call's."""
+        """Close connections, so that a late answer is not taken for the next call's."""
         for name in list(self._connections):
             await self._hang_up(name)
 
     async def _tried(
         self, subjects: Sequence[str], records: Mapping[str, bytes]
     ) -> list[list[bytes]] | Exception:
-        """Answers of subjects on one server, or why there are none."""
+        """Answers for the subjects of one server, or the error."""
         calls = [
             (
                 self.replica,
@@ -125,7 +125,7 @@ class RedisExchange:
 
     def _told(self, subject: str, reply: Sequence[bytes]) -> Told:
         revision, held, *rest = reply
-        # A server that was emptied, and then had its clock put back, begins anew.
+        # A lower revision: the server was emptied and its clock set back, so read all again.
         newest = int(revision)
         self._since[subject] = newest if newest >= self._since.get(subject, 0) else 0
         records = [
@@ -137,7 +137,7 @@ class RedisExchange:
     async def _trip(
         self, name: str, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
     ) -> list[list[bytes]]:
-        """One round trip; three when the server does not know the script."""
+        """One round trip; three if the server does not know the script."""
         connection = self._connections.get(name)
         if connection is None:
             key = key_of(subjects[0] if subjects else "", self._kind)
@@ -166,7 +166,7 @@ class RedisExchange:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, for the log; time-outs often have no text of their own."""
+    """The error's text for the log; time-outs often have none."""
     if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
         return f"no answer from Redis within {TIMEOUT_S:g} s"
     return f"Redis: {error}"

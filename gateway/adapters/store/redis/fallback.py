@@ -1,8 +1,8 @@
-"""A model of this process while Redis is away: its share of the book decides.
+"""Decides for one model while Redis is away, over this process's share of the token pool.
 
-The share begins with what the process has in flight, and with buckets as they were last known,
-and follows everything it does until Redis is back; of it, its buckets are kept then. What Redis
-has to know is posted by `redis_model`.
+The share starts with the leases that this process holds and the last known bucket levels, and
+tracks everything until Redis is back; then only its bucket levels are kept. `model` posts what
+Redis must learn.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,30 +19,30 @@ from gateway.records.lease import Ask, Lease
 
 
 class Alone:
-    """A share, while there is one. Everything but `admit` and `refused` needs none."""
+    """Holds the share while there is one. Without a share, most methods do nothing."""
 
     def __init__(self, book: TokenPool, wall_clock: Callable[[], float]) -> None:
-        """`book` knows the buckets (see `redis_levels`); `wall_clock` Unix time in seconds."""
+        """`book` tracks the bucket levels (`bucket_levels`); `wall_clock` gives Unix seconds."""
         self._book = book
         self._now_s = wall_clock
         self._replicas = 1
         self.share: TokenPool | None = None
 
     def begin(self, kept: Iterable[Kept], replicas: int) -> TokenPool:
-        """The share of one of so many replicas; the one there is, where there is one."""
+        """Return the present share, or create one for one of `replicas` replicas."""
         if self.share is None:
             self._replicas = replicas
             self.share = share_of(self._book, kept, replicas, self._now_s())
         return self.share
 
     def end(self) -> None:
-        """Redis decides again."""
+        """End the share: Redis decides again."""
         if self.share is not None:
             take_back(self._book, self.share, self._replicas)
             self.share = None
 
     def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
-        """What the share decides, and whether the lease may be told to give way."""
+        """The share's decision, and whether the lease is evictable."""
         request = Request(
             lease_id=ask.lease_id,
             entitlement=ask.entitlement,
@@ -57,49 +57,49 @@ class Alone:
         return found, held is not None and held.id in share.pools[held.pool].evictable
 
     def refused(self, share: TokenPool, lease_id: str, pool: int) -> Denial | None:
-        """Why a lease may not move; None when it moved."""
+        """Move a lease if admissible; returns None, or the reason why it may not move."""
         return admission.transfer(share, lease_id, pool, self._now_s(), force=False)
 
     def moved(self, lease_id: str, pool: int) -> None:
-        """A lease is in another pool."""
+        """Note that a lease moved to another pool."""
         if self.share is not None:
             admission.transfer(self.share, lease_id, pool, self._now_s(), force=True)
 
     def resized(self, lease_id: str, cost_tokens: int, kv_bytes: int) -> None:
-        """A lease reserves something else."""
+        """Note a lease's new reservation."""
         if self.share is not None:
             admission.resize(self.share, lease_id, cost_tokens, kv_bytes, self._now_s())
 
     def settled(self, lease_id: str, charge: int | None) -> None:
-        """A lease has ended."""
+        """Note that a lease ended."""
         if self.share is not None:
             admission.settle(self.share, lease_id, charge, self._now_s())
 
     def victims(self, lease: Lease) -> list[str]:
-        """Whose leases give way to this one."""
+        """Ids of the leases to evict for this one."""
         held = None if self.share is None else self.share.leases.get(lease.id)
         if self.share is None or held is None:
             return []
         return [v.id for v in eviction.evict(self.share, held.pool, lease.sequences)]
 
     def define(self, terms: Entitlement) -> None:
-        """Take over an entitlement."""
+        """Apply an entitlement's terms."""
         if self.share is not None:
             self.share.define(entitlement_share(terms, self._replicas))
 
     def change(self, terms: Terms) -> None:
-        """Take over capacity and rules."""
+        """Apply capacity and rules."""
         if self.share is not None:
             self.share.change(terms_share(terms, self._replicas))
 
     def renew(self, lease_ids: Iterable[str]) -> None:
-        """Keep leases in force."""
+        """Renew leases."""
         if self.share is not None:
             for lease_id in lease_ids:
                 admission.renew(self.share, lease_id, self._now_s())
 
     def tick(self) -> None:
-        """Run the tick where it is due."""
+        """Run the tick if it is due."""
         share, now_s = self.share, self._now_s()
         if share is None:
             return

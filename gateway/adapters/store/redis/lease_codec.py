@@ -1,4 +1,4 @@
-"""A lease that this process holds in Redis, and how its records travel there and back."""
+"""A lease that this process holds, and its encoding in calls to Redis and in the answers."""
 
 from typing import Any, cast
 
@@ -14,8 +14,8 @@ from gateway.records.lease import Ask, Lease
 
 _decode = msgspec.msgpack.decode
 ALONE = "+"
-"""Ends the key of a lease that was taken without Redis. It is another one there: the id's own
-may have been taken by an admission whose answer was lost, and is given back."""
+"""Suffix of the key of a lease that was taken without Redis. It must differ from the plain id,
+because an admission whose answer was lost may have taken that one and is being given back."""
 
 
 class Kept:
@@ -34,17 +34,17 @@ class Kept:
     def __init__(self, lease: Lease, key: str, *, funded: str, gives_way: bool) -> None:
         self.lease = lease
         self.key = key
-        """What Redis knows it by."""
+        """Its lease id in Redis."""
         self.funded = funded
-        """Which bucket paid: own, surplus or none."""
+        """The bucket that paid: own, surplus or none."""
         self.gives_way = gives_way
         self.estimate_tokens = lease.cost_tokens
         self.kv_bytes = lease.kv_bytes
         self.resizing: Op | None = None
-        """Its last resize, which a later one replaces while it was not sent."""
+        """Its last resize; a later one replaces it until it is sent."""
 
     def record(self) -> dict[str, Any]:
-        """As `lua/adopt.lua` takes it."""
+        """The lease in the form that `lua/adopt.lua` takes."""
         return {
             "id": self.key,
             "entitlement": self.lease.entitlement,
@@ -75,7 +75,7 @@ def admit_argument(ask: Ask, owner: str, *, observe: bool) -> bytes:
 
 
 def decision(answer: bytes) -> tuple[Grant | Denial, bool, float]:
-    """What `lua/admit.lua` decided, whether the lease may be told to give way, and when it was."""
+    """Decode `lua/admit.lua`: decision, whether the lease is evictable, time of issue (Unix s)."""
     told = _decode(answer)
     if not told[0]:
         return denial(told), False, 0.0
@@ -98,13 +98,13 @@ def decision(answer: bytes) -> tuple[Grant | Denial, bool, float]:
 
 
 def moved(answer: bytes) -> tuple[Denial | None, bool]:
-    """What `lua/transfer.lua` decided, and whether the lease may now be told to give way."""
+    """Decode `lua/transfer.lua`: denial if any, and whether the lease is evictable now."""
     told = _decode(answer)
     return (None, told[1]) if told[0] else (denial(told), False)
 
 
 def denial(told: list[Any]) -> Denial:
-    """A denial as the scripts write it."""
+    """Decode a denial of the scripts."""
     _, reason, wait_s, limit, used, requested, unit, of_pool = told
     return Denial(
         reason=cast("Any", reason),
@@ -118,7 +118,7 @@ def denial(told: list[Any]) -> Denial:
 
 
 def book_of(answer: list[bytes]) -> TokenPool:
-    """A book with the counters that `lua/view.lua` gave, and the accounts it was asked for."""
+    """Decode `lua/view.lua`: a token pool with its counters and the requested accounts."""
     terms = _decode(answer[0], type=Terms)
     state = _decode(answer[1])
     seen = TokenPool(terms)
@@ -136,11 +136,11 @@ def book_of(answer: list[bytes]) -> TokenPool:
             for field, value in (_decode(counters) if counters else {}).items():
                 _put(account, field, value)
     for pool, unused in zip(seen.pools, idle, strict=True):
-        pool.idle_dedicated = unused  # defining moved it
+        pool.idle_dedicated = unused  # `define` changed it
     return seen
 
 
 def _put(record: Any, field: str, value: Any) -> None:
-    """Set a field in the type it has: Lua does not tell 1 from 1.0."""
+    """Set a field, converted to its present type: Lua does not distinguish 1 from 1.0."""
     current = getattr(record, field)
     setattr(record, field, value if isinstance(current, list) else type(current)(value))

@@ -1,7 +1,7 @@
-"""The lease store of several gateways: every managed model's book is in Redis.
+"""The lease store that several gateways share: every managed model's token pool is in Redis.
 
-Models that are not managed stay in this process (`local`). See `redis_model` for what happens
-while Redis is away, `redis_link` for how calls travel and `lua/` for what is decided there.
+Models that are not managed stay in this process (`local`). `model` describes what happens while
+Redis is away, `link` how calls travel; `lua/` holds the decisions.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gateway.ports import AccountView, PoolView, Settlement
 from gateway.records.lease import Ask, Lease
 
 EVICTED_EVERY_S: Final = 0.1
-"""How often a process that holds evictable leases asks which must go."""
+"""How often a process that holds evictable leases asks for evictions."""
 
 _log = logging.getLogger("sluice.state")
 
@@ -50,11 +50,11 @@ class RedisLeases:
         jitter: Callable[[], float] = random.random,
         script_clock: Callable[[], float] | None = None,
     ) -> None:
-        """`books` by model: terms and entitlements of those that are managed.
+        """`books` by model: terms and entitlements of managed models.
 
-        `owner` is unique among those that share the server. `clock` monotonic, `wall_clock` Unix
-        time, in seconds, the latter read once; `script_clock` is what tests tell scripts instead
-        of the server's time.
+        `owner` is unique among the gateways. `clock` monotonic, `wall_clock` Unix time (read
+        once), both in seconds; tests give scripts the time of `script_clock` instead of the
+        server's.
         """
         self._local = local
         self._models: dict[str, RedisModel] = {}
@@ -80,12 +80,12 @@ class RedisLeases:
             )
 
     async def start(self) -> None:
-        """Connect; returns after the first attempt, whatever came of it."""
+        """Connect; returns after the first attempt, successful or not."""
         await asyncio.gather(*(model.link.start() for model in self._models.values()))
         self._task = asyncio.get_running_loop().create_task(self._hear())
 
     async def close(self) -> None:
-        """Send what is left, briefly, and let go of the connections."""
+        """Send pending posts within a time limit and close the connections."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -115,15 +115,15 @@ class RedisLeases:
 
     @property
     def dropped_total(self) -> int:
-        """Settlements and the like given up because too many waited for Redis."""
+        """Settlements and other posts dropped because too many waited for Redis."""
         return sum(model.link.dropped_total for model in self._models.values())
 
     def leads(self, model: str) -> bool:
-        """Whether this process ticks the model, and its capacity counts."""
+        """Whether this process leads the model: it runs the ticks and sets the capacity."""
         return self._models[model].leads
 
     def replicas(self, model: str) -> int:
-        """Gateways that share the model, as last heard."""
+        """Gateways that share the model, as last reported."""
         return self._models[model].replicas
 
     # -- LeaseStore
@@ -203,7 +203,7 @@ class RedisLeases:
         await asyncio.gather(*(model.tick() for model in self._models.values()))
 
     async def _hear(self) -> None:
-        """Ask for evictions, where there is anything to evict."""
+        """Ask for evictions while this process holds evictable leases."""
         while True:
             await asyncio.sleep(EVICTED_EVERY_S)
             for model in self._models.values():
@@ -211,5 +211,5 @@ class RedisLeases:
                     continue
                 try:
                     await model.take_evicted()
-                except Exception:  # noqa: BLE001 - one that cannot be told must not end the rest
+                except Exception:  # noqa: BLE001 - a failed callback must not stop the others
                     _log.exception("telling of an eviction failed")

@@ -1,19 +1,19 @@
-"""One connection to Redis, and the calls that wait for it.
+"""One connection to Redis, and the queue of calls for it.
 
-Calls that arrive while a round trip is under way, or in the same turn of the event loop, share
-the next one: a single task writes them all and reads their answers. A round trip takes TIMEOUT_S
-at most. After a failure the connection is closed, so that no late answer is taken for another
-call's, and the breaker says when to try again.
+Calls that arrive during a round trip, or in the same iteration of the event loop, share the next
+one: a single task writes them all and reads their answers. A round trip takes TIMEOUT_S at most.
+A failure closes the connection, so that a late answer is not taken for another call's, and the
+breaker decides when to try again.
 
-- A *call* wants its answer now: while the link is down, and when its round trip fails, it
-  raises `Away`.
-- A *post* must arrive some time: it is kept (MOST_POSTS at most, the oldest go first), sent in
-  order, and sent again when nobody knows whether it arrived. Its effect must allow that. One of
-  COMPANIONS waits for a call to share its script, POST_WAIT_S at most: until then Redis counts
-  its lease as held, so no limit is exceeded.
+- A *call* needs its answer now. It raises `Away` while the link is down and when its round trip
+  fails.
+- A *post* must arrive eventually. Posts are queued (MOST_POSTS at most, then the oldest are
+  dropped), sent in order, and sent again if their delivery is uncertain, so their effect must be
+  idempotent. A post in COMPANIONS waits up to POST_WAIT_S to share a call's script; until then
+  Redis counts its lease as held, so no limit is exceeded.
 
-The link is up once it is connected, its user has prepared the server (`prepare`), and what was
-kept has been sent: so a call waits for two round trips at most.
+The link is up once it is connected, `prepare` has run and the queued posts were sent. A call
+therefore waits for two round trips at most.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ from gateway.policy.fleet.breaker import Breaker
 
 BATCH: Final = 256
 MOST_CALLS: Final = 4_096
-"""Waiting calls; more than a round trip or two could serve are told at once that it is busy."""
+"""Most waiting calls; further ones fail at once, as a round trip or two could not serve them."""
 MOST_POSTS: Final = 100_000
 COMPANIONS: Final = frozenset({"resize", "settle"})
-"""Posts that nobody waits for, and that share a script with calls."""
+"""Posts that no caller waits for and that can share a script with calls."""
 POST_WAIT_S: Final = 0.005
 CLOSE_LIMIT_S: Final = 1.0
 
@@ -44,7 +44,7 @@ _log = logging.getLogger("sluice.state")
 
 
 class Away(StateFailure):
-    """Redis did not answer a call. `sent`: it may have been carried out all the same."""
+    """Redis did not answer a call. With `sent`, it may have executed the call nevertheless."""
 
     def __init__(self, message: str, *, sent: bool = False) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Link:
         prepare: Callable[["Link"], Awaitable[None]],
         on_up: Callable[[], None],
     ) -> None:
-        """`prepare` uses `ask` only; `on_up` is called when the link has come up."""
+        """`prepare` may only use `ask`; `on_up` is called when the link comes up."""
         self._wire = wire
         self._clock = clock
         self._chance = chance
@@ -72,10 +72,10 @@ class Link:
         self._breaker = Breaker()
         self._queue: deque[Op] = deque()
         self._wake = asyncio.Event()
-        """Set while anything of the queue is to go at once."""
+        """Set while the queue holds anything to send at once."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Wakes for the oldest of COMPANIONS."""
+        """Fires when the oldest queued post of COMPANIONS is due."""
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._away = False
@@ -83,26 +83,26 @@ class Link:
         self.up = False
         self.failures_total = 0
         self.dropped_total = 0
-        """Posts given up because too many waited."""
+        """Posts dropped because too many waited."""
 
     @property
     def waiting(self) -> int:
-        """Calls and posts that were not sent yet."""
+        """Number of calls and posts not sent yet."""
         return len(self._queue)
 
     async def start(self) -> None:
-        """Connect in the background; returns after the first attempt, whatever came of it."""
+        """Connect in the background; returns after the first attempt, successful or not."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
         await self._settled.wait()
 
     async def close(self) -> None:
-        """Send what is kept, once and briefly, and let go of the connection."""
+        """Send queued posts once, within a time limit, and close the connection."""
         if self._task is None:
             return
         with contextlib.suppress(TimeoutError, Away):
             async with asyncio.timeout(CLOSE_LIMIT_S):
-                # Answered after everything that was queued before it.
+                # Its answer comes after everything that was queued before it.
                 await self.call("view", argument(names=()))
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -113,17 +113,17 @@ class Link:
         self._fail_calls(Away("the gateway is stopping"))
 
     async def call(self, name: str, argument: bytes) -> Any:
-        """The answer of a script. Raises Away; `Away.sent` tells what to undo.
+        """Call a script and return its answer. Raises Away; `Away.sent` tells whether to undo it.
 
-        When it is cancelled after it was sent, CancelledError is raised as is: then, too, it
-        may have been carried out (see `Op.sent` of `begin`).
+        A call that is cancelled after it was sent may have been executed, too (see `Op.sent` of
+        `begin`).
         """
         op = self.begin(name, argument)
         assert op.done is not None  # noqa: S101 - a call has one
         return await op.done
 
     def begin(self, name: str, argument: bytes) -> Op:
-        """A call whose answer is awaited at `done`. Raises Away when the link is down."""
+        """Start a call; its answer is awaited at `done`. Raises Away while the link is down."""
         if not self.up:
             raise Away("Redis is away")
         if len(self._queue) >= MOST_CALLS:
@@ -134,7 +134,7 @@ class Link:
         return op
 
     def post(self, name: str, argument: bytes) -> Op:
-        """Have a script called some time. Never raises."""
+        """Queue a script call that needs no answer. Never raises."""
         op = Op(name, argument, None)
         self._queue.append(op)
         if len(self._queue) > MOST_POSTS:
@@ -146,7 +146,7 @@ class Link:
         return op
 
     async def ask(self, name: str, argument: bytes) -> Any:
-        """The answer of a script, while preparing. Raises Lost and what connections raise."""
+        """Call a script within `prepare`. Raises Lost and connection errors."""
         op = Op(name, argument, None)
         async with asyncio.timeout(TIMEOUT_S):
             (answer,) = await self._wire.answers([op])
@@ -214,7 +214,7 @@ class Link:
             self._timer = None
 
     async def _send(self, ops: Sequence[Op]) -> None:
-        """One round trip; on failure posts go back to where they were and calls are told."""
+        """One round trip; on failure, posts return to the queue and calls fail."""
         ops = [op for op in ops if op.done is None or not op.done.done()]
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -272,7 +272,7 @@ class Link:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, for the log; time-outs often have no text of their own."""
+    """The error's text for the log; time-outs often have none."""
     if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
         return f"no answer from Redis within {TIMEOUT_S:g} s"
     return str(error) or type(error).__name__

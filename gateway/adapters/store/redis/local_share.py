@@ -1,8 +1,9 @@
-"""What a gateway admits on its own while Redis is away: its share of every limit.
+"""A gateway's share of every limit, over which it decides alone while Redis is away.
 
-A copy of the model's book with capacity, limits and baselines divided by the number of replicas
-last known, at least 1 each where there was any. It begins with what this process has in flight,
-which its buckets have paid for, and its part of what they held when last heard of.
+The share is a copy of the model's token pool. Capacity, limits and baselines are divided by the
+last known number of replicas; nonzero values stay at least 1. The share starts with the leases
+that this process holds, which are already paid for, and with its part of the last known bucket
+levels.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 
 def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float) -> TokenPool:
-    """One replica's share of a book, with the leases that it holds."""
+    """One replica's share of a token pool, with the leases that it holds."""
     share = TokenPool(terms_share(book.terms, replicas))
     share.ticked_s = now_s
     for account in book.accounts.values():
@@ -49,7 +50,7 @@ def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float)
 
 
 def terms_share(terms: Terms, replicas: int) -> Terms:
-    """Capacity for one of so many replicas. The largest request is still taken."""
+    """Capacity for one of `replicas` replicas. The largest request still fits."""
     return msgspec.structs.replace(
         terms,
         slots=tuple(_part(n, replicas) for n in terms.slots),
@@ -59,7 +60,7 @@ def terms_share(terms: Terms, replicas: int) -> Terms:
 
 
 def entitlement_share(terms: Entitlement, replicas: int) -> Entitlement:
-    """An entitlement's limits for one of so many replicas."""
+    """An entitlement's limits for one of `replicas` replicas."""
     return msgspec.structs.replace(
         terms,
         baseline=tuple(_part(n, replicas) for n in terms.baseline),

@@ -1,9 +1,9 @@
-"""One managed model of this process: its leases in Redis, and on its own while Redis is away.
+"""The leases of one managed model: in Redis, and in this process while Redis is away.
 
-Redis decides while the link is up. While it is not, `fail_mode` says: `closed` refuses with 503,
-`local_share` decides over this process's share of the book. Whatever Redis has to know is posted
-in order (see `redis_link`): a lease taken alone is adopted there before it is settled, an
-admission whose answer was lost is given back.
+Redis decides while the link is up. Otherwise `fail_mode` applies: `closed` refuses with 503,
+`local_share` decides over this process's share of the token pool. Everything that Redis must
+learn is posted in order (see `link`): Redis adopts a lease that was taken locally before it is
+settled, and an admission whose answer was lost is given back.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from gateway.records.lease import Ask, Lease
 
 
 class RedisModel(RedisPools):
-    """A model whose book is in Redis."""
+    """A model whose token pool is in Redis."""
 
     def __init__(self, served: ServedModel, book: TokenPool, process: Process) -> None:
-        """`book`: the model's terms and entitlements, and what is known of their buckets."""
+        """`book`: the model's terms and entitlements, with the known bucket levels."""
         super().__init__(book, process)
         self.served = served
         self.alone_total = 0
@@ -40,7 +40,7 @@ class RedisModel(RedisPools):
 
     @property
     def may_be_evicted(self) -> bool:
-        """Whether any lease of this process may be told to give way."""
+        """Whether any lease of this process is evictable."""
         return self._giving_way > 0
 
     async def admit(self, ask: Ask) -> Lease:
@@ -72,7 +72,7 @@ class RedisModel(RedisPools):
             denied, gives_way = moved(await self.link.call("transfer", packed))
         except Away:
             refused = None if force else self._refused_alone(kept, pool)
-            # It may have moved there already: whatever is decided here is what counts.
+            # Redis may have moved it already; the decision made here counts.
             place = pool if refused is None else kept.lease.pool
             self.link.post(
                 "transfer", grouped("transfer", lease_id=kept.key, pool=place, force=True)
@@ -100,11 +100,11 @@ class RedisModel(RedisPools):
         self._alone.resized(lease.id, cost_tokens, kv_bytes)
 
     def settle(self, lease: Lease, settlement: Settlement) -> bool:
-        """See LeaseStore; whether it was in force here."""
+        """See LeaseStore; returns whether the lease was in force here."""
         charge = self._charge(settlement)
         kept = self.kept.pop(lease.id, None)
         if kept is None:
-            # Another gateway's, or one that this one forgot when it was started anew.
+            # Another gateway's lease, or one from before this gateway restarted.
             for key in (lease.id, lease.id + ALONE):
                 self._release(key, charge)
             return False
@@ -134,7 +134,7 @@ class RedisModel(RedisPools):
         return self.served.routing.observe or self.served.observe_admission
 
     async def _called(self, name: str, packed: bytes, lease_id: str) -> Any:
-        """A call that takes a lease: given back where the answer is lost."""
+        """Make a call that takes a lease; the lease is given back if the answer is lost."""
         op = self.link.begin(name, packed)
         assert op.done is not None  # noqa: S101 - a call has one
         try:
@@ -150,7 +150,7 @@ class RedisModel(RedisPools):
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._process.jitter())
         known = self.kept.get(ask.lease_id)
-        if known is not None:  # asked twice at the same time
+        if known is not None:  # admitted twice at the same time
             return known.lease
         lease = lease_of(ask, found, issued_s)
         self.kept[lease.id] = Kept(lease, key, funded=found.funded, gives_way=gives_way)
@@ -170,7 +170,7 @@ class RedisModel(RedisPools):
         return lease
 
     def _refused_alone(self, kept: Kept, pool: int) -> Refusal | None:
-        """Why a lease may not move, with Redis away."""
+        """Why a lease may not move while Redis is away."""
         if self._process.fail_mode == "closed":
             return _unavailable()
         share = self._alone.begin(self.kept.values(), self.replicas)

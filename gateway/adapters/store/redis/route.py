@@ -1,10 +1,10 @@
-"""Which Redis server to talk to: the one named, a sentinel's master, or a cluster's shard.
+"""Finds the Redis server: the one named, the sentinels' master, or a cluster's node.
 
     redis://USER:PASSWORD@HOST:PORT/DB, rediss://...      one server (rediss: TLS)
     redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB       the master that sentinels name
     redis+cluster://HOST:PORT,HOST:PORT                   the node that holds a key's slot
 
-A route opens one connection; whoever uses it closes it after any failure and asks again, which
+A route opens one connection. The caller closes it after any failure and opens another, which
 finds a new master or a slot's new owner. Nothing here retries.
 """
 
@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 TIMEOUT_S: Final = 0.25
-"""Connecting, and each answer."""
+"""Time limit for connecting and for each answer."""
 
 
 class Route(Protocol):
@@ -29,14 +29,14 @@ class Route(Protocol):
 
     @property
     def one_server(self) -> bool:
-        """Whether all keys are on one."""
+        """Whether all keys are on one server."""
 
     async def open(self, key: str) -> Connection:
         """A connection to that server. Raises RedisError, OSError, TimeoutError."""
 
 
 def route_of(url: str) -> Route:
-    """The route of a checked `state.url`; connects to nothing yet."""
+    """The route of a validated `state.url`; it does not connect yet."""
     scheme, _, rest = url.partition("://")
     if scheme not in {"redis+sentinel", "redis+cluster"}:
         return _Direct(url)
@@ -64,7 +64,7 @@ class _Direct:
 
 
 class _Seeded:
-    """Servers to ask in turn; the one that answered last is asked first."""
+    """Servers to ask in turn, the one that answered last first."""
 
     one_server = True
 
@@ -73,7 +73,7 @@ class _Seeded:
         self._options = options
 
     async def _ask(self, *command: object) -> tuple[Any, tuple[str, int]]:
-        # One a call: a caller's time is short, and it calls again.
+        # One server per call: callers have little time, and call again.
         seed = self._seeds[0]
         self._seeds = [*self._seeds[1:], seed]
         connection = await connect(seed, **self._asking())
@@ -115,7 +115,7 @@ class _Sentinel(_Seeded):
         return connection
 
     def _asking(self) -> dict[str, Any]:
-        # The password is the servers'; sentinels that want one want the same.
+        # Sentinels that need a password use the servers'.
         return self._options if self._options["password"] else {}
 
 
@@ -148,13 +148,13 @@ async def _connected(connection: Any) -> Connection:
 
 
 async def close(connection: Connection) -> None:
-    """Close at once, so that no late answer is taken for the next call's. Never raises."""
+    """Close at once, so that a late answer is not taken for the next call's. Never raises."""
     with contextlib.suppress(RedisError, OSError, TimeoutError):
         await connection.disconnect(nowait=True)
 
 
 def _options() -> dict[str, Any]:
-    # Time-outs of calls are the caller's: one over a batch, not one an answer.
+    # Callers time out a whole batch, not each answer.
     return {
         "socket_connect_timeout": TIMEOUT_S,
         "socket_timeout": None,

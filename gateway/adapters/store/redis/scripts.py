@@ -1,9 +1,9 @@
-"""The lease store's scripts as Redis takes them: their text, their keys, their calls as bytes.
+"""The lease store's Lua scripts: their text, their keys, and their calls as bytes.
 
-Every script has the same keys (see `lua/book.lua`), so a call is a prefix that is made once a
-model and script, and one msgpack argument. Those in GROUPED are parts of one script,
-`lua/calls.lua`, which takes any number of them. The keys carry the scripts' version: during a
-rolling upgrade that changes it, each version counts for itself.
+Every script has the same keys (see `lua/book.lua`), so a call is a prefix, built once per model
+and script, and one msgpack argument. The calls in GROUPED are parts of one script,
+`lua/calls.lua`, which takes any number of them. The keys contain the scripts' version: during a
+rolling upgrade that changes it, each version counts separately.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ GROUPED: Final = {
     "resize": ("lease_id", "estimate_tokens", "kv_bytes"),
     "transfer": ("lease_id", "pool", "force"),
 }
-"""Calls that share one script, and what they are told: a record."""
+"""Calls that share one script, and the fields of their argument."""
 MOST_GROUPED: Final = 32
-"""In one script, which keeps everybody else waiting: some 1 ms."""
+"""Most calls in one script. It blocks the server meanwhile, for about 1 ms."""
 _NAMES: Final = (
     *("calls", "renew", "adopt", "reap", "tick"),
     *("evict", "evicted", "define", "remove", "change", "view"),
@@ -72,16 +72,16 @@ RECORDS: Final = {
         *("adopted", "serial"),
     ),
 }
-"""Fields of what the keys hold, in their order."""
+"""Fields of the records in the keys, in their order."""
 _WITHIN: Final = ("profile", "pool")
-"""Records that are arrays within another: of the terms, of the book."""
+"""Records that are arrays within another record: in the terms and in the book."""
 _LAYER: Final = "-- LAYER\n"
 _SERVER_CLOCK: Final = "local now_s, read_s, ticked_by_s = book_time()"
 _TEST_CLOCK: Final = "local now_s, read_s, ticked_by_s = tonumber(ARGV[#ARGV]), nil, nil"
 
 
 def _read(match: re.Match[str]) -> str:
-    """Lua that reads a record into a variable."""
+    """Lua code that reads a record into a variable."""
     into, kind, raw = match.groups()
     names = ", ".join(RECORDS[kind])
     unpack = "unpack" if kind in _WITHIN else "unpacked"
@@ -90,7 +90,7 @@ def _read(match: re.Match[str]) -> str:
 
 
 def _packed(match: re.Match[str]) -> str:
-    """Lua that packs a record."""
+    """Lua code that packs a record."""
     kind, name = match.groups()
     values = ", ".join(f"{name}.{field}" for field in RECORDS[kind])
     return f"{{{values}}}" if kind in _WITHIN else f"pack({values})"
@@ -102,7 +102,7 @@ def _written_out(text: str) -> str:
 
 
 def record(kind: str, raw: bytes) -> dict[str, Any]:
-    """A record as the keys hold it; fields that are nil are missing."""
+    """Decode a record from a key; nil fields are missing."""
     fields = RECORDS[kind]
     values = msgspec.msgpack.decode(b"\xdc" + len(fields).to_bytes(2, "big") + raw)
     found = {f: v for f, v in zip(fields, values, strict=True) if v is not None}
@@ -112,7 +112,7 @@ def record(kind: str, raw: bytes) -> dict[str, Any]:
 
 
 def _makers() -> str:
-    """Lua that makes the function of the grouped call `name`, when it is called for."""
+    """Lua code that makes the function of the grouped call `name` on demand."""
     texts = (lua(name).replace("\nreturn ", f"\nmade.{name} = ") for name in GROUPED)
     made = (f"if name == '{n}' then\n{t}" for n, t in zip(GROUPED, texts, strict=True))
     return "\nelse".join(made) + "\nend"
@@ -128,7 +128,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Script(Record, frozen=True, kw_only=True):
-    """One script's text and what EVALSHA calls it by."""
+    """One script's text and its SHA-1 for EVALSHA."""
 
     name: str
     text: bytes
@@ -139,7 +139,7 @@ class Scripts:
     """All scripts of the lease store."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock`: for tests, the time that scripts are told instead of the server's."""
+        """`clock`: for tests, the time that scripts use instead of the server's."""
         self.clock = clock
         self.all = {name: self._read(name) for name in _NAMES}
 
@@ -155,7 +155,7 @@ class Scripts:
 
 
 class Calls:
-    """Calls of the scripts on one model, as bytes."""
+    """Encodes calls of the scripts on one model."""
 
     def __init__(self, scripts: Scripts, model: str, pools: int) -> None:
         self.scripts = scripts
@@ -166,21 +166,21 @@ class Calls:
 
     @property
     def key(self) -> str:
-        """One of the keys: all are in its slot."""
+        """One of the keys; all are in its slot."""
         return self._named("state")
 
     def all_keys(self) -> list[str]:
-        """All keys, in the scripts' order."""
+        """All keys, in the order of KEYS."""
         per_pool = [f"{name}:{pool}" for pool in range(self.pools) for name in _POOL_KEYS]
         return [self._named(name) for name in (*_KEYS, *per_pool)]
 
     def widen(self, pools: int) -> None:
-        """Name the keys of more pools."""
+        """Add the keys of further pools."""
         self.pools = max(pools, self.pools)
         self._prefixes.clear()
 
     def packed(self, name: str, *arguments: bytes) -> bytes:
-        """The call of a script with its arguments."""
+        """An encoded call of a script with its arguments."""
         prefix = self._prefixes.get(name)
         if prefix is None:
             prefix = self._prefixes[name] = self._prefix(name)
@@ -204,16 +204,16 @@ def _bulk(part: bytes) -> bytes:
 
 
 def script(name: str, text: str) -> Script:
-    """A script of a text."""
+    """A script with this text."""
     raw = text.encode()
     sha = hashlib.sha1(raw, usedforsecurity=False).hexdigest().encode()
     return Script(name=name, text=raw, sha=sha)
 
 
 def grouped(name: str, **fields: Any) -> bytes:
-    """What a grouped call is told."""
+    """The argument of a grouped call."""
     values = [fields[field] for field in GROUPED[name]]
-    return encode(values)[1:]  # less the head of a list of 15 at most
+    return encode(values)[1:]  # without the list's one-byte head (at most 15 fields)
 
 
 def argument(**fields: Any) -> bytes:

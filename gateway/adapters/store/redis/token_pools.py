@@ -1,7 +1,7 @@
-"""One managed model of this process: who is entitled to what in Redis, and the upkeep there.
+"""The token pool of one managed model in Redis: its entitlements and its upkeep.
 
-A gateway that finds the model unknown in Redis defines it; one that finds it lost adopts its own
-leases into it again (the server was emptied). Ticks and capacity are the leader's.
+A gateway defines a model that Redis does not know, and has Redis adopt leases that it lost (the
+server was emptied). Only the leader runs ticks and sets capacity.
 """
 
 import secrets
@@ -26,19 +26,19 @@ from gateway.records.record import Record
 
 FailMode = Literal["local_share", "closed"]
 SLICE = 100
-"""Entitlements or leases in one script call: Redis answers no admission meanwhile."""
+"""Most entitlements or leases in one script call, as Redis answers no admission meanwhile."""
 TICK_CALL_US = 2_000
-"""What one call of a tick may take of the server; it says itself what it took."""
+"""Server time that one call of a tick may take; the call reports the time that it took."""
 LEAST_TICKED, MOST_TICKED = 10, 500
-"""Entitlements in one call of a tick."""
+"""Bounds on the entitlements in one call of a tick."""
 SILENT_S = LEASE_TTL_S
-"""A replica that was not heard for so long is gone."""
+"""A replica that did not tick for this long is gone."""
 LEADER_S = 15.0
-"""A leader that was not heard for so long is replaced."""
+"""A leader that did not tick for this long is replaced."""
 
 
 class Process(Record, frozen=True, kw_only=True):
-    """What all models of a process have in common."""
+    """Settings that all models of a process share."""
 
     owner: str
     fail_mode: FailMode
@@ -51,7 +51,7 @@ class RedisPools:
     """A model's TokenPools and Upkeep."""
 
     def __init__(self, book: TokenPool, process: Process) -> None:
-        """`book`: the model's terms and entitlements, and what is known of their buckets."""
+        """`book`: the model's terms and entitlements, with the known bucket levels."""
         self.book = book
         self.kept: dict[str, Kept] = {}
         self.evict: Callable[[str], None] = lambda _: None
@@ -64,12 +64,12 @@ class RedisPools:
         self._introduced = False
         self._ticked = SLICE
         self._told: tuple[float, float] | None = None
-        """What time it was in Redis at the last tick, and by this process's clock."""
+        """(time in Redis, time by this process's clock) at the last tick."""
 
     # -- TokenPools
 
     async def define(self, terms: Entitlement) -> None:
-        """See TokenPools; as soon as Redis is back, while it is away."""
+        """See TokenPools. While Redis is away, takes effect there when it is back."""
         self.book.define(terms)
         self._alone.define(terms)
         packed = _definitions([terms])
@@ -79,7 +79,7 @@ class RedisPools:
             self.link.post("define", packed)
 
     async def remove(self, name: str) -> bool:
-        """See TokenPools; False, too, while Redis cannot tell."""
+        """See TokenPools. Also False while Redis is away."""
         try:
             done = bool(await self.link.call("remove", argument(name=name)))
         except Away:
@@ -148,16 +148,16 @@ class RedisPools:
             self._adopt_again({kept.key for kept in self.kept.values()})
 
     async def take_evicted(self) -> None:
-        """Hear what other replicas had give way."""
+        """Read and report the evictions of this process's leases by other replicas."""
         try:
             self._tell(await self.link.call("evicted", argument(owner=self._process.owner)))
         except Away:
             return
 
-    # -- the link's other end
+    # -- callbacks of the link
 
     async def prepare(self, link: Link) -> None:
-        """Have Redis know the model, and what this process holds."""
+        """Define the model in Redis if needed, and renew or re-create this process's leases."""
         try:
             answer = await link.ask("view", argument(names=()))
             lost = False
@@ -173,13 +173,13 @@ class RedisPools:
         self._epoch = msgspec.msgpack.decode(answer[1])["epoch"]
         held = {kept.key: kept for kept in self.kept.values()}
         for part in _slices(list(held)):
-            # A server that came back empty knows none, one that fell behind not the latest.
+            # An emptied server knows none of the leases; one that fell behind lacks the newest.
             gone = await link.ask("renew", argument(lease_ids=part))
             records = [held[raw.decode()].record() for raw in gone]
             await link.ask("adopt", self._adoption(records))
 
     def came_up(self) -> None:
-        """Redis decides again."""
+        """End the local share: Redis decides again."""
         self._alone.end()
 
     # -- inside
@@ -199,14 +199,14 @@ class RedisPools:
             if left > 0:
                 self._ticked = next_slice(self._ticked, took_us)
             if leads and not self.leads:
-                # Whoever led before knew another capacity.
+                # The former leader may have published another capacity.
                 await self.link.call("change", self._terms())
             self.leads = bool(leads)
             if left <= 0:
                 return str(epoch.decode())
 
     def _least_s(self) -> float:
-        """What time it is at least in Redis, by what it told; 0 before it told anything."""
+        """Lower bound on the time in Redis, from its last answer; 0 before the first answer."""
         if self._told is None:
             return 0.0
         then_s, heard_s = self._told
@@ -221,7 +221,7 @@ class RedisPools:
         return found
 
     def _adopt_again(self, keys: set[str]) -> None:
-        """Leases that Redis no longer has: they run all the same."""
+        """Have Redis adopt leases that it no longer holds; their requests are still running."""
         gone = [kept.record() for kept in self.kept.values() if kept.key in keys]
         for part in _slices(gone):
             self.link.post("adopt", self._adoption(part))
@@ -248,9 +248,9 @@ class RedisPools:
 
 
 def next_slice(ticked: int, took_us: int) -> int:
-    """Entitlements in the next call of a tick after one of so many took so long; 0 for unknown.
+    """Entitlements in the next call of a tick, after `ticked` took `took_us` (0: unknown).
 
-    At most twice as many: one call says little.
+    At most twice as many as before, because one measurement is not reliable.
     """
     fitting = ticked * TICK_CALL_US // took_us if took_us > 0 else ticked
     return max(LEAST_TICKED, min(fitting, 2 * ticked, MOST_TICKED))

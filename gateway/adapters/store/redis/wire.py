@@ -1,8 +1,8 @@
-"""The wire to Redis: script calls pipelined over one connection, scripts and keys made known.
+"""Sends script calls to Redis, pipelined over one connection; loads scripts as needed.
 
-One round trip carries many calls. What the server was not ready for (it forgot its scripts, or
-knows the model with more pools) is sent once more. Whoever uses it bounds the time, and closes
-after any failure, so that no late answer is taken for another call's.
+One round trip carries many calls. Calls for which the server was not ready (it lacks the scripts,
+or the model has more pools there) are sent once more. The caller bounds the time and closes the
+connection after any failure, so that a late answer is not taken for another call's.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from gateway.errors import StateFailure
 
 
 class Lost(StateFailure):
-    """The server does not know the model: it was emptied, or is new."""
+    """The server does not know the model, because it is new or was emptied."""
 
 
 class Op:
@@ -31,7 +31,7 @@ class Op:
         self.tag = name.encode()
         self.argument = argument
         self.done = done
-        """Whom to tell; a post has none."""
+        """Future of the answer; None for a post."""
         self.lasting = done is None
         self.sent = False
 
@@ -51,13 +51,13 @@ class Wire:
             self._connection = await self._route.open(self._calls.key)
 
     async def close(self) -> None:
-        """Let go of the connection. Never raises."""
+        """Close the connection. Never raises."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
 
     async def answers(self, ops: Sequence[Op]) -> list[Any]:
-        """Answers in order; a script's own failure, or Lost, stands in its place."""
+        """Answers in order; a script's own error, or Lost, takes the answer's place."""
         answers = await self._pipeline(ops)
         again = [i for i, answer in enumerate(answers) if self._repeatable(answer)]
         if not again:
@@ -104,7 +104,7 @@ class Wire:
         return isinstance(answer, NoScriptError)
 
     async def load(self) -> None:
-        """Have the server know every script."""
+        """Load every script into the server."""
         connection = self._connection
         if connection is None:
             return
@@ -123,7 +123,7 @@ class Wire:
 
 
 def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
-    """Calls that go together, in order: as many of GROUPED as follow one another, or one."""
+    """Split calls into scripts, in order: consecutive calls of GROUPED share one."""
     group: list[Op] = []
     for op in ops:
         joins = group and op.name in GROUPED and group[0].name in GROUPED
@@ -136,11 +136,11 @@ def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
 
 
 def _meant(error: ResponseError) -> Exception:
-    """An error answer as this module knows it; those that concern the server are raised."""
+    """Translate an error answer; errors that concern the server are raised."""
     text = str(error)
     if text.startswith("NOSTATE"):
         return Lost("Redis does not know the model")
     if isinstance(error, NoScriptError) or text.startswith(("POOLS ", "ERR ", "WRONGTYPE")):
         return error
-    # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: ask for the server anew.
+    # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: find the server again.
     raise error

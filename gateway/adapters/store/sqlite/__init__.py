@@ -1,1 +1,1 @@
-"""The embedded store's state in one SQLite file, kept over restarts."""
+"""Keeps the embedded store's state across restarts, in one SQLite file."""

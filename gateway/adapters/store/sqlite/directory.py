@@ -1,8 +1,8 @@
 """The directory of entitlements in the SQLite file of `state.url`.
 
-The file's rules are those of `gateway.adapters.store.sqlite.estimators`; the directory has two
-tables of its own in it, with a schema number of their own, so that either part can change alone.
-What was removed leaves a tombstone for TOMBSTONE_S, so that another process hears of it.
+The rules of the file are in `gateway.adapters.store.sqlite.estimators`. The directory has two
+tables with their own schema number, so that each part can change alone. A removal leaves a
+tombstone for TOMBSTONE_S, so that other processes learn of it.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ _PRUNE: Final = "DELETE FROM entitlement WHERE entry IS NULL AND changed_unix_s 
 
 
 class SqliteDirectory:
-    """Directory in a file. All access is in one thread of its own."""
+    """Directory in a file. One dedicated thread does all file access."""
 
     def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
         """Nothing is opened before the first call."""
@@ -73,7 +73,7 @@ class SqliteDirectory:
         return await self._do(lambda file: self._since(file, -1))
 
     async def changes(self, since: int, mark: str) -> Kept | None:
-        """See Directory. Only a lower revision says that the file is an older one."""
+        """See Directory. Only a lower revision shows that the file was replaced by an older one."""
         found = await self._do(lambda file: self._since(file, since))
         return None if found.revision < since else found
 
@@ -102,11 +102,11 @@ class SqliteDirectory:
                 raise StateFailure(f"{self._path}: {error}") from error
 
         if self._running is not None and not self._running.done():
-            # One that was given up by its caller; no other is put behind it.
+            # Wait for a call that its caller gave up, so that calls do not queue up.
             with contextlib.suppress(StateFailure):
                 await asyncio.shield(asyncio.wrap_future(self._running))
         self._running = future = self._thread.submit(run)
-        # Shielded: a thread cannot be cancelled, and its file is to be left whole.
+        # Shielded: a thread cannot be cancelled, and must leave the file whole.
         return await asyncio.shield(asyncio.wrap_future(future))
 
     def _open(self) -> sqlite3.Connection:
@@ -156,7 +156,7 @@ class SqliteDirectory:
         *,
         removed: bool,
     ) -> Written:
-        """Keep these, or their removal, as one change, and forget old removals."""
+        """Write these entries, or their removal, as one change, and drop old tombstones."""
         now_s = self._wall_clock()
         file.execute("BEGIN IMMEDIATE")
         try:
@@ -197,8 +197,8 @@ class SqliteDirectory:
             self._file = None
 
 
-# A tombstone's name: that of the entry, its id and the removing file's time, after a byte that
-# no name begins with. Without these it is of a version that kept the name alone.
+# A tombstone's name holds the entry's name and id and the removing file's time, after a byte that
+# no name begins with. An older version wrote the name alone.
 
 
 def _tombstone(entry: EntitlementEntry) -> str:
@@ -213,7 +213,7 @@ def _removal(name: str, revision: int) -> Removal:
 
 
 def _stale(file: sqlite3.Connection, entry: EntitlementEntry, *, removed: bool) -> bool:
-    """Whether an entry is not of the version that is kept, or was deleted."""
+    """Whether the file holds another version of an entry, or the entry was deleted."""
     query = "SELECT revision FROM entitlement WHERE name = ? AND entry IS NOT NULL"
     kept = file.execute(query, (entry.terms.name,)).fetchone()
     if (kept[0] if kept else 0) != entry.version:

@@ -1,15 +1,15 @@
-"""What estimators learned, kept in one SQLite file across restarts.
+"""Keeps what estimators learned across restarts, in one SQLite file.
 
 Rules:
-- Loaded by the first exchange, saved every INTERVAL_S when something was learned, and at
-  shutdown. One row per model and estimator profile; saving is one transaction.
-- All file access is in one thread of its own; a disk that hangs delays no request.
-- `application_id` says that the file is ours, `user_version` is its schema. A file of another
-  program, of a newer version, or a damaged one is left as it is: StateFailure says why, the
-  gateway serves without it and asks again later.
-- Write-ahead log, synchronous NORMAL: a crash of the machine may lose the last save, never
-  the file.
-- For one gateway process. Several do no harm, but the last to save wins.
+- The first exchange loads the file. It is saved every INTERVAL_S if something was learned, and at
+  shutdown. There is one row per model and estimator profile; saving is one transaction.
+- One dedicated thread does all file access, so a hanging disk delays no request.
+- `application_id` marks the file as Sluice's, `user_version` is its schema. A file that is damaged,
+  newer or another program's is left as it is: StateFailure gives the reason, and the gateway
+  serves without it and tries again later.
+- Write-ahead log, synchronous NORMAL: a crash of the machine may lose the last save, never the
+  file.
+- For one gateway process. With several, the last to save wins.
 """
 
 import asyncio
@@ -65,15 +65,15 @@ class SqliteState:
     async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
         """See EstimatorState."""
         if self._running is not None and not self._running.done():
-            # One that was given up by its caller; no other is put behind it.
+            # Wait for an exchange that its caller gave up, so that they do not queue up.
             with contextlib.suppress(StateFailure):
                 await asyncio.shield(asyncio.wrap_future(self._running))
         self._running = self._thread.submit(self._exchange, dict(records))
-        # Shielded: a thread cannot be cancelled, and its file is to be left whole.
+        # Shielded: a thread cannot be cancelled, and must leave the file whole.
         return await asyncio.shield(asyncio.wrap_future(self._running))
 
     async def close(self) -> None:
-        """See EstimatorState. For an exchange that still runs nobody waits; its file is closed."""
+        """See EstimatorState. Does not wait for a running exchange; its file is closed, too."""
         running, self._running = self._running, None
         if running is not None:
             closing = self._thread.submit(self._close)
@@ -96,7 +96,7 @@ class SqliteState:
         except (sqlite3.Error, OSError) as error:
             self._close()
             raise StateFailure(f"{self._path}: {error}") from error
-        # A file opened again may be another one: all is to be saved anew.
+        # A reopened file may be another one: everything must be saved again.
         return Heard(missing=frozenset(records)) if opened else Heard()
 
     def _open(self) -> sqlite3.Connection:
@@ -136,11 +136,11 @@ class SqliteState:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """The state file, made if there is none. Raises StateFailure when it is not ours to use."""
+    """Open or create the state file. Raises StateFailure if it is not usable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         with path.open("rb") as start:
-            # SQLite itself takes a file of a few bytes for an empty one.
+            # SQLite treats a file of a few bytes as empty.
             if start.read(len(_MAGIC)) not in {b"", _MAGIC}:
                 raise StateFailure(f"{path}: file is not a database; left as it is")
     file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
@@ -155,7 +155,7 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def _check(path: Path, file: sqlite3.Connection) -> None:
-    """Whether the file is ours and readable; an empty one becomes ours."""
+    """Check that the file is a readable state file; marks an empty one. Raises StateFailure."""
     if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:
         file.execute("BEGIN IMMEDIATE")
         if _number(file, "SELECT count(*) FROM sqlite_schema") == 0:

@@ -1,4 +1,4 @@
-"""The tables of the token pools' state in the SQLite file, and their rows."""
+"""The SQLite tables of the token pools' state, and their rows."""
 
 import sqlite3
 import time
@@ -15,7 +15,7 @@ from gateway.policy.token_pool.token_pool import TOMBSTONES
 
 SCHEMA: Final = 1
 PAUSE_S: Final = 0.0005
-"""Between two parts of a large write."""
+"""Pause between two parts of a large write."""
 _TABLES: Final = (
     """
 CREATE TABLE IF NOT EXISTS pool_schema (
@@ -71,7 +71,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Rows:
-    """What a file holds."""
+    """The content of a file."""
 
     def __init__(self) -> None:
         self.pools: dict[str, PoolCopy] = {}
@@ -84,7 +84,7 @@ class Rows:
 
 
 def open_tables(path: Path) -> sqlite3.Connection:
-    """The state file with these tables. Raises StateFailure when it is not ours to use."""
+    """Open the state file with these tables. Raises StateFailure if it is not usable."""
     file = open_file(path)
     try:
         file.execute("BEGIN IMMEDIATE")
@@ -105,7 +105,7 @@ def open_tables(path: Path) -> sqlite3.Connection:
 
 
 def load(file: sqlite3.Connection) -> Rows:
-    """Everything. Raises sqlite3.Error, msgspec.MsgspecError."""
+    """Read everything. Raises sqlite3.Error, msgspec.MsgspecError."""
     rows = Rows()
     pool, account = msgspec.json.Decoder(PoolCopy), msgspec.json.Decoder(AccountCopy)
     lease, grave = msgspec.json.Decoder(Held), msgspec.json.Decoder(Grave)
@@ -122,7 +122,10 @@ def load(file: sqlite3.Connection) -> Rows:
 
 
 def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -> None:
-    """One transaction; `anew` replaces all leases. Empties the batch. Raises sqlite3.Error."""
+    """Write a batch in one transaction and empty it; `anew` replaces all leases.
+
+    Raises sqlite3.Error.
+    """
     file.execute("BEGIN IMMEDIATE")
     if anew:
         file.execute("DELETE FROM pool_lease")
@@ -134,11 +137,11 @@ def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -
     for part in batch.parts:
         _write_part(file, part, now_s)
         if len(batch.parts) > 1:
-            # Else this thread would take the interpreter back before the event loop woke up.
+            # Without it, this thread retakes the interpreter before the event loop wakes up.
             time.sleep(PAUSE_S)
     file.execute(_PRUNE, (TOMBSTONES,))
     file.execute("COMMIT")
-    while batch.parts:  # let go of here, a little at a time, and not all at once in the event loop
+    while batch.parts:  # freed here bit by bit, not all at once in the event loop
         batch.parts.pop()
         if len(batch.parts) % 20 == 1:
             time.sleep(PAUSE_S)

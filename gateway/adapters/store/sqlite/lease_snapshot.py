@@ -1,9 +1,9 @@
-"""Copies of the embedded token pools, taken in slices and yet of one instant.
+"""Consistent copies of the embedded token pools, taken in slices.
 
-What changed since the last copy is in the pools' journals. It is copied in slices with a pause
-for requests between them; what changes meanwhile is in the journals again and copied again,
-until the rest fits one slice, which is copied without a pause. So the copy as a whole is the
-state at its end: every estimate that an account was charged has its lease in it.
+The pools' journals name what changed since the last copy. These items are copied in slices with
+pauses for requests. Items that change meanwhile are in the journals again and copied again, until
+the rest fits one slice, which is copied without a pause. The whole copy is therefore the state at
+its end: it holds the lease of every estimate that an account was charged.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 SLICE: Final = 200
 """Accounts and leases copied between two pauses."""
 ROUNDS: Final = 20
-"""After so many the rest is copied, however much it is."""
+"""Most rounds; after them the rest is copied at once, whatever its size."""
 
 
 class AccountCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What of an account outlives the process; in-flight follows from the leases."""
+    """The part of an account that is kept across restarts; in-flight follows from the leases."""
 
     level: float
     level_s: float
@@ -44,7 +44,7 @@ class AccountCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Grave(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """An expired lease whose late usage still counts."""
+    """An expired lease's tombstone; late usage of the lease still counts."""
 
     entitlement: str
     charged_tokens: int
@@ -52,7 +52,7 @@ class Grave(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PoolCopy(msgspec.Struct, frozen=True, array_like=True):
-    """What of a model's pool as a whole outlives the process."""
+    """The part of a model's token pool that is kept across restarts."""
 
     surplus: float
     surplus_s: float
@@ -64,9 +64,9 @@ class PoolCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A slice of what changed of one model, by name and id; None for what is gone.
+    """A slice of one model's changes by name and id; None for removed items.
 
-    Holds nothing that the garbage collector follows: a large copy is not to wake it.
+    Holds nothing that the garbage collector tracks, so a large copy does not trigger it.
     """
 
     model: str
@@ -75,14 +75,14 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """A copy of what changed. The same name may be in several parts: the last one counts."""
+    """A copy of all changes. If several parts have the same name, the last one counts."""
 
     parts: list[Part] = []
     pools: dict[str, PoolCopy] = {}
 
 
 async def collect(books: Mapping[str, TokenPool]) -> Batch:
-    """Copy what the journals name, and empty them."""
+    """Copy the items that the journals name, and empty the journals."""
     batch = Batch()
     for turn in range(ROUNDS):
         taken = _take(books)
@@ -109,7 +109,7 @@ def _take(books: Mapping[str, TokenPool]) -> dict[str, Journal]:
 
 
 def _parts(book: TokenPool, model: str, journal: Journal) -> Iterator[Part]:
-    """Each is copied when it is asked for."""
+    """Yield the parts; each is copied on demand."""
     names, ids = iter(journal.accounts), iter(journal.leases)
     while some := list(islice(names, SLICE)):
         yield Part(model, {name: copy_account(book.accounts.get(name)) for name in some})
@@ -118,14 +118,14 @@ def _parts(book: TokenPool, model: str, journal: Journal) -> Iterator[Part]:
 
 
 def copy_account(account: Account | None) -> AccountCopy | None:
-    """An account as it stands."""
+    """A copy of an account; None for None."""
     if account is None:
         return None
     return AccountCopy(*(getattr(account, name) for name in AccountCopy.__struct_fields__))
 
 
 def copy_lease(book: TokenPool, lease_id: str) -> Held | Grave | None:
-    """A lease in force, or what is left of an expired one."""
+    """A copy of a lease in force, or the tombstone of an expired one."""
     held = book.leases.get(lease_id)
     if held is not None:
         return msgspec.structs.replace(held)
@@ -134,7 +134,7 @@ def copy_lease(book: TokenPool, lease_id: str) -> Held | Grave | None:
 
 
 def copy_pool(book: TokenPool) -> PoolCopy:
-    """The pool as a whole."""
+    """A copy of the pool-wide state."""
     return PoolCopy(
         surplus=book.surplus,
         surplus_s=book.surplus_s,
@@ -147,9 +147,9 @@ def copy_pool(book: TokenPool) -> PoolCopy:
 
 
 def restore_account(book: TokenPool, name: str, copy: AccountCopy, now_s: float) -> bool:
-    """Take over an account's past; False when there is no such entitlement now.
+    """Restore an account's saved counters; False if its entitlement no longer exists.
 
-    No time is later than now: the machine's clock may have been set back meanwhile.
+    Times later than now become now, because the machine's clock may have been set back.
     """
     account = book.accounts.get(name)
     if account is None:
@@ -166,7 +166,7 @@ def restore_account(book: TokenPool, name: str, copy: AccountCopy, now_s: float)
 
 
 def restore_pool(book: TokenPool, copy: PoolCopy, now_s: float) -> None:
-    """Take over what is known of a pool as a whole."""
+    """Restore the pool-wide state."""
     book.surplus, book.surplus_s = copy.surplus, min(copy.surplus_s, now_s)
     book.surplus_per_s = min(copy.surplus_per_s, book.terms.tokens_per_s)
     book.ticked_s = min(copy.ticked_s, now_s)
@@ -176,9 +176,9 @@ def restore_pool(book: TokenPool, copy: PoolCopy, now_s: float) -> None:
 
 
 def restore_lease(book: TokenPool, held: Held, now_s: float) -> bool:
-    """Count a former process's lease until it expires; False when its place is no more.
+    """Count a former process's lease until it expires; False if its pool or entitlement is gone.
 
-    In the order of expiry. Nobody could end it early, so it is not asked to give way.
+    Call in the order of expiry. The lease is not evictable, because no process can end it early.
     """
     account = book.accounts.get(held.entitlement)
     if account is None or held.pool >= len(book.pools):

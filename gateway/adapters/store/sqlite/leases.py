@@ -1,15 +1,15 @@
-"""The embedded token pools' state, kept in the SQLite file of `state.url` across restarts.
+"""Keeps the embedded token pools' state across restarts, in the SQLite file of `state.url`.
 
 Rules:
-- Loaded once, before the first request, after the entitlements are defined. Leases of the
-  former process are counted until they expire, and then charged their estimate.
-- Write-behind: what changed is copied (`lease_snapshot`) and written every SAVE_EVERY_S and at
-  the end, one transaction each, in a thread of its own; no request waits for it. A crash loses
-  the last second: what was admitted then is not charged.
-- A file that cannot be read leaves the pools without a past, and is left as it is. One that
-  cannot be written is tried again, with everything; both are logged once.
-- The file's own rules are those of `gateway.adapters.store.sqlite.estimators`; the tables here
-  have a schema number of their own. For one gateway process.
+- The state is loaded once, after the entitlements are defined and before the first request.
+  Leases of the former process count until they expire, and are then charged their estimate.
+- Write-behind: every SAVE_EVERY_S and at shutdown, changes are copied (`lease_snapshot`) and
+  written in one transaction by a dedicated thread; no request waits for it. A crash loses the
+  last second: requests admitted then are not charged.
+- If the file cannot be read, the pools start fresh and the file is left as it is. If it cannot be
+  written, everything is written again later. Both are logged once.
+- The rules of the file are in `gateway.adapters.store.sqlite.estimators`; these tables have their
+  own schema number. For one gateway process.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from gateway.policy.token_pool.token_pool import Journal, TokenPool
 
 SAVE_EVERY_S: Final = 1.0
 LIMIT_S: Final = 2.0
-"""How long a start or an end waits for the file."""
+"""Longest wait for the file at start and at shutdown."""
 FORGET_S: Final = 30 * 86_400.0
-"""Accounts of entitlements that are no more are forgotten after this."""
+"""Accounts of removed entitlements are dropped after this time."""
 JOURNAL_MOST: Final = 100_000
-"""Ended leases remembered while the file does not answer; beyond, all is written anew."""
+"""Ended leases remembered while the file is not writable; beyond, all leases are rewritten."""
 
 _log = logging.getLogger("sluice.state")
 
 
 class SqliteLeases:
-    """Keeps the books of a `MemoryLeases` in a file."""
+    """Keeps the token pools of a `MemoryLeases` in a file."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SqliteLeases:
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`books` by model, managed ones; `wall_clock` Unix seconds. Nothing is opened yet."""
+        """`books`: managed token pools by model; `wall_clock` Unix seconds. Opens nothing yet."""
         self.up = True
         """Whether the last exchange with the file succeeded."""
         self._path = path
@@ -60,14 +60,14 @@ class SqliteLeases:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-leases")
         self._file: sqlite3.Connection | None = None
         self._anew = False
-        """Leases in the file may be stale: all are to be replaced."""
+        """Whether leases in the file may be stale, so that all must be replaced."""
         self._overflowed = False
-        """Ended leases were forgotten while a write was under way."""
+        """Whether ended leases were forgotten during a write."""
         self._writing: tuple[asyncio.Future[None], Batch] | None = None
         self._saving = PeriodicTask(self.save, SAVE_EVERY_S)
 
     async def start(self) -> None:
-        """Load, then keep saving. Never raises: without a readable file there is no past."""
+        """Load, then keep saving. Never raises; without a readable file the pools start fresh."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 rows = await asyncio.wrap_future(self._thread.submit(self._open))
@@ -83,8 +83,8 @@ class SqliteLeases:
         self._saving.start()
 
     async def close(self) -> None:
-        """Save what is new, once and briefly, and let go of the file."""
-        # Not cancelled: what a save has taken from the journals it has to write.
+        """Save changes once, within LIMIT_S, and close the file."""
+        # Not cancelled: a save must write what it took from the journals.
         if await self._saving.close():
             await self.save()
             for book in self._books.values():
@@ -94,7 +94,7 @@ class SqliteLeases:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def save(self) -> None:
-        """Write what changed since the last time. Never raises but for cancellation."""
+        """Write the changes since the last save. Raises nothing except for cancellation."""
         if self._writing is not None and not self._ended(*self._writing):
             self._bound_journals()
             return
@@ -109,7 +109,7 @@ class SqliteLeases:
         self._ended(*self._writing)
 
     def _ended(self, written: asyncio.Future[None], batch: Batch) -> bool:
-        """Take note of a write that ended; False while it has not."""
+        """Note the result of a write; False while it is still running."""
         if not written.done():
             return False
         self._writing = None

@@ -1,17 +1,17 @@
--- admit, version 5: may this request enter? Decides, and takes the lease.
+-- admit, version 5: decides whether a request is admitted, and takes the lease.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, owner, observe, entitlement, pool, alternates (pools), estimate_tokens,
---          kv_bytes, sequences}. observe: the model's; denials are only noted.
+--          kv_bytes, sequences}. observe: the model's setting; denials are only noted.
 --
 -- Returns msgpack {true, pool, weight, spilled, contended, protected, funded, would_deny,
 -- limit_sequences, inflight_sequences, depth_tokens, level_tokens, rate_tokens_per_s, service_s,
--- gives way, issued_unix_s} or {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A
--- lease id that is held gets its earlier grant.
+-- evictable, issued_unix_s} or {false, reason, wait_s, limit, used, requested, unit, of the pool}.
+-- A held lease id gets its existing grant.
 --
 -- A transcription of gateway/policy/admission/admission.py.
 
--- Whether the checks would surely grant this: a transcription of fast_path.py. False says nothing.
+-- Whether all checks would surely pass (the fast path of admission.py). False is no decision.
 local function comes_in(account, request)
   local entitlement, p, most = account.terms, request.pool, most_sequences(account)
   if entitlement.tokens_per_s <= 0 or request.sequences ~= 1 or entitlement.suspended
@@ -82,7 +82,7 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
     if not (observe or account.terms.observe) then return checks().denied(denial) end
     would_deny = denial[1]
     place = {pool = request.pool, spilled = false, contended = false}
-    funded = 'none' -- no bucket pays for what would have been refused
+    funded = 'none' -- no bucket pays for a request that would have been refused
   end
   local lease = {
     entitlement = request.entitlement,

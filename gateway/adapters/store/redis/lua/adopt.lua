@@ -1,12 +1,12 @@
--- adopt, version 5: takes leases over that this server has lost, or never knew.
+-- adopt, version 5: takes over leases that this server lost or never knew.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leases}, 500 at most; a lease: {id, entitlement, pool, sequences,
 --          estimate_tokens, kv_bytes, weight, spilled, issued_unix_s}
 --
--- Returns how many were taken over. Those that are in force are left alone, and those that were
--- adopted and settled before: this may be the second time of telling. Nothing is decided, the
--- engines run them already. One that had expired takes up its charge again.
+-- Returns how many were taken over. Leases in force, and leases that were adopted and settled
+-- before, are left alone, because the call may be a repetition. There are no checks: the engines
+-- already run the requests. An expired lease takes its charge back.
 
 local function own_or_none(account) return account.terms.tokens_per_s > 0 and 'own' or 'none' end
 

@@ -1,36 +1,36 @@
--- book, version 5: what every script of the lease store shares. It is put before each of them.
+-- book, version 5: code that all scripts of the lease store share, put before each of them.
 --
--- A transcription of gateway/policy/token_pool/token_pool.py, buckets.py and leases.py, names and order of
--- floating-point operations included, so that both give the same decisions.
+-- A transcription of gateway/policy/token_pool/token_pool.py, buckets.py and leases.py, including
+-- names and the order of floating-point operations, so that both give the same decisions.
 --
 -- KEYS     all of one model and one hash tag, `sluice:5:{MODEL}:NAME`, the same for every script:
 --   1 state         hash: "terms", "book" -> records; "clock" -> two times, see book_time
 --   2 defs          hash: entitlement -> record of its terms
---   3 accounts      hash: entitlement -> record of its counters; absent means all zero
+--   3 accounts      hash: entitlement -> record of its counters; absent: all are zero
 --   4 leases        hash: lease id -> record
 --   5 expiry        sorted set: serial .. lease id, by expiry
 --   6 graves        hash: expired lease id -> msgpack {entitlement, tokens charged, funded};
---                   of an adopted lease that was settled: {false}
+--                   {false} for an adopted lease that was settled
 --   7 graves_order  sorted set: their ids, by serial
---   8 active        set: entitlements that the next tick looks at
---   9 ticking       set: those that a tick in progress has yet to look at
+--   8 active        set: entitlements that the next tick must update
+--   9 ticking       set: entitlements that a tick in progress has yet to update
 --  10 evictions     sorted set, all scores 0: owner NUL lease id
 --  11 leader        string: the replica that ticks
---  12 replicas      sorted set: replicas by when they were last heard
+--  12 replicas      sorted set: replicas by the time of their last tick
 --  13 dedicated     sorted set: dedicated entitlements by order of creation
 --  14 + 4p ..       of pool p, from 0: weights (sorted set of lease ids by weight), evictable
 --                   (sorted set likewise), denials and denials_last (sorted sets of tenants by
---                   weight: whom the pool refused in this tick, and in the last but not in this)
--- ARGV     see each script; after it nothing, but in tests the time
+--                   weight: those refused by the pool in this tick, and in the last but not this)
+-- ARGV     see each script; tests append the time
 --
--- A record is its fields in msgpack, one after another and without their names, which cost more to
--- read and write than all values. scripts.py has their names (RECORDS) and writes READ_ and PACKED_
--- out where they stand: a function more would be made in every run.
--- Lua finds a variable that a function shares by looking through all that were declared after it.
--- So what follows a LAYER is a function of its own, which is told the earlier ones at once.
+-- A record holds its fields in msgpack, one after another and without their names, which would
+-- cost more to read and write than all values. scripts.py has the names (RECORDS) and expands
+-- READ_ and PACKED_ in place, because every run would have to make a further function anew.
+-- Lua finds a function's upvalue by searching all variables declared after it. So each LAYER mark
+-- starts a separate function, which gets the earlier variables at once.
 --
--- Times are Unix seconds by the server's clock as no step of it shows, tokens and bytes whole numbers. Pools count
--- from 0 outside, so pool p is `book.pools[p + 1]`.
+-- Times are Unix seconds by the server's clock without its jumps (see book_time); tokens and bytes
+-- are whole numbers. Callers count pools from 0, so pool p is `book.pools[p + 1]`.
 -- Errors: NOSTATE (the model is not known here: define it), POOLS n (it has n pools).
 
 local STATE, DEFS, ACCOUNTS, LEASES, EXPIRY, GRAVES, GRAVES_ORDER, ACTIVE, TICKING, EVICTIONS,
@@ -58,9 +58,9 @@ local function server_time()
   return tonumber(t[1]) + tonumber(t[2]) / 1e6
 end
 
--- The server's clock may be set, or be another server's after a failover. So time goes on from
--- what the last tick saw (`clock` in the state: by its reading, and as it was here), by LEAP_S at
--- most: replicas tick four times a second. Whoever ticks says what passed by its own clock.
+-- The server's clock may be set, or be another server's after a failover. So time continues from
+-- the last tick (`clock` in the state: the server's reading and this time), by LEAP_S at most:
+-- replicas tick four times a second. Each tick reports the time passed by the replica's clock.
 local LEAP_S = 2
 local state = call('HMGET', STATE, 'terms', 'book', 'clock')
 local function book_time()
@@ -81,7 +81,7 @@ local accounts = {}
 local function weights_of(p) return KEYS[14 + 4 * p] end
 local function evictable_of(p) return KEYS[15 + 4 * p] end
 
--- Loads the model; the error to return when that is not possible.
+-- Loads the model. Returns nil, or the error reply.
 local function load_book()
   if not (state[1] and state[2]) then return redis.error_reply('NOSTATE the model is unknown') end
   terms = READ_terms(state[1])
@@ -96,7 +96,7 @@ local function load_book()
   return nil
 end
 
--- An entitlement's account, with its terms as `terms`; nil when nobody defined it.
+-- An entitlement's account, with its terms as `terms`; nil if it is not defined.
 local function account_of(name)
   local account = accounts[name]
   if account then return account end
@@ -122,7 +122,7 @@ local function account_of(name)
   return account
 end
 
--- Writes the book and every account that was looked at.
+-- Writes the book and every account that was loaded.
 local function save()
   local written = {}
   for name, account in pairs(accounts) do
@@ -152,7 +152,7 @@ local function lease_of(id)
   return lease
 end
 
--- -- ledger.py
+-- -- ledger
 
 -- LAYER
 
@@ -172,10 +172,10 @@ local function bound(entitlement, p)
   return not RESERVING[entitlement.service_class] or entitlement.created <= bound_in(p)
 end
 
--- Sequences in flight in a pool that were meant for it: they use its baseline.
+-- Sequences in flight in a pool that did not spill over from another; they use its baseline.
 local function own(account, p) return account.inflight[p + 1] - account.spilled[p + 1] end
 
--- What a dedicated entitlement keeps of a pool where it is bound.
+-- Idle slots that a pool keeps for a dedicated entitlement bound there.
 local function idle_of(account, p)
   if account.terms.suspended then return 0 end
   return max(0, baseline_of(account.terms, p) - account.inflight[p + 1])
@@ -221,7 +221,7 @@ end
 
 local function keep(lease, id) call('HSET', LEASES, id, PACKED_lease(lease)) end
 
--- Has a lease's time to live begin.
+-- Starts a lease's time to live anew.
 local function put_off(lease, id)
   local expires_s = now_s + LEASE_TTL_S
   lease.serial = next_serial()
@@ -229,7 +229,7 @@ local function put_off(lease, id)
   book.reap_at_s = min(book.reap_at_s, expires_s)
 end
 
--- Files a lease under everything that looks for leases.
+-- Adds a lease to all indexes.
 local function hold(account, lease, id)
   put_off(lease, id)
   call('SADD', ACTIVE, lease.entitlement)
@@ -237,7 +237,7 @@ local function hold(account, lease, id)
   keep(lease, id)
 end
 
--- Takes a lease out of its pool's books; it may be filed again in another's.
+-- Takes a lease out of its pool's indexes and counters; it may be filed in another pool.
 local function release(account, lease, id)
   call('ZREM', weights_of(lease.pool), id)
   if lease.evictable then call('ZREM', evictable_of(lease.pool), id) end
@@ -247,7 +247,7 @@ local function release(account, lease, id)
   move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 end
 
--- -- entitlements.py and buckets.py
+-- -- weights and buckets
 
 local function weight_now(account)
   local entitlement, profile = account.terms, terms.profile
@@ -283,7 +283,7 @@ local function depth_tokens(account)
   return max(floor_tokens, most_sequences(account) * account.mean_cost)
 end
 
--- An entitlement's own bucket, filled up to now.
+-- Level of an entitlement's own bucket, filled up to now.
 local function own_level(account, depth)
   local passed_s = now_s - account.level_s
   if passed_s > 0 then
@@ -299,7 +299,7 @@ local function surplus_depth()
   return rate > 0 and max(BUCKET_S * rate, terms.largest_tokens) or 0
 end
 
--- The surplus bucket, filled up to now.
+-- Level of the surplus bucket, filled up to now.
 local function surplus_level()
   local gained = book.surplus_per_s * max(0, now_s - book.surplus_s)
   book.surplus = min(surplus_depth(), book.surplus + gained)
@@ -326,7 +326,7 @@ local function pay(account, funded, tokens)
   end
 end
 
--- Replaces a reserved estimate by what was used, in bucket and ledger.
+-- Replaces a reserved estimate by the usage, in bucket and ledger.
 local function correct(account, funded, estimate, used)
   if used ~= estimate then pay(account, funded, used - estimate) end
   if used <= estimate then
@@ -354,7 +354,7 @@ local function average(account)
   account.since_s = now_s
 end
 
--- Takes a lease out of everything.
+-- Removes a lease from all keys and counters.
 local function finish(account, lease, id)
   call('HDEL', LEASES, id)
   call('ZREM', EXPIRY, lease.serial .. id)
@@ -372,7 +372,7 @@ local function bury(id, grave)
   end
 end
 
--- Ends leases whose time is up, charging their estimate; how many. None expires before reap_at_s.
+-- Ends expired leases, charging their estimate; returns how many. None expires before reap_at_s.
 local function reap(most)
   if now_s < book.reap_at_s then return 0 end
   local due = call('ZRANGEBYSCORE', EXPIRY, '-inf', now_s, 'LIMIT', 0, most)

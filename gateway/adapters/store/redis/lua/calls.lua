@@ -1,13 +1,13 @@
--- calls, version 5: several calls on one model, carried out in order as if each came alone.
+-- calls, version 5: executes several calls on one model in order, as if each came alone.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {name}: admit, transfer, resize or settle; ARGV[2] is its record, and so on in pairs
 --
--- Returns what each returns, in order; an error stands in its place. The book and the accounts
--- are read and written once, and only the functions that are called for are made.
+-- Returns the calls' results in order, with an error in place of a failed call's. The book and the
+-- accounts are read and written once. Only the functions needed are made.
 --
--- What a call changed until it failed is saved with the rest. So calls write first and count then:
--- without memory a server refuses a script's first write, and none after one that it took.
+-- The changes of a call that fails half way are saved with the rest. So calls write first and
+-- count afterwards: a server out of memory refuses a script's first write, but none after it.
 
 local failed = load_book()
 if failed then return failed end

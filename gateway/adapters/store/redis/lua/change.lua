@@ -1,10 +1,10 @@
--- change, version 5: takes over a model's capacity and rules.
+-- change, version 5: sets a model's capacity and rules.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {owner, leader_ms, terms (map), epoch}: only the leader's terms count, and those
---          of whoever finds the model unknown: it begins then, under this epoch.
+-- ARGV[1]  {owner, leader_ms, terms (map), epoch}: only the leader's terms count. If the model is
+--          unknown, any replica's do, and the model starts under this epoch.
 --
--- Returns 1 when they were taken over.
+-- Returns 1 if the terms were set, else 0.
 
 local function new_pool()
   return {
@@ -13,8 +13,7 @@ local function new_pool()
   }
 end
 
--- Counts in a pool the idle baselines of the dedicated entitlements that it holds from now on, or
--- holds no more.
+-- Updates a pool's idle baselines for dedicated entitlements that are newly bound or unbound.
 local function rebind(p, old, new)
   local pool = book.pools[p + 1]
   local after = '(' .. string.format('%.17g', min(old, new))
@@ -44,7 +43,7 @@ else
     priority_denials = 0, ticked_s = now_s, settled = 0, refunds = 0, serial = 0, epoch = arg.epoch,
     reap_at_s = 0,
   }
-  -- From here on no step of the clock counts in full, even before the first tick.
+  -- From here on jumps of the clock are limited, even before the first tick.
   if read_s then call('HSET', STATE, 'clock', string.format('%.6f %.6f', read_s, now_s)) end
 end
 for i = 1, #given.slots do book.pools[i] = book.pools[i] or new_pool() end

@@ -1,7 +1,7 @@
--- checks, version 5: why a request may not enter; with place.lua made only where somebody might not.
+-- checks, version 5: the checks of admission. With place.lua, made only if the fast path fails.
 --
--- A transcription of gateway/policy/admission/limits.py, and of what admission.py remembers of a
--- refusal.
+-- A transcription of gateway/policy/admission/limits.py, and of the part of admission.py that
+-- records refusals.
 
 local function not_in_force(entitlement)
   if entitlement.suspended then
@@ -13,7 +13,7 @@ local function not_in_force(entitlement)
   return nil
 end
 
--- The denial of a request within a reserve that its pool does not hold today.
+-- The denial of a request within a baseline that its pool does not hold now.
 local function unbound(entitlement)
   local once = entitlement.created <= terms.ever_bound_until
   local reason = once and 'entitlement_degraded' or 'entitlement_pending'
@@ -24,7 +24,7 @@ local function never(unit, limit, requested)
   return {'exceeds_entitlement', 0, limit, 0, requested, unit, false}
 end
 
--- No pool that may serve it could hold it when empty. One that is away may come back.
+-- Denies a request that no eligible pool could hold even when empty. A pool may be away and return.
 local function too_large_for_pools(request)
   local pools = {request.pool}
   for _, p in ipairs(request.alternates) do pools[#pools + 1] = p end
@@ -44,7 +44,7 @@ local function too_large_for_pools(request)
   return nil
 end
 
--- Check 3: what no waiting would help.
+-- Check 3: requests that could never be admitted, however long they wait.
 local function misfit(account, request)
   local entitlement = account.terms
   local class = entitlement.service_class
@@ -80,7 +80,7 @@ local function may_borrow(account, tokens)
   return recent <= 0 or recent + tokens <= BUCKET_S * rate
 end
 
--- Check 5: own, surplus or none (no rate is set) - which bucket pays; nil for neither.
+-- Check 5: the bucket that pays: own, surplus or none (no rate is set); nil if neither can.
 local function funded_by(account, tokens)
   local entitlement = account.terms
   local borrows = BORROWING[entitlement.service_class] and terms.tokens_per_s > 0
@@ -124,7 +124,7 @@ local function over_kv(account, request)
   return {'kv', wait_s, limit, held, request.kv_bytes, 'bytes of KV cache', false}
 end
 
--- Checks 1-8: the denial if any, the place, and which bucket pays.
+-- Checks 1-8: the denial if any, the place, and the bucket that pays.
 local function decide(account, request, w)
   local denial = not_in_force(account.terms) or misfit(account, request)
     or over_concurrency(account, request)
@@ -139,7 +139,7 @@ local function decide(account, request, w)
   return pool_denial(account, request, w, place)
 end
 
--- Remembers what this refusal was promised, so that the next one is told to wait longer.
+-- Records this refusal's promised wait, so that the next one gets a longer wait.
 local function refused(account, request, w, denial)
   local reason, of_pool = denial[1], denial[7]
   if of_pool then
@@ -150,13 +150,13 @@ local function refused(account, request, w, denial)
     local pool = book.pools[request.pool + 1]
     pool.denied = pool.denied + 1
     wait_too(account, request.sequences, slots_of(request.pool), pool.service_s)
-    if could_outrank(request) then -- else no debt would help, so none is owed
+    if could_outrank(request) then -- otherwise debt could not help
       account.denied = account.denied + 1
       book.priority_denials = book.priority_denials + 1
       call('SADD', ACTIVE, account.name)
     end
   elseif reason == 'tokens' then
-    -- Nobody is told more than MOST_S, so nothing beyond that was promised either.
+    -- Waits are capped at MOST_S, so promises are, too.
     local rate = account.terms.tokens_per_s
     if rate == 0 then rate = book.surplus_per_s end
     local kept = max(0, account.promised - rate * max(0, now_s - account.promised_s))

@@ -3,7 +3,7 @@
 -- KEYS     see book.lua
 -- ARGV[1]  {entitlements}, 500 at most: a list of {name, terms (map)}
 --
--- Returns how many. The model itself may be defined later (change.lua), which counts then.
+-- Returns the number of entitlements. The model itself may be defined later, by change.lua.
 
 local failed = load_book()
 if failed and book then return failed end

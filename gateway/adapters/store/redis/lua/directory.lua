@@ -1,24 +1,24 @@
--- directory, version 2: entitlements changed at run time, for all gateways.
+-- directory, version 2: the entitlements that change at run time, shared by all gateways.
 --
 -- KEYS[1]  entries   hash: name -> VERSION blank JSON
 -- KEYS[2]  changed   sorted set: names of entries, by the revision of their last write
--- KEYS[3]  removed   sorted set: "ID:NAME" of what was deleted, by revision; the newest are kept
--- KEYS[4]  files     hash: "ID:NAME" -> when the file was modified that no longer had it
+-- KEYS[3]  removed   sorted set: "ID:NAME" of deleted entries, by revision; the newest are kept
+-- KEYS[4]  files     hash: "ID:NAME" -> modification time of the file that dropped it
 -- KEYS[5]  marks     sorted set: names of the last writes, by revision
 -- KEYS[6]  revision  number of the last write
 -- ARGV[1]  put, delete, changes or removals
--- ARGV[2]  put, delete: the write's name; changes: the revision last heard
--- ARGV[3]  put, delete: its revision is above this; changes: name of the last write that is
---          known to whoever asks, or empty
+-- ARGV[2]  put, delete: the write's name; changes: the revision last read
+-- ARGV[3]  put, delete: the write's revision is above this; changes: name of the last write that
+--          the caller knows, or empty
 -- ARGV[4]  how many removals and names of writes are kept
--- ARGV[5]  put, delete: name of the last write that is known to whoever asks, or empty
--- ARGV[6]  and so on: put: name, id, version it is based on (0: none), JSON of each entry;
+-- ARGV[5]  put, delete: name of the last write that the caller knows, or empty
+-- ARGV[6]  and so on, per entry: put: name, id, version it is based on (0: new), JSON;
 --          delete: name, id, version, file's Unix time
 --
--- put and delete return {revision, {names that were not written}}; changes {1,
--- revision, name of the last write, {VERSION blank JSON ...}, {"ID:NAME", revision, file's Unix
--- time ...}, revision since when all removals are kept}, or {0} when the named write is unknown;
--- removals the same of all removals, without entries.
+-- put and delete return {revision, {names that were not written}}; changes returns {1, revision,
+-- name of the last write, {VERSION blank JSON ...}, {"ID:NAME", revision, file's Unix time ...},
+-- revision since which all removals are kept}, or {0} if the named write is unknown; removals
+-- returns the same with all removals and no entries.
 
 local ENTRIES, CHANGED, REMOVED, FILES, MARKS, REVISION = unpack(KEYS)
 local call = redis.call
@@ -30,12 +30,12 @@ end
 
 local function last_revision() return tonumber(call('GET', REVISION) or '0') end
 
--- Whether a write is known; nothing was written before the empty name.
+-- Whether a write is known; the empty name, before the first write, always is.
 local function known(mark) return mark == '' or call('ZSCORE', MARKS, mark) end
 
 local function whole(number) return string.format('%.0f', number) end
 
--- Keeps the newest of a sorted set; those that had to go.
+-- Keeps the newest `most` members of a sorted set; returns the dropped ones.
 local function trim(key, most)
   local over = call('ZCARD', key) - most
   if over <= 0 then return {} end

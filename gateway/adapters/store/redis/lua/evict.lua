@@ -1,11 +1,11 @@
--- evict, version 5: has others of a waiting lease's pool give way; a transcription of
+-- evict, version 5: marks leases in a waiting lease's pool for eviction; a transcription of
 -- gateway/policy/admission/eviction.py.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {lease_id, sequences, owner}: who waits, and what it needs
+-- ARGV[1]  {lease_id, sequences, owner}: the waiting lease and the sequences that it needs
 --
--- Returns the ids of those victims that the caller owns; the others are left for their owners
--- (evicted.lua). Victims keep their lease until their owner settles it.
+-- Returns the ids of the victims that the caller owns; other owners ask for theirs (evicted.lua).
+-- A victim's lease stays in force until its owner settles it.
 
 local function candidates(p)
   local found, leaving = {}, 0

@@ -1,4 +1,4 @@
--- evicted, version 5: what others had give way of a replica's leases; told once.
+-- evicted, version 5: a replica's leases that other replicas evicted; each is returned once.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner}

@@ -1,18 +1,18 @@
--- exchange, version 1: publish one replica's record of one model, hear what others published.
+-- exchange, version 1: publishes one replica's record of one model and returns other replicas'.
 --
 -- KEYS[1]  hash of the model: field "rev" -> the newest revision; field "r:REPLICA" ->
 --          "SEQUENCE REVISION RECORD". A revision is the server's time of writing in
 --          microseconds, made strictly increasing.
 -- ARGV[1]  replica, no blanks
--- ARGV[2]  sequence: number of this exchange, counted by the replica; a record with a number
---          that was seen before, or is older, changes nothing
--- ARGV[3]  record, opaque; empty: only hear
--- ARGV[4]  revision last heard; only newer records are returned
--- ARGV[5]  seconds of silence after which another replica's record is dropped
--- ARGV[6]  seconds until the model's key vanishes when nobody exchanges
+-- ARGV[2]  sequence: number of this exchange, counted by the replica; a record whose number is
+--          not above the stored one changes nothing
+-- ARGV[3]  record, opaque; empty: only read
+-- ARGV[4]  revision last read; only newer records are returned
+-- ARGV[5]  seconds without a write after which another replica's record is dropped
+-- ARGV[6]  seconds after the last exchange until the model's key expires
 --
--- Returns {newest revision, own sequence held (0: none), age in ms, record, age in ms, ...}.
--- Records of others are dropped only by a replica that has published before: it has heard them.
+-- Returns {newest revision, own stored sequence (0: none), age in ms, record, age in ms, ...}.
+-- Only a replica that published before drops others' records, because it has read them.
 
 local key, field = KEYS[1], 'r:' .. ARGV[1]
 local sequence, record = tonumber(ARGV[2]), ARGV[3]

@@ -1,10 +1,10 @@
--- place, version 5: where a request may go, and what it is told when it may not. Shared by the
--- scripts that admit and transfer; a transcription of gateway/policy/admission/placement.py, of check 4 in
--- limits.py, and of waits.py.
+-- place, version 5: finds a pool for a request, or the denial and its wait. Shared by the scripts
+-- that admit and transfer. A transcription of gateway/policy/admission/placement.py, of check 4 in
+-- limits.py, and of retry_after.py.
 --
 -- `request` everywhere: {entitlement, pool, alternates, estimate_tokens, kv_bytes, sequences}.
--- A denial: {reason, wait_s, limit, used, requested, unit, for the pool's sake}. A place: {pool,
--- spilled, contended, denied}.
+-- A place: {pool, spilled, contended, denied}. A denial: {reason, wait_s, limit, used, requested,
+-- unit, of the pool}; the last field tells whether the pool, not the entitlement, is the reason.
 
 local function denials_of(p) return KEYS[16 + 4 * p] end
 local function denials_last_of(p) return KEYS[17 + 4 * p] end
@@ -16,7 +16,7 @@ end
 
 local function overshoot(slots) return max(1, math.ceil(slots / 8)) end
 
--- Slots that are taken, or kept for dedicated entitlements other than this one.
+-- Slots taken, or kept for dedicated entitlements other than this one.
 local function occupied(account, p)
   local pool, entitlement = book.pools[p + 1], account.terms
   local reserved = pool.idle_dedicated
@@ -33,37 +33,37 @@ local function kv_over(p, kv_bytes, allowance)
   return capacity > 0 and book.pools[p + 1].kv_bytes + kv_bytes > capacity + allowance
 end
 
--- Whether an alternate pool has slots and KV that nobody else would have.
+-- Whether an alternate pool has idle slots and KV.
 local function idle_room(account, p, request)
   if occupied(account, p) + request.sequences > slots_of(p) - terms.headroom then return false end
   return not kv_over(p, request.kv_bytes, 0)
 end
 
--- Whether a request is within what its entitlement reserves in the asked pool.
+-- Whether a request is within its entitlement's baseline in the requested pool.
 local function within_reserve(account, request)
   if not RESERVING[account.terms.service_class] then return false end
   return own(account, request.pool) + request.sequences <= baseline_of(account.terms, request.pool)
 end
 
--- Whether weight alone could let a request into a full pool.
+-- Whether a request could enter a full pool by its weight.
 local function could_outrank(request)
   local kv_bytes = kv_of(request.pool)
   local fits = kv_bytes == 0 or request.kv_bytes <= math.floor(kv_bytes / 8)
   return fits and request.sequences <= overshoot(slots_of(request.pool))
 end
 
--- Whether a pool would hold the request but for classes that reserve nothing.
+-- Whether the pool would hold the request without the classes that reserve nothing.
 local function makes_way(account, p, request)
   local lower = book.pools[p + 1].unreserved
   return lower > 0 and occupied(account, p) - lower + request.sequences <= slots_of(p)
 end
 
--- Check 7 for traffic that is not protected; preemptible never outranks anybody.
+-- Check 7 for unprotected traffic; preemptible requests never outrank others.
 local function outranking(account, request, w, used)
   local p = request.pool
   local slots, least = slots_of(p), least_weight(p)
   local place = {pool = p, spilled = false, contended = true}
-  -- Nothing in flight and yet contended: all is kept for idle dedicated baselines.
+  -- A least weight of 0: nothing is in flight, all slots are kept for idle dedicated baselines.
   if account.terms.service_class == 'preemptible' or least == 0 or w <= least then
     place.denied = 'priority'
   elseif used + request.sequences > slots + overshoot(slots) then
@@ -74,7 +74,7 @@ local function outranking(account, request, w, used)
   return place
 end
 
--- Checks 7 and 8: the asked pool, an alternate with idle room, or nothing.
+-- Checks 7 and 8: the requested pool, an alternate with idle room, or a denial.
 local function find_place(account, request, w)
   local entitlement, p, n = account.terms, request.pool, request.sequences
   local slots = slots_of(p)
@@ -118,13 +118,13 @@ local function tenant_of(account)
   return account.terms.tenant ~= '' and account.terms.tenant or account.name
 end
 
--- Sequences refused before that have had no turn yet; so many places come free in turn.
+-- Refused sequences that still wait, when `places` slots free up once per service time.
 local function still_waiting(account, places, service_s)
   local gone = places * max(0, now_s - account.waiters_s) / max(1e-3, service_s)
   return max(0, account.waiters - gone)
 end
 
--- One more was refused. Nobody is told more than MOST_S, so no more than that is kept.
+-- Counts a refusal. Waits are capped at MOST_S, so the count is capped accordingly.
 local function wait_too(account, sequences, places, service_s)
   local waiting = still_waiting(account, places, service_s) + sequences
   account.waiters = min(waiting, MOST_S * (places + 1) / max(1e-3, service_s))
@@ -137,7 +137,7 @@ local function others_above(key, tenant, w)
   return own and tonumber(own) >= w and count - 1 or count
 end
 
--- Who comes first: what the entitlement has waiting already, and each other tenant once.
+-- Sequences ahead in the queue: the entitlement's own waiters, and each other tenant once.
 local function before(account, p, w)
   local own = still_waiting(account, slots_of(p), book.pools[p + 1].service_s)
   local tenant = tenant_of(account)
@@ -159,7 +159,7 @@ local function pool_denial(account, request, w, place)
   return {'priority', wait_s, slots, occupied(account, p), request.sequences, 'sequences', true}
 end
 
--- Check 4: r_e over all pools; guaranteed is held to its baseline, pool by pool too.
+-- Check 4: r_e over all pools; guaranteed entitlements also to their baseline in each pool.
 local function over_concurrency(account, request)
   local entitlement, inflight = account.terms, own(account, request.pool)
   local limit, used = most_sequences(account), account.total

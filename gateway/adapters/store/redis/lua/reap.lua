@@ -1,9 +1,9 @@
--- reap, version 5: ends leases whose time is up, charging their estimate.
+-- reap, version 5: ends expired leases, charging their estimate.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {most}: 500 at most
 --
--- Returns how many.
+-- Returns the number of leases ended.
 
 local failed = load_book()
 if failed then return failed end

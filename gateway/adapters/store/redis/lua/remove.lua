@@ -5,8 +5,8 @@
 --
 -- Returns 1, or 0 while it has anything in flight.
 
--- Forgets its expired leases: their late usage is none of a later namesake's. A grave begins with
--- the name, so none has to be unpacked: there may be 10,000.
+-- Forgets its expired leases, so that their late usage is not charged to a later entitlement of
+-- the same name. A tombstone begins with the name, so none of up to 10,000 has to be unpacked.
 local function forget_graves(name)
   local named = pack(name)
   local kept = call('HGETALL', GRAVES)

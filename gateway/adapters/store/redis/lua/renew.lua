@@ -3,7 +3,7 @@
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_ids}, 500 at most
 --
--- Returns the ids of those that are no longer in force.
+-- Returns the ids of the leases that are no longer in force.
 
 local failed = load_book()
 if failed then return failed end

@@ -1,9 +1,9 @@
--- resize, version 5: changes what a lease reserves. Never refused: its bucket pays.
+-- resize, version 5: changes a lease's reservation. Never refused; its bucket pays.
 --
 -- KEYS     see book.lua
--- arg      {lease_id, estimate_tokens, kv_bytes}: what it reserves from now on
+-- arg      {lease_id, estimate_tokens, kv_bytes}: the new reservation
 --
--- Returns 1, or 0 when the lease is not in force.
+-- Returns 1, or 0 if the lease is not in force.
 
 return function(id, estimate_tokens, kv_bytes)
   local lease = lease_of(id)

@@ -2,10 +2,10 @@
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, charge, timely}: charge in tokens, false refunds all. timely: it ended just
---          now; else its life is unknown and teaches nothing.
+--          now; otherwise its duration is unknown and updates no mean.
 --
--- Returns 1 when the lease was in force, else 0: the first usage that comes after a lease expired
--- replaces the estimate it was charged. A transcription of gateway/policy/token_pool/leases.py.
+-- Returns 1 if the lease was in force, else 0. The first usage reported after a lease expired
+-- replaces its charged estimate. A transcription of gateway/policy/token_pool/leases.py.
 
 local function settle_late(id, charge)
   local kept = call('HGET', GRAVES, id)

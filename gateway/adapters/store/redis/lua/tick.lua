@@ -1,17 +1,17 @@
--- tick, version 5: hears a replica; where it leads and a tick is due, applies one slice of it.
+-- tick, version 5: notes that a replica lives; if it leads and a tick is due, applies one slice.
 --
--- A transcription of gateway/policy/admission/debt.py. A tick is applied in slices of `most` entitlements,
--- all with the elapsed time and contention of its beginning; it goes on where a leader that
--- vanished has left it. A model that nobody ticks for KEPT_S vanishes.
+-- A transcription of gateway/policy/admission/debt.py. A tick is applied in slices of `most`
+-- entitlements, all with the elapsed time and contention of its start. A new leader continues an
+-- unfinished tick. A model's keys expire KEPT_S after its last tick.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {owner, leader_ms, silent_s, most, least_s}: a leader that is not heard for leader_ms
---          loses its place, a replica that is not heard for silent_s is not counted; it is least_s
---          at least (0: the replica heard of no time yet)
+-- ARGV[1]  {owner, leader_ms, silent_s, most, least_s}: a leader that does not call for leader_ms
+--          is replaced; a replica that does not call for silent_s is not counted; least_s: a lower
+--          bound on the time (0: the replica knows none yet)
 --
--- Returns {1 if this replica leads, entitlements left in the tick, or -1 when none was due,
--- replicas, epoch, microseconds that this call took; 0 where time stands still in a script, the
--- time}. The epoch is another one when the server lost what it knew.
+-- Returns {1 if this replica leads, entitlements left in the tick (-1: no tick was due), replicas,
+-- epoch, microseconds that this call took (0 where time stands still in a script), time}. The
+-- epoch changes when the server lost its state.
 
 local function denials_of(p) return KEYS[16 + 4 * p] end
 local function denials_last_of(p) return KEYS[17 + 4 * p] end
@@ -108,10 +108,10 @@ local function slice(most)
   return left
 end
 
--- Has time go on from here.
+-- Advances the stored time.
 local function keep_time()
   now_s = max(now_s, arg.least_s)
-  -- Nobody ticked and nobody knows how long: all replicas were away, so the clock is believed.
+  -- If all replicas were away, none knows the time passed, so the server's clock is trusted.
   local all_away = arg.least_s == 0 and ticked_by_s and read_s - ticked_by_s > arg.silent_s
   if all_away then now_s = max(now_s, read_s) end
   call('HSET', STATE, 'clock', string.format('%.6f %.6f', read_s, now_s))

@@ -1,15 +1,15 @@
--- transfer, version 5: moves a lease to another pool; the old place stays in force on refusal.
+-- transfer, version 5: moves a lease to another pool; after a denial the old place stays in force.
 --
 -- KEYS     see book.lua
--- arg      {lease_id, pool, force}; without force only if it would be admitted there
+-- arg      {lease_id, pool, force}; without force, only if that pool admits it
 --
--- Returns msgpack {true, gives way} when it moved, was there already or is not in force, else
--- {false, reason, wait_s, limit, used, requested, unit, for the pool's sake}. A denial is no
--- refusal of work, which goes on where it was: nothing is remembered of it.
+-- Returns msgpack {true, evictable} if it moved, was there already or is not in force, else
+-- {false, reason, wait_s, limit, used, requested, unit, of the pool}. A denial is not recorded as
+-- a refusal, because the request continues where it was.
 --
 -- A transcription of gateway/policy/admission/admission.py.
 
--- Checks 4, 7 and 8 for a lease that would come from another pool.
+-- Checks 4, 7 and 8 for a lease from another pool.
 local function inadmissible(account, lease, p)
   local request = {
     pool = p,

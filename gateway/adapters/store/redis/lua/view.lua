@@ -1,9 +1,9 @@
--- view, version 5: counters, for people and metrics; changes nothing.
+-- view, version 5: reads counters, for the admin API and metrics; changes nothing.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {names}
 --
--- Returns {terms, book, then of each name its terms and its counters}, msgpack maps, "" for absent.
+-- Returns {terms, book, then each name's terms and counters}, as msgpack maps; "" if absent.
 
 local failed = load_book()
 if failed then return failed end
