@@ -1,9 +1,9 @@
-"""GPUs and models: what a roofline is built from.
+"""GPUs and models, from which rooflines are built.
 
-Memory, bandwidth and dense BF16 rate are the makers' data sheets'. Prices are assumptions to
-be overridden: 2.21 $ is FleetOpt's A100 (section 7.1), 3.67 $ the token-budget paper's MI300X
-(Table 5), the others are round figures of public on-demand offers. Layers, KV heads and
-parameters are those of each model's published configuration.
+Memory, bandwidth and dense BF16 rates are from the makers' data sheets. Prices are assumptions
+to override: $2.21 is FleetOpt's A100 (section 7.1), $3.67 the token-budget paper's MI300X
+(Table 5), the others are rounded public on-demand prices. Layers, KV heads and parameters are
+those of each model's published configuration.
 """
 
 from typing import Final
@@ -22,9 +22,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: float
     bandwidth_bytes_per_s: float
     flops_per_s: float
-    """Dense, BF16."""
+    """Dense BF16 rate."""
     fp8: bool
-    """Whether FP8 runs at twice that rate."""
+    """Whether FP8 runs at twice the BF16 rate."""
     usd_per_hour: float
     source: str
 
@@ -35,31 +35,32 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     parameters: float
     active_parameters: float
-    """Used by one token; less than `parameters` for mixtures of experts."""
+    """Parameters used by one token; fewer than `parameters` for mixtures of experts."""
     layers: int
     kv_heads: int
     head_size: int
     experts: int = 1
     experts_per_token: int = 1
     latent_kv_values: int = 0
-    """Values per layer and token of a latent cache (MLA), which tensor parallelism does not
-    divide; 0 for keys and values by head."""
+    """Values per layer and token of a latent cache (MLA), which tensor parallelism does not split;
+    0 for models that cache keys and values per head.
+    """
     native_dtype: str = "bf16"
 
     def kv_bytes_per_token(self, dtype_bytes: float) -> float:
-        """Of one sequence, on all GPUs together without copies (token-budget paper, eq. 1)."""
+        """KV bytes of one token over all GPUs, without copies (token-budget paper, eq. 1)."""
         if self.latent_kv_values:
             return self.layers * self.latent_kv_values * dtype_bytes
         return 2 * self.layers * self.kv_heads * self.head_size * dtype_bytes
 
     def kv_copies(self, gpus: int) -> float:
-        """How often tensor parallelism over `gpus` keeps each KV value."""
+        """Copies of each KV value under tensor parallelism over `gpus`."""
         if self.latent_kv_values:
             return gpus
         return max(1.0, gpus / self.kv_heads)
 
     def touched_parameters(self, sequences: int) -> float:
-        """Parameters an iteration of so many sequences reads, expected for even routing."""
+        """Expected parameters read in an iteration of so many sequences, with even routing."""
         if self.experts <= 1:
             return self.parameters
         share = self.experts_per_token / self.experts
@@ -158,7 +159,7 @@ MODELS: Final = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Whatever the case; PlanError lists what there is."""
+    """Look up a GPU, ignoring case; raises PlanError with the known names."""
     found = {key.lower(): gpu for key, gpu in GPUS.items()}.get(name.lower())
     if found is None:
         raise PlanError(f"unknown GPU {name}", f"use one of {', '.join(GPUS)}, or a profile file")
@@ -166,7 +167,7 @@ def gpu_named(name: str) -> Gpu:
 
 
 def model_named(name: str) -> Model:
-    """Whatever the case; PlanError lists what there is."""
+    """Look up a model, ignoring case; raises PlanError with the known names."""
     found = MODELS.get(name.lower())
     if found is None:
         raise PlanError(

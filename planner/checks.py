@@ -1,4 +1,4 @@
-"""Whether a question can be answered at all."""
+"""Check that a question can be answered."""
 
 from planner.errors import PlanError
 from planner.goals import check_goals
@@ -7,7 +7,7 @@ from planner.workload.moments import boundaries_of
 
 
 def checked_boundaries(question: Question) -> tuple[int, ...]:
-    """The boundaries to plan with; PlanError where the question makes no sense."""
+    """The boundaries to plan with; raises PlanError for an inconsistent question."""
     window, workload = question.window, question.workload
     if workload.longest_tokens > window:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""What else two pools change: times at equal numbers of nodes; limits asked against used."""
+"""Further effects of two pools: latency at equal node counts; requested against used limits."""
 
 from typing import Final
 
@@ -19,9 +19,9 @@ _MOST_SHARES: Final = 512
 def equal_nodes(
     question: Question, prepared: Prepared, one: FleetPlan, two: FleetPlan
 ) -> EqualNodes | None:
-    """Times of one pool and of two with as many nodes in all, shared out to equal utilisation.
+    """Latency of one pool and of two with the same total nodes, split to equal utilisation.
 
-    None where there are no two pools of the single pool's kind of node.
+    None unless the fleet has two pools of the single pool's kind of node.
     """
     if len(two.pools) != 2 or not one.pools:
         return None
@@ -61,7 +61,7 @@ def _pool(
     *,
     long: bool,
 ) -> Loads:
-    """One pool at a boundary without compression, so many times over."""
+    """The loads of one pool at a boundary without compression, repeated `times` times."""
     loads = pool_loads(
         prepared,
         "paged",
@@ -82,10 +82,10 @@ def _pool(
 
 
 def asked_against_used(question: Question, fleet: FleetPlan) -> Asked | None:
-    """Routing by what clients ask for against routing by what they use, at one boundary.
+    """Compare routing by requested limits with routing by tokens used, at one boundary.
 
-    None where the workload does not say what was asked. A request without a limit asks for
-    the rest of the window.
+    None if the workload has no requested limits. A request without a limit counts as asking for the
+    rest of the window.
     """
     workload = question.workload
     pairs, asked = workload.pairs, workload.asked
@@ -109,7 +109,7 @@ def asked_against_used(question: Question, fleet: FleetPlan) -> Asked | None:
 
 
 def _nodes_routed(question: Question, fleet: FleetPlan, short: NDArray[np.bool_]) -> int | None:
-    """Nodes of both pools when these requests go short and the others long."""
+    """Nodes of both pools if `short` requests go to the short pool, the others to the long one."""
     total = 0
     for pool, members in zip(fleet.pools, (short, ~short), strict=True):
         part = _part(question.workload, members)

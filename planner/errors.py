@@ -1,8 +1,8 @@
-"""What is wrong with a question, and what to change."""
+"""The planner's error."""
 
 
 class PlanError(ValueError):
-    """Input that no fleet can be planned from; `fix` says what to change."""
+    """Input from which no fleet can be planned; `fix` says what to change."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(f"{problem}: {fix}")

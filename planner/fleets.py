@@ -1,4 +1,4 @@
-"""From sized pools to fleets: names, windows, whole numbers of nodes."""
+"""Turn sized pools into fleets: names, windows, whole numbers of nodes."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from planner.workload.moments import Prepared
 
 
 def pool_names(count: int) -> tuple[str, ...]:
-    """all; short, long; short, middle, long; and so on."""
+    """Names by number of pools: all; short, long; short, middle, long; and so on."""
     if count == 1:
         return ("all",)
     middles = ("middle",) if count == 3 else tuple(f"middle-{i + 1}" for i in range(count - 2))
@@ -31,7 +31,7 @@ def pool_of(
     index: int,
     goals: Goals,
 ) -> PoolPlan | None:
-    """One pool of the arrays; None where it gets no request or cannot be had."""
+    """One pool of the arrays; None if it gets no requests or is not feasible."""
     serving = float(sized.nodes[index])
     if serving <= 0 or not np.isfinite(serving):
         return None
@@ -59,7 +59,7 @@ def from_ranges(
     picked: list[tuple[int, int]],
     goals: Goals,
 ) -> FleetPlan:
-    """A split, as cheapest_splits gives it."""
+    """Build a fleet from a split of `cheapest_splits`."""
     pools = []
     for name, (kind, index) in zip(pool_names(len(picked)), picked, strict=True):
         ranges = choices[kind]
@@ -88,7 +88,7 @@ def from_grid(
     question: Question,
     nodes: tuple[NodeProfile, NodeProfile],
 ) -> FleetPlan:
-    """One cell of a sweep; a long pool without requests is left out."""
+    """Build a fleet from one cell of a sweep; a long pool without requests is left out."""
     prepared: Prepared = grid.prepared
     if not np.isfinite(grid.cost[cell]):
         return FleetPlan(label=label, gamma=prepared.gammas[cell[1]])

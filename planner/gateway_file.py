@@ -1,8 +1,8 @@
-"""The chosen fleet as the gateway's own configuration, sluice.yaml.
+"""Write the chosen fleet as the gateway's configuration, sluice.yaml.
 
-Nodes that no URL is given for get placeholders under `.invalid`, which never resolves. In
-mode paged a short pool's window is twice its boundary (at most the whole window): KV by block
-makes room cost nothing, and an answer that outgrows its estimate ends where it is.
+Nodes without a URL get placeholders under `.invalid`, which never resolves. In mode paged a
+short pool's window is twice its boundary (at most the whole window): with KV allocated by block,
+a wider window costs nothing, and an answer longer than estimated can finish in its pool.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ _POINTS_A_LINE: Final = 6
 
 
 def gateway_file(plan: Plan, workers: Mapping[str, Sequence[str]] | None = None) -> str:
-    """YAML that `sluice check` accepts; `workers` are URLs by pool."""
+    """YAML that `sluice check` accepts; `workers` maps pools to URLs."""
     return "\n".join([*_lines(plan, workers or {}), ""])
 
 
 def assign_workers(plan: Plan, given: Sequence[str]) -> dict[str, list[str]]:
-    """`POOL=URL` as it says; bare URLs fill the pools in order, as many as each needs."""
+    """Assign each `POOL=URL` to its pool; bare URLs fill the pools in order, up to their nodes."""
     pools = {pool.name: pool for pool in plan.chosen.pools}
     found: dict[str, list[str]] = {name: [] for name in pools}
     bare = []
@@ -68,7 +68,7 @@ def _lines(plan: Plan, workers: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _planned_lines(workload: Workload) -> Iterator[str]:
-    """Shares at the edges that live lengths are counted by, so that like is compared with like."""
+    """Planned length distribution, at the same edges that the gateway counts live lengths by."""
     points = plan_points([(edge, workload.share(edge)) for edge in bucket_edges()])
     yield "      planned: # lengths, for sluice_length_drift"
     for start in range(0, len(points), _POINTS_A_LINE):

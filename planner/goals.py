@@ -1,4 +1,4 @@
-"""What a fleet has to do, and how much of it is kept back."""
+"""The goals of a fleet, and its safety margins."""
 
 from typing import Final
 
@@ -13,23 +13,23 @@ _CEIL_SLACK: Final = 1e-9
 
 
 class Goals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet has to do, and how much of it is kept back."""
+    """The SLOs of a fleet, and its safety margins."""
 
     rate_per_s: float
     ttft_s: float = 0.5
-    """P99 of the time to the first token."""
+    """P99 of the time to first token, seconds."""
     tpot_s: float | None = None
-    """P99 of the time between tokens; None for no limit."""
+    """P99 of the time between tokens, seconds; None for no limit."""
     utilisation: float = 0.85
-    """rho_max: of slots and of the prefill budget."""
+    """rho_max: largest share of slots, and of the prefill budget, in use."""
     stretch: float = 0.95
-    """x_max: share of an iteration that may go to resident and prompt tokens."""
+    """x_max: largest share of an iteration spent on resident and prompt tokens."""
     least_nodes: int = 2
-    """Of a pool that gets any request."""
+    """Fewest nodes of any pool that gets requests."""
     spare_nodes: int = 0
-    """N + this many, for failures and upgrades."""
+    """Spare nodes per pool (N + this), for failures and upgrades."""
     availability: float = 1.0
-    """Share of time that a node is up; nodes are divided by it."""
+    """Share of time that a node is up; node counts are divided by it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_per_s < np.inf:
@@ -42,13 +42,13 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError("availability or spare nodes out of range", "0 < A <= 1, spares >= 0")
 
     def installed(self, nodes: Floats) -> Floats:
-        """Nodes to rent where so many have to serve."""
+        """Nodes to rent so that `nodes` are up, spares included."""
         up = np.ceil(nodes / self.availability - _CEIL_SLACK)
         return np.where(nodes > 0, up + self.spare_nodes, 0.0)
 
 
 def check_goals(profile: NodeProfile, goals: Goals) -> None:
-    """PlanError where one iteration alone is longer than an SLO."""
+    """Raise PlanError if one iteration alone is longer than an SLO."""
     limits = (("TTFT", goals.ttft_s, 2), ("TPOT", goals.tpot_s, 1))
     for name, limit, steps in limits:
         if limit is not None and limit <= steps * profile.w_s:

@@ -1,4 +1,4 @@
-"""The planner: one question in, the chosen fleet and its alternatives out."""
+"""The planner: takes a question, returns the chosen fleet and its alternatives."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -23,10 +23,10 @@ _TWO, _COMPRESSED = "two pools", "two, compressed"
 
 
 def make_plan(question: Question) -> Plan:
-    """The cheapest fleet that meets the goals; PlanError where the question makes no sense.
+    """The cheapest fleet that meets the goals; raises PlanError for an inconsistent question.
 
-    Ties go to fewer pools, then to no compression. With a fixed boundary the two (or more)
-    pools it describes are chosen, and what one pool would take stands beside them.
+    Ties go to fewer pools, then to no compression. A fixed boundary selects the two (or more) pools
+    that it describes; the single pool is reported beside them.
     """
     boundaries = checked_boundaries(question)
     tables = _tables(question, boundaries)
@@ -78,21 +78,21 @@ def _gammas(question: Question) -> tuple[float, ...]:
 
 
 class _Tables(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums for each chunk size; a search reads these and no request."""
+    """Prefix sums for each chunk size; a search reads these instead of requests."""
 
     by_chunk: dict[int, Prepared]
     short: tuple[NodeProfile, ...]
     long: tuple[NodeProfile, ...]
 
     def of(self, node: NodeProfile) -> Prepared:
-        """The sums that fit a node's chunks."""
+        """The sums for a node's chunk size."""
         return self.by_chunk[node.chunk_tokens]
 
 
 def _tables(question: Question, boundaries: Sequence[int]) -> _Tables:
     short = (question.short_node,) if question.short_node else question.nodes
     long = (question.long_node,) if question.long_node else question.nodes
-    # gamma = 1 is always there: two pools without compression are one of the answers.
+    # gamma = 1 is always included: two pools without compression are a possible answer.
     gammas = tuple(sorted({1.0, *_gammas(question)}))
     sums = {
         chunk: prepare(
@@ -112,7 +112,7 @@ def _slots_mode(mode: Mode) -> Mode:
 
 
 def _one_pool(question: Question, tables: _Tables, mode: Mode, label: str) -> FleetPlan:
-    """The cheapest kind of node for everything."""
+    """One pool, on the cheapest kind of node."""
     fleets = []
     for node in tables.long:
         ranges = size_ranges(
@@ -151,7 +151,7 @@ def _pairs_of_pools(
 
 
 def _best_cells(grid: Grid) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """Cheapest cells without and with compression; ties to the narrower band."""
+    """Cheapest cells without and with compression; ties to the narrower compression window."""
     plain = (int(np.argmin(grid.cost[:, 0])), 0)
     if grid.cost.shape[1] == 1:
         return plain, None
@@ -164,7 +164,7 @@ def _best_cells(grid: Grid) -> tuple[tuple[int, int], tuple[int, int] | None]:
 
 
 def _splits(question: Question, tables: _Tables) -> tuple[FleetPlan, ...]:
-    """Three pools and more without compression; all kinds of node compete for each pool."""
+    """Three pools and more without compression; every pool may use any kind of node."""
     nodes = tuple(dict.fromkeys((*tables.short, *tables.long)))
     if question.short_node or question.long_node:
         return ()
@@ -196,7 +196,7 @@ def _choose(
 
 
 def _cheapest(options: Sequence[FleetPlan]) -> FleetPlan:
-    """The first of equals: fewer pools, no compression."""
+    """The cheapest fleet; ties go to fewer pools, then to no compression."""
     best = options[0]
     for fleet in options[1:]:
         if fleet.weight < best.weight * (1 - 1e-9):
@@ -219,7 +219,7 @@ def _saved(chosen: FleetPlan, baseline: FleetPlan) -> float | None:
 
 
 def _closed_form(question: Question, fleet: FleetPlan) -> float | None:
-    """Of alpha (1 - 1 / rho), rho the ratio of window slots."""
+    """Savings by alpha (1 - 1 / rho), where rho is the ratio of window slots."""
     if not fleet.boundaries:
         return None
     node = fleet.pools[0].node
@@ -230,7 +230,7 @@ def _closed_form(question: Question, fleet: FleetPlan) -> float | None:
 def _theorem_2(
     tables: _Tables, question: Question, fleet: FleetPlan
 ) -> tuple[int | None, int | None]:
-    """Nodes of a fleet sized without compression and run with it, and of one sized for it."""
+    """Nodes of a fleet sized without compression but run with it, and of one sized for it."""
     if len(fleet.pools) != 2 or question.mode == "paper":
         return None, None
     boundary, (short, long) = fleet.boundaries[0], fleet.pools

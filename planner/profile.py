@@ -1,4 +1,4 @@
-"""What one node can do: timing, KV cache, slots, price. Measured profiles win over rooflines."""
+"""One node's timing, KV cache, slots and price; measured profiles win over rooflines."""
 
 import math
 from typing import Any, Final
@@ -9,22 +9,22 @@ from planner.catalogue import Gpu, Model, gpu_named, model_named
 from planner.errors import PlanError
 
 PAPER_WINDOW_TOKENS: Final = 8192
-"""The window at which FleetOpt states H; a resident token costs H / 8192."""
+"""The window for which FleetOpt states H; one resident token costs H / 8192."""
 HOURS_PER_YEAR: Final = 8760
 
 _DTYPE_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 _BANDWIDTH_REACHED: Final = 0.8
-"""Of the data sheet's, by decode kernels; an assumption."""
+"""Share of peak bandwidth that decode kernels reach; an assumption."""
 _FLOPS_REACHED: Final = 0.5
-"""Of the data sheet's, by prefill; an assumption."""
+"""Share of peak FLOPS that prefill reaches; an assumption."""
 _STEP_OVERHEAD_S: Final = 0.002
-"""Launches, scheduling and collectives of an iteration; an assumption."""
+"""Launches, scheduling and collectives of one iteration; an assumption."""
 _MEMORY_USED: Final = 0.9
 """vLLM's default --gpu-memory-utilization."""
 _BATCHED_TOKENS: Final = 2048
-"""vLLM's default budget of an iteration, which one prompt may take alone."""
+"""vLLM's default token budget of an iteration, which a single prompt may use up."""
 _TOUCHING_SEQUENCES: Final = 64
-"""Sequences assumed in an iteration when experts are counted."""
+"""Sequences assumed in an iteration when counting the experts that are read."""
 
 
 class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,30 +43,30 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 512
     """C: prompt tokens of one request in one iteration."""
     kv_tokens: int
-    """K: tokens that the KV cache of the node holds."""
+    """K: tokens that fit in the node's KV cache."""
     block_tokens: int = 16
     max_num_seqs: int = 256
-    """Sequences an engine runs at once at most, whatever their length."""
+    """Most sequences that run at once, whatever their length."""
     max_num_batched_tokens: int = 2048
-    """Prompt tokens that one iteration takes at most, of all requests."""
+    """Most prompt tokens of one iteration, over all requests."""
     kv_bytes_per_token: int = 0
     usd_per_gpu_hour: float = 0.0
     source: str = ""
     verified: bool | None = None
-    """Whether a held-out load confirmed a measured profile; None where none was run."""
+    """Whether a held-out load confirmed a measured profile; None if none was run."""
 
     @property
     def usd_per_node_hour(self) -> float:
-        """All GPUs of the node."""
+        """Price of all GPUs of the node."""
         return self.usd_per_gpu_hour * self.gpus
 
     @property
     def usd_per_node_year(self) -> float:
-        """A node that is rented all year."""
+        """Price of a node rented all year."""
         return self.usd_per_node_hour * HOURS_PER_YEAR
 
     def window_slots(self, window_tokens: int) -> int:
-        """n_max: sequences when each is given a whole window, as the papers count."""
+        """n_max: sequences if each is given a whole window, as the papers count."""
         blocks = self.kv_tokens // self.block_tokens
         return min(
             self.kv_tokens // window_tokens,
@@ -86,7 +86,7 @@ PAPER_A100: Final = NodeProfile(
     usd_per_gpu_hour=2.21,
     source="FleetOpt, arXiv:2603.16514, section 7.1: W = 8 ms, H = 0.65 ms at 8,192 tokens",
 )
-"""The published constants: eight A100-80GB under one Llama-3-70B."""
+"""The published constants: eight A100-80GB serving one Llama-3-70B."""
 
 
 def roofline(
@@ -98,10 +98,10 @@ def roofline(
     kv_dtype: str = "bf16",
     usd_per_gpu_hour: float | None = None,
 ) -> NodeProfile:
-    """A node by data sheet: W reads the weights, h a token's KV, prefill 2 flops a parameter.
+    """A node from data sheets: W reads the weights, h one token's KV, prefill 2 FLOPs a parameter.
 
-    `gpus`: tensor parallelism; the fewest of 1, 2, 4, 8, 16 that leave half as much room for
-    KV as the weights take. PlanError when the weights do not fit.
+    `gpus` is the tensor parallelism; by default the fewest of 1, 2, 4, 8, 16 that leave at least
+    half the weights' size for KV. Raises PlanError if the weights do not fit.
     """
     weight_bytes = model.parameters * _bytes_of(dtype or model.native_dtype)
     count = gpus if gpus is not None else _fewest_gpus(gpu, weight_bytes)
@@ -141,7 +141,7 @@ def profile_for(
     dtype: str | None = None,
     usd_per_gpu_hour: float | None = None,
 ) -> NodeProfile:
-    """By name: the published constants where they were measured, a roofline elsewhere."""
+    """The published constants for the node they were measured on, a roofline for any other."""
     found, served = gpu_named(gpu), model_named(model)
     paper = PAPER_A100
     measured = gpus in {None, paper.gpus} and dtype in {None, "bf16", "fp16"}
@@ -152,7 +152,7 @@ def profile_for(
 
 
 def profile_from_json(document: Any, *, origin: str = "profile") -> NodeProfile:
-    """A measured profile, as `NodeProfile` names its fields; PlanError for anything else."""
+    """Parse a measured profile with the fields of `NodeProfile`; raises PlanError if invalid."""
     try:
         profile = msgspec.convert(document, NodeProfile)
     except msgspec.ValidationError as error:

@@ -1,8 +1,8 @@
-"""Waiting in M/G/c queues: Erlang-C in log space and Kimura's two-moment tail.
+"""Waiting times in M/G/c queues: Erlang-C in log space and Kimura's two-moment tail.
 
-FleetOpt, equations 5 and 6. Erlang-C is written with the regularised gamma function, since
-sum(a^k / k!, k < c) e^-a = Q(c, a); so nothing overflows, and thousands of servers cost what
-one does. Kimura's tail is off by .8 to 3.6 times at high variation: a filter, not a proof.
+FleetOpt, equations 5 and 6. Erlang-C uses the regularised gamma function, since
+sum(a^k / k!, k < c) e^-a = Q(c, a): nothing overflows, and thousands of servers cost as much
+as one. Kimura's tail is off by a factor of .8 to 3.6 at high variation: use it as a filter only.
 """
 
 from typing import Final
@@ -15,20 +15,20 @@ Floats = NDArray[np.float64]
 
 _TAIL: Final = 0.01
 _SURELY_FREE: Final = 3.0
-"""Halfin-Whitt beta from which the chance to wait is far below _TAIL (.0015)."""
+"""Halfin-Whitt beta above which the chance to wait is far below _TAIL (.0015)."""
 
 
 def erlang_c(servers: Floats, load: Floats) -> Floats:
-    """Chance that an arrival waits; `load` is offered in Erlangs, 0 < load < servers."""
+    """Probability that an arrival waits; `load` is offered in Erlangs, 0 < load < servers."""
     log_term = servers * np.log(load) - gammaln(servers + 1) - load - np.log1p(-load / servers)
     log_free = np.log(gammaincc(servers, load))
     return np.asarray(np.exp(log_term - np.logaddexp(log_free, log_term)))
 
 
 def wait_p99_s(servers: Floats, load: Floats, service_s: Floats, variation: Floats) -> Floats:
-    """W99 of equation 6, seconds; infinite where load >= servers, 0 where few ever wait.
+    """W99 of equation 6, seconds; infinite if load >= servers, 0 if fewer than 1 % wait.
 
-    `load` in Erlangs, `service_s` a server's mean time, `variation` its squared coefficient.
+    `load` is in Erlangs, `service_s` a server's mean time, `variation` its squared coefficient.
     """
     wait = np.zeros(servers.shape)
     slack = servers - load

@@ -1,4 +1,4 @@
-"""What is asked of the planner, and what it answers."""
+"""The planner's question and its answer."""
 
 import math
 
@@ -15,33 +15,33 @@ DEFAULT_WINDOW_TOKENS = 65_536
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload, its goals, and what the fleet may be made of."""
+    """A workload, its goals, and the kinds of node the fleet may use."""
 
     workload: Workload
     goals: Goals
     mode: Mode = "paged"
     nodes: tuple[NodeProfile, ...] = (PAPER_A100,)
-    """Kinds of node that every pool may choose from; the cheapest wins."""
+    """Kinds of node that every pool may use; the cheapest wins."""
     short_node: NodeProfile | None = None
-    """The kind of the short pool, where it is fixed."""
+    """The short pool's kind of node, if fixed."""
     long_node: NodeProfile | None = None
-    """The kind of the long pool (and of a single one), where it is fixed."""
+    """The long pool's (or the single pool's) kind of node, if fixed."""
     window_tokens: int | None = None
-    """The longest request to be served; default: 65,536, or what the workload needs."""
+    """The longest request to serve; by default 65,536, or the workload's longest if greater."""
     b_short: tuple[int, ...] = ()
-    """Fixed boundaries; empty: searched."""
+    """Fixed boundaries; searched if empty."""
     gamma: float | None = None
-    """Fixed; None: searched."""
+    """Fixed gamma; searched if None."""
     gammas: tuple[float, ...] = GAMMAS
     compressible: float = 1.0
-    """p_c: share of the band whose content may be compressed."""
+    """p_c: share of requests in the compression window whose content may be compressed."""
     max_cut: float = 1.0
     """The largest share of a prompt that compression may remove."""
     most_pools: int = 3
 
     @property
     def window(self) -> int:
-        """Tokens."""
+        """The window in force, tokens."""
         longest = self.workload.longest_tokens
         if self.window_tokens is not None:
             return self.window_tokens
@@ -51,20 +51,20 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool."""
+    """One pool of a planned fleet."""
 
     name: str
     window_tokens: int
     boundary_tokens: int | None
-    """Totals up to this; None for the last pool."""
+    """Largest total length that belongs here; None for the last pool."""
     node: NodeProfile
     nodes: int
-    """To rent: serving nodes over availability, and spares."""
+    """Nodes to rent: serving nodes over availability, plus spares."""
     serving_nodes: int
     slots_per_node: int
     rate_per_s: float
     utilisation: float
-    """Of slots."""
+    """Share of slots in use."""
     step_s: float
     wait_p99_s: float
     ttft_p99_s: float
@@ -72,42 +72,42 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all its nodes."""
+        """Rent of all its nodes."""
         return self.nodes * self.node.usd_per_node_hour
 
 
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Pools in order of length; none where the goals cannot be met."""
+    """Pools by ascending length; empty if the goals cannot be met."""
 
     label: str
     pools: tuple[PoolPlan, ...] = ()
     gamma: float = 1.0
     billed_per_node: bool = False
-    """The papers' tables bill a node of eight GPUs as one GPU."""
+    """Whether a node of eight GPUs is billed as one GPU, as in the papers' tables."""
 
     @property
     def feasible(self) -> bool:
-        """Whether there is such a fleet."""
+        """Whether any such fleet meets the goals."""
         return bool(self.pools)
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Between its pools, tokens."""
+        """Boundaries between its pools, tokens."""
         return tuple(p.boundary_tokens for p in self.pools if p.boundary_tokens is not None)
 
     @property
     def nodes(self) -> int:
-        """Of all pools."""
+        """Nodes of all pools."""
         return sum(pool.nodes for pool in self.pools)
 
     @property
     def gpus(self) -> int:
-        """Of all pools."""
+        """GPUs of all pools."""
         return sum(pool.nodes * pool.node.gpus for pool in self.pools)
 
     @property
     def usd_per_year(self) -> float:
-        """Rent; infinite where there is no such fleet."""
+        """Rent; infinite if the fleet is not feasible."""
         if not self.pools:
             return math.inf
         each = (
@@ -119,18 +119,18 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight(self) -> float:
-        """What fleets are compared by: rent, or nodes where no price is known."""
+        """The measure by which fleets are compared: rent, or nodes if no price is known."""
         priced = all(pool.node.usd_per_gpu_hour > 0 for pool in self.pools)
         return self.usd_per_year if priced or not self.pools else float(self.nodes)
 
 
 class EqualNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """What two pools buy at the cost of one: times at equal numbers of nodes."""
+    """Latency of one pool and of two pools with the same total number of nodes."""
 
     nodes: int
     b_short: int
     one_short_ttft_s: float
-    """P99 of requests up to the boundary, in the single pool."""
+    """P99 in the single pool of requests up to the boundary."""
     one_ttft_s: float
     one_tpot_s: float
     short_nodes: int
@@ -142,22 +142,22 @@ class EqualNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits that clients asked for, against the answers they used."""
+    """Limits that clients requested, compared with the tokens that answers used."""
 
     asked_mean_tokens: float
     used_mean_tokens: float
     unlimited_share: float
-    """Requests without a limit."""
+    """Share of requests without a limit."""
     short_share_asked: float
-    """Requests that go short when the limit counts."""
+    """Share of requests that go to the short pool when routed by limit."""
     short_share_used: float
     nodes_asked: int | None
-    """Two pools at the same boundary, routed by the limit; None where it cannot be had."""
+    """Nodes of two pools at the same boundary, routed by limit; None if not feasible."""
     nodes_used: int | None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen fleet, and what it was chosen over."""
+    """The chosen fleet and its alternatives."""
 
     question: Question
     chosen: FleetPlan
@@ -170,19 +170,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     splits: tuple[FleetPlan, ...] = ()
     """Three pools and more."""
     baseline: str
-    """What savings are against."""
+    """Label of the fleet that savings are measured against."""
     savings: float | None
     """Share of the baseline's cost that the chosen fleet saves; None without a baseline."""
     shape: Shape | None
     closed_form_savings: float | None
     closed_form_boundary: int
     retrofit_nodes: int | None
-    """Sized without compression, deployed with it (Theorem 2)."""
+    """Nodes of a fleet sized without compression but deployed with it (Theorem 2)."""
     codesign_nodes: int | None
     equal_nodes: EqualNodes | None
     asked: Asked | None
     grid: tuple[tuple[float, ...], ...] = ()
-    """$ per hour at every boundary and gamma; infinite where the goals cannot be met."""
+    """$ per hour at every boundary and gamma; infinite if the goals cannot be met."""
     grid_boundaries: tuple[int, ...] = ()
     grid_gammas: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The sweep over B x gamma, and the cheapest split into any number of pools."""
+"""The sweep over B x gamma, and each pool's load at every cell."""
 
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ from planner.workload.moments import MASS, ROWS, Prepared
 from planner.workload.workload import Floats
 
 Mode = Literal["paper", "exact", "mix", "corrected", "paged"]
-"""`mix` is `exact` with each compressed request in the pool that serves it."""
+"""`mix` is `exact`, but each compressed request counts in the pool that serves it."""
 
 _TAIL: Final = 0.99
 _ROUNDING: Final = 1e-9
@@ -29,14 +29,14 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     short_loads: Loads
     long_loads: Loads
     cost: Floats
-    """$ per hour; infinite where the goals cannot be met."""
+    """$ per hour; infinite if the goals cannot be met."""
 
 
 def loads_of(
     prepared: Prepared, sums: Floats, counted: Floats, rate: Floats, slots: Floats | float
 ) -> Loads:
-    """Loads of pools; `counted` are requests by prompt, cumulative over the levels."""
-    # What is left of a difference where no request is.
+    """Loads of pools; `counted` are requests by prompt length, cumulative over the levels."""
+    # A difference of prefix sums leaves rounding errors where there are no requests.
     sums = np.where(sums[MASS] > _ROUNDING, np.maximum(sums, 0.0), 0.0)
     total = sums[MASS]
     below = (counted < _TAIL * total - 1e-15).sum(axis=0)
@@ -66,7 +66,7 @@ def pool_loads(
     shape = p.reached.shape[1:]
     whole, all_counted = p.whole[:, None, None], p.prompts_whole[:, None, None]
     if mode == "exact":
-        # Compressed requests are in the rate and in no mix, as published.
+        # Compressed requests count in the rate but in no mix, as published.
         share = p.below[MASS][:, None]
         share = share + compressible * (p.reached[MASS] - share)
         sums = whole - p.reached if long else p.below[wide]
@@ -102,19 +102,19 @@ def sweep(
     window_tokens: int,
     compressible: float = 1.0,
 ) -> Grid:
-    """Size both pools at every boundary and gamma; each with its own kind of node."""
+    """Size both pools at every boundary and gamma, each on its own kind of node."""
     rate = goals.rate_per_s
     first = pool_loads(*_order(short, mode), window_tokens, rate, compressible, long=False)
     second = pool_loads(*_order(long, mode), window_tokens, rate, compressible, long=True)
     shorts = size(mode, first, short[1], goals)
     longs = size(mode, second, long[1], goals)
     if mode in {"corrected", "paged"}:
-        # Compression may fail: what lies above the boundary keeps a pool that can hold it.
+        # Compression may fail: requests above the boundary keep a pool that can hold them.
         kept = np.where(second.rate_per_s > 0, longs.nodes, float(goals.least_nodes))
         longs = msgspec.structs.replace(longs, nodes=kept)
     cost = goals.installed(shorts.nodes) * price(short[1])
     cost = cost + goals.installed(longs.nodes) * price(long[1])
-    # Requests without a length left to calibrate with, and windows that no cache holds.
+    # Not feasible: no lengths left to calibrate with, or a window larger than the KV cache.
     lost = (second.rate_per_s > 0) & (second.sums[MASS] <= _ROUNDING)
     cost[lost | (first.slots < 1) | (second.slots < 1)] = np.inf
     return Grid(
@@ -128,12 +128,12 @@ def sweep(
 
 
 def size(mode: Mode, loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
-    """By the mode's model of an iteration."""
+    """Size pools by the mode's model of an iteration."""
     return (size_full if mode in {"exact", "mix"} else size_running)(loads, profile, goals)
 
 
 def price(profile: NodeProfile) -> float:
-    """$ per node-hour; 1 where none is known, so that nodes are counted."""
+    """$ per node-hour; 1 if no price is known, so that nodes are counted."""
     return profile.usd_per_node_hour or 1.0
 
 

@@ -1,19 +1,18 @@
-"""How many nodes a pool needs: FleetOpt's slots taken in full, or iterations as they run.
+"""Nodes that a pool needs, under one of two models of a node's iteration.
 
-Two models of a node's iteration:
 - full (`exact`, `mix`): every slot is taken, S = it (W + h n_max L), and n follows from
-  equation 11 and the cap on utilisation, as published;
+  equation 11 and the cap on utilisation, as published in FleetOpt;
 - running (`corrected`, `paged`): an iteration lasts W + h (resident tokens) + e (prompt tokens),
-  and what is resident follows from Little's law. With k = lambda (h E[it L] + e E[L_in]) and
-  x = k / n that gives t = W / (1 - x), a fixed point in closed form, and
+  and Little's law gives the resident tokens. With k = lambda (h E[it L] + e E[L_in]) and
+  x = k / n, t = W / (1 - x) is a fixed point in closed form, and
   slots:          n >= lambda W E[it] / (rho slots) + k
   prefill budget: n >= lambda W E[L_in] / (rho budget) + k
   stability:      n >= k / x_max
   a limit t <= T: n >= k T / (T - W).
-  TPOT at P99 adds 2.33 standard deviations of the resident tokens on a node that gets its share
-  at random (least-loaded dispatch does better). Occupancy is Poisson, proportional to t - W;
-  slower iterations hold requests longer, which makes its variance t / W times as large. So the
-  limit t + b sqrt((t - W) t / W) <= T is a quadratic in t.
+  TPOT at P99 adds 2.33 standard deviations of the resident tokens on a node that gets a random
+  share of requests (least-loaded dispatch does better). Occupancy is Poisson, proportional to
+  t - W; slower iterations hold requests longer, which multiplies its variance by t / W. The
+  limit t + b sqrt((t - W) t / W) <= T is therefore a quadratic in t.
 All functions take arrays over pools.
 """
 
@@ -41,7 +40,7 @@ from planner.workload.moments import (
 from planner.workload.workload import Floats
 
 WaitOf = Callable[[Floats, NDArray[np.intp]], Floats]
-"""Waits of so many nodes, for the pools picked."""
+"""(nodes, indices of pools) -> waiting times, seconds."""
 
 _LEAST_VARIATION: Final = 0.01
 _NORMAL_P99: Final = 2.326
@@ -52,43 +51,43 @@ KV_USED: Final = 0.9
 
 
 class Loads(msgspec.Struct, frozen=True, kw_only=True):
-    """What pools are given; arrays over pools."""
+    """Loads of pools; arrays over pools."""
 
     sums: Floats
-    """Rows of planner.workload.moments; (ROWS, pools)."""
+    """Rows of planner.workload.moments, shape (ROWS, pools)."""
     rate_per_s: Floats
     prompt_p99_tokens: Floats
     chunks_p99: Floats
-    """Of that prompt."""
+    """Chunks of the P99 prompt."""
     slots: Floats
-    """Sequences a node runs at once."""
+    """Sequences that a node runs at once."""
 
 
 class Sized(msgspec.Struct, frozen=True, kw_only=True):
-    """What pools come to; arrays over pools."""
+    """Sizes and times of pools; arrays over pools."""
 
     nodes: Floats
-    """Whole numbers; infinite where no number of nodes meets the goals."""
+    """Whole numbers; infinite if no number of nodes meets the goals."""
     unrounded: Floats
-    """Before rounding up and waiting."""
+    """Nodes before rounding up and before adding nodes for the wait."""
     utilisation: Floats
-    """Of slots."""
+    """Share of slots in use."""
     step_s: Floats
-    """Mean iteration."""
+    """Mean iteration, seconds."""
     wait_p99_s: Floats
     ttft_p99_s: Floats
     tpot_p99_s: Floats
 
 
 def paged_slots(sums: Floats, profile: NodeProfile) -> Floats:
-    """Sequences whose resident tokens fill KV_USED of the cache, time-weighted."""
+    """Sequences whose time-weighted resident tokens fill KV_USED of the cache."""
     held = sums[HELD] / np.maximum(sums[STEPS], 1e-300)
     fit = np.floor(KV_USED * profile.kv_tokens / np.maximum(held, 1.0))
     return np.asarray(np.clip(fit, 1, profile.max_num_seqs))
 
 
 def size_full(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
-    """Every slot taken; prefill is not subtracted from the SLO (as published)."""
+    """Size with every slot taken; prefill is not subtracted from the SLO (as published)."""
     mean, variation, per_step = _full_service(loads, profile)
     load = loads.rate_per_s * mean / loads.slots
     floor = np.maximum(np.ceil(load / goals.utilisation - _CEIL_SLACK), np.ceil(load) + 1)
@@ -111,7 +110,7 @@ def size_full(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
 
 
 def size_running(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
-    """Iterations as they run; wait + (chunks + 1) t + e L_in at P99 is the TTFT (eq. 8)."""
+    """Size by iterations as they run; TTFT is P99 of wait + (chunks + 1) t + e L_in (eq. 8)."""
     means = _means(loads, profile)
     w = profile.w_s
     needed = means.demand + w * np.maximum(
@@ -132,7 +131,7 @@ def size_running(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
         step = w / (1 - means.demand[pick] / nodes)
         service = means.steps[pick] * step
         servers, load = nodes * loads.slots[pick], loads.rate_per_s[pick] * service
-        # The SLO limits wait and prefill together: prefill is handed over as waiting.
+        # The SLO limits wait and prefill together, so prefill is passed as part of the wait.
         wait = wait_p99_s(servers, load, service, means.variation[pick])
         return wait + (loads.chunks_p99[pick] + 1) * step + own[pick]
 
@@ -142,18 +141,18 @@ def size_running(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
 
 
 def run_with(loads: Loads, profile: NodeProfile, nodes: Floats) -> Sized:
-    """How pools of so many nodes do; infinite times where they cannot keep up."""
+    """Times of pools with given numbers of nodes; infinite if they cannot keep up."""
     means = _means(loads, profile)
     return _running(loads, means, profile, nodes, means.demand)
 
 
 class _Means(msgspec.Struct, frozen=True, kw_only=True):
-    """Per request of a pool."""
+    """Means per request of a pool."""
 
     steps: Floats
-    """E[it]."""
+    """E[it], iterations."""
     prompt: Floats
-    """E[L_in]."""
+    """E[L_in], prompt tokens."""
     variation: Floats
     """Var[it] / E[it]^2."""
     demand: Floats
@@ -210,12 +209,12 @@ def _running(
 
 
 def _own_prefill_s(loads: Loads, profile: NodeProfile) -> Floats:
-    """What the P99 prompt itself adds to its iterations, beyond the mean of all prompts."""
+    """Time that the P99 prompt adds to its own iterations, beyond the mean of all prompts."""
     return profile.prefill_s_per_token * loads.prompt_p99_tokens
 
 
 def _full_service(loads: Loads, profile: NodeProfile) -> tuple[Floats, Floats, Floats]:
-    """Mean S, its squared variation, and mean seconds an iteration."""
+    """Mean S, its squared variation, and mean seconds per iteration."""
     s, w, grow = loads.sums, profile.w_s, profile.h_s_per_token * loads.slots
     mass = np.maximum(s[MASS], 1e-300)
     mean = (w * s[STEPS] + grow * s[STEP_TOKENS]) / mass
@@ -225,7 +224,7 @@ def _full_service(loads: Loads, profile: NodeProfile) -> tuple[Floats, Floats, F
 
 
 def _step_within(tpot_s: float, spread: Floats, w_s: float) -> Floats:
-    """The mean iteration t at which t + b sqrt((t - W) t / W) is the limit."""
+    """The mean iteration t at which t + b sqrt((t - W) t / W) equals the limit."""
     square = spread**2
     linear = 2 * tpot_s - square
     root = spread * np.sqrt(square + 4 * tpot_s * (tpot_s / w_s - 1))
@@ -233,13 +232,13 @@ def _step_within(tpot_s: float, spread: Floats, w_s: float) -> Floats:
 
 
 def _nodes_for_step(demand: Floats, limit_s: Floats, w_s: float) -> Floats:
-    """Nodes at which t = W / (1 - k / n) is within the limit; infinite where W is over it."""
+    """Nodes at which t = W / (1 - k / n) is within the limit; infinite if W exceeds it."""
     share = w_s / np.maximum(limit_s, 1e-300)
     return np.where(share < 1, demand / np.maximum(1 - share, 1e-300), np.inf)
 
 
 def _raise_until(floor: Floats, wait_of: WaitOf, limit: Floats) -> tuple[Floats, Floats]:
-    """The fewest nodes from `floor` on whose wait is within the limit, and that wait."""
+    """The fewest nodes, at least `floor`, whose wait is within the limit, and that wait."""
     nodes, wait = floor.copy(), np.zeros(floor.shape)
     active = np.flatnonzero((floor > 0) & np.isfinite(floor))
     wait[active] = wait_of(nodes[active], active)

@@ -1,4 +1,4 @@
-"""One to N pools without compression: each a range of lengths, the cheapest split by steps.
+"""Split lengths into one to N pools without compression, at least cost.
 
 A pool's cost depends on its range alone, so the best split into k pools is a shortest path:
 cost(k, j) = min over i of cost(k - 1, i) + pool(i, j). All ranges are sized at once.
@@ -20,7 +20,7 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
 
     edges: tuple[int, ...]
     low: tuple[int, ...]
-    """Index of the edge."""
+    """Index of the lower edge."""
     high: tuple[int, ...]
     loads: Loads
     sized: Sized
@@ -37,7 +37,7 @@ def size_ranges(
     *,
     only_whole: bool = False,
 ) -> Ranges:
-    """Every range of lengths as a pool of its own, or only the one of all lengths."""
+    """Size every range of lengths as a pool of its own, or only the range of all lengths."""
     p = prepared
     inner = 0 if only_whole else len(p.boundaries)
     edges = (0, *p.boundaries[:inner], window_tokens)
@@ -69,9 +69,9 @@ def size_ranges(
 
 
 def cheapest_splits(choices: list[Ranges], most_pools: int) -> dict[int, list[tuple[int, int]]]:
-    """For each number of pools, the best (choice, range) of every pool, in order of length.
+    """For each number of pools, the best (choice, range) of every pool, by ascending length.
 
-    `choices` are the kinds of node; all have the same edges. Splits that cannot be had are left
+    `choices` are the kinds of node; all have the same edges. Splits that are not feasible are left
     out.
     """
     first = choices[0]
@@ -98,5 +98,5 @@ def cheapest_splits(choices: list[Ranges], most_pools: int) -> dict[int, list[tu
 
 
 def whole_range(ranges: Ranges) -> int:
-    """Index of the one pool that takes everything."""
+    """Index of the range of all lengths."""
     return len(ranges.edges) - 2

@@ -1,4 +1,4 @@
-"""What a plan comes to, in sentences: for the reader who looks at one page."""
+"""Summarise a plan in sentences, for readers of a single page."""
 
 import math
 
@@ -7,7 +7,7 @@ from planner.records import FleetPlan, Plan
 
 
 def notes_of(plan: Plan) -> tuple[str, ...]:
-    """What the plan says, what limits it, and what it rests on."""
+    """The plan's conclusions, its limits and its assumptions."""
     notes = [_answer(plan)]
     notes += _limits(plan)
     notes += _shape(plan)
@@ -67,7 +67,7 @@ def _answer(plan: Plan) -> str:
 
 
 def _easier(plan: Plan) -> str:
-    """The TTFT that a long prompt takes on an idle node, where that is over the SLO."""
+    """Advice on how to meet the SLO; names the TTFT of the longest prompt if that exceeds it."""
     goals: Goals = plan.question.goals
     node = plan.question.long_node or plan.question.nodes[0]
     longest = plan.question.workload.longest_tokens
@@ -82,7 +82,7 @@ def _easier(plan: Plan) -> str:
 
 
 def _limits(plan: Plan) -> list[str]:
-    """Alternatives that the SLO rules out, and pools that it, not capacity, sizes."""
+    """Alternatives that the SLO rules out, and pools sized by the SLO rather than by slots."""
     out = []
     for fleet in (plan.one_paged, plan.two, plan.compressed):
         if not fleet.feasible and (plan.grid or fleet is plan.one_paged):
@@ -112,7 +112,7 @@ def _shape(plan: Plan) -> list[str]:
 
 
 def fleet_line(fleet: FleetPlan) -> str:
-    """`39 + 60`, or why there is none."""
+    """Nodes by pool, as `39 + 60`, or `not feasible`."""
     if not fleet.feasible:
         return "not feasible"
     return " + ".join(str(pool.nodes) for pool in fleet.pools)

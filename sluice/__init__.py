@@ -1,1 +1,1 @@
-"""The sluice command: one file a verb."""
+"""The sluice command: one file or folder per verb."""

@@ -1,4 +1,4 @@
-"""`python -m sluice` is the sluice command."""
+"""Run the sluice command by `python -m sluice`."""
 
 from sluice.cli import main
 

@@ -4,5 +4,5 @@ from gateway.policy.quartz import quartz
 
 
 def compiled() -> bool:
-    """Whether what decides runs compiled (docs/adr/0007)."""
+    """Whether the decision code runs compiled (docs/adr/0007)."""
     return not str(quartz.__file__).endswith(".py")

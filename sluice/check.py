@@ -1,4 +1,4 @@
-"""`sluice check`: whether a configuration is good, and what it comes to."""
+"""`sluice check`: validate a configuration and show what it describes."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def check(
 
 
 def summary(config: Config) -> dict[str, Any]:
-    """What the file describes, without secrets."""
+    """Summary of the configuration, without secrets."""
     return {
         "listen": f"{config.server.host}:{config.server.port}",
         "state": config.state.shown,

@@ -1,4 +1,4 @@
-"""Child processes of demo, benches and tests: started together, ready together, ended together."""
+"""Child processes of demo, benches and tests: started together and ended together."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ import httpx
 
 _START_S = 60.0
 _END_S = 15.0
-"""A gateway says farewell to stores that may be away."""
+"""Seconds to end; a gateway's farewell to unreachable stores takes time."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -24,7 +24,7 @@ class ChildDied(Exception):
 
 
 class Children:
-    """Child processes that all end when the block does, or when this process dies."""
+    """Child processes that end with the `with` block or with this process."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[bytes]] = []
@@ -43,7 +43,7 @@ class Children:
         quiet: bool = False,
         silent: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Start one child; it gets SIGTERM when this process dies, however it dies (Linux).
+        """Start one child; on Linux it gets SIGTERM if this process dies, even when killed.
 
         `quiet` drops its stdout, `silent` its stderr.
         """
@@ -59,7 +59,7 @@ class Children:
         return child
 
     def forget(self, child: subprocess.Popen[bytes]) -> None:
-        """Stop minding a child that is about to be killed on purpose."""
+        """Stop watching a child that is about to be killed on purpose."""
         self._running.remove(child)
 
     def wait_for(self, url: str) -> None:
@@ -87,7 +87,7 @@ class Children:
                 raise ChildDied(f"{' '.join(_args(child))} ended with status {status}")
 
     def _end_all(self) -> None:
-        """Newest first and one by one: a gateway lets go of its engines before they end."""
+        """End children newest first, one by one: a gateway ends before the engines it uses."""
         for child in reversed(self._running):
             child.terminate()
             try:
@@ -103,16 +103,16 @@ def _args(child: subprocess.Popen[bytes]) -> list[str]:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end this child when its parent dies, however it dies; nothing elsewhere."""
+    """Ask Linux to end this child if its parent dies; does nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on, and that nobody else is given for a minute.
+    """Unused ports of 127.0.0.1 that the kernel gives to nobody else for a minute.
 
-    Each was used by a connection that has just closed: until the kernel forgets it, only a
-    server (they set SO_REUSEADDR) may bind the port, and it is not handed out as a free one.
+    Each port has just closed a connection. Until the kernel forgets it, only a server (which sets
+    SO_REUSEADDR) can bind the port, and the kernel does not hand it out as a free one.
     """
     return [_closed_port() for _ in range(count)]
 
@@ -120,10 +120,11 @@ def free_ports(count: int) -> list[int]:
 def _closed_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        # Not before: with it, the kernel might give a port that another is about to use.
+        # Set only after binding: otherwise the kernel might give out a port that is about to be
+        # used.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(1)
         address: tuple[str, int] = listener.getsockname()
         with socket.create_connection(address):
-            listener.accept()[0].close()  # the first to close is the one that is remembered
+            listener.accept()[0].close()  # the side that closes first keeps the port in TIME_WAIT
         return address[1]

@@ -38,7 +38,7 @@ def root(
 
 
 def register() -> None:
-    """Add every verb; each imports what it runs when it runs."""
+    """Add every verb; each imports its dependencies only when it runs."""
     from sluice.calibrate.command import calibrate
     from sluice.check import check
     from sluice.compress.command import compress

@@ -1,4 +1,4 @@
-"""Reading sluice.yaml for a verb: problems go to stderr and end it with code 2."""
+"""Read sluice.yaml for a verb; print problems to stderr and exit with code 2."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ DEFAULT = Path("sluice.yaml")
 
 
 def load_or_exit(path: Path, *, as_json: bool = False) -> Config:
-    """The configuration, or exit code 2 after every problem has been printed."""
+    """Load the configuration, or print every problem and exit with code 2."""
     try:
         return load(path)
     except ConfigError as error:

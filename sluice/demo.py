@@ -1,7 +1,7 @@
 """`sluice demo`: mock engines, a gateway on embedded state, sample tenants, light traffic.
 
-Everything runs as real processes over real sockets, from a real configuration file whose
-path is printed, so that a newcomer can read, copy and change it.
+Runs real processes over real sockets from a real configuration file. Its path is printed, so
+that newcomers can read, copy and change it.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ def demo(
 
 
 def _need_free(port: int, console: Console) -> None:
-    """Exit 1 where somebody listens: it would be taken for the gateway that is started here."""
+    """Exit 1 if the port is taken: that process would be mistaken for the demo's gateway."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -181,7 +181,7 @@ def _welcome(console: Console, url: str, config: Path) -> None:
 
 
 def _traffic(url: str) -> None:
-    """A request every half second or so, from each tenant in turn, some long, some streamed."""
+    """Send a request about every half second, one tenant after the other; some long or streamed."""
     rng = random.Random(os.getpid())
     with httpx.Client(base_url=url, timeout=120.0, trust_env=False) as client:
         while True:

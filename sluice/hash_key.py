@@ -1,4 +1,4 @@
-"""`sluice hash-key`: the hash of an API key, as entitlements list it."""
+"""`sluice hash-key`: print the hash of an API key in the form that entitlements list it."""
 
 import hashlib
 import json

@@ -16,7 +16,7 @@ from simulator.mock_server.api.config import OverflowWording
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, once it does; ends as an engine that is stopped, not drained."""
+    """Prints its address once it listens; on SIGTERM it stops at once without draining."""
 
     def __init__(self, config: uvicorn.Config, model: str) -> None:
         super().__init__(config)
@@ -66,7 +66,7 @@ def _profile(
     prefix_cache_tokens: int | None,
     scheduling: Literal["fcfs", "priority"] | None,
 ) -> EngineProfile:
-    """A profile with the flags laid over it; ValueError when they contradict it."""
+    """A profile with the flags applied; raises ValueError on contradictions."""
     base = PROFILES.get(name) if file is None else _read_profile(file)
     if base is None:
         raise ValueError(f"--profile {name} is unknown; there are {', '.join(sorted(PROFILES))}")
@@ -76,7 +76,7 @@ def _profile(
         base,
         max_model_len=window,
         max_num_seqs=sequences,
-        # One sequence of full length must fit, and one token of every sequence.
+        # At least one sequence of full length must fit, and one token of every sequence.
         kv_blocks=max(base.kv_blocks, ceil(window / base.block_tokens)),
         max_num_batched_tokens=max(base.max_num_batched_tokens, sequences),
         prefix_cache_tokens=(
@@ -87,7 +87,7 @@ def _profile(
 
 
 def _read_profile(file: Path) -> EngineProfile:
-    """`EngineProfile` as JSON, alone or as the `engine` of what `sluice calibrate` wrote."""
+    """Read an `EngineProfile` (JSON), alone or as `engine` of a file by `sluice calibrate`."""
     try:
         document = msgspec.json.decode(file.read_bytes())
         if isinstance(document, dict) and "engine" in document:
@@ -114,7 +114,7 @@ def mock(
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Slots. [default: the profile's]")
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.001, help="So many times real speed.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="Speed relative to real time.")] = 1.0,
     profile: Annotated[str, typer.Option(help="The engine's constants.")] = "llama-3-70b-a100",
     profile_file: Annotated[
         Path | None, typer.Option(help="The same from JSON, or from `sluice calibrate`.")
@@ -130,7 +130,7 @@ def mock(
     scheduling: Annotated[
         Literal["fcfs", "priority"] | None, typer.Option(help="Order of the queue.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="Bearer token to ask for.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Bearer token to require.")] = None,
     mean_output_tokens: Annotated[
         float, typer.Option(min=1, help="Mean natural length of an answer, tokens.")
     ] = 200.0,
@@ -163,7 +163,7 @@ def mock(
     )
     try:
         make_server(config, host=host, port=port).run()
-    except SystemExit:  # uvicorn's, once it has logged why it cannot listen
+    except SystemExit:  # uvicorn exits after logging why it cannot listen
         raise typer.Exit(1) from None
 
 

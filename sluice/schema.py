@@ -27,5 +27,5 @@ def schema(
 
 
 def rendered() -> str:
-    """The schema as docs/sluice.schema.json holds it."""
+    """The schema as stored in docs/sluice.schema.json."""
     return json.dumps(settings.schema(), indent=2, ensure_ascii=False) + "\n"

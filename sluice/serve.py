@@ -20,7 +20,7 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, max=128, help="Replicas; the file's when absent.")
     ] = None,
-    log_level: Annotated[Level, typer.Option(help="What is logged to stderr.")] = "info",
+    log_level: Annotated[Level, typer.Option(help="Least level logged to stderr.")] = "info",
 ) -> None:
     """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
     loaded = listening_on(load_or_exit(config), host, port, workers)
@@ -33,7 +33,7 @@ def serve(
     )
     for chatty in ("httpx", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # Who changed what is on record whatever the level.
+    # Audit records of changes are logged at every level.
     logging.getLogger("sluice.audit").setLevel(logging.INFO)
     from gateway.wiring.supervisor import run
 
@@ -48,7 +48,7 @@ def serve(
 def listening_on(
     config: Config, host: str | None, port: int | None, workers: int | None = None
 ) -> Config:
-    """The configuration with the address and the number of replicas replaced where given."""
+    """The configuration with address and number of replicas replaced if given."""
     given = {"host": host, "port": port, "workers": workers}
     update = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"server": config.server.model_copy(update=update)})

@@ -1,4 +1,4 @@
-"""From what a command line or a sluice.yaml names to a fleet and traffic that can be simulated."""
+"""Build a simulated fleet and its traffic from a command line, a sluice.yaml or a plan."""
 
 import json
 from typing import Literal
@@ -22,19 +22,19 @@ Arrivals = Literal["poisson", "gamma", "bursty", "recorded"]
 
 _GIB = 1 << 30
 _LONGEST_PRACTICAL = 20_000_000
-"""Requests; columns of so many take 2 GB."""
+"""Most requests of a run; their columns take 2 GB."""
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests come, and how many."""
+    """The arrival process, and how many requests to draw."""
 
     arrivals: Arrivals
     rate_per_s: float
     requests: int
     cv: float = 2.0
-    """Of `gamma`."""
+    """For `gamma`: coefficient of variation of the gaps."""
     peak: float = 3.0
-    """Of `bursty`: the rate in a burst over the mean."""
+    """For `bursty`: the rate in a burst over the mean."""
     burst_share: float = 0.2
     burst_s: float = 30.0
 
@@ -47,10 +47,10 @@ def engine_of(
     max_num_seqs: int | None = None,
     kv_tokens: int | None = None,
 ) -> EngineProfile:
-    """The engine model of a node. PlanError when the window does not fit its KV cache.
+    """The engine model of a node; raises PlanError if the window does not fit its KV cache.
 
-    paged: as vLLM, KV by block and prompts packed. slots: as the papers, a window of KV for
-    each sequence and a chunk an iteration for each prompt; prefill costs iterations only.
+    paged: as vLLM, KV by block and prompts packed. slots: as the papers, a window of KV for each
+    sequence and one chunk per iteration for each prompt; prefill costs iterations only.
     """
     kv_blocks = (node.kv_tokens if kv_tokens is None else kv_tokens) // node.block_tokens
     blocks = -(-window_tokens // node.block_tokens)
@@ -93,7 +93,7 @@ def fleet_of(
     dispatch: str = "least-loaded",
     spill_queue: int | None = None,
 ) -> FleetSpec:
-    """`nodes` as 80+2, `b_short` as 4096 or 1536,8192: one boundary fewer than pools."""
+    """Build a fleet of `nodes` such as 80+2, `b_short` such as 4096 or 1536,8192."""
     counts = _numbers("--fleet", nodes.replace("+", ","))
     boundaries = _numbers("--b-short", b_short) if b_short else []
     if len(boundaries) != len(counts) - 1:
@@ -126,8 +126,8 @@ def fleet_of_model(
 ) -> FleetSpec:
     """The pools of a sluice.yaml: windows, slots, workers, KV cache, boundaries, spillover.
 
-    Timing is the node's; so is the KV cache, where the file does not say. Compression counts
-    where it is enabled.
+    The node gives the timing, and the KV cache if the file does not. Compression counts if it is
+    enabled.
     """
     boundaries = (*model.boundaries, None)
     pools = []
@@ -164,10 +164,10 @@ def fleet_of_plan(
     max_cut: float = 1.0,
     dispatch: str = "least-loaded",
 ) -> FleetSpec:
-    """A fleet of the planner, as `simulator.experiments.fleet_verdicts.judge` takes it.
+    """A planned fleet in the form that `simulator.experiments.fleet_verdicts.judge` takes.
 
-    Its serving nodes only: spares are for when others are away. PlanError for a fleet that
-    has no pools.
+    Contains serving nodes only: spares replace nodes that are away. Raises PlanError for a fleet
+    without pools.
     """
     if not planned.feasible:
         raise PlanError(f"{planned.label} is no fleet", "simulate one that meets the goals")
@@ -185,7 +185,7 @@ def fleet_of_plan(
 
 
 def lengths_of(workload: Workload) -> Lengths:
-    """What the planner knows of a workload, as something to draw from."""
+    """A workload of the planner as a distribution to draw from."""
     if workload.pairs is not None:
         pairs = workload.pairs
         return PairLengths(pairs.prompts, pairs.answers, pairs.weights)
@@ -255,5 +255,5 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def plain(document: object) -> object:
-    """Structs as builtins that JSON can hold; what did not happen is null."""
+    """Convert structs to JSON-ready builtins; NaN becomes null."""
     return json.loads(msgspec.json.encode(document))

@@ -1,4 +1,4 @@
-"""How verbs speak to people and to machines: tables, messages, JSON."""
+"""Output of the verbs: tables, messages, JSON."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 _PIPE_WIDTH: Final = 10_000
-"""Columns of what is no terminal: a line is never broken there."""
+"""Width when the output is no terminal: lines are never broken there."""
 _for_machines: ContextVar[bool] = ContextVar("_for_machines", default=False)
 
 
@@ -20,19 +20,19 @@ def _note(as_json: bool) -> bool:
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="For machines.", callback=_note, is_eager=True)
+    bool, typer.Option("--json", help="Print JSON.", callback=_note, is_eager=True)
 ]
-"""Print JSON; `stop` then speaks it, too."""
+"""Print JSON; `stop` then prints JSON, too."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """As wide as the terminal, and without a limit in a pipe or a file."""
+    """A console as wide as the terminal; without a limit in a pipe or a file."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(highlight=False, stderr=stderr, width=None if terminal else _PIPE_WIDTH)
 
 
 def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:
-    """An empty table without lines; `right` are the columns of numbers."""
+    """An empty table without lines; `right` names the columns of numbers."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -40,12 +40,12 @@ def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:
 
 
 def echo_json(content: object) -> None:
-    """Print for machines."""
+    """Print a value as JSON."""
     typer.echo(json.dumps(content, indent=2))
 
 
 def stop(problem: str, code: int, **more: object) -> NoReturn:
-    """End the command with what is wrong: on stderr, or as JSON where --json was given."""
+    """End the command with an error, on stderr, or as JSON if --json was given."""
     if _for_machines.get():
         echo_json({"ok": False, "problem": problem, **more})
     else:

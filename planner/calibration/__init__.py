@@ -1,1 +1,1 @@
-"""From an engine's streams to its profile."""
+"""Turn an engine's recorded streams into its profile."""

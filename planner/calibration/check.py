@@ -1,4 +1,4 @@
-"""A held-out load: what the engine did against what the fitted engine does in virtual time."""
+"""Compare the fitted engine, run in virtual time, with the real engine under a held-out load."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,12 +12,12 @@ from planner.calibration.traces import Trace
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 TOLERANCE: Final = 0.15
-"""A figure further off than this leaves a profile unverified."""
+"""Largest relative error of any figure for a profile to count as verified."""
 _LONGEST_S: Final = 1e9
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of the held-out load."""
+    """One figure of the held-out load, measured and modelled."""
 
     name: str
     measured: float
@@ -30,14 +30,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Within the tolerance."""
+        """Whether the relative error is within the tolerance."""
         return abs(self.off) <= TOLERANCE
 
 
 def modelled(engine: EngineProfile, load: Sequence[Trace], before: Overhead) -> list[Trace]:
-    """The same requests at the same times on the model, which sees them `before` later.
+    """Replay the load on the model; each request arrives there after the overhead `before`.
 
-    ValueError for a request that the engine's window does not take.
+    Raises ValueError for a request that does not fit the engine's window.
     """
     model = Engine(engine)
     seen: dict[str, list[tuple[float, int]]] = {}
@@ -70,7 +70,7 @@ def modelled(engine: EngineProfile, load: Sequence[Trace], before: Overhead) -> 
 
 
 def compare(load: Sequence[Trace], model: Sequence[Trace]) -> tuple[Check, ...]:
-    """TTFT, TPOT and a request's tokens/s at p50 and p99, and the engine's output tokens/s."""
+    """Compare TTFT, TPOT and tokens/s per request at p50 and p99, and total output tokens/s."""
     pairs = (
         ("TTFT", "s", [t.ttft_s for t in load], [t.ttft_s for t in model]),
         ("TPOT", "s", _tpots(load), _tpots(model)),

@@ -1,8 +1,8 @@
-"""An engine's iteration time, fitted to what its streams showed.
+"""Fit an engine's iteration time to its recorded streams.
 
 An iteration takes t = W + H n + e p (`slots`) or W + h r + e p (`kv`): n sequences run, r tokens
 are resident, p prompt tokens are computed (FleetOpt, arXiv:2603.16514, section 3, states W and H;
-e is its prefill rate's inverse). Which of the two an engine follows is read off the residuals.
+e is the inverse of its prefill rate). The residuals decide which of the two an engine follows.
 """
 
 import math
@@ -20,12 +20,12 @@ Timing = Literal["slots", "kv"]
 Floats = NDArray[np.float64]
 
 _CLOCK_S: Final = 0.0005
-"""Noise of a window's two ends as a client sees them."""
+"""Noise of a window's start and end times as a client sees them, seconds."""
 _RELATIVE: Final = 0.01
-"""Noise of an iteration's length beside that."""
+"""Further noise, relative to the window's length."""
 _FEWEST_WINDOWS: Final = 6
 _CLEARLY: Final = 4.0
-"""The other timing must be so many times less likely in log terms before it is chosen."""
+"""Lead in log-likelihood that `kv` needs over `slots` to be chosen."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +34,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     iterations: int
     sequences: float
-    """Sum of running sequences."""
+    """Running sequences, summed over iterations."""
     resident_tokens: float
-    """Sum of resident tokens."""
+    """Resident tokens, summed over iterations."""
     prefill_tokens: float = 0.0
     """Prompt tokens computed."""
 
@@ -47,7 +47,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The constants and how well they hold."""
+    """The fitted constants and their quality."""
 
     timing: Timing
     w_s: float
@@ -64,7 +64,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Median absolute residual of the timing that was not chosen."""
 
     def seconds(self, window: Window) -> float:
-        """What the model says the window takes."""
+        """The modelled duration of a window."""
         return (
             self.w_s * window.iterations
             + self.h_s * window.sequences
@@ -84,9 +84,9 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_windows(windows: Sequence[Window]) -> Fit:
-    """The timing and constants that fit best, by robust least squares (soft L1), all >= 0.
+    """Fit the better of the two timings by robust least squares (soft L1); all constants >= 0.
 
-    PlanError with fewer than six windows, or where all ran the same number of sequences.
+    Raises PlanError with fewer than six windows, or when all ran the same number of sequences.
     """
     if len(windows) < _FEWEST_WINDOWS:
         raise PlanError(
@@ -97,15 +97,15 @@ def fit_windows(windows: Sequence[Window]) -> Fit:
     if max(mean) < 1.5 * min(mean):
         raise PlanError("every window ran as many sequences", "give a larger --most-concurrency")
     slots, kv = _solve(windows, "slots"), _solve(windows, "kv")
-    # Both have three constants, so their likelihoods compare as they are; W + H n is the
-    # published form and wins a tie.
+    # Both have three constants, so their likelihoods compare directly. W + H n is the published
+    # form and wins a tie.
     chosen, other = (kv, slots) if kv[1] + _CLEARLY < slots[1] else (slots, kv)
     fit = chosen[0]
     return msgspec.structs.replace(fit, other_residual=other[0].median_residual)
 
 
 def _solve(windows: Sequence[Window], timing: Timing) -> tuple[Fit, float]:
-    """(the fit, its cost) under one timing."""
+    """Fit one timing; returns the fit and its cost."""
     load = [w.sequences if timing == "slots" else w.resident_tokens for w in windows]
     design = np.array(
         [(w.iterations, number, w.prefill_tokens) for w, number in zip(windows, load, strict=True)],
@@ -113,7 +113,7 @@ def _solve(windows: Sequence[Window], timing: Timing) -> tuple[Fit, float]:
     )
     measured = np.array([w.duration_s for w in windows])
     noise = _CLOCK_S + _RELATIVE * measured
-    # In units in which every constant is of the order of one, or the solver's steps are uneven.
+    # Scaled so that every constant is of order one: otherwise the solver's steps are uneven.
     scale = np.maximum(design.max(axis=0), 1.0) / measured.max()
     scaled = design / scale / noise[:, None]
     start = np.maximum(np.linalg.lstsq(scaled, measured / noise, rcond=None)[0], 0.0)
@@ -143,7 +143,7 @@ def _solve(windows: Sequence[Window], timing: Timing) -> tuple[Fit, float]:
 
 
 def _errors(scaled: Floats, misfit: Floats) -> Floats:
-    """Standard errors with the spread taken robustly; NaN where a constant was never moved."""
+    """Robust standard errors; NaN for a constant that no window exercised."""
     spread = 1.4826 * float(np.median(np.abs(misfit)))
     try:
         covariance = np.linalg.inv(scaled.T @ scaled)

@@ -1,4 +1,4 @@
-"""What prompts and plateaus tell of an engine: its chunk, its slots, what passes before it."""
+"""Infer an engine's chunk size, slots and fixed overhead from timed prompts and plateaus."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -11,18 +11,18 @@ from planner.calibration.traces import Injection, Trace
 
 _ROUND_TOKENS: Final = 64
 _FEWEST_LENGTHS: Final = 4
-"""Fewer lengths of prompt fit any chunk."""
+"""Fewest distinct prompt lengths from which a chunk size is inferred."""
 _NOISE: Final = 0.05
-"""A chunk this far from a round number was set to that number."""
+"""A round number this close to the estimate is taken as the configured chunk."""
 _SLOPES_S: Final = np.linspace(0.0, 4e-6, 17)
 
 
 def chunk_tokens(injections: Sequence[Injection], alone: Sequence[Trace], fit: Fit) -> int | None:
-    """C, the prompt tokens that one iteration takes; None if no prompt was cut.
+    """C, the prompt tokens of one iteration; None if no prompt was split.
 
-    `alone`: requests that met an idle engine, whose times to first token climb by one iteration
-    where a further chunk begins: that leaves a range. Within it, the longest iterations beside a
-    stream say more where a prompt token costs time; else the roundest number is taken.
+    `alone` holds requests that met an idle engine. Their TTFT rises by one iteration at each
+    further chunk, which gives a range for C. Within the range, the longest iterations beside a
+    decoding stream are more precise if prompt tokens cost time; otherwise the roundest number wins.
     """
     longest = max((trace.prompt_tokens for trace in alone), default=0)
     if len({trace.prompt_tokens for trace in alone}) < _FEWEST_LENGTHS:
@@ -30,14 +30,14 @@ def chunk_tokens(injections: Sequence[Injection], alone: Sequence[Trace], fit: F
     low, high = _by_steps(alone, fit, longest)
     length = _by_length(injections, fit)
     if length is not None and not 0.75 * low <= length <= 1.33 * high:
-        low, high = 0, longest - 1  # too noisy a start to say anything
+        low, high = 0, longest - 1  # too noisy to narrow the range
     if length is not None and (1 - _NOISE) * low <= length <= (1 + _NOISE) * high:
         return _round(length, (1 - _NOISE) * length, (1 + _NOISE) * length)
     return None if high >= longest else _round((low + high) / 2, low, high)
 
 
 def _by_steps(alone: Sequence[Trace], fit: Fit, longest: int) -> tuple[int, int]:
-    """The range of C that leaves times to first token closest to a straight line."""
+    """The range of C for which the remaining TTFT is closest to a straight line."""
     fastest: dict[int, Trace] = {}
     for trace in alone:  # noise only ever delays
         key = _bucket(trace)
@@ -53,17 +53,17 @@ def _by_steps(alone: Sequence[Trace], fit: Fit, longest: int) -> tuple[int, int]
 
 
 def _engine_s(fit: Fit, prompts: Floats, steps: Floats) -> Floats:
-    """What an idle engine takes to a first token."""
+    """Modelled time of an idle engine until the first token."""
     resident = prompts * (steps + 1) / 2
     each_s: Floats = (fit.w_s + fit.h_s) * steps + fit.h_s_per_token * resident
     return each_s + fit.prefill_s_per_token * prompts
 
 
 def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
-    """(intercept, slope, summed misfit) of each column, by least absolute deviations.
+    """Fit a line per column by least absolute deviations; returns intercept, slope, summed misfit.
 
-    `rest_s`: prompts x columns. Both are those of parsing and tokenising, hence slopes are taken
-    from 0 to 4 us a token.
+    `rest_s` has shape (prompts, columns). Intercept and slope stand for parsing and tokenising, so
+    slopes are searched from 0 to 4 us a token.
     """
     tilted = rest_s[..., None] - prompts[:, None, None] * _SLOPES_S
     middle = np.maximum(np.median(tilted, axis=0), 0.0)
@@ -74,25 +74,25 @@ def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _bucket(trace: Trace) -> int:
-    """The same for prompts meant to be of one length, which are a few tokens apart."""
+    """Group prompts of nearly the same length: lengths are only accurate to a few tokens."""
     return round(8 * float(np.log2(trace.prompt_tokens)))
 
 
 def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
-    """From iterations full of prompt tokens: all of a prompt's but the last."""
+    """Estimate C from iterations full of prompt tokens: all of a prompt's but the last."""
     rate = fit.prefill_s_per_token
     base = [(i, fit.seconds(i.window) - rate * i.window.prefill_tokens) for i in injections]
     full = []
     for one, base_s in base:
         each_s = base_s / one.window.iterations
-        # Clearly longer than noise: half an iteration, or the share of the prompt that counts.
+        # Usable only if clearly above noise: the prompt costs at least half an iteration.
         if rate * one.prompt_tokens < 0.5 * each_s:
             continue
         extra = [gap_s - each_s for gap_s in one.gaps_s]
         busy = [e for e in extra if e > 0.25 * max(extra)] if extra else []
         if not busy:
             continue
-        # Together they took just the prompt; what else they took, its arrival say, is no chunk's.
+        # Time beyond that of the prompt's tokens, such as for its arrival, belongs to no chunk.
         other_s = max(0.0, sum(busy) - rate * one.prompt_tokens) / len(busy)
         tokens = [(e - other_s) / rate + one.background for e in busy[:-1]]
         full += [t for t in tokens if t > 0.5 * max(tokens)]
@@ -100,7 +100,7 @@ def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
 
 
 def _round(value: float, low: float, high: float) -> int:
-    """The power of two in the range, or the multiple of 64, or the value itself."""
+    """The power of two in the range, else a multiple of 64 in it, else the value itself."""
     power = 1 << round(float(np.log2(max(value, 1))))
     if low <= power <= high:
         return int(power)
@@ -109,7 +109,7 @@ def _round(value: float, low: float, high: float) -> int:
 
 
 def plateau(traces: Sequence[Trace]) -> int | None:
-    """The sequences that ran at once, where others had to wait for an end; else None.
+    """The sequences that ran at once while others had to wait; None if none waited.
 
     `traces`: one run of requests submitted together.
     """
@@ -127,19 +127,19 @@ def _running(traces: Sequence[Trace]) -> Iterator[int]:
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What passes before the engine sees a request: network, parsing, tokenising."""
+    """Time before the engine sees a request: network, parsing, tokenising."""
 
     fixed_s: float = 0.0
     per_token_s: float = 0.0
-    """For each prompt token."""
+    """Seconds per prompt token."""
 
     def seconds(self, prompt_tokens: int) -> float:
-        """Of one request."""
+        """Overhead of one request."""
         return self.fixed_s + self.per_token_s * prompt_tokens
 
 
 def overhead(alone: Sequence[Trace], fit: Fit, chunk: int | None) -> Overhead:
-    """From requests that met an idle engine, a line over their prompts; zeros for none."""
+    """Fit a line to requests that met an idle engine; zeros without such requests."""
     if not alone:
         return Overhead()
     prompts = np.array([trace.prompt_tokens for trace in alone], dtype=np.float64)
@@ -150,7 +150,7 @@ def overhead(alone: Sequence[Trace], fit: Fit, chunk: int | None) -> Overhead:
 
 
 def settled(one: Injection, chunk: int | None) -> Window:
-    """The injection's window with the prompt in as many iterations as its chunks are."""
+    """The injection's window, recounted with one iteration per chunk of the prompt."""
     window, prompt = one.window, one.prompt_tokens
     if chunk is None or chunk <= one.background:
         return window

@@ -1,4 +1,4 @@
-"""From a fit to the profile files: the planner's node, and the simulator's engine."""
+"""Turn a fit into profile files: the planner's node and the simulator's engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,13 +11,13 @@ from planner.profile import NodeProfile
 from simulator.engine.engine import EngineProfile
 
 _UNMET_SLOTS: Final = 256
-"""vLLM's default max_num_seqs, where no plateau was met below."""
+"""vLLM's default max_num_seqs, used when no plateau was reached."""
 _UNMET_CHUNK: Final = 2048
-"""vLLM's default budget, unless a prompt longer than that took one iteration."""
+"""vLLM's default token budget, used unless a longer prompt took a single iteration."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine or the user says rather than what is measured."""
+    """Facts stated by the engine or the user, not measured."""
 
     name: str
     model: str
@@ -26,17 +26,17 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_gpu_hour: float = 0.0
     window_tokens: int
     kv_tokens: int
-    """K; where nobody tells it, the most tokens that were seen resident."""
+    """K; if nobody states it, the most tokens seen resident."""
     block_tokens: int = 16
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Plateaus: None where none was met."""
+    """Measured limits; None where the load did not reach one."""
 
     slots: int | None = None
     chunk_tokens: int | None = None
     longest_prompt_tokens: int = 0
-    """Of the prompts that were timed."""
+    """Longest prompt that was timed."""
 
     @property
     def slots_used(self) -> int:
@@ -74,9 +74,10 @@ def engine_profile(fit: Fit, told: Told, limits: Limits) -> EngineProfile:
 def node_profile(
     fit: Fit, told: Told, limits: Limits, *, tokens_per_sequence: float, verified: bool, source: str
 ) -> NodeProfile:
-    """The planner's node. It knows cost by resident token only.
+    """The planner's node, which knows cost by resident token only.
 
-    So H of a `slots` engine is spread over `tokens_per_sequence`, the mean of the held-out load.
+    H of a `slots` engine is therefore spread over `tokens_per_sequence`, the mean of the held-out
+    load.
     """
     per_token_s = fit.h_s_per_token
     if fit.timing == "slots":
@@ -108,7 +109,7 @@ def profile_document(
     checks: Sequence[Check],
     provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The file: the node's fields, then `engine` (for the mock) and `provenance`."""
+    """The profile file: the node's fields, `engine` (for the mock) and `provenance`."""
     names = ("w_s", "h_s" if fit.timing == "slots" else "h_s_per_token", "prefill_s_per_token")
     document: dict[str, Any] = msgspec.to_builtins(node)
     return {

@@ -1,7 +1,7 @@
-"""What a client saw of an engine's streams, cut into windows of even work.
+"""Cut streams as a client saw them into windows of even work.
 
-Sequences that run together each get a token an iteration, so any one of their streams is a clock
-that counts iterations. Between two changes of the batch the work is even: that is a window.
+Sequences that run together each get one token per iteration, so any of their streams is a clock
+that counts iterations. A window is the time between two changes of the batch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,30 +15,30 @@ import numpy as np
 from planner.calibration.fit import Window
 
 _FEWEST_ITERATIONS: Final = 8
-"""A shorter window says more of the network than of the engine."""
+"""Shorter windows measure the network more than the engine."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """One streamed request; seconds on one clock for all of a run."""
+    """One streamed request; times are seconds on one clock per run."""
 
     submit_s: float
     times_s: tuple[float, ...]
-    """When each chunk with tokens came, ascending."""
+    """Arrival time of each chunk that has tokens, ascending."""
     tokens: tuple[int, ...]
-    """Output tokens so far with each of them, ascending."""
+    """Cumulative output tokens at each of these times."""
     prompt_tokens: int
-    """Without those found in the prefix cache."""
+    """Prompt tokens that were not found in the prefix cache."""
     ended: bool = True
-    """False where we left before its end."""
+    """False if the client left before the end."""
 
     @property
     def first_s(self) -> float:
-        """When its first token came."""
+        """When the first token arrived."""
         return self.times_s[0]
 
     @property
     def last_s(self) -> float:
-        """When its last token came."""
+        """When the last token arrived."""
         return self.times_s[-1]
 
     @property
@@ -48,38 +48,38 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_tokens(self) -> int:
-        """All that came."""
+        """All output tokens received."""
         return self.tokens[-1]
 
     @property
     def tpot_s(self) -> float:
-        """Mean time per token after those of the first chunk; 0 where there is none."""
+        """Mean time per token after the first chunk; 0 if there is none."""
         more = self.output_tokens - self.tokens[0]
         return (self.last_s - self.first_s) / more if more else 0.0
 
     def tokens_at(self, when_s: float) -> int:
-        """Output tokens that had come by then."""
+        """Output tokens received by `when_s`."""
         index = bisect_right(self.times_s, when_s)
         return self.tokens[index - 1] if index else 0
 
 
 class Injection(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt computed beside streams that were decoding."""
+    """A prompt prefilled beside decoding streams."""
 
     window: Window
     background: int
     """Sequences that decoded meanwhile."""
     gaps_s: tuple[float, ...]
-    """Lengths of the window's iterations, where every one could be seen."""
+    """Length of each iteration in the window; empty unless every one could be seen."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the prompt."""
+        """Computed tokens of the prompt."""
         return round(self.window.prefill_tokens)
 
 
 def decode_windows(traces: Sequence[Trace]) -> list[Window]:
-    """The spans of one run in which nobody waited, entered or left.
+    """The spans of one run in which no request waited, entered or left.
 
     `traces`: all requests that the engine had in the run.
     """
@@ -121,9 +121,9 @@ def _even(batch: Sequence[Trace], start_s: float, end_s: float) -> Window | None
 
 
 def injection(background: Sequence[Trace], injected: Trace) -> Injection | None:
-    """The prefill of one prompt, timed by streams that decoded all the while.
+    """The prefill of one prompt, timed by a stream that decoded throughout.
 
-    None where no stream did, or none of its tokens fell in between.
+    None if no stream did, or none of its tokens arrived in between.
     """
     clock = background[0] if background else None
     if clock is None or not clock.first_s < injected.submit_s < injected.first_s < clock.last_s:
@@ -141,8 +141,8 @@ def injection(background: Sequence[Trace], injected: Trace) -> Injection | None:
     )
     every = high - low == iterations
     gaps_s = np.diff(clock.times_s[low : high + 1]) if every else np.array([])
-    # The iteration that was open at submission ran without the prompt, which then grows to its
-    # full length chunk by chunk.
+    # The iteration in progress at submission ran without the prompt, which then grows to its full
+    # length chunk by chunk.
     window = Window(
         duration_s=clock.times_s[high] - clock.times_s[low],
         iterations=iterations,

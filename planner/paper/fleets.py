@@ -1,4 +1,4 @@
-"""Mode `paper` as fleets: every cell calibrated anew, as published."""
+"""Mode `paper`: fleets from cells that are each calibrated anew, as published."""
 
 from collections.abc import Sequence
 
@@ -58,7 +58,7 @@ def paper_pairs(
 
 
 def _from_cell(label: str, cell: Cell | None, question: Question, node: NodeProfile) -> FleetPlan:
-    """A published cell; nodes are billed as the papers' tables bill them."""
+    """A published cell as a fleet; nodes are billed as in the papers' tables."""
     if cell is None:
         return FleetPlan(label=label)
     short = _pool("short", cell.b_short, cell.b_short, node, cell.short, question)
@@ -79,7 +79,7 @@ def _pool(
     result: PoolResult,
     question: Question,
 ) -> PoolPlan | None:
-    """One pool of the paper's model; None where it has no node."""
+    """One pool of the paper's model; None if it has no nodes."""
     service = result.service
     if service is None:
         return None

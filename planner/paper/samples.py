@@ -1,12 +1,13 @@
-"""Mode `paper`: FleetOpt's published fleets, sample for sample.
+"""Mode `paper`: reproduce FleetOpt's published fleets sample for sample.
 
-Rules, as they reproduce Tables 3, 5 and 6 (arXiv:2603.16514):
-- a pool's service time comes of 3,000 draws with seed 42: the first bucket that a uniform
-  number is within, then a whole length of it; H grows with the request's own length (H L/8192);
+These rules reproduce Tables 3, 5 and 6 (arXiv:2603.16514):
+- a pool's service time comes from 3,000 draws with seed 42: a uniform number picks the first
+  bucket that holds it, then a whole length within; H grows with the request's own length
+  (H L/8192);
 - the short pool draws from the breakpoints up to B, the long pool from those above gamma B;
   compressed requests are in neither;
 - n is the larger of the first n > load with W99 <= SLO, and load / .85; prefill is not
-  subtracted from the SLO; a reported TTFT is W99 and mean chunks of W + H.
+  subtracted from the SLO; a reported TTFT is W99 plus mean chunks of W + H.
 """
 
 import math
@@ -32,21 +33,21 @@ _LEAST_RATE: Final = 0.01
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool's calibration found."""
+    """Service times of one pool, from its calibration."""
 
     slots: int
     mean_s: float
     """E[S], seconds a request holds a slot."""
     variation: float
-    """C_s^2."""
+    """C_s^2, the squared coefficient of variation."""
     iterations: float
-    """Mean of a request."""
+    """Mean iterations of a request."""
     chunks: float
-    """Mean of a request's prompt."""
+    """Mean prefill chunks of a request."""
 
     @property
     def node_rate_per_s(self) -> float:
-        """mu_gpu."""
+        """mu_gpu, requests per second of one node."""
         return self.slots / self.mean_s
 
 
@@ -58,7 +59,7 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
     """lambda / (n mu_gpu): rho_ana of Table 5."""
     wait_p99_s: float
     ttft_s: float
-    """As section 7.4 reports it."""
+    """TTFT as section 7.4 reports it: W99 plus mean prefill."""
     service: Service | None
 
 
@@ -72,7 +73,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int:
-        """Of both pools."""
+        """Nodes of both pools."""
         return self.short.nodes + self.long.nodes
 
 
@@ -104,7 +105,7 @@ def two_pools(
     slo_s: float,
     input_share: float = 0.8,
 ) -> Cell | None:
-    """The fleet at one boundary; None where a pool has requests and nothing to calibrate with."""
+    """The fleet at one boundary; None if a pool has requests but no breakpoints to draw from."""
     reach = int(gamma * b_short)
     up_to, below_reach = cdf.share(b_short), cdf.share(reach)
     share = up_to + compressible * (below_reach - up_to)
@@ -145,7 +146,7 @@ def _tail(cdf: Cdf, reach: int) -> Cdf | None:
 def _calibrate(
     cdf: Cdf, low: int, high: int, slots: int, profile: NodeProfile, input_share: float
 ) -> Service:
-    """The 3,000 draws; lengths lie in low ... high."""
+    """Calibrate from 3,000 draws of lengths in low ... high."""
     per_slot = profile.h_s_per_token * PAPER_WINDOW_TOKENS
     times, iterations, chunks = [], 0, 0
     for length in _draws(cdf, low, high):

@@ -1,1 +1,1 @@
-"""Traces and engines' histograms, read as workloads."""
+"""Read traces and engines' histograms as workloads."""

@@ -1,9 +1,9 @@
-"""Workloads from vLLM's own histograms, so that nothing but running engines is needed.
+"""Workloads from vLLM's own histograms; only running engines are needed.
 
 `vllm:request_prompt_tokens`, `vllm:request_generation_tokens` and
-`vllm:request_params_max_tokens` count requests by length. They say nothing of which prompt
-had which answer: lengths are taken as independent, and limits as growing with answers; a log
-with both lengths is better. Requests spread evenly over a bucket.
+`vllm:request_params_max_tokens` count requests by length. They do not say which prompt had which
+answer, so lengths are taken as independent and limits as growing with answers. Requests are
+spread evenly over a bucket. A log with both lengths is more accurate.
 """
 
 import re
@@ -43,7 +43,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 def parse_metrics(texts: Iterable[str]) -> Counts:
-    """From pages of /metrics, summed over engines and pages."""
+    """Read pages of /metrics, summed over engines and pages."""
     buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS}
     counters: dict[str, float] = {}
     for text in texts:
@@ -62,7 +62,7 @@ def parse_metrics(texts: Iterable[str]) -> Counts:
 
 
 def parse_prometheus(answers: Mapping[str, Any]) -> Counts:
-    """From answers of Prometheus' /api/v1/query by metric, `sum by (le)` for histograms."""
+    """Read answers of Prometheus' /api/v1/query by metric, `sum by (le)` for histograms."""
     buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS}
     counters: dict[str, float] = {}
     for name, answer in answers.items():
@@ -76,7 +76,7 @@ def parse_prometheus(answers: Mapping[str, Any]) -> Counts:
 
 
 def from_counts(counts: Counts, *, name: str = "metrics") -> Workload:
-    """Prompt and answer lengths, independent; PlanError where there are none."""
+    """A workload of independent prompt and answer lengths; raises PlanError without requests."""
     for needed in (PROMPTS, ANSWERS):
         if max(counts.buckets.get(needed, {}).values(), default=0.0) <= 0:
             raise PlanError(f"{name} has no requests in {needed}", _FIX)
@@ -110,7 +110,7 @@ def _add(buckets: dict[float, float], edge: float, value: float) -> None:
 
 
 def _cells(buckets: Mapping[float, float]) -> tuple[Floats, Floats]:
-    """Lengths and their shares, each bucket in _PARTS; what is above the last edge is at it."""
+    """Lengths and shares: each bucket is cut in _PARTS; the tail counts at the last edge."""
     edges = np.array(sorted(buckets))
     mass = np.diff(np.maximum.accumulate([buckets[e] for e in edges]), prepend=0.0)
     finite = np.isfinite(edges)
@@ -125,7 +125,7 @@ def _cells(buckets: Mapping[float, float]) -> tuple[Floats, Floats]:
 
 
 def _matched(limits: Mapping[float, float], answers: Floats, mass: Floats) -> Floats:
-    """A limit for each answer, by rank, and never below it."""
+    """A limit for each answer, matched by rank and never below the answer."""
     asked, asked_mass = _cells(limits)
     order = np.argsort(answers, kind="stable")
     rank = np.empty(answers.size)

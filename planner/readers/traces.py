@@ -1,9 +1,9 @@
-"""Traces as text: which fields a format has, and the workload it comes to.
+"""Read traces as workloads, by the field names of their format.
 
-Known formats, told by the fields of their first record: the gateway's request log
+Known formats are recognised by the fields of their first record: the gateway's request log
 (`gateway.records.decision.DecisionRecord`), LiteLLM spend logs, Azure's LLM inference traces,
-Mooncake traces. Anything else needs a field map, `prompt=FIELD,answer=FIELD` and as many of asked,
-cached, time and category as there are.
+Mooncake traces. Others need a field map: `prompt=FIELD,answer=FIELD`, optionally with asked,
+cached, time and category.
 """
 
 import csv
@@ -31,12 +31,12 @@ class FieldMap(msgspec.Struct, frozen=True, kw_only=True):
     cached: str | None = None
     time: str | None = None
     time_unit_s: float = 1.0
-    """Seconds of one unit, where times are numbers."""
+    """Seconds per unit, for numeric times."""
     category: str | None = None
     outcome: str | None = None
-    """A field that says `ok` for requests that were served."""
+    """A field that is `ok` for requests that were served."""
     marks: tuple[str, ...] = ()
-    """Fields that tell this format from others, beside prompt and answer."""
+    """Further fields that identify this format, besides prompt and answer."""
 
 
 KNOWN: Final = (
@@ -78,7 +78,7 @@ _MAP_KEYS: Final = frozenset({"prompt", "answer", "asked", "cached", "time", "ca
 
 
 def parse_field_map(text: str) -> FieldMap:
-    """`prompt=in,answer=out,asked=max_tokens,cached=hit,time=at`; PlanError when it is not."""
+    """Parse `prompt=in,answer=out,asked=max_tokens,cached=hit,time=at`, or raise PlanError."""
     given = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     if not {"prompt", "answer"} <= given.keys() <= _MAP_KEYS or len(given) != text.count(",") + 1:
         raise PlanError(f"--fields {text}", "write prompt=FIELD,answer=FIELD and no other names")
@@ -94,7 +94,7 @@ def parse_field_map(text: str) -> FieldMap:
 
 
 def read_workload(text: str, *, name: str, fields: FieldMap | None = None) -> Workload:
-    """A distribution (JSON), or a trace (CSV, JSON lines, a JSON list of objects)."""
+    """Read a distribution (JSON) or a trace (CSV, JSON lines, a JSON list of objects)."""
     stripped = text.lstrip("\ufeff \t\r\n")
     if not stripped:
         raise PlanError(f"{name} is empty", "give a distribution or a trace with requests in it")
@@ -115,7 +115,7 @@ def _whole_json(text: str) -> Any:
         document = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return None
-    # One line of JSON lines is an object of its own.
+    # A line of JSON lines is also a valid JSON object.
     return [document] if isinstance(document, dict) and "cdf" not in document else document
 
 
@@ -133,15 +133,15 @@ def _json_lines(text: str, name: str) -> Iterator[Mapping[str, Any]]:
                 raise PlanError(
                     f"{name}, line {number} is not a JSON object", "remove or mend the line"
                 ) from None
-            # The gateway's log tells of its token pools, too; those lines are no requests.
+            # The gateway's log also has lines about token pools; they are not requests.
             if not {"schema", "event", "unix_s"} <= record.keys():
                 yield record
 
 
 def readable(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record with the gateway log's sections as dotted names (`usage.prompt_tokens`) beside.
+    """The record with the gateway log's sections added as dotted names (`usage.prompt_tokens`).
 
-    A log of schema 1 has the same names then as one of schema 2. Other records stay as they are.
+    Schemas 1 and 2 of the log then have the same names. Other records are returned unchanged.
     """
     if not {"schema", "outcome", "time_unix_s"} <= record.keys():
         return record
@@ -157,7 +157,7 @@ def _csv_records(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 class _Request(NamedTuple):
-    """One record; NaN where something is not known."""
+    """One record; NaN for unknown values."""
 
     prompt: float
     answer: float
@@ -205,7 +205,7 @@ def _from_records(
 def _request(
     record: Mapping[str, Any], fields: FieldMap, name: str, number: int
 ) -> _Request | None:
-    """None for requests that were not served."""
+    """Read one request; None if it was not served."""
     if fields.outcome is not None and record.get(fields.outcome) != "ok":
         return None
     prompt = _number(record, fields.prompt, name, number)
@@ -229,7 +229,7 @@ def _cached_share(prompts: Floats, cached: Floats) -> float:
 def _recognised(record: Mapping[str, Any], name: str) -> FieldMap:
     names = record.keys()
     for known in KNOWN:
-        # The gateway leaves out what is absent: a refusal has no lengths.
+        # The gateway omits absent values: a refused request has no lengths.
         required = known.marks if known.outcome else (known.prompt, known.answer, *known.marks)
         if all(field in names for field in required):
             return known
@@ -271,7 +271,7 @@ def _time_s(record: Mapping[str, Any], fields: FieldMap) -> float:
     except ValueError:
         pass
     try:
-        # Azure writes seven digits of a second; six are understood.
+        # Azure writes seven digits of a second; Python parses at most six.
         whole, _, fraction = value.partition(".")
         return datetime.fromisoformat(f"{whole}.{fraction[:6]}" if fraction else whole).timestamp()
     except ValueError:

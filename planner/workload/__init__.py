@@ -1,1 +1,1 @@
-"""What arrives: distributions of lengths, and sums over them."""
+"""Workloads: distributions of request lengths, and sums over them."""

@@ -1,7 +1,7 @@
-"""A workload as requests of about one length each, in order of length.
+"""A workload as atoms: groups of requests of about one length, sorted by length.
 
 A trace's atoms are its requests. A distribution is cut at its breakpoints, 32 times between
-them, and wherever the caller will ask for a sum; an atom stands for its whole lengths.
+them, and wherever the caller will ask for a sum; an atom stands for the whole lengths within.
 """
 
 from fractions import Fraction
@@ -20,13 +20,13 @@ class Atoms(NamedTuple):
     """Requests of about one length each; sorted by `upper`."""
 
     upper: Floats
-    """The longest total of the atom."""
+    """The longest total length of the atom."""
     total: Floats
     prompt: Floats
     answer: Floats
     weight: Floats
     squeezable: Floats | None = None
-    """Share of each that may be compressed; None for all."""
+    """Share of each atom that may be compressed; None if all may."""
 
 
 def atoms_of(workload: Workload, cuts: Floats) -> Atoms:
@@ -37,7 +37,7 @@ def atoms_of(workload: Workload, cuts: Floats) -> Atoms:
     if pairs is None:
         raise PlanError(f"{workload.name} has no lengths", "give a distribution or a trace")
     totals = pairs.totals
-    # Sixteen bits are sorted by radix, five times as fast.
+    # Radix sort of sixteen bits is five times as fast.
     narrow = totals.max() < 2**16 and bool((totals == np.floor(totals)).all())
     order = np.argsort(totals.astype(np.uint16) if narrow else totals, kind="stable")
     total = totals[order]
@@ -63,6 +63,6 @@ def _cells(cdf: Cdf, input_share: float, cuts: Floats) -> Atoms:
 
 
 def _mean_fraction(share: float) -> float:
-    """What rounding share x length down loses on average over whole lengths."""
+    """Mean loss over whole lengths from rounding share x length down."""
     denominator = Fraction(share).limit_denominator(1000).denominator
     return (denominator - 1) / (2 * denominator)

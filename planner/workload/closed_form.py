@@ -1,4 +1,4 @@
-"""What can be said without sizing a fleet: savings, the best boundary, the archetype."""
+"""Closed forms that need no sizing: savings, the best boundary, the archetype."""
 
 from typing import Literal
 
@@ -11,9 +11,9 @@ from planner.workload.workload import Workload
 Archetype = Literal["I", "II", "III"]
 
 _CONCENTRATED = 0.90
-"""F(B) from which a workload is concentrated below (FleetOpt, section 2.4)."""
+"""F(B) above which a workload counts as concentrated below B (FleetOpt, section 2.4)."""
 _ABOVE = 0.50
-"""F(B) below which its mass is above."""
+"""F(B) below which most of the workload lies above B."""
 
 ADVICE: dict[Archetype, str] = {
     "I": "concentrated below the boundary: pool routing takes most of what there is to gain",
@@ -26,8 +26,8 @@ def savings(alpha: float, rho: float) -> float:
     """Alpha (1 - 1 / rho), the share of nodes that two pools save over one (eq. 7).
 
     Token-budget pool routing, section 3. `alpha` is the short share, `rho` the short pool's
-    throughput over the single pool's. It gives the long pool the single pool's mix; where the
-    long requests gather in it, it promises up to four times what comes (section 4.2).
+    throughput over the single pool's. The formula gives the long pool the single pool's mix; with
+    long requests concentrated there, it overstates savings up to four times (section 4.2).
     """
     return alpha * (1 - 1 / rho)
 
@@ -40,9 +40,9 @@ def corrected_nodes(rate: float, alpha: float, short_rate: float, long_rate: flo
 def best_boundary(workload: Workload, window_tokens: int, chunk_tokens: int = 512) -> int:
     """The boundary of the smallest fleet at gamma = 1, one kind of node, slots by window.
 
-    With slots K / window the nodes are B A(B) + C (A(C) - A(B)) up to constants, where A(B) is
-    the integral of it f up to B. Its derivative vanishes where
-    (C - B) f(B) it(B) = A(B); the minimum itself is looked up, since f jumps at breakpoints.
+    With slots K / window the nodes are B A(B) + C (A(C) - A(B)) up to constants, where A(B) is the
+    integral of it f up to B. Its derivative vanishes where (C - B) f(B) it(B) = A(B). The code
+    searches for the minimum itself, since f jumps at breakpoints.
     """
     atoms = atoms_of(workload, np.array([], dtype=np.float64))
     steps = atoms.weight * (np.ceil(atoms.prompt / chunk_tokens) + atoms.answer)
@@ -53,7 +53,7 @@ def best_boundary(workload: Workload, window_tokens: int, chunk_tokens: int = 51
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """How a workload lies around a boundary."""
+    """Shares of a workload around a boundary."""
 
     alpha: float
     """F(B)."""
@@ -64,7 +64,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shape_of(workload: Workload, b_short: int, gamma: float) -> Shape:
-    """Shares and archetype, with alpha rounded to whole percents as the paper's tables have it."""
+    """Shares and archetype; alpha is rounded to whole percents, as in the paper's tables."""
     alpha = workload.share(b_short)
     archetype: Archetype = "II"
     if round(alpha, 2) >= _CONCENTRATED:

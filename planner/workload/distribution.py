@@ -1,4 +1,4 @@
-"""Cumulative distributions of request lengths, as breakpoints with lines between them."""
+"""Cumulative distributions of request lengths, linear between breakpoints."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ _LAST_MAY_MISS = 1e-6
 class Cdf(msgspec.Struct, frozen=True):
     """Share of requests of at most so many tokens; F(0) = 0, linear between breakpoints.
 
-    A request's total length (prompt and answer) is what is counted; every bucket holds whole
-    lengths previous + 1 ... tokens with equal chance.
+    Lengths are totals of prompt and answer; within a bucket the whole lengths previous + 1 ...
+    tokens are equally likely.
     """
 
     tokens: tuple[int, ...]
@@ -32,7 +32,7 @@ class Cdf(msgspec.Struct, frozen=True):
 
     @property
     def longest_tokens(self) -> int:
-        """The first length that every request is within."""
+        """The smallest length that no request exceeds."""
         return self.tokens[bisect_left(self.shares, 1.0)]
 
     def share(self, tokens: float) -> float:
@@ -47,7 +47,7 @@ class Cdf(msgspec.Struct, frozen=True):
         return below + step * (self.shares[index] - below)
 
     def quantile(self, share: float) -> float:
-        """The length that so many requests are within, in tokens."""
+        """The interpolated length, in tokens, that a share of requests does not exceed."""
         index = bisect_left(self.shares, share)
         low, below = (self.tokens[index - 1], self.shares[index - 1]) if index else (0, 0.0)
         rise = self.shares[index] - below
@@ -63,7 +63,7 @@ class Cdf(msgspec.Struct, frozen=True):
 
 
 def cdf_from_points(points: Iterable[Sequence[float]]) -> Cdf:
-    """Checked breakpoints; PlanError where they are no distribution."""
+    """Check and build a distribution; raises PlanError for invalid breakpoints."""
     pairs = []
     for point in points:
         if len(point) != 2 or not all(isinstance(v, int | float) for v in point):
@@ -81,7 +81,7 @@ def cdf_from_points(points: Iterable[Sequence[float]]) -> Cdf:
 
 
 def cdf_from_json(document: Any) -> Cdf:
-    """From [[tokens, share], ...] or {"cdf": [...]}; PlanError for anything else."""
+    """Parse [[tokens, share], ...] or {"cdf": [...]}; raises PlanError for anything else."""
     points = document.get("cdf") if isinstance(document, dict) else document
     if not isinstance(points, list) or not all(isinstance(p, list) for p in points):
         raise PlanError("not a length distribution", 'write [[tokens, share], ...] or {"cdf": ...}')

@@ -1,4 +1,4 @@
-"""The three workloads FleetOpt is evaluated on, as figures.
+"""The three workloads on which FleetOpt is evaluated, as figures.
 
 Source: the length distributions of fleet-sim (inference-fleet-sim, vLLM Semantic Router
 Project, Apache-2.0), written here as numbers of requests up to each length. Azure: the LLM
@@ -33,7 +33,7 @@ _AGENT: Final = (
 
 
 class Shipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload of the paper, and the boundary and compressibility it is evaluated with."""
+    """A workload of the paper, with the boundary and compressibility used in its evaluation."""
 
     workload: Workload
     b_short: int

@@ -1,9 +1,9 @@
-"""A workload made ready for a search: sums over its requests at every boundary and reach.
+"""Prepare a workload for a search: sums over its requests at every boundary and reach.
 
 Rules:
 - a workload becomes atoms (planner.workload.atoms), cut at every boundary B and reach int(gamma B);
-- of each atom nine sums are kept (ROWS), so a pool over any range of lengths is a difference
-  of prefix sums, and a sweep over B x gamma touches no request;
+- nine sums are kept of each atom (ROWS), so a pool over any range of lengths is a difference
+  of prefix sums, and a sweep over B x gamma touches no requests;
 - a compressed request keeps its answer; its prompt becomes B - answer (FleetOpt, eq. 15), if
   that leaves a token and cuts no more than `max_cut` of the prompt;
 - prompts are also counted by length, so that P99 prefill is a look-up.
@@ -28,9 +28,9 @@ ROWS: Final = 9
 (MASS, STEPS, STEP_TOKENS, STEPS2, STEPS2_TOKENS, STEPS2_TOKENS2, STEP_TOKENS2, PROMPT, HELD) = (
     range(ROWS)
 )
-"""Sums of p times: 1, it, it L, it^2, it^2 L, it^2 L^2, it L^2, L_in, token-iterations held.
+"""Sums of p times: 1, it, it L, it^2, it^2 L, it^2 L^2, it L^2, L_in, resident token-iterations.
 
-it = chunks + L_out. Held: the prompt's tokens from admission on, the answer's as they come.
+it = chunks + L_out. A prompt's tokens are resident from admission on, an answer's as they come.
 """
 
 Indices = NDArray[np.intp]
@@ -51,17 +51,17 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
     longest_tokens: int
     whole: Floats
-    """All requests; (ROWS,)."""
+    """Sums over all requests, shape (ROWS,)."""
     below: Floats
-    """Totals up to B; (ROWS, B)."""
+    """Totals up to B, shape (ROWS, B)."""
     reached: Floats
-    """Totals up to gamma B; (ROWS, B, gamma)."""
+    """Totals up to gamma B, shape (ROWS, B, gamma)."""
     before: Floats
-    """Requests of the band that may be compressed, as they are; (ROWS, B, gamma)."""
+    """Compressible requests of the compression window, uncompressed, shape (ROWS, B, gamma)."""
     after: Floats
-    """The same once compressed to B."""
+    """The same requests compressed to B."""
     levels: Floats
-    """Prompt lengths, tokens: chunks, or quarters of a chunk of 2,048."""
+    """Marks of prompt length, tokens: chunks, or quarters of a chunk of 2,048."""
     prompts_whole: Floats
     prompts_below: Floats
     prompts_reached: Floats
@@ -130,7 +130,7 @@ def prepare(
 
 
 class _Ruler:
-    """Prompt lengths on at most some _MOST_LEVELS marks; between marks the next higher counts.
+    """At most about _MOST_LEVELS marks of prompt length; a length counts at the next higher mark.
 
     A chunk is a whole number of marks, or a mark a whole number of chunks.
     """
@@ -143,7 +143,7 @@ class _Ruler:
         self.levels: Floats = np.arange(1.0, self.count + 1.0) * self._mark
 
     def level(self, prompts: Floats) -> Indices:
-        """Index of the mark."""
+        """Index of a prompt's mark."""
         return np.ceil(prompts / self._mark).astype(np.intp) - 1
 
 
@@ -171,7 +171,7 @@ def _sums_before(ends: Indices, rows: Floats) -> Floats:
 
 
 def _counted_before(ends: Indices, level: Indices, weight: Floats, levels: int) -> Floats:
-    """Requests before each end with prompts up to each level; (levels, ends)."""
+    """Requests before each end with prompts up to each level, shape (levels, ends)."""
     order = np.argsort(ends)
     sizes = ends[order]
     sizes[1:] -= sizes[:-1].copy()
@@ -184,7 +184,7 @@ def _counted_before(ends: Indices, level: Indices, weight: Floats, levels: int) 
 
 
 class _Band:
-    """Requests just above each boundary, up to its widest reach; all boundaries end to end."""
+    """Requests above each boundary up to its widest reach; all boundaries concatenated."""
 
     def __init__(
         self, atoms: Atoms, edges: Floats, starts: Indices, reaches: Indices, max_cut: float
@@ -215,19 +215,19 @@ class _Band:
         self.prompt_after = room
 
     def left_sums(self, rows: Floats) -> Floats:
-        """Rows of those that cannot be compressed, up to each reach."""
+        """Rows of requests that cannot be compressed, up to each reach."""
         return self._by_reach(rows[:, self._left_atom] * self._left_share, self._left_cell)
 
     def left_prompts(self, level: Indices, levels: int) -> Floats:
-        """Those, by prompt."""
+        """Requests that cannot be compressed, by prompt length."""
         return self._by_level(self._left_cell, level[self._left_atom], self._left_weight, levels)
 
     def prompts_after(self, level: Indices, levels: int) -> Floats:
-        """Compressed requests, by prompt."""
+        """Compressed requests, by prompt length."""
         return self._by_level(self._cell, level, self._weight, levels)
 
     def sums_after(self, chunks: Floats) -> Floats:
-        """Rows of compressed requests; all of a boundary have its length."""
+        """Rows of compressed requests; their total length is the boundary."""
         p, steps = self._weight, chunks + self._answer
         run = p * steps
         kept = run * self.prompt_after + p * (self._answer * self._answer / 2)

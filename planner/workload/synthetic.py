@@ -1,4 +1,4 @@
-"""Workloads made up from a few figures, for questions asked before there is traffic."""
+"""Synthetic workloads from a few figures, for planning before there is traffic."""
 
 from typing import Final
 

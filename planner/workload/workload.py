@@ -1,4 +1,4 @@
-"""What arrives: a distribution of total lengths, or pairs of prompt and answer lengths."""
+"""A workload: a distribution of total lengths, or pairs of prompt and answer lengths."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -16,16 +16,16 @@ GRID_TOKENS: Final = (
     *(64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288),
     *(16_384, 24_576, 32_768, 49_152, 65_536, 98_304, 131_072, 196_608, 262_144, 524_288),
 )
-"""Lengths at which a trace's distribution is read, and boundaries that a search tries."""
+"""Lengths at which a trace's distribution is read, and the boundaries that a search tries."""
 
 
 class Pairs(msgspec.Struct, frozen=True, kw_only=True):
     """Requests with both lengths known; arrays of one length, in no particular order."""
 
     prompts: Floats
-    """Tokens, >= 1."""
+    """Prompt tokens, >= 1."""
     answers: Floats
-    """Tokens, >= 1."""
+    """Answer tokens, >= 1."""
     weights: Floats
     """Share of all requests; they sum to 1."""
 
@@ -36,46 +36,46 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """One of `cdf` and `pairs` is given; what else is known comes with it."""
+    """Exactly one of `cdf` and `pairs` is given; the other fields are optional knowledge."""
 
     name: str
     source: str = ""
-    """Where the figures come from, and their licence."""
+    """Origin of the figures, and their licence."""
     cdf: Cdf | None = None
     pairs: Pairs | None = None
     input_share: float = 0.8
-    """Prompt's share of a total, where only totals are known; 0 < share < 1."""
+    """Prompt's share of a total, if only totals are known; 0 < share < 1."""
     squeezable: Floats | None = None
-    """Share of each request of `pairs` whose content may be compressed; None for all."""
+    """Share of each request of `pairs` whose content may be compressed; None if all may."""
     categories: tuple[str, ...] | None = None
-    """What each request of `pairs` holds: prose, code, ..."""
+    """Content of each request of `pairs`: prose, code, ..."""
     asked: Floats | None = None
-    """The limit each request of `pairs` asked for, tokens; NaN where none was set."""
+    """Token limit that each request of `pairs` set; NaN for none."""
     cached_share: float | None = None
-    """Prompt tokens that engines found in their prefix cache, of all."""
+    """Share of prompt tokens that engines found in their prefix cache."""
     preempted_share: float | None = None
-    """Preemptions for each request."""
+    """Preemptions per request."""
     rate_per_s: float | None = None
-    """As observed."""
+    """Observed rate."""
     notes: tuple[str, ...] = ()
-    """What the reader of a plan should know of it."""
+    """Caveats for readers of a plan."""
 
     @property
     def longest_tokens(self) -> int:
-        """The longest total."""
+        """The longest total length."""
         if self.cdf is not None:
             return self.cdf.longest_tokens
         return int(np.ceil(self._pairs().totals.max()))
 
     def share(self, tokens: float) -> float:
-        """F(tokens): requests whose total is at most that."""
+        """F(tokens): share of requests whose total length is at most that."""
         if self.cdf is not None:
             return self.cdf.share(tokens)
         pairs = self._pairs()
         return float(pairs.weights[pairs.totals <= tokens].sum())
 
     def as_cdf(self) -> Cdf:
-        """The distribution of totals alone, of a trace read at GRID_TOKENS."""
+        """The distribution of totals alone; a trace's is read at GRID_TOKENS."""
         if self.cdf is not None:
             return self.cdf
         pairs = self._pairs()
@@ -104,7 +104,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 def from_cdf(
     cdf: Cdf, *, name: str = "distribution", source: str = "", input_share: float = 0.8
 ) -> Workload:
-    """Totals only: every prompt is `input_share` of its total."""
+    """A workload of totals only; each prompt is `input_share` of its total."""
     if not 0 < input_share < 1:
         raise PlanError(f"an input share of {input_share:g}", "give one between 0 and 1")
     note = (
@@ -127,7 +127,7 @@ def from_lengths(
     categories: tuple[str, ...] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Workload:
-    """Joint lengths, tokens; requests without prompt or answer count as one token of it."""
+    """A workload of joint lengths, tokens; a missing prompt or answer counts as one token."""
     if len(prompts) == 0:
         raise PlanError("the trace is empty", "give one with requests in it")
     ins = np.maximum(np.asarray(prompts, dtype=np.float64), 1.0)
@@ -150,9 +150,9 @@ def from_lengths(
 
 
 def by_category(workload: Workload, compressible: Mapping[str, float]) -> Workload:
-    """p_c by category of content; what is not named is not compressed.
+    """Set p_c by category of content; other categories are not compressed.
 
-    PlanError where the workload does not know its categories.
+    Raises PlanError if the workload has no categories.
     """
     if workload.categories is None or workload.pairs is None:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""The engine's OpenAI surface, as `sluice calibrate` uses it: streams with their times."""
+"""The engine's OpenAI API as `sluice calibrate` uses it: streams with timestamps."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ _OPTIONS: Final[tuple[dict[str, Any], ...]] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
-"""Fields beside the common ones, most telling first; an engine's 400 tries the next."""
+"""Engine-specific fields, most informative first; after a 400 the next set is tried."""
 _INFO: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _RUNNING: Final = re.compile(
@@ -45,7 +45,7 @@ _RUNNING: Final = re.compile(
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine says of itself; None for what it does not."""
+    """The engine's own description; None for fields it does not state."""
 
     model: str
     window_tokens: int | None
@@ -53,19 +53,19 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None
     block_tokens: int | None
     busy: int = 0
-    """Sequences that ran or waited before we came."""
+    """Sequences running or waiting before the measurement began."""
 
 
 class EngineClient:
-    """One engine. Every request is a new prompt, so that no prefix is cached."""
+    """A client of one engine. Every request has a new prompt, so that no prefix is cached."""
 
     who: ClassVar[str] = "the engine"
     key_option: ClassVar[str] = "--api-key-file"
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
-        """`key`: its bearer token."""
+        """`key` is the engine's bearer token."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        # Neither proxies nor .netrc of the environment: the key goes to the engine alone.
+        # No proxies and no .netrc from the environment: the key goes to the engine alone.
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers=headers,
@@ -85,15 +85,15 @@ class EngineClient:
 
     @property
     def path(self) -> str:
-        """Where completions are asked for."""
+        """Path of the completions endpoint in use."""
         return "/v1/chat/completions" if self._chat else "/v1/completions"
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def about(self) -> About:
-        """Who answers; PlanError where nobody does, or not this model."""
+        """Describe the engine; raises PlanError if it cannot be reached or lacks the model."""
         try:
             page = await self._http.get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -103,9 +103,9 @@ class EngineClient:
         models = _models(page)
         own = {model.root for model in models.values()}
         if not self.model and len(own) != 1:
-            raise PlanError(f"{self.who} tells of {len(own)} models", "give --model")
+            raise PlanError(f"{self.who} lists {len(own)} models", "give --model")
         (first,) = own if not self.model else {""}
-        # By the name that others are aliases of, where it is one of those.
+        # Prefer the name that all others are aliases of, if it is served.
         self.model = self.model or (first if first in models else next(iter(models)))
         if models and self.model not in models:
             raise PlanError(f"{self.who} has no {self.model}", f"use one of {', '.join(models)}")
@@ -121,7 +121,7 @@ class EngineClient:
         )
 
     async def learn(self) -> Trace:
-        """Find out what the engine accepts and how it counts; PlanError where nothing works."""
+        """Learn which fields the engine accepts and how it counts; PlanError if none work."""
         await self.tokens_of(self._text(64))
         for number in range(2 * len(_OPTIONS)):
             self._chat, self._options = number >= len(_OPTIONS), number % len(_OPTIONS)
@@ -133,7 +133,7 @@ class EngineClient:
         raise PlanError(f"no completion worked: {self.failures[-1]}", "check --model and its key")
 
     async def _learn_words(self) -> None:
-        """Tokens a word and a prompt's fixed ones, from two lengths."""
+        """Learn tokens per word, and a prompt's fixed tokens, from two lengths."""
         few, many = 16, 216
         counts = []
         for words in (few, many):
@@ -147,7 +147,7 @@ class EngineClient:
         self._fixed = counts[0] - self._per_word * few
 
     async def tokens_of(self, text: str) -> int | None:
-        """By the engine's own /tokenize; None where there is none."""
+        """Count by the engine's own /tokenize; None if it has none."""
         if not self._tokenizes:
             return None
         body: dict[str, Any] = {"model": self.model}
@@ -160,7 +160,7 @@ class EngineClient:
             return None
 
     async def prompt(self, tokens: int) -> str:
-        """A text of about so many tokens; to the word where the engine counts for us."""
+        """A text of about so many tokens; exact to the word if the engine counts for us."""
         words = max(1, round((tokens - self._fixed) / self._per_word))
         text = self._text(words)
         count = await self.tokens_of(text)
@@ -179,7 +179,7 @@ class EngineClient:
         text: str | None = None,
         leave: asyncio.Event | None = None,
     ) -> Trace | None:
-        """One request; None, and a line in `failures`, where it failed. `leave`: end it early."""
+        """Send one request; on failure note why in `failures`, return None. `leave`: end early."""
         body = self._body(text or await self.prompt(prompt_tokens), output_tokens)
         parts: list[tuple[float, bytes]] = []
         self.requests += 1
@@ -238,12 +238,12 @@ class EngineClient:
 
 class _Model(msgspec.Struct, frozen=True):
     root: str
-    """What it is another name of; its own name where nothing is said."""
+    """The model that this one is an alias of; its own name if not stated."""
     window_tokens: int | None
 
 
 def _models(page: httpx.Response) -> dict[str, _Model]:
-    """By name; none where the engine does not tell."""
+    """Models by name; empty if the engine lists none."""
     try:
         entries = page.raise_for_status().json()["data"]
         return {

@@ -1,4 +1,4 @@
-"""`sluice calibrate`: the profile of a running engine, measured through its HTTP surface."""
+"""`sluice calibrate`: measure a running engine's profile through its HTTP API."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sluice.calibrate.sweeps import Bounds, Say, Swept
 
 _WINDOW_TOKENS = 4096
-"""Assumed where neither the engine nor the user tells it."""
+"""Window assumed when neither the engine nor the user states it."""
 
 
 def calibrate(
@@ -35,13 +35,13 @@ def calibrate(
         Path | None, typer.Option("-o", "--output", help="Write the profile (JSON).")
     ] = None,
     most_concurrency: Annotated[
-        int, typer.Option(min=2, max=1024, help="Requests at once at most.")
+        int, typer.Option(min=2, max=1024, help="Most requests at once.")
     ] = 32,
-    most_requests: Annotated[int, typer.Option(min=40, help="Requests in all at most.")] = 400,
-    budget_s: Annotated[float, typer.Option(min=5, help="Seconds at most.")] = 120.0,
+    most_requests: Annotated[int, typer.Option(min=40, help="Most requests in all.")] = 400,
+    budget_s: Annotated[float, typer.Option(min=5, help="Most seconds.")] = 120.0,
     gpu: Annotated[str, typer.Option(help="Its GPU, for the profile.")] = "unknown",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that it runs on.")] = 1,
-    usd_per_gpu_hour: Annotated[float, typer.Option(min=0, help="Their price.")] = 0.0,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs it runs on.")] = 1,
+    usd_per_gpu_hour: Annotated[float, typer.Option(min=0, help="Price of a GPU.")] = 0.0,
     kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="KV cache, tokens, where it does not tell.")
     ] = None,
@@ -66,7 +66,7 @@ def calibrate(
         shown = public_url(url)
         key = _key(api_key_file)
         given = {"window_tokens": max_model_len, "kv_tokens": kv_tokens}
-        # A key wins over credentials in the URL, which httpx would send in its place.
+        # The key replaces credentials in the URL, which httpx would send instead.
         about, swept, load = _measure(shown if key else url, model, key, bounds, given)
         told = _told(about, swept, gpu=gpu, gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour)
         document, checks = _document(about, swept, load, told, url=shown)
@@ -88,7 +88,7 @@ def calibrate(
 def _measure(
     url: str, model: str | None, key: str | None, bounds: "Bounds", given: dict[str, int | None]
 ) -> tuple["About", "Swept", list[Any]]:
-    """Sweeps, fit and held-out load under a progress bar."""
+    """Run sweeps, fit and held-out load under a progress bar."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
@@ -100,7 +100,7 @@ def _measure(
         def say(what: str, done: float) -> None:
             bar.update(task, description=what, completed=done)
 
-        # The faster the loop, the less it adds to what it times.
+        # A faster event loop adds less to the times that it measures.
         with asyncio.Runner(loop_factory=_loop()) as runner:
             return runner.run(_talk(url, model, key, bounds, given, say))
 
@@ -127,7 +127,7 @@ async def _talk(
 
     client = EngineClient(url, model, key)
     try:
-        # Twice the budget at most, whatever hangs.
+        # Ends at twice the budget even if a request hangs.
         async with asyncio.timeout(2 * bounds.budget_s):
             about = await client.about()
             about = msgspec.structs.replace(
@@ -169,7 +169,7 @@ def _told(
 def _document(
     about: "About", swept: "Swept", load: list[Any], told: "Told", *, url: str
 ) -> tuple[dict[str, Any], tuple["Check", ...]]:
-    """The profile's file, and the held-out load's figures (none where there was no time)."""
+    """The profile's file, and the held-out load's figures (empty if there was no time for it)."""
     from planner.calibration.check import compare, modelled
     from planner.calibration.profile import engine_profile, node_profile, profile_document
 

@@ -1,4 +1,4 @@
-"""A calibration for people: the constants, how well they hold, the held-out load."""
+"""Print a calibration: the constants, their accuracy, the held-out load."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from sluice.calibrate.sweeps import Swept
 
 
 def show(swept: Swept, checks: Sequence[Check], document: dict[str, Any], console: Console) -> None:
-    """Two tables, what was not met, and the verdict."""
+    """Print two tables, limits that were not reached, and the verdict."""
     console.print(f"[bold]{escape(document['name'])}[/]: {escape(document['source'])}")
     console.print(_constants(swept, document))
     fit = swept.fit
@@ -38,7 +38,7 @@ def verdict(checks: Sequence[Check]) -> str:
 
 
 def notes(swept: Swept, document: dict[str, Any]) -> Iterator[str]:
-    """What the figures do not say."""
+    """Limitations of the figures."""
     provenance = document["provenance"]
     if provenance["busy_before"]:
         yield f"{provenance['busy_before']} other requests were in the engine when we came"

@@ -1,4 +1,4 @@
-"""What a streamed completion's bytes say: when each token came, and the usage."""
+"""Parse a streamed completion: when each token came, and the usage."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,19 +10,19 @@ from planner.calibration.traces import Trace
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream, read after it ended: parsing while others wait would delay their clocks."""
+    """One stream, parsed after it ended: parsing would delay the clocks of other streams."""
 
     times_s: tuple[float, ...]
     tokens: tuple[int, ...]
     prompt_tokens: int | None
-    """As usage tells it, less what was cached; None where it was not told."""
+    """Prompt tokens by usage, less cached ones; None if not reported."""
     finished: bool
-    """A finish_reason came."""
+    """Whether a finish_reason came."""
     error: str | None = None
 
 
 def read_stream(parts: Sequence[tuple[float, bytes]]) -> Seen:
-    """`parts`: (time, bytes) as they came. Tokens are interpolated where chunks tell no usage."""
+    """Parse (time, bytes) parts. Tokens are interpolated if chunks carry no usage."""
     times: list[float] = []
     told: list[int | None] = []
     prompt: int | None = None
@@ -49,7 +49,7 @@ def read_stream(parts: Sequence[tuple[float, bytes]]) -> Seen:
 
 
 def trace_of(seen: Seen, submit_s: float, prompt_tokens: int) -> Trace | None:
-    """For fitting; None where no token came. `prompt_tokens`: where usage does not tell them."""
+    """A trace for fitting; None if no token came. `prompt_tokens` applies if usage lacks them."""
     if seen.error is not None or not seen.times_s:
         return None
     return Trace(
@@ -90,7 +90,7 @@ def _uncached(usage: dict[str, Any]) -> int | None:
 
 
 def _counted(told: Sequence[int | None], total: int | None) -> list[int]:
-    """Tokens by each chunk: as told, else the total spread evenly, else one a chunk."""
+    """Tokens by chunk: as reported, else the total spread evenly, else one per chunk."""
     given = [number for number in told if number is not None]
     if len(given) == len(told):
         return given
@@ -99,7 +99,7 @@ def _counted(told: Sequence[int | None], total: int | None) -> list[int]:
 
 
 def _merged(times: Sequence[float], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
-    """One entry a time: chunks that came together are one."""
+    """Merge chunks that came at the same time into one entry."""
     by_time = dict(zip(times, tokens, strict=True))
     return list(by_time), list(by_time.values())
 

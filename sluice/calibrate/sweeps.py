@@ -1,4 +1,4 @@
-"""The sweeps: what is asked of the engine, in which order, and when enough is enough."""
+"""The sweeps: which requests are sent, in which order, and when to stop."""
 
 import asyncio
 import random
@@ -16,18 +16,18 @@ from sluice.calibrate.client import EngineClient
 
 SHORT_TOKENS: Final = 32
 _SWEEP_SHARE: Final = 0.65
-"""Of the budget; the rest is for the held-out load."""
+"""Share of the time budget for sweeps; the rest is for the held-out load."""
 _WINDOW_S: Final = 0.8
-"""Decoding is watched for about so long at each point."""
+"""About how long decoding is watched at each point, seconds."""
 _LOAD_REQUESTS: Final = 96
 _FEWEST_LOAD: Final = 12
 
 Say = Callable[[str, float], None]
-"""(what is being done, share done 0..1)."""
+"""Progress callback: (current step, share done 0..1)."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measurement may take."""
+    """Limits of the measurement."""
 
     most_concurrency: int
     most_requests: int
@@ -35,12 +35,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sweeps came to."""
+    """Results of the sweeps."""
 
     windows: tuple[Window, ...]
-    """Of decoding only."""
+    """Windows of decoding only."""
     prompts: tuple[Window, ...]
-    """In which a prompt was computed too."""
+    """Windows in which a prompt was computed too."""
     fit: Fit
     limits: Limits
     overhead: Overhead
@@ -48,12 +48,12 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweeps:
-    """Runs them; politely: it stops at its bounds and does not raise a load that is refused."""
+    """Runs the sweeps within the bounds; never raises a load that the engine refused."""
 
     def __init__(
         self, client: EngineClient, bounds: Bounds, *, window: int, kv_tokens: int | None, say: Say
     ) -> None:
-        """`window`: of a request, tokens; `kv_tokens`: K where it is known."""
+        """`window`: largest request, tokens; `kv_tokens`: K if known."""
         self._client = client
         self._bounds = bounds
         self._window = window
@@ -68,7 +68,7 @@ class Sweeps:
         self._iteration_s = 0.02
 
     async def run(self, first: Trace) -> Swept:
-        """All sweeps, and the fit; PlanError where too little was seen."""
+        """Run all sweeps and fit; raises PlanError if there is too little data."""
         self._iteration_s = first.tpot_s or self._iteration_s
         tokens = min(256, max(48, round(_WINDOW_S / self._iteration_s)), self._window // 4)
         await self._levels(tokens)
@@ -77,7 +77,7 @@ class Sweeps:
         await self._lengths(tokens)
         fit = fit_windows([*self._windows, *(i.window for i in self._injections)])
         chunk = chunk_tokens(self._injections, self._alone, fit)
-        # The chunk says in how many iterations a prompt ran, which the first fit assumed.
+        # The first fit assumed one iteration per prompt; the chunk size gives the actual number.
         prompts = [settled(one, chunk) for one in self._injections]
         fit = fit_windows([*self._windows, *prompts])
         longest = max((i.prompt_tokens for i in self._injections), default=0)
@@ -103,7 +103,7 @@ class Sweeps:
             count = min(2 * count, self._bounds.most_concurrency)
 
     async def _lengths(self, tokens: int) -> None:
-        """The same with long prompts, which tells resident tokens from sequences."""
+        """The same with long prompts, which separates resident tokens from sequences."""
         prompt = min(2048, self._window // 4)
         most = min(self._slots or self._bounds.most_concurrency, self._bounds.most_concurrency)
         room = (self._kv or 8 * self._window) // (2 * (prompt + tokens))
@@ -112,13 +112,13 @@ class Sweeps:
                 await self._batch(count, prompt, tokens, f"{count} long prompts")
 
     async def _idle(self) -> None:
-        """Prompts of many lengths, each alone in the engine: the time to its first token."""
+        """TTFT of prompts of many lengths, each alone in the engine."""
         for length in _lengths(self._window) * 3:
             if self._affords(1, 16):
                 self._alone += await self._batch(1, length, 2, f"{length} tokens alone")
 
     async def _prefills(self) -> None:
-        """Prompts of many lengths beside one stream that decodes, one after the other."""
+        """Prompts of many lengths, one after the other, beside one decoding stream."""
         lengths = _lengths(self._window)
         leave = asyncio.Event()
         output = min(self._window - 2 * SHORT_TOKENS, 8192)
@@ -131,7 +131,7 @@ class Sweeps:
                     break
                 self._tell(f"a prompt of {length} tokens ({number + 1})")
                 text = await self._client.prompt(length)
-                # Counting tokens may have held the engine up: let its clock settle.
+                # Counting tokens may have delayed the engine: let its timing settle.
                 await asyncio.sleep(3 * self._iteration_s)
                 trace = await self._client.stream(length, 2, text=text)
                 injected += [trace] if trace else []
@@ -143,12 +143,12 @@ class Sweeps:
             self._injections += [one for one in found if one is not None]
 
     async def _batch(self, count: int, prompt: int, tokens: int, what: str) -> list[Trace]:
-        """So many requests at once; what came of them is kept."""
+        """Run so many requests at once and keep their traces."""
         self._tell(what)
         texts = [await self._client.prompt(prompt) for _ in range(count)]
         jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
         traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
-        # Where some failed, the batch was not what it seems.
+        # If some failed, the batch was smaller than intended.
         windows = decode_windows(traces) if len(traces) == count else []
         self._windows += windows
         if windows:
@@ -158,21 +158,21 @@ class Sweeps:
         return traces
 
     def _affords(self, count: int, tokens: int) -> bool:
-        """Whether the sweeps' share of time and the requests suffice for one more point."""
+        """Whether the sweeps' time and requests suffice for one more point."""
         left_s = _SWEEP_SHARE * self._bounds.budget_s - self.elapsed_s
         requests = self._client.requests + count + _FEWEST_LOAD
         return 1.5 * tokens * self._iteration_s < left_s and requests <= self._bounds.most_requests
 
     @property
     def elapsed_s(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.perf_counter() - self._start_s
 
     def _tell(self, what: str) -> None:
         self._say(what, min(0.99, self.elapsed_s / self._bounds.budget_s))
 
     async def held_out(self, swept: Swept) -> list[Trace]:
-        """A mixed load of Poisson arrivals at half the concurrency; none where time is out."""
+        """A mixed load, Poisson arrivals at half the concurrency; empty if time has run out."""
         fit = swept.fit
         most = min(self._bounds.most_concurrency, swept.limits.slots_used)
         draw = random.Random(7)
@@ -181,7 +181,7 @@ class Sweeps:
         output = sum(o for _, o in plan) / len(plan)
         target = max(1.0, most / 2)
         each_s = fit.w_s + (fit.h_s + fit.h_s_per_token * (prompt + output / 2)) * target
-        # Prompt tokens lengthen everybody's iterations: a share of time is theirs.
+        # Prompt tokens lengthen every iteration, so they get a fixed share of the time.
         rate = target / (output * each_s + target * fit.prefill_s_per_token * prompt)
         left_s = self._bounds.budget_s - self.elapsed_s - 2 * output * each_s
         allowed = self._bounds.most_requests - self._client.requests
@@ -209,13 +209,13 @@ class Sweeps:
 
 
 def _lengths(window: int) -> tuple[int, ...]:
-    """Lengths of prompts, two an octave, just below the round ones that chunks have."""
+    """Prompt lengths, two per octave, just below round numbers, which chunks usually are."""
     longest = min(window - 64, 8192)
     found = [n for k in range(7, 14) for n in (2**k, 3 * 2 ** (k - 1)) if n <= longest]
     return tuple(round(0.96 * n) for n in found)
 
 
 def _request(draw: random.Random, window: int) -> tuple[int, int]:
-    """(prompt, output) tokens, both spread evenly in their logarithm."""
+    """Draw (prompt, output) tokens, both log-uniform."""
     prompt = SHORT_TOKENS * (min(2048, window // 4) / SHORT_TOKENS) ** draw.random()
     return round(prompt), round(16 * 8 ** draw.random())

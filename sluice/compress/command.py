@@ -1,4 +1,4 @@
-"""`sluice compress`: what compression would leave of a prompt, what goes and why."""
+"""`sluice compress`: show which parts of a prompt compression removes, and why."""
 
 import json
 import os
@@ -36,13 +36,13 @@ def compress(
         typer.Argument(help="A request or messages as JSON, or plain text; stdin without it."),
     ] = None,
     budget: BudgetOption = 4096,
-    question: Annotated[str | None, typer.Option(help="Asked of a plain text.")] = None,
+    question: Annotated[str | None, typer.Option(help="Question about a plain text.")] = None,
     bytes_per_token: RatioOption = _BYTES_PER_TOKEN,
     tokenizer: Annotated[
         Path | None, typer.Option(help="The model's tokenizer.json: counts exactly.")
     ] = None,
     profile: Annotated[str, typer.Option(help="default or paper.")] = "default",
-    max_cut: Annotated[float, typer.Option(min=0.0, max=0.99, help="Most that may go.")] = 0.5,
+    max_cut: Annotated[float, typer.Option(min=0.0, max=0.99, help="Largest share to cut.")] = 0.5,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File for what is left of the prompt; - is stdout."),
@@ -52,12 +52,12 @@ def compress(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Its name; else the first it lists.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How often each prompt is asked.")] = 10,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the judge's answers.")] = 0.7,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the judge.")] = 0.7,
     as_json: JsonOption = False,
 ) -> None:
-    """Compress a prompt and show what goes and why. Exit code 1 when it is refused.
+    """Compress a prompt and show what is removed and why. Exit code 1 when it is refused.
 
-    The judge's key is taken from SLUICE_JUDGE_KEY. It is sent both prompts.
+    The judge's key is taken from SLUICE_JUDGE_KEY. The judge receives both prompts.
     """
     if as_json and out == _STDOUT:
         stop("--json and -o - both write to stdout: give -o a file", 2)
@@ -85,7 +85,7 @@ def compress(
 
 
 def _write(out: Path, given: "Given", found: "Compressed[Any]") -> None:
-    """What is left: a text where a text was given, else JSON."""
+    """Write the compressed prompt: text for a text, otherwise JSON."""
     if given.plain:
         text = found.body[-1]["content"]
     else:
@@ -178,7 +178,7 @@ def _show(console: Console, found: "Found") -> None:
         console.print("[green]it fits as it is[/]")
         return
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    # Those never give way to the text, however narrow the terminal is.
+    # The other columns never shrink in favour of the text, however narrow the terminal is.
     for name, width in (("", 1), ("tier", 9), ("score", 5)):
         table.add_column(name, justify="right" if name == "score" else "left", min_width=width)
     table.add_column("text", overflow="ellipsis", no_wrap=True, ratio=1)

@@ -1,4 +1,4 @@
-"""What `sluice compress` is given: a text, chat messages, or a request to any endpoint."""
+"""Input of `sluice compress`: a text, chat messages, or a request to any endpoint."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,17 +14,18 @@ _TEXTS = ("text", "input_text", "output_text")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A prompt, as its endpoint has it."""
+    """A prompt in the form of its endpoint."""
 
     kind: Kind
     body: Any
-    """chat: messages; completions: the text; responses and messages: those members of the
-    request that hold text."""
+    """chat: messages; completions: the text; responses and messages: the members of the request
+    that hold text.
+    """
     plain: bool = False
-    """It was a text, with or without a question; its message is the only one."""
+    """Whether the input was a text, with or without a question; it is the only message."""
 
     def compressor(self) -> Callable[..., "Compressed[Any] | Refused"]:
-        """The compressor's function for such a body."""
+        """The compressor's function for this body."""
         import compressor
 
         by_kind: Mapping[Kind, Callable[..., Compressed[Any] | Refused]] = {
@@ -37,7 +38,7 @@ class Given:
 
 
 def given_of(text: str, question: str | None) -> Given:
-    """The prompt in `text`, with a question put to it. Raises ValueError with what to change."""
+    """Parse the prompt in `text` and add a question; raises ValueError saying what to change."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -55,7 +56,7 @@ def given_of(text: str, question: str | None) -> Given:
 
 
 def as_chat(kind: Kind, body: Any) -> list[dict[str, Any]]:
-    """The text of a body as chat messages, for a judge: every engine has that endpoint."""
+    """The body's text as chat messages for a judge, since every engine has that endpoint."""
     if kind == "chat":
         return list(body)
     if kind == "completions":
@@ -70,7 +71,7 @@ def as_chat(kind: Kind, body: Any) -> list[dict[str, Any]]:
 
 
 def _request(found: object) -> Given | None:
-    """A request's prompt; None where it is no request."""
+    """A request's prompt; None if the value is no request."""
     if not isinstance(found, dict):
         return None
     if _is_chat(found.get("messages")):
@@ -97,7 +98,7 @@ def _asked(messages: list[dict[str, Any]], question: str) -> list[dict[str, Any]
 
 
 def _flat(content: object) -> str:
-    """The text of a content, which may be in parts."""
+    """The text of a content that may consist of parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

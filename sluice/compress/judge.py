@@ -1,7 +1,7 @@
-"""Does a model of the user's own answer the compressed prompt as it answers the full one?
+"""Compare a model's answers to the compressed prompt with its answers to the full prompt.
 
-Each sample asks both and compares the answers word by word. The same comparison among the full
-prompt's own answers says how much of the difference is the model's chance.
+Each sample asks both and compares the answers word by word. Comparing the full prompt's own
+answers with one another shows how much of the difference is the model's randomness.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 
 AGREE_F1: Final = 0.6
-"""Answers agree when they share this much of their words, or one holds the other."""
+"""Least word F1 at which answers agree; an answer that contains the other agrees too."""
 _Z: Final = 1.959964
 _WORD: Final = re.compile(r"\w+")
 Messages = Sequence[Mapping[str, Any]]
@@ -34,12 +34,12 @@ class Verdict:
     low: float
     high: float
     self_agreement: float | None
-    """Share of neighbouring answers to the full prompt that agree; None with one sample."""
+    """Share of successive answers to the full prompt that agree; None with one sample."""
     full_tokens: int
     compressed_tokens: int
-    """Prompt tokens as the engine reports them; 0 if it does not."""
+    """Prompt tokens as the engine reports them; 0 if it reports none."""
     answers: tuple[tuple[str, str], ...]
-    """(to the full prompt, to the compressed one) of each sample."""
+    """Each sample's answers to the full and to the compressed prompt."""
 
     @property
     def agreement(self) -> float:
@@ -76,7 +76,7 @@ def judge(
 
 
 def agree(first: str, second: str) -> bool:
-    """Whether two answers say the same, by their words."""
+    """Whether two answers agree, by their words."""
     a, b = _WORD.findall(first.lower()), _WORD.findall(second.lower())
     if not a or not b:
         return a == b
@@ -97,7 +97,7 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 def asker(
     client: httpx.Client, base_url: str, model: str | None, key: str | None, temperature: float
 ) -> Callable[[Messages, int], tuple[str, int]]:
-    """Asks an OpenAI-compatible server; `model` None takes the first it lists."""
+    """A function that asks an OpenAI-compatible server; `model` None takes the first it lists."""
     root = base_url.rstrip("/")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     chosen = model or _first_model(client, root, headers)

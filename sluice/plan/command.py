@@ -1,4 +1,4 @@
-"""`sluice plan`: the cheapest fleet for a workload, and what others would cost."""
+"""`sluice plan`: the cheapest fleet for a workload, and the cost of alternatives."""
 
 import json
 import time
@@ -45,7 +45,7 @@ RateOption = Annotated[
     float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
 ]
 GammaOption = Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")]
-DtypeOption = Annotated[str | None, typer.Option(help="Of the weights: bf16, fp8, int4.")]
+DtypeOption = Annotated[str | None, typer.Option(help="Type of the weights: bf16, fp8, int4.")]
 NodeOption = Annotated[Path | None, typer.Option(help="A measured node (JSON).")]
 PlotOption = Annotated[Path | None, typer.Option(help="Folder for plots.")]
 
@@ -72,11 +72,11 @@ def plan(
         int | None, typer.Option(min=1, help="Tensor parallelism. [default: what fits]")
     ] = None,
     dtype: DtypeOption = None,
-    usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Instead of ours.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Replaces our price.")] = None,
     profile: NodeOption = None,
     max_model_len: WindowOption = None,
     max_pools: Annotated[int, typer.Option(min=1, max=8, help="Pools at most.")] = 3,
-    spare: Annotated[int, typer.Option(min=0, help="Nodes more per pool: N + this.")] = 0,
+    spare: Annotated[int, typer.Option(min=0, help="Spare nodes per pool: N + this.")] = 0,
     availability: Annotated[float, typer.Option(help="Share of time a node is up.")] = 1.0,
     input_share: InputShareOption = None,
     fields: FieldsOption = None,
@@ -155,7 +155,7 @@ def plan(
 
 
 def need_libraries() -> None:
-    """Exit 2 where the extra is not installed."""
+    """Exit with code 2 if the extra is not installed."""
     try:
         import scipy.special  # noqa: F401
     except ImportError:
@@ -164,7 +164,7 @@ def need_libraries() -> None:
 
 
 def _verify(found: "Plan", requests: int, console: Console, *, as_json: bool) -> "Verification":
-    """Simulate under a progress bar, and print what came of it."""
+    """Simulate under a progress bar and print the result."""
     from rich.progress import Progress
 
     from planner.errors import PlanError

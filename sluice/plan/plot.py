@@ -1,4 +1,4 @@
-"""Plots of a plan: cost over B x gamma, lengths with the band shaded, plan against simulation."""
+"""Plots of a plan: cost over B x gamma, lengths with the compression window, simulated figures."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
 
 def draw(plan: Plan, folder: Path, checked: Verification | None = None) -> list[Path]:
-    """Write the plots that there are figures for; returns their files."""
+    """Draw the plots for which there is data; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"plan-distribution.png": _distribution(plan)}
     if plan.grid and np.isfinite(np.array(plan.grid)).any():
@@ -78,7 +78,7 @@ def _beside(axes: Axes, names: list[str], values: list[list[float]]) -> None:
 
 
 def _off(pool: PoolVerdict) -> tuple[float, float]:
-    """Of the 95 % bounds, milliseconds below and above; none where there are none."""
+    """Distance to the 95 % bounds below and above, milliseconds; zeros if there are none."""
     bounds = pool.ttft_p99
     if bounds is None:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What `plan` and `whatif` share: where a workload comes from, and how a question is put."""
+"""Options shared by `plan` and `whatif`: the source of the workload, and the question."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _PROM_RANGE = "7d"
 
 
 class Kinds(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds of node as the command line names them."""
+    """Kinds of node as named on the command line."""
 
     gpus: Sequence[str] = ()
     short: str | None = None
@@ -37,7 +37,7 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
     profile: Path | None = None
 
     def node(self, gpu: str) -> NodeProfile:
-        """By name of the GPU."""
+        """The node for a GPU's name."""
         return profile_for(
             gpu,
             self.model,
@@ -47,7 +47,7 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def nodes(self) -> tuple[NodeProfile, ...]:
-        """Those every pool may choose from; a measured profile wins over names."""
+        """Kinds that every pool may use; a measured profile wins over names."""
         if self.profile is not None:
             origin = str(self.profile)
             try:
@@ -61,7 +61,7 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
 def load_workload(
     source: str, *, fields: str | None = None, input_share: float | None = None
 ) -> Workload:
-    """From a name, a file or URLs; PlanError says what to change."""
+    """Load a workload from a name, a file or URLs; PlanError says what to change."""
     mapped: FieldMap | None = parse_field_map(fields) if fields else None
     kind, _, rest = source.partition(":")
     if source in SHIPPED:
@@ -104,7 +104,7 @@ def make_question(
     spare_nodes: int = 0,
     availability: float = 1.0,
 ) -> Question:
-    """The question as the command line puts it; PlanError says what to change."""
+    """Build the question from the command line; PlanError says what to change."""
     if rate is None:
         rate = workload.rate_per_s
         if rate is None:
@@ -129,14 +129,14 @@ def make_question(
         b_short=_boundaries(b_short),
         gamma=_gamma(gamma),
         compressible=compressible,
-        # The papers cut as much as it takes.
+        # The papers cut as much as is needed.
         max_cut=1.0 if mode in {"paper", "exact"} else max_cut,
         most_pools=most_pools,
     )
 
 
 def refuse(error: PlanError, *, as_json: bool) -> NoReturn:
-    """Say what is wrong and what to change; exit code 2."""
+    """Print the problem and what to change; exit with code 2."""
     if as_json:
         body: dict[str, Any] = {"ok": False, "problem": error.problem, "fix": error.fix}
         typer.echo(json.dumps(body, indent=2))
@@ -155,7 +155,7 @@ def _boundaries(text: str) -> tuple[int, ...]:
 
 
 def _compressible(text: str) -> tuple[float, dict[str, float]]:
-    """p_c of all, or of each category."""
+    """p_c for all requests, or by category."""
     try:
         if "=" not in text:
             return float(text), {}

@@ -1,4 +1,4 @@
-"""A plan for people (tables, sentences) and for machines (JSON)."""
+"""Present a plan as tables and sentences, or as JSON."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from sluice.plan.verify import Verification, verification_json
 
 
 def plan_json(plan: Plan, elapsed_ms: float, checked: Verification | None = None) -> dict[str, Any]:
-    """The documented shape; what has no value is null."""
+    """The plan as documented JSON; missing values are null."""
     question, chosen = plan.question, plan.chosen
     boundaries = chosen.boundaries
     return {
@@ -57,7 +57,7 @@ def plan_json(plan: Plan, elapsed_ms: float, checked: Verification | None = None
 
 
 def show_plan(plan: Plan, elapsed_ms: float, console: Console) -> None:
-    """Tables and sentences, one page."""
+    """Print tables and sentences, one page."""
     question = plan.question
     goals = question.goals
     slo = f"P99 TTFT {1000 * goals.ttft_s:g} ms"
@@ -78,7 +78,7 @@ def show_plan(plan: Plan, elapsed_ms: float, console: Console) -> None:
 
 def _alternatives(plan: Plan) -> list[FleetPlan]:
     fleets = [plan.one_by_slots, plan.one_paged]
-    # Without a grid no pair of pools was asked for.
+    # Without a grid, no pair of pools was tried.
     fleets += [plan.two, plan.compressed] if plan.grid else []
     fleets += plan.splits
     return fleets if plan.chosen in fleets else [*fleets, plan.chosen]
@@ -124,7 +124,7 @@ def _pools_table(fleet: FleetPlan) -> Table:
 
 
 def _answers(plan: Plan) -> Iterator[str]:
-    """What one pool, two pools and compression would change."""
+    """The effects of one pool, two pools and compression."""
     if plan.equal_nodes is not None:
         yield from _equal_lines(plan.equal_nodes)
     if plan.retrofit_nodes is not None and plan.codesign_nodes is not None:

@@ -1,4 +1,4 @@
-"""`sluice plan --verify`: the chosen fleet in the simulator, beside what was planned of it."""
+"""`sluice plan --verify`: simulate the chosen fleet and compare it with the plan."""
 
 import math
 import time
@@ -29,7 +29,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     planned: tuple[PoolPlan, ...]
     verdict: Verdict
     slots: tuple[int, ...]
-    """Sequences that a simulated node may run, by pool: with pages more than are planned for."""
+    """Sequences that a simulated node may run, by pool; with paged KV more than planned for."""
     goals: Goals
     counting: Counting
     elapsed_s: float
@@ -41,7 +41,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slots_used(self) -> tuple[float, ...]:
-        """Simulated, by pool: share of the slots that were planned for; above 1 with pages."""
+        """Simulated share of the planned slots, by pool; can exceed 1 with paged KV."""
         return tuple(
             seen.utilisation * slots / planned.slots_per_node
             for planned, seen, slots in zip(
@@ -51,12 +51,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short_runs(self) -> tuple[PoolVerdict, ...]:
-        """Pools whose run says less than it should."""
+        """Pools whose run is too short for reliable figures."""
         return tuple(pool for pool in self.verdict.pools if pool.short_run)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How far the figures can be trusted."""
+        """Caveats about the figures."""
         return tuple(line for pool in self.verdict.pools for line in _notes(pool, self.goals))
 
 
@@ -69,8 +69,8 @@ def verify(
 ) -> Verification:
     """Simulate the chosen fleet's serving nodes, pool by pool, under Poisson arrivals.
 
-    Engines allocate KV as the plan's mode counts it. `most_requests`: drawn for each pool's
-    run, those of other pools included. PlanError where the plan has no fleet.
+    Engines allocate KV as the plan's mode counts it. `most_requests` limits the requests drawn for
+    each pool's run, those of other pools included. Raises PlanError if the plan has no fleet.
     """
     question = plan.question
     counting: Counting = "paged" if question.mode == "paged" else "slots"
@@ -102,7 +102,7 @@ def verify(
 
 
 def verification_json(checked: Verification) -> dict[str, Any]:
-    """Planned beside simulated, seconds; what was not measured is null."""
+    """Planned and simulated figures, in seconds; null if not measured."""
     return {
         "counting": checked.counting,
         "elapsed_s": checked.elapsed_s,
@@ -115,7 +115,7 @@ def verification_json(checked: Verification) -> dict[str, Any]:
 
 
 def show_verification(checked: Verification, console: Console) -> None:
-    """Planned beside simulated, the answer, and how far to trust it."""
+    """Print planned and simulated figures, the verdict and caveats."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("pool", "simulated", *_TITLES):
         left = column in {"pool", "simulated"}
@@ -168,7 +168,7 @@ def _notes(pool: PoolVerdict, goals: Goals) -> list[str]:
 
 
 def _rounded(requests: float) -> int:
-    """Up, to two digits."""
+    """Round up to two digits."""
     digits = int(10.0 ** max(0, len(str(ceil(requests))) - 2))
     return digits * ceil(requests / digits)
 

@@ -1,4 +1,4 @@
-"""One request through a running gateway: sent, read to its end, timed."""
+"""Send one request through a running gateway, read the answer to its end, and time it."""
 
 import contextlib
 import time
@@ -15,38 +15,38 @@ _COMPRESSED: Final = "x-sluice-compressed"
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one request; times on the clock of `time.perf_counter`."""
+    """The result of one request; times are on the clock of `time.perf_counter`."""
 
     due_s: float
-    """When it should have been sent: times count from here."""
+    """When it should have been sent; latencies count from here."""
     sent_s: float
     first_s: float | None = None
-    """None where no token came."""
+    """None if no token came."""
     last_s: float | None = None
     prompt_tokens: int = 0
-    """As usage tells it, less what was cached."""
+    """Prompt tokens by usage, less cached ones."""
     output_tokens: int = 0
     tpot_s: float | None = None
     pool: str | None = None
-    """None where no gateway said so."""
+    """None if no gateway named a pool."""
     compressed: bool = False
     error: str | None = None
-    """Status and words, or what broke."""
+    """HTTP status and message, or the connection's error."""
 
     @property
     def ttft_s(self) -> float | None:
-        """From when it was due."""
+        """Seconds from due time to first token."""
         return None if self.first_s is None or self.error else self.first_s - self.due_s
 
 
 class ReplayClient(EngineClient):
-    """As `sluice calibrate` asks an engine, and with what the gateway says in its headers."""
+    """Client like that of `sluice calibrate`, which also reads the gateway's headers."""
 
     who: ClassVar[str] = "the gateway"
     key_option: ClassVar[str] = "--api-key-env"
 
     async def send(self, text: str, output_tokens: int, due_s: float) -> Answered:
-        """Never raises but for cancellation."""
+        """Send one request; raises nothing but cancellation."""
         parts: list[tuple[float, bytes]] = []
         told: dict[str, Any] = {"due_s": due_s, "sent_s": time.perf_counter()}
         request = self._http.build_request("POST", self.path, json=self._body(text, output_tokens))
@@ -77,7 +77,7 @@ class ReplayClient(EngineClient):
 
     def _body(self, text: str, output_tokens: int) -> dict[str, Any]:
         body = super()._body(text, output_tokens)
-        # Usage once: in every chunk it would double what all have to read.
+        # Usage once at the end: in every chunk it would double the bytes to read.
         options = body.get("stream_options")
         if options is not None:
             body["stream_options"] = {"include_usage": True}

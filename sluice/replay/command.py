@@ -1,4 +1,4 @@
-"""`sluice replay`: a log's or a trace's requests through a running gateway; does the SLO hold?"""
+"""`sluice replay`: send a log's or a trace's requests through a running gateway, check the SLO."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def replay(
     rate: Annotated[
         float | None, typer.Option(help="Requests/s. [default: as the log has it]")
     ] = None,
-    speed: Annotated[float, typer.Option(help="So many times as fast as the log.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Speed relative to the log.")] = 1.0,
     arrivals: Annotated[
         Literal["recorded", "poisson"], typer.Option(help="The log's times, or its lengths only.")
     ] = "recorded",
@@ -44,16 +44,16 @@ def replay(
     ] = None,
     model: Annotated[str | None, typer.Option(help="[default: the only one served]")] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(help="Variable of the environment that holds the client's key.")
+        str | None, typer.Option(help="Environment variable that holds the client's key.")
     ] = None,
-    most_open: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 2000,
+    most_open: Annotated[int, typer.Option(min=1, help="Most requests open at once.")] = 2000,
     warm_up: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not judged.")
     ] = 0.1,
     slo_ttft_ms: TtftOption = 500.0,
     slo_tpot_ms: TpotOption = None,
     fields: FieldsOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of Poisson arrivals and drawn lengths.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and drawn lengths.")] = 0,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -130,7 +130,7 @@ def _asks(
 def _run(
     url: str, model: str | None, key: str | None, asks: list["Ask"], most_open: int
 ) -> tuple[str, "Replayed"]:
-    """Under a progress bar: the model's name, and what became of all requests."""
+    """Replay under a progress bar; returns the model's name and all results."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     stderr = Console(stderr=True)
@@ -182,7 +182,7 @@ async def _talk(
 
 @contextlib.contextmanager
 def _stopped_by_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C ends the sending, a second one the program."""
+    """The first Ctrl-C stops sending, a second one ends the program."""
     loop = asyncio.get_running_loop()
 
     def first() -> None:

@@ -1,4 +1,4 @@
-"""What is replayed: requests of a log or a trace with their times, or drawn from a workload."""
+"""Requests to replay: from a log or a trace with times, or drawn from a workload."""
 
 from typing import Final, Literal
 
@@ -20,7 +20,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request to send."""
 
     at_s: float
-    """From the start."""
+    """Seconds from the start."""
     prompt_tokens: int
     output_tokens: int
     category: str | None = None
@@ -35,9 +35,9 @@ def from_recording(
     duration_s: float | None,
     seed: int,
 ) -> list[Ask]:
-    """The recording in its order: at its own times or as Poisson, repeated up to `duration_s`.
+    """The recording in its order, at its own or Poisson times, repeated up to `duration_s`.
 
-    `rate_per_s` wins over `speed`; PlanError for either that is not above 0.
+    `rate_per_s` wins over `speed`; raises PlanError unless both are above 0.
     """
     if not speed > 0 or (rate_per_s is not None and not rate_per_s > 0):
         raise PlanError("a rate or speed of 0 or less", "give one above 0")

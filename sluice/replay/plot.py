@@ -11,7 +11,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def draw(done: Replayed, folder: Path, slo_s: float) -> Path:
-    """Write it; returns its file."""
+    """Draw the plot; returns its file."""
     folder.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)

@@ -1,4 +1,4 @@
-"""What a replay found: times by pool, errors, and whether the SLO held."""
+"""Results of a replay: times by pool, errors, and whether the SLO held."""
 
 import math
 from collections.abc import Sequence
@@ -13,43 +13,43 @@ from sluice.replay.client import Answered
 from sluice.replay.run import Replayed, commonest
 
 FEWEST_JUDGED: Final = 100
-"""A pool that answered fewer requests has no P99 to judge."""
+"""Fewest answered requests for judging a pool's P99."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool's requests after the warm-up, or all; seconds, infinite for failed requests."""
+    """Requests of one pool, or of all, after the warm-up; seconds, infinite for failed requests."""
 
     name: str
     requests: int
     share: float
     ttft_s: tuple[float, float, float]
-    """P50, P90, P99 of all requests, failed ones at the end."""
+    """P50, P90, P99 of all requests; failed ones count as infinite."""
     tpot_s: tuple[float, float, float]
     faults: tuple[str, ...] = ()
-    """Why the SLO does not hold; empty where it does, or is not judged."""
+    """Why the SLO does not hold; empty if it holds or is not judged."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The whole replay's results."""
 
     url: str
     model: str
     sent: int
     judged: int
-    """Those due after the warm-up."""
+    """Requests due after the warm-up."""
     failed: int
-    """Of all."""
+    """Failed requests, warm-up included."""
     errors: tuple[tuple[str, int], ...]
     rate_per_s: float
-    """Sent."""
+    """Rate of requests sent."""
     duration_s: float
     compressed: int
     late_p99_s: float
     most_open: int
     stopped: bool
     prompt_ratio: float | None
-    """Prompt tokens that engines counted, over those asked for."""
+    """Prompt tokens counted by engines, relative to those intended."""
     slo_ttft_s: float
     slo_tpot_s: float | None
     whole: Part
@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> list[str]:
-        """How far the figures can be trusted."""
+        """Caveats about the figures."""
         found = []
         if self.stopped:
             found.append("stopped early")
@@ -88,7 +88,7 @@ def report(
     slo_tpot_s: float | None,
     warm_up: float,
 ) -> Report:
-    """`warm_up`: the share of the time whose requests are not judged."""
+    """Evaluate a replay; `warm_up` is the share of the time whose requests are not judged."""
     span_s = done.asks[-1].at_s
     judged = [a for a in done.answers if a.due_s - done.started_s >= warm_up * span_s]
     whole = _part("all", judged, len(judged), slo_ttft_s, slo_tpot_s, least=1)
@@ -122,13 +122,13 @@ def report(
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many are within; NaN of none."""
+    """The smallest value that a share of all values does not exceed; NaN if there are none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def report_json(found: Report) -> dict[str, Any]:
-    """For machines; what is not known or has no end is null."""
+    """The report as JSON; unknown and infinite values are null."""
     return {
         "url": found.url,
         "model": found.model,
@@ -152,7 +152,7 @@ def report_json(found: Report) -> dict[str, Any]:
 
 
 def show(found: Report, console: Console) -> None:
-    """A table, the verdict, and how far to trust it."""
+    """Print a table, the verdict and caveats."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("pool", "requests", "share", "TTFT P50", "P90", "P99", "TPOT P50", "P99"):
         table.add_column(column, justify="left" if column == "pool" else "right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Sending requests when they are due, whatever becomes of those before: an open loop."""
+"""Send requests when they are due, whatever became of earlier ones: an open loop."""
 
 import asyncio
 import time
@@ -13,29 +13,29 @@ from sluice.replay.load import Ask
 from sluice.replay.texts import Texts
 
 LET_FINISH_S: Final = 30.0
-"""How long requests may run on once nothing more is sent."""
+"""Seconds that running requests get to finish after sending stops."""
 _AHEAD_S: Final = 0.5
 
 Say = Callable[[int, int], None]
-"""Told (sent, ended), now and then."""
+"""Progress callback, called now and then with (sent, ended)."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was sent, in order."""
+    """All requests that were sent, in order."""
 
     asks: tuple[Ask, ...]
     answers: tuple[Answered, ...]
-    """Of the same length; those that were let go are errors."""
+    """One result per request; abandoned requests are errors."""
     started_s: float
     ended_s: float
     stopped: bool
-    """Somebody ended it early."""
+    """Whether the user stopped it early."""
     most_open: int
-    """Requests that ran at once, at most."""
+    """Most requests open at once."""
 
     @property
     def late_s(self) -> list[float]:
-        """How late each was sent: behind the limit of requests at once, or by a busy machine."""
+        """How late each was sent, because of the limit on open requests or a busy machine."""
         return [answer.sent_s - answer.due_s for answer in self.answers]
 
 
@@ -48,11 +48,11 @@ async def replay(
     stop: asyncio.Event,
     say: Say,
 ) -> Replayed:
-    """Send all; `stop` ends the sending, and what runs may end within LET_FINISH_S."""
+    """Send all; `stop` ends the sending, and running requests get LET_FINISH_S to finish."""
     run = _Run(client, asks, most_open)
     started_s = time.perf_counter() + 0.1
     for index, ask in enumerate(asks):
-        # The text is made before it is due: that takes time.
+        # The text is generated ahead of the due time, since that takes time.
         text = texts.prompt(ask.category or "prose", ask.prompt_tokens)
         due_s = started_s + ask.at_s
         if not await _until(due_s, stop):
@@ -71,7 +71,7 @@ async def replay(
 
 
 class _Run:
-    """Requests under way, and what became of them."""
+    """Open requests and results."""
 
     def __init__(self, client: ReplayClient, asks: Sequence[Ask], most_open: int) -> None:
         self._client = client
@@ -84,16 +84,16 @@ class _Run:
 
     @property
     def sent(self) -> int:
-        """So far."""
+        """Requests sent so far."""
         return len(self._due)
 
     @property
     def ended(self) -> int:
-        """So far."""
+        """Requests ended so far."""
         return len(self._answers)
 
     async def start(self, index: int, text: str, due_s: float) -> None:
-        """Send one, once there is a place for it."""
+        """Send one request as soon as the limit on open requests allows."""
         await self._places.acquire()
         self._due.append(due_s)
         task = asyncio.create_task(self._send(index, text, due_s))
@@ -102,7 +102,7 @@ class _Run:
         task.add_done_callback(self._closed)
 
     async def finish(self, say: Callable[[], None]) -> None:
-        """Let what runs end; what takes too long is left."""
+        """Let running requests end; abandon those that take too long."""
         until_s = time.perf_counter() + LET_FINISH_S
         while self._open and time.perf_counter() < until_s:
             await asyncio.wait(self._open, timeout=0.2)
@@ -112,7 +112,7 @@ class _Run:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def answer(self, index: int) -> Answered:
-        """Of a request that was sent."""
+        """The result of a request that was sent."""
         due_s = self._due[index]
         missing = Answered(due_s=due_s, sent_s=due_s, error="not ended in time")
         return self._answers.get(index, missing)
@@ -127,7 +127,7 @@ class _Run:
 
 
 async def _until(due_s: float, stop: asyncio.Event) -> bool:
-    """Wait for a time; False once it should stop."""
+    """Wait until a time; False if stopped before."""
     while (wait_s := due_s - time.perf_counter()) > 0 and not stop.is_set():
         try:
             async with asyncio.timeout(min(wait_s, _AHEAD_S)):
@@ -135,10 +135,10 @@ async def _until(due_s: float, stop: asyncio.Event) -> bool:
         except TimeoutError:
             pass
     if due_s <= time.perf_counter():
-        await asyncio.sleep(0)  # late: others' bytes come first
+        await asyncio.sleep(0)  # late: first let the loop read other requests' bytes
     return not stop.is_set()
 
 
 def commonest(answers: Sequence[Answered], most: int = 5) -> list[tuple[str, int]]:
-    """Errors with how often, the most frequent first."""
+    """Errors with their counts, the most frequent first."""
     return Counter(a.error for a in answers if a.error).most_common(most)

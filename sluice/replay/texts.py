@@ -1,4 +1,4 @@
-"""Prompts of a wanted length and kind, each unlike all others, so that no prefix is cached."""
+"""Prompts of a given length and kind, each different from its beginning: no prefix is cached."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -58,24 +58,24 @@ KINDS: Final[dict[str, Callable[[random.Random], str]]] = {
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a prompt of one kind: fixed ones, and those of each piece."""
+    """Tokens of a prompt of one kind: a fixed number, and those of each piece."""
 
     fixed: float
     per_piece: float
 
 
 class Texts:
-    """Makes prompts once the lengths of pieces are known."""
+    """Generates prompts once the pieces' lengths are learned."""
 
     def __init__(self, seed: int | None = None) -> None:
-        """`seed` None: other prompts each time, which an engine cannot have cached."""
+        """`seed` None gives different prompts each time, which an engine cannot have cached."""
         self._draw = random.Random(seed)
         self._scales: dict[str, Scale] = {}
 
     async def learn(self, kinds: set[str], count: Callable[[str], Awaitable[int | None]]) -> None:
-        """Find out how many tokens each kind's pieces take; `count` is the engine's tokenizer.
+        """Learn how many tokens each kind's pieces take; `count` is the engine's tokenizer.
 
-        Where it does not tell, four bytes are taken for a token.
+        Without a count, four bytes are taken as one token.
         """
         for kind in sorted({kind_of(k) for k in kinds}):
             one, many = "a", self._pieces(kind, _MANY)
@@ -85,12 +85,12 @@ class Texts:
             self._scales[kind] = Scale(fixed=fixed, per_piece=per_piece)
 
     def prompt(self, kind: str, tokens: int) -> str:
-        """About so many tokens of that kind, template included."""
+        """A prompt of about so many tokens of that kind, template included."""
         kind = kind_of(kind)
         scale = self._scales[kind]
         pieces = max(0.0, (tokens - scale.fixed) / scale.per_piece)
         whole = self._pieces(kind, int(pieces) + 1)
-        # The last piece is cut where it would be too much.
+        # Shorten the last piece if it would exceed the length.
         last = len(whole) / (int(pieces) + 1)
         return whole[: max(1, round(last * pieces))]
 
@@ -100,5 +100,5 @@ class Texts:
 
 
 def kind_of(category: str | None) -> str:
-    """The kind of text for a category; prose for what is not known."""
+    """The kind of text for a category; prose for unknown ones."""
     return category if category in KINDS else "prose"

@@ -1,4 +1,4 @@
-"""`sluice simulate`: a fleet under a workload, in virtual time; does it hold the SLO?"""
+"""`sluice simulate`: run a fleet under a workload in virtual time and check the SLO."""
 
 import json
 import time
@@ -60,8 +60,8 @@ def simulate(
         typer.Option(help="paged: KV by block (vLLM). slots: a window each (papers)."),
     ] = "paged",
     dispatch: Annotated[Dispatch, typer.Option(help="Choice of node in a pool.")] = "least-loaded",
-    gpu: Annotated[str, typer.Option(help="Of a node.")] = "A100",
-    model: Annotated[str, typer.Option(help="In the catalogue.")] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="The nodes' GPU.")] = "A100",
+    model: Annotated[str, typer.Option(help="The model's name in the catalogue.")] = "llama-3-70b",
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism.")] = None,
     dtype: DtypeOption = None,
     profile: NodeOption = None,
@@ -96,7 +96,7 @@ def simulate(
     from sluice.plan.question import Kinds, load_workload, refuse
     from sluice.simulate.scenario import Scenario, prepare
 
-    # Before all else: what is wrong with the file is told with its lines.
+    # First of all: errors in the file are reported with their lines.
     served = None if config is None else _model_of(config, serves, as_json=as_json)
     try:
         kinds = Kinds(
@@ -145,7 +145,7 @@ def _run(
     *,
     as_json: bool,
 ) -> bool:
-    """Simulate, report, draw; whether the goals hold."""
+    """Simulate, report and draw; returns whether the goals hold."""
     from simulator.experiments.fleet_verdicts import Goals
     from simulator.fleet.fleet import simulate as run
     from simulator.fleet.summary import summarise
@@ -179,7 +179,7 @@ def _run(
 
 
 def _progress() -> "Progress":
-    """On stderr, and gone at the end; nothing where no terminal is."""
+    """A progress bar on stderr that vanishes at the end; none without a terminal."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
@@ -187,7 +187,7 @@ def _progress() -> "Progress":
 
 
 def _model_of(config: Path, name: str | None, *, as_json: bool) -> "ModelConfig":
-    """The model that is meant; exit code 2 when the file or the name is bad."""
+    """The selected model; exit code 2 if the file or the name is bad."""
     from planner.errors import PlanError
     from sluice.plan.question import refuse
 

@@ -13,7 +13,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def draw(spec: FleetSpec, outcome: Outcome, folder: Path, slo_s: float) -> list[Path]:
-    """Write both plots; returns their files."""
+    """Draw both plots; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     found = series(spec, outcome)
     files = [folder / "simulate-ttft.png", folder / "simulate-utilisation.png"]
@@ -27,7 +27,7 @@ def _ttft(found: tuple[Series, ...], slo_s: float) -> Figure:
     axes = figure.add_subplot()
     for pool, colour in zip(found, _COLOURS * len(found), strict=False):
         axes.plot(pool.at_s, 1000 * pool.ttft_p50_s, color=colour, lw=1, ls=":")
-        # Points too: a pool of few requests has gaps, and no line between them.
+        # Points too: a pool of few requests has gaps, where no line is drawn.
         label = f"{pool.name}: P99 (dotted: P50)"
         axes.plot(pool.at_s, 1000 * pool.ttft_p99_s, color=colour, lw=1.5, marker=".", label=label)
     axes.axhline(1000 * slo_s, color="black", lw=1, ls="--", label="SLO")

@@ -1,4 +1,4 @@
-"""A trace as it happened: times and both lengths of every request, for `--arrivals recorded`."""
+"""A recorded trace: times and both lengths of every request, for `--arrivals recorded`."""
 
 import csv
 import io
@@ -17,14 +17,14 @@ from simulator.fleet.traffic import Floats, Ints, Traffic
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests in order of time; columns of one length."""
+    """Requests by time; columns of equal length."""
 
     at_s: Floats
-    """From the first one."""
+    """Seconds from the first request."""
     prompts: Ints
     answers: Ints
     categories: tuple[str, ...]
-    """What each holds; empty where that is not known."""
+    """Category of each request; empty if not known."""
 
 
 _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
@@ -33,9 +33,9 @@ _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
 def read_traffic(
     path: Path, *, fields: str | None, rate_per_s: float | None, requests: int | None
 ) -> Traffic:
-    """The trace from its first request on, in order of time; at another rate if one is given.
+    """The trace from its first request on, in order of time, optionally scaled to another rate.
 
-    `requests`: the first so many. PlanError as `read_recorded`.
+    `requests` limits the number read. Raises PlanError as `read_recorded`.
     """
     found = read_recorded(path, fields=fields, requests=requests)
     try:
@@ -50,8 +50,8 @@ def read_recorded(
 ) -> Recorded:
     """A trace's requests in order of time, from its first one on.
 
-    Requests that were not served, or whose lengths are not known, are left out; PlanError
-    where none has a time.
+    Requests that were not served, or whose lengths are not known, are left out. Raises PlanError if
+    no request has a time.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -84,13 +84,13 @@ def _records(text: str, name: str) -> Iterable[Mapping[str, Any]]:
         lines = [msgspec.json.decode(line, type=dict) for line in text.splitlines() if line.strip()]
     except msgspec.MsgspecError as error:
         raise PlanError(f"{name}: {error}", "give one JSON object a line") from None
-    # The gateway's log tells of its token pools, too; those lines are no requests.
+    # The gateway's log also has lines about token pools; they are not requests.
     return [readable(line) for line in lines if not {"schema", "event", "unix_s"} <= line.keys()]
 
 
 def _recognised(record: Mapping[str, Any], name: str) -> FieldMap:
     for known in KNOWN:
-        # A gateway's log may begin with a refusal, which has no lengths.
+        # A gateway's log may begin with a refused request, which has no lengths.
         needed = known.marks if known.outcome else (known.prompt, known.answer, *known.marks)
         if known.time in record and all(field in record for field in needed):
             return known
@@ -111,13 +111,13 @@ def _row(record: Mapping[str, Any], fields: FieldMap) -> tuple[float, int, int, 
 
 
 def _seconds(value: object, unit_s: float) -> float | None:
-    """A number of units, or a date and time; None for anything else."""
+    """Seconds of a number of units, or of a date and time; None for anything else."""
     try:
         return float(str(value)) * unit_s
     except ValueError:
         pass
     try:
-        # Azure writes seven digits of a second; six are understood.
+        # Azure writes seven digits of a second; Python parses at most six.
         whole, _, fraction = str(value).partition(".")
         return datetime.fromisoformat(f"{whole}.{fraction[:6]}" if fraction else whole).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""A simulated fleet as a table for people and as JSON for machines."""
+"""Present a simulated fleet as a table or as JSON."""
 
 from math import ceil, isnan
 from typing import Any, Literal
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to, against its goals."""
+    """A run's figures and its goals."""
 
     spec: FleetSpec
     summary: FleetSummary
@@ -31,20 +31,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def faults(self) -> dict[str, tuple[str, ...]]:
-        """By pool; empty for those that hold or served nothing."""
+        """Violated goals by pool; empty for pools that hold; pools without requests are absent."""
         return {
             pool.name: faults_of(pool, self.goals) for pool in self.summary.pools if pool.requests
         }
 
     @property
     def holds(self) -> bool:
-        """No pool is at fault, and nothing was refused or broken."""
+        """Whether all pools meet the goals and no request was refused or broken."""
         lost = self.summary.requests - self.summary.served
         return lost == 0 and not any(self.faults.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader of these figures should know."""
+        """Caveats about the figures."""
         s = self.summary
         notes = []
         counts = (
@@ -78,7 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """Everything; times in seconds."""
+    """The report as JSON; times in seconds."""
     return {
         "ok": report.holds,
         "seed": report.seed,
@@ -92,7 +92,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the table, what is wrong, and what to know."""
+    """Print the table, violated goals and caveats."""
     summary = report.summary
     console.print(
         f"{summary.requests:,} requests in {summary.duration_s:,.0f} simulated seconds "
@@ -131,7 +131,7 @@ def _row(pool: PoolSummary, report: Report) -> list[str]:
 
 
 def _enough(summary: FleetSummary, pool: PoolSummary) -> int:
-    """Requests of a run of ten longest services, to two digits."""
+    """Requests needed for a run of ten longest services, rounded to two digits."""
     needed = summary.requests * HORIZON_SERVICES * pool.longest_service_s / summary.duration_s
     digits = int(10.0 ** max(0, len(str(ceil(needed))) - 2))
     return digits * ceil(needed / digits)

@@ -1,4 +1,4 @@
-"""What `sluice simulate` was asked, checked and made ready to run."""
+"""Options of `sluice simulate`, checked and made ready to run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +20,15 @@ DEFAULT_WINDOW_TOKENS = 65_536
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line's own words; times in the units of its flags."""
+    """The command line's options; times in the units of its flags."""
 
     source: str
-    """Where the workload comes from."""
+    """Source of the workload."""
     fields: str | None
     workload: Workload
     node: NodeProfile
     served: ModelConfig | None
-    """The model of a sluice.yaml, in place of `fleet`."""
+    """A model of a sluice.yaml, instead of `fleet`."""
     fleet: str | None
     b_short: str
     gamma: float
@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet, its traffic, and when which node is away."""
+    """A fleet, its traffic, and the outages of its nodes."""
 
     spec: FleetSpec
     traffic: Traffic

@@ -1,8 +1,8 @@
-"""The admin API of a running gateway, for the verbs that use it.
+"""The admin API of a running gateway, for the `sluice tenant` verbs.
 
-Exit codes: 1 when the gateway could not be reached or could not do it, 2 when it refused what
-was asked for (400, 404) or the key. The admin key never stands in an argument: arguments are
-seen by everybody on the machine.
+Exit codes: 1 when the gateway could not be reached or failed, 2 when it refused the request
+(400, 404) or the key. The admin key is never an argument: every user of the machine can see
+arguments.
 """
 
 import os
@@ -23,7 +23,7 @@ _INSTEAD: Final = {
     "entitlement_not_found": "`sluice tenant list` shows those that there are.",
     "entitlement_exists": "`sluice tenant change` gives it other terms.",
 }
-"""Error code -> what takes the place of the gateway's hint, which names a route."""
+"""Error code -> hint for the command line; the gateway's own hint names an HTTP route."""
 
 UrlOption = Annotated[
     str, typer.Option("--url", help="The gateway: its management port where it has one.")
@@ -39,7 +39,7 @@ KeyFileOption = Annotated[
 
 
 class AdminClient:
-    """Calls the gateway; every failure ends the command with a message and its exit code."""
+    """Calls the gateway; every failure ends the command with a message and an exit code."""
 
     def __init__(self, url: str, key_file: Path | None) -> None:
         """Read the key; nothing is sent yet."""
@@ -54,12 +54,12 @@ class AdminClient:
         params: Mapping[str, str | int] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> Any:
-        """The answer's JSON, or None for none. `path` below /admin, one part each, unquoted."""
+        """Call `path` below /admin (one part each, unquoted); returns JSON, or None if empty."""
         import httpx
 
         where = "/".join(quote(part, safe="") for part in ("admin", *path))
         try:
-            # Neither proxies nor .netrc of the environment: the key goes to the gateway alone.
+            # No proxies and no .netrc from the environment: the key goes to the gateway alone.
             with httpx.Client(timeout=LIMIT_S, trust_env=False) as client:
                 answer = client.request(
                     method,
@@ -81,7 +81,7 @@ class AdminClient:
         return found
 
     def _refused(self, status: int, found: object) -> NoReturn:
-        """In the words of the command line: the gateway's speak to who sends requests."""
+        """Phrase a refusal for the command line; the gateway's message addresses API clients."""
         error = found.get("error") if isinstance(found, dict) else None
         told = error if isinstance(error, dict) else {}
         problem = str(told.get("message") or f"{self._url}: {status}")

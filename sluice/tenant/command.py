@@ -1,4 +1,4 @@
-"""`sluice tenant`: entitlements of a running gateway, through its admin API."""
+"""`sluice tenant`: manage the entitlements of a running gateway through its admin API."""
 
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from sluice.tenant.options import (
 from sluice.terminal import JsonOption, console, echo_json, stop
 
 PAGE = 1_000
-"""Entitlements asked for at once."""
+"""Entitlements requested per page."""
 
 tenant = typer.Typer(
     name="tenant",
@@ -44,8 +44,8 @@ Name = Annotated[str, typer.Argument(help="The entitlement.", show_default=False
 
 @tenant.command("list")
 def list_(
-    model: Annotated[str | None, typer.Option(help="Of this model only.")] = None,
-    of: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
+    of: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
@@ -78,7 +78,7 @@ def show(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """One entitlement: terms, counters, fingerprints of its keys."""
+    """Show one entitlement: terms, counters, fingerprints of its keys."""
     found = AdminClient(url, admin_key_file).call("GET", "entitlements", name)
     if as_json:
         echo_json(found)
@@ -89,7 +89,9 @@ def show(
 @tenant.command()
 def create(
     name: Name,
-    of: Annotated[str, typer.Option("--tenant", help="Whose it is.", show_default=False)],
+    of: Annotated[
+        str, typer.Option("--tenant", help="The tenant that owns it.", show_default=False)
+    ],
     model: Annotated[str, typer.Option(help="The model's name.", show_default=False)],
     service_class: Class = None,
     slo_target_ms: Slo = None,
@@ -105,7 +107,7 @@ def create(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A new entitlement. Prints its key, which nobody can read again."""
+    """Create an entitlement. Prints its key, which is shown only once."""
     fields = fields_of(
         service_class=service_class,
         slo_target_ms=slo_target_ms,
@@ -143,13 +145,13 @@ def change(
     mode: Mode = None,
     expires_at: Expires = None,
     unset: Annotated[
-        list[str] | None, typer.Option(help="Take a field away, as `tokens_per_second`.")
+        list[str] | None, typer.Option(help="Remove a field, such as `tokens_per_second`.")
     ] = None,
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Other terms, at once. What is not named stays."""
+    """Change terms, effective at once. Fields that are not named stay."""
     body = fields_of(
         tenant=of,
         service_class=service_class,
@@ -180,7 +182,7 @@ def suspend(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Refuse its requests from now on; what runs goes on."""
+    """Refuse its requests from now on; running ones finish."""
     client = AdminClient(url, admin_key_file)
     _change(client, as_json, "POST", name, "suspend")
 
@@ -220,7 +222,7 @@ def delete(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget it. Refused while it has requests in flight."""
+    """Delete it. Refused while it has requests in flight."""
     AdminClient(url, admin_key_file).call("DELETE", "entitlements", name)
     if as_json:
         echo_json({"name": name, "deleted": True})
@@ -235,7 +237,7 @@ def add(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A second live key. Prints it; nobody can read it again."""
+    """Add a second live key. Prints it; it is shown only once."""
     client = AdminClient(url, admin_key_file)
     _change(client, as_json, "POST", name, "keys")
 
@@ -255,12 +257,12 @@ def revoke(
 
 @tenant.command()
 def audit(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 100,
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The newest changes that this gateway process made."""
+    """List the newest changes that this gateway process made."""
     found = AdminClient(url, admin_key_file).call("GET", "audit", params={"limit": limit})["data"]
     if as_json:
         echo_json(found)
@@ -275,7 +277,7 @@ def _change(
     *path: str,
     body: dict[str, object] | None = None,
 ) -> None:
-    """Make a change, and say what it changed; `path` begins with the entitlement's name."""
+    """Make a change and print the changed fields; `path` begins with the entitlement's name."""
     name = path[0]
     before = {} if as_json else client.call("GET", "entitlements", name)
     after = client.call(method, "entitlements", *path, body=body)
@@ -288,7 +290,7 @@ def _change(
 
 
 def _tell_key(entitlement: dict[str, Any]) -> None:
-    """A new key, alone on the last line."""
+    """Print a new key alone on the last line."""
     if "key" in entitlement:
         typer.echo("Its key, shown this once:", err=True)
         typer.echo(entitlement["key"])

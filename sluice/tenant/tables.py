@@ -17,7 +17,7 @@ _INTERNAL = frozenset({"key", "usage", "created", "revision"})
 
 
 def listing(entitlements: Iterable[Mapping[str, Any]], width: int) -> tuple[Table, tuple[str, ...]]:
-    """One row an entitlement, and the columns that had to be left out to fit into `width`."""
+    """One row per entitlement, and the columns that were dropped to fit into `width`."""
     rows = [_row(entitlement) for entitlement in entitlements]
     wide = {name: max(cell_len(row[name]) for row in ({name: name}, *rows)) for name in _LIST}
     left_out: list[str] = []
@@ -48,7 +48,7 @@ def _row(entitlement: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What a change changed, a line a field."""
+    """The fields that a change set, one per line."""
     fields = [field for field in {**before, **after} if field not in _INTERNAL]
     return [
         f"{field}: {_text(before.get(field))} -> {_text(after.get(field))}"
@@ -58,7 +58,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def card(entitlement: Mapping[str, Any]) -> Table:
-    """One entitlement, a row a field."""
+    """One entitlement, a row per field."""
     found = table("field", "value")
     for field, value in entitlement.items():
         if field in {"key", "usage"} or value is None:
@@ -71,7 +71,7 @@ def card(entitlement: Mapping[str, Any]) -> Table:
 
 
 def audit(records: Iterable[Mapping[str, Any]]) -> Table:
-    """One row a change, the newest first."""
+    """One row per change, the newest first."""
     found = table("time", "who", "what", "entitlement", "change")
     for record in records:
         at = datetime.fromtimestamp(record["time_unix_s"], UTC)

@@ -1,4 +1,4 @@
-"""`sluice train`: a predictor of prefill times, from a gateway's own request log."""
+"""`sluice train`: train a predictor of prefill times from a gateway's own request log."""
 
 import json
 from pathlib import Path
@@ -20,16 +20,16 @@ def train(
     ),
     model: Annotated[str | None, typer.Option(help="Only this model's requests.")] = None,
     pool: Annotated[str | None, typer.Option(help="Only this pool's requests.")] = None,
-    alpha: Annotated[float, typer.Option(help="Of the quantile that is predicted.")] = 0.95,
+    alpha: Annotated[float, typer.Option(help="The predicted quantile.")] = 0.95,
     boosted: Annotated[
         bool, typer.Option("--boosted", help="Quantiles of 60 trees: closer, and slower.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="A PNG of how good it is.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of its accuracy.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a predictor of prefill times and judge it on the newest quarter of the log.
 
-    Exit code 2 when the log does not suffice.
+    Exit code 2 when the log is not sufficient.
     """
     if not 0.5 <= alpha < 1:
         _refuse(f"--alpha {alpha:g}", "give one from 0.5 to below 1", as_json=as_json)
@@ -54,7 +54,7 @@ def train(
 
 
 def summary(found: Found, artifact: Artifact) -> dict[str, Any]:
-    """What was read and what came of it."""
+    """The data read, and the predictor's quality."""
     report = {name: value for name, value in artifact.report.items() if name != "points"}
     return {
         "log": {

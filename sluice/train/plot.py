@@ -10,11 +10,11 @@ from predictor.artifact import Artifact
 
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
 _FEW = 20
-"""Rows below which a regime's coverage says nothing."""
+"""Fewest rows for a meaningful coverage of a regime."""
 
 
 def draw(artifact: Artifact, file: Path) -> Path:
-    """Write one PNG; returns the file."""
+    """Draw one PNG; returns the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(12, 5), layout="constrained")
     points, bars = figure.subplots(1, 2)
