@@ -1,8 +1,8 @@
 """The public calls, one for each kind of body.
 
-All take the tokens that the prompt may have and the bytes per token of its kind, and give the
-same structure with less text, or a refusal. They are pure and deterministic, read no clock and
-keep nothing between calls but tables; arguments and results can be pickled, for workers.
+All take the token budget of the prompt and the bytes per token of its kind, and return the same
+structure with less text, or a refusal. They are pure and deterministic, read no clock and keep
+nothing between calls but tables; arguments and results can be pickled, for workers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from compressor.result import Body, Compressed, Reason, Refused
 from compressor.score import PROFILES, Profile
 
 SAFETY = 0.83
-"""Of the budget when tokens are not counted: covers what was seen in English, code and CJK."""
+"""Share of the budget used if tokens are not counted; covers English, code and CJK as measured."""
 MAX_CUT = 0.5
 _CODE: dict[str, Reason] = {"code": "code", "json": "json"}
 
@@ -41,13 +41,13 @@ def compress(
     category: str | None = None,
     fixed_tokens: int = 0,
 ) -> Compressed[list[dict[str, Any]]] | Refused:
-    """OpenAI chat messages within `budget_tokens`, or why not.
+    """Compress OpenAI chat messages to `budget_tokens`, or say why not.
 
-    `bytes_per_token` is the mean of the prompt's kind; `safety` (0-1] is taken off for what
-    disperses about it. `exact_counter` counts a text's tokens; then nothing is estimated.
-    `max_cut` [0, 1) is the largest share of the estimated tokens that may go. `category` is
-    what the caller knows of the prompt: `code` and `json` are refused. `fixed_tokens` are those
-    that are not text here: chat template, tool definitions, images.
+    `bytes_per_token` is the mean of the prompt's kind; the factor `safety` (0-1] allows for prompts
+    that differ from it. With `exact_counter`, which counts a text's tokens, nothing is estimated.
+    `max_cut` [0, 1) is the largest share of the estimated tokens that may be removed. `category` is
+    the caller's knowledge of the prompt: `code` and `json` are refused. `fixed_tokens` are those
+    that are no text here: chat template, tool definitions, images.
     """
     limits = _limits(
         budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
@@ -67,7 +67,7 @@ def compress_prompt(
     category: str | None = None,
     fixed_tokens: int = 0,
 ) -> Compressed[str] | Refused:
-    """One completions prompt; arguments as for `compress`. Token ids are refused."""
+    """Compress one completions prompt; arguments as for `compress`. Token ids are refused."""
     limits = _limits(
         budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
     )
@@ -88,7 +88,7 @@ def compress_responses(
     category: str | None = None,
     fixed_tokens: int = 0,
 ) -> Compressed[dict[str, Any]] | Refused:
-    """A responses request: `instructions` and `input`; arguments as for `compress`."""
+    """Compress a responses request: `instructions` and `input`; arguments as for `compress`."""
     limits = _limits(
         budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
     )
@@ -107,7 +107,7 @@ def compress_anthropic(
     category: str | None = None,
     fixed_tokens: int = 0,
 ) -> Compressed[dict[str, Any]] | Refused:
-    """An Anthropic request: `system` and `messages`; arguments as for `compress`."""
+    """Compress an Anthropic request: `system` and `messages`; arguments as for `compress`."""
     limits = _limits(
         budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
     )
@@ -115,7 +115,7 @@ def compress_anthropic(
 
 
 def warm() -> None:
-    """Build tables and touch every step, so that the first prompt costs what the next does."""
+    """Build tables and run every step once, so that the first prompt is as fast as later ones."""
     tables()
     for words in (STOP_WORDS, ASKING_WORDS, ABBREVIATIONS):
         hash_table(words)
@@ -145,7 +145,7 @@ def _limits(
 def _answered(
     body: Body, read: Callable[[Body], Prompt], limits: Limits, category: str | None
 ) -> Compressed[Body] | Refused:
-    """Reads, extracts, writes back: the type of the body is the caller's."""
+    """Read, extract and write back; the result has the type of the caller's body."""
     try:
         prompt = read(body)
     except (AttributeError, TypeError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""BM25 of units and of their passages against the question.
+"""BM25 scores of units and of their passages against the question.
 
 Robertson and Zaragoza, 2009: idf ln(1 + (N - df + .5) / (df + .5)), k1 1.2, b .75.
 """
@@ -15,28 +15,28 @@ from compressor.terms import Floats, Terms, sums
 K1: Final = 1.2
 B: Final = 0.75
 NEIGHBOUR: Final = 0.3
-"""What a unit takes of its better neighbour in the passage: answers follow their subject."""
+"""Share of the better neighbour's score that a unit adds: answers often follow their subject."""
 MASS: Final = 2.0
-"""Matched IDF at which the question has half its weight: one rare word has more."""
+"""Matched IDF at which the question has half its weight; a single rare word has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relevance:
-    """In [0, 1] each, shape (units,)."""
+    """Scores in [0, 1], shape (units,)."""
 
     sentence: Floats
     passage: Floats
     weight: float
-    """How far the question can be trusted, 0 to 1: by the IDF of its terms that occur."""
+    """Reliability of the question, 0 to 1, by the IDF of its terms that occur."""
 
 
 def relevance(
     terms: Terms, wanted: Ints, passages: Ints, asking: npt.NDArray[np.bool_]
 ) -> Relevance:
-    """How well units and their passages match the terms `wanted`, which are sorted.
+    """How well units and their passages match the sorted terms `wanted`.
 
-    `passages` numbers each unit's passage from 0; `asking` marks the question's own units,
-    which count for nothing here.
+    `passages` numbers each unit's passage from 0; `asking` marks the question's own units, which
+    are not scored.
     """
     none = np.zeros(terms.units)
     table = np.zeros(len(terms.spread), np.bool_)
@@ -44,7 +44,7 @@ def relevance(
     hits = np.flatnonzero(table[terms.term] & ~asking[terms.unit])
     if not len(hits):
         return Relevance(none, none, 0.0)
-    # Terms become their places in `wanted`.
+    # Replace terms by their indices in `wanted`.
     term = np.searchsorted(wanted, terms.term[hits])
     unit, count = terms.unit[hits], terms.count[hits]
     lengths = np.where(asking, 0.0, terms.lengths)
@@ -62,7 +62,7 @@ def relevance(
 
 
 def _bm25(row: Ints, term: Ints, count: Floats, lengths: Floats) -> tuple[Floats, float]:
-    """Scores by row, and the IDF of all terms that matched."""
+    """Scores by row, and the summed IDF of all terms that matched."""
     rows = max(int(np.count_nonzero(lengths)), 1)
     spread = np.bincount(term)
     idf = np.log1p((rows - spread + 0.5) / (spread + 0.5))

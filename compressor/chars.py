@@ -33,7 +33,7 @@ _MIX: Final = np.uint32(0x85EBCA6B)
 _SOFT: Final = ".!?\u2026\u203c\u2047\u2048\u2049"
 _HARD: Final = "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u1362\u104b"
 _CLOSERS: Final = "\"')]}\u201d\u2019\u00bb\u300d\u300f\uff09\u3011\u300b*_`"
-# Written without spaces: kana, Han, Hangul, Thai, Lao, Myanmar, Khmer; terms are n-grams.
+# Scripts written without spaces: kana, Han, Hangul, Thai, Lao, Myanmar, Khmer; terms are n-grams.
 _RUNS: Final = (
     (0x0E00, 0x0EFF),
     (0x1000, 0x109F),
@@ -56,12 +56,12 @@ class Tables:
 
     classes: npt.NDArray[np.uint16]
     folds: npt.NDArray[np.uint32]
-    """One more than the folded code point, as hashes sum it."""
+    """One more than the folded code point, as summed in hashes."""
 
 
 @cache
 def tables() -> Tables:
-    """Built once, in some 40 ms."""
+    """Build the tables once, in about 40 ms."""
     classes = np.zeros(VOCABULARY, np.uint16)
     folds = np.arange(VOCABULARY, dtype=np.uint32)
     for code in range(VOCABULARY):
@@ -102,7 +102,7 @@ def _folded(char: str, code: int) -> int:
 
 
 _MOST_KEPT: Final = 1 << 21
-"""Powers kept between calls: 16 MiB at most."""
+"""Most powers kept between calls: 16 MiB."""
 
 
 class _Powers:
@@ -135,9 +135,9 @@ class Chars:
     classes: npt.NDArray[np.uint16]
     sums: npt.NDArray[np.uint32]
     wide: Ints | None
-    """Indices of characters beyond ASCII; None when there are none."""
+    """Indices of non-ASCII characters; None if there are none."""
     surplus: Ints
-    """UTF-8 bytes above one of the wide characters before each of them, and of all."""
+    """UTF-8 bytes beyond one per character: cumulated before each wide character, and in all."""
 
     @property
     def size(self) -> int:

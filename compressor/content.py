@@ -1,6 +1,6 @@
-"""What must not be extracted from: code, numbers, encoded data.
+"""Detects content that must not be extracted from: code, numbers, encoded data.
 
-Shares are of the characters that are not white space, blocks left out. Thresholds were set on
+Shares are of the characters that are not white space, outside blocks. Thresholds were set on
 documentation and sources of the standard library; `tests/unit/compressor/test_content.py` has
 samples of each kind.
 """
@@ -14,13 +14,13 @@ from compressor.result import Reason
 from compressor.segment import Ground
 
 DIGITS: Final = 0.30
-"""Tables of numbers have .6 and more, hexadecimal .6, prose with dates under .1."""
+"""Share of digits: tables of numbers have .6 and more, hexadecimal .6, dated prose under .1."""
 ENCODED: Final = 0.20
-"""In words of 16 and more letters and digits that have both: base64 has .6."""
+"""Share in words of 16 and more letters and digits that mix both: base64 has .6."""
 CODE_BRACKETS: Final = 0.04
-"""Brackets, `=` and `;`: sources have .044 to .14."""
+"""Share of brackets, `=` and `;`: sources have .044 to .14."""
 CODE_LINES: Final = 0.40
-"""Lines that end as lines of code do: sources have .4 to .9, documentation up to .35."""
+"""Share of lines that end like code: sources have .4 to .9, documentation up to .35."""
 BLOCKS: Final = 0.6
 _LONG_WORD: Final = 16
 _KINDS: Final[dict[str, Reason]] = {"`": "code", "~": "code", "{": "json", "[": "json"}
@@ -30,7 +30,7 @@ _LINE_ENDS[[ord(c) for c in "{};\\):,]("]] = True
 
 
 def unfit(ground: Ground, blocks: list[tuple[int, int]]) -> tuple[Reason, str] | None:
-    """Why a text must not be extracted from, or None."""
+    """Why a text must not be extracted from; None if it may."""
     chars = ground.chars
     solid = max(ground.solid_chars, 1)
     held = sum(int(np.count_nonzero(~ground.blank[start:end])) for start, end in blocks)

@@ -10,7 +10,7 @@ def load_counter(file: Path) -> Callable[[str], int]:
     Raises ImportError when the extra `exact` is not installed, ValueError when the file is
     no tokenizer. The counter cannot be pickled: load it in each worker.
     """
-    # An extra, and slow to import: only who counts needs it.
+    # Imported here: an optional extra, and slow to import.
     from tokenizers import Tokenizer  # noqa: PLC0415
 
     try:

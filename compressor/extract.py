@@ -1,10 +1,10 @@
-"""From texts to fewer texts: the steps in order, and where they refuse.
+"""Extract texts within a budget: the steps in order, and when they refuse.
 
 Rules:
-- Without a counter the budget is tokens x bytes per token x a safety margin: prompts disperse
-  about their kind's mean, and the extract's ratio is not the prompt's.
+- Without a counter the budget is tokens x bytes per token x a safety margin: prompts vary around
+  their kind's mean, and the extract's ratio differs from the prompt's.
 - With a counter the extract is counted and the budget corrected until it fits and is full.
-- Refused is whatever would harm: see `Reason`. The caller then sends the prompt as it is.
+- Extracts that would harm are refused: see `Reason`. The caller then sends the prompt as it is.
 """
 
 from collections.abc import Callable
@@ -24,20 +24,20 @@ from compressor.select import rendered, selected
 Counter = Callable[[str], int]
 
 SYSTEM_SHARE: Final = 0.25
-"""A system prompt up to this share of the budget stays whole."""
+"""A system prompt up to this share of the budget is kept whole."""
 BLOCK_SHARE: Final = 0.20
-"""A dropped block above this share of the prompt would be missed."""
+"""Largest share of the prompt that a dropped block may have."""
 COARSE: Final = 0.50
-"""An extract that fills less of its budget lost more than it had to."""
+"""Least share of its budget that an extract must fill; below, too much was lost."""
 CUT_TOLERANCE: Final = 0.05
-"""The size in tokens is an estimate: a prompt at the limit is not judged by its noise."""
+"""Tolerance on `max_cut`, since sizes in tokens are estimates."""
 _TRIES: Final = 6
 _FULL: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the extract has to fit in."""
+    """The limits of an extract."""
 
     tokens: int
     """Tokens left for text."""
@@ -49,14 +49,14 @@ class Limits:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that surely fit without a counter; with one, those that should."""
+        """Bytes that fit: a safe bound without a counter, an estimate with one."""
         margin = 1.0 if self.counter else self.safety
         return int(max(self.tokens, 0) * self.bytes_per_token * margin)
 
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """New texts by path, and what became of each unit."""
+    """New texts by path, and the decision on each unit."""
 
     texts: dict[Path, str]
     bytes_before: int
@@ -72,7 +72,7 @@ def size_bytes(text: str) -> int:
 
 
 def extract(prompt: Prompt, limits: Limits) -> Extract | Refused:
-    """An extract of the prompt's slots that fits, or why there is none."""
+    """An extract of the prompt's slots that fits, or the reason for refusing."""
     budget = limits.budget_bytes
     before = sum(map(size_bytes, all_texts(prompt)))
 
@@ -86,7 +86,7 @@ def extract(prompt: Prompt, limits: Limits) -> Extract | Refused:
     tokens = None
     if limits.counter:
         tokens = sum(counted(limits.counter, text) for text in all_texts(prompt))
-        # The prompt's own ratio is the best guess of the extract's.
+        # The prompt's own ratio is the best estimate of the extract's.
         limits = replace(limits, bytes_per_token=before / max(tokens, 1))
     if before <= limits.budget_bytes if tokens is None else tokens <= limits.tokens:
         return Extract({}, before, before, tokens, "", None)
@@ -139,7 +139,7 @@ def _fitted(
             best = _better(best, found, tokens)
             if tokens >= _FULL * limits.tokens or attempt >= _TRIES // 2:
                 break
-        # A little less than proportional: the next units may have more tokens a byte.
+        # Slightly less than proportional: the next units may have more tokens per byte.
         budget = int(found.bytes_after * limits.tokens / max(tokens, 1) * 0.995)
     if best is None:
         return "over_budget", f"no extract of at most {limits.tokens} tokens was found"
@@ -188,7 +188,7 @@ def _extracted(plan: Plan, kept: npt.NDArray[np.bool_], before: int, protected: 
 def _lost(
     plan: Plan, kept: npt.NDArray[np.bool_], found: Extract, budget: int, protected: int
 ) -> tuple[Reason, str] | None:
-    """Why an extract lost more than it may: a large block, or most of its budget."""
+    """Why an extract lost too much: a large block, or most of its budget."""
     spans = plan.layout.parts.spans
     for start, _ in plan.layout.blocks:
         unit = int(np.searchsorted(spans.starts, start))

@@ -1,4 +1,4 @@
-"""Word lists: what carries no topic, what asks, what a full stop does not end."""
+"""Word lists: stop words, words that ask, abbreviations whose full stop ends no sentence."""
 
 from typing import Final
 

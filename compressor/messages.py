@@ -1,10 +1,10 @@
-"""Bodies of the four endpoints as texts, and back: only texts change, never the structure.
+"""Read texts from the four endpoints' bodies and write them back; structure never changes.
 
 Rules:
 - Every text the engine sees is a slot (it may be extracted from) or fixed (it stays).
-- Fixed: names and arguments of calls, refusals, reasoning, items that are not understood.
+- Fixed: names and arguments of calls, refusals, reasoning, unknown items.
 - Parts that are not text (images, audio, files) cost nothing here: the caller's
-  `fixed_tokens` has them.
+  `fixed_tokens` includes them.
 - A turn begins with each user message.
 """
 
@@ -19,7 +19,7 @@ SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 TOOL_ROLES: Final = frozenset({"tool", "function"})
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 _KEPT: Final = ("refusal", "reasoning_content", "reasoning", "name", "annotations", "audio")
-"""Of a message, besides its content and calls."""
+"""Fixed fields of a message, besides its content and calls."""
 _MEDIA_PARTS: Final = frozenset(
     {
         *("image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video"),
@@ -30,13 +30,13 @@ _MEDIA_PARTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One text, where it stands in the body, and whose it is."""
+    """One text, its place in the body, and its message's role."""
 
     path: Path
     role: str
     text: str
     turn: int
-    """0 for the first user message and what stands before the second."""
+    """0 for the first user message and everything before the second."""
 
 
 @dataclass(slots=True)
@@ -48,15 +48,15 @@ class Prompt:
     turn: int = -1
 
     def begin(self, role: str) -> None:
-        """Count a message of `role`."""
+        """Start a message of `role`."""
         self.turn += role == "user"
 
     def add(self, path: Path, role: str, text: str) -> None:
-        """A text that may be extracted from."""
+        """Add a text that may be extracted from."""
         self.slots.append(Slot(path, role, text, max(self.turn, 0)))
 
     def keep(self, *values: object) -> None:
-        """Text that stays: strings as they are, anything else as compact JSON."""
+        """Add text that stays: strings unchanged, anything else as compact JSON."""
         for value in values:
             if isinstance(value, str):
                 self.fixed.append(value)
@@ -96,7 +96,7 @@ def read_anthropic(request: Mapping[str, Any]) -> Prompt:
         results = isinstance(content, list) and any(
             part.get("type") == "tool_result" for part in content
         )
-        # Results of tools come as user messages and begin no turn.
+        # Tool results arrive as user messages and begin no turn.
         prompt.begin("tool" if results else role)
         _content(prompt, ("messages", index, "content"), role, content)
     return prompt
@@ -152,7 +152,7 @@ def _part(prompt: Prompt, path: Path, role: str, part: Mapping[str, Any]) -> Non
 
 
 def written(body: Any, texts: Mapping[Path, str]) -> Any:
-    """`body` with the texts at some paths replaced; what does not change is shared with it."""
+    """`body` with the texts at some paths replaced; unchanged parts are shared with it."""
     if not texts:
         return body
     if () in texts:

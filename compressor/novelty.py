@@ -1,4 +1,4 @@
-"""What a unit says first."""
+"""Novelty of a unit: the terms that it mentions first."""
 
 import numpy as np
 

@@ -1,11 +1,11 @@
-"""Passages of a prompt: what retrieval headers, headings and paragraphs set apart.
+"""Passages of a prompt, separated by retrieval headers, headings and paragraphs.
 
 Rules:
 - A header (`[4] Title`, `Document [4](Title: ...)`, `<document id=4>`, `### Title`) is a unit of
-  its own, its passage's furniture: it costs what it costs with the first unit kept of its
-  section, and goes with the last. A closing tag is furniture of the section it closes.
-- A section runs from header to header. Its paragraphs are gathered to passages of at most
-  PASSAGE_CHARS; where there is no header, to passages of at least PARAGRAPH_CHARS.
+  its own, called furniture. Its cost is added with the first kept unit of its section; without
+  kept units it is dropped. A closing tag is furniture of the section it closes.
+- A section runs from header to header. Its paragraphs are gathered into passages of at most
+  PASSAGE_CHARS; without headers, into passages of at least PARAGRAPH_CHARS.
 """
 
 import re
@@ -47,11 +47,11 @@ _ENDERS: Final = (".", "!", "?", "。", "！", "？", "।", "؟", "۔", ";")
 
 @dataclass(frozen=True, slots=True)
 class Passages:
-    """The units, headers split off, and what each belongs to."""
+    """The units with headers split off, and each unit's section and passage."""
 
     spans: Spans
     section: Ints
-    """Section of each unit, from 0; furniture is paid once a section."""
+    """Section of each unit, from 0; furniture is paid once per section."""
     passage: Ints
     """Passage of each unit, from 0."""
     furniture: npt.NDArray[np.bool_]
@@ -93,7 +93,7 @@ def passages(ground: Ground, spans: Spans, slots: Ints, blocks: list[tuple[int, 
 def _gathered(
     ground: Ground, spans: Spans, section: Ints, furniture: npt.NDArray[np.bool_]
 ) -> Ints:
-    """Paragraphs put together, never across sections."""
+    """Gather paragraphs, never across sections."""
     opens = np.append(np.ones(1, np.bool_), np.diff(section) > 0)[: len(section)]
     marks = np.flatnonzero(opens | spans.paragraphs)
     at, of, headed = (a.tolist() for a in (spans.starts[marks], section[marks], furniture[marks]))
@@ -137,7 +137,7 @@ def _headers(
 
 
 def _nouns(ground: Ground, starts: Ints) -> npt.NDArray[np.bool_]:
-    """Whether the word at each index is one that headers begin with."""
+    """Whether the word at each index is one that begins headers."""
     if not len(ground.word_starts):
         return np.zeros(len(starts), np.bool_)
     index = np.minimum(np.searchsorted(ground.word_starts, starts), len(ground.word_starts) - 1)
@@ -147,7 +147,7 @@ def _nouns(ground: Ground, starts: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _header_end(text: str, match: re.Match[str]) -> int:
-    """The header's end; the rest of its line too when that is a title."""
+    """The header's end; includes the rest of its line if that is a title."""
     end = match.end()
     if match["heading"] or match["title"]:
         return match.start() + len(match[0].rstrip())

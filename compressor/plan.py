@@ -1,8 +1,8 @@
-"""All that selection needs of a prompt's texts: units, costs, tiers, scores. Made once.
+"""Prepare a prompt's texts for selection: units, costs, tiers, scores.
 
 Kept before any score: the question, the first unit of each message, the first HEAD_UNITS and
-the last TAIL_UNITS of all (FleetOpt, section 5.2: primacy and recency), and of a system prompt
-that is no longer whole its first paragraph and its last two units, where rules stand.
+the last TAIL_UNITS of all (FleetOpt, section 5.2: primacy and recency), and, of a system prompt
+that is not kept whole, its first paragraph and its last two units, where rules stand.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from compressor.terms import Floats, Terms, terms_of
 
 HEAD_UNITS, TAIL_UNITS = 3, 2
 EDGE_SHARE: Final = 0.10
-"""A unit above this share of the budget is no edge: it must earn its place."""
+"""A unit above this share of the budget is not kept as an edge: its score decides."""
 _PARAGRAPH_UNITS: Final = 12
 _JOIN: Final = "\n\n"
 _QUESTION, _EDGE, SCORED, FURNITURE = (
@@ -37,7 +37,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Texts joined, their units, and which text each unit is in."""
+    """The joined texts, their units, and the text of each unit."""
 
     texts: tuple[Slot, ...]
     starts: Ints
@@ -47,14 +47,14 @@ class Layout:
     blocks: list[Block]
     parts: Passages
     slots: Ints
-    """Text of each unit."""
+    """Index of each unit's text."""
     firsts: Flags
     """Units that begin a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A layout with what each unit costs and is worth; budgets are tried on it."""
+    """A layout with the cost and value of each unit; several budgets can be tried on it."""
 
     layout: Layout
     costs: Costs
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def required_bytes(self) -> int:
-        """What the tiers before score cost, their sections' furniture included."""
+        """Cost of the tiers that are kept before scores, their sections' furniture included."""
         early = self.tiers < SCORED
         sections = np.unique(self.section[early])
         return int(self.costs.unit[early].sum() + self.costs.section[sections].sum())
@@ -76,7 +76,7 @@ class Plan:
 def planned(
     texts: Sequence[Slot], budget_bytes: int, profile: Profile
 ) -> Plan | tuple[Reason, str]:
-    """The plan of some texts, or why they must not be extracted from."""
+    """Plan the texts, or return why they must not be extracted from."""
     starts, ends, joined = _joined(texts)
     ground = ground_of(chars_of(joined))
     whole = blocks(ground, starts.tolist(), ends.tolist())
@@ -143,7 +143,7 @@ def _tiers(layout: Layout, question: Ints, costs: Costs, budget_bytes: int) -> n
     tiers = np.where(furniture, FURNITURE, SCORED).astype(np.int8)
     plain = np.flatnonzero(~furniture)
     edges = [plain[:HEAD_UNITS], plain[len(plain) - TAIL_UNITS :]]
-    # The first unit of each text that is not furniture: no message is left empty.
+    # Keep the first unit of each text that is not furniture, so that no message is empty.
     own = layout.slots[plain]
     edges.append(plain[np.append(np.ones(1, np.bool_), np.diff(own) > 0)[: len(plain)]])
     for index, slot in enumerate(layout.texts):
@@ -159,7 +159,7 @@ def _tiers(layout: Layout, question: Ints, costs: Costs, budget_bytes: int) -> n
 
 
 def _detached(layout: Layout, question: Ints) -> Ints:
-    """Sections, but for a question that ends its text: it is no part of the last passage."""
+    """Sections, except that a question ending its text is not part of the last passage."""
     section = layout.parts.section.copy()
     if len(question):
         last = int(question[-1])

@@ -1,4 +1,4 @@
-"""Where a unit stands: the ends of a text weigh more than its middle."""
+"""Scores by position: the ends of a text weigh more than its middle."""
 
 import numpy as np
 
@@ -12,5 +12,5 @@ def position(units: int) -> Floats:
 
 
 def lead(ranks: Floats) -> Floats:
-    """1 / (1 + k) for the k-th unit of its passage: definitions stand first."""
+    """1 / (1 + k) for the k-th unit of its passage: definitions usually come first."""
     return 1 / (1 + ranks)

@@ -1,11 +1,11 @@
-"""Blocks that stay whole or go whole: fenced code, tables, JSON.
+"""Blocks that are kept or dropped as a whole: fenced code, tables, JSON.
 
 Rules:
 - A fence opens with three or more backticks or tildes and closes with as many of the same.
   Tildes under a line of text are an RST heading. An unclosed fence runs to the end of its text.
 - A table is two or more lines that begin with `|`, or a `| --- |` rule with a line above it.
 - JSON is a value of 20 characters or more that the parser accepts from its first bracket on.
-Spans come disjoint and in order.
+Spans are disjoint and in order.
 """
 
 import json
@@ -56,7 +56,7 @@ def blocks(ground: Ground, starts: list[int], ends: list[int]) -> list[Block]:
 
 
 def disjoint(found: list[Block]) -> list[Block]:
-    """Sorted, and of overlapping ones the first."""
+    """Sort spans and keep the first of overlapping ones."""
     kept: list[Block] = []
     for start, end in sorted(found):
         if end > start and (not kept or start >= kept[-1][1]):
@@ -127,7 +127,7 @@ def _fences(text: str, start: int, end: int) -> Iterator[Block]:
 
 
 def _underlines(text: str, start: int, at: int) -> bool:
-    """Whether the line above `at` has text: then tildes are its underline."""
+    """Whether the line above `at` has text, which tildes then underline."""
     above = text.rfind("\n", start, max(at - 1, start)) + 1
     return at > start and bool(text[max(above, start) : at].strip())
 

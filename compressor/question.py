@@ -1,11 +1,11 @@
-"""Which units ask: the last user message's question, and its terms.
+"""Find the question in the last user message, and its terms.
 
-Rules, for the units of that message, blocks and headers left out:
+Rules, for the units of that message, without blocks and headers:
 - A short message is all question.
-- Else what a marker names (`Question:`), near either end; else units that end with a question
+- Else the text after a marker (`Question:`) near either end; else units that end with a question
   mark near either end, with the rest of a short last paragraph; else the short last and first
   paragraphs.
-- Terms are those units' words less stop words and words of asking; when none is left, those
+- Terms are those units' words without stop words and words of asking; if none is left, those
   of the nearest earlier user message that has some.
 """
 
@@ -44,7 +44,7 @@ class Asked:
 
 
 def asking_units(text: str, spans: Spans, own: Ints, plain: npt.NDArray[np.bool_]) -> Ints:
-    """Units that ask, among the message's units `own` (in order); `plain` bars blocks, headers."""
+    """Units that ask, among the message's units `own`; `plain` excludes blocks and headers."""
     headed = len(own) > 0 and not plain[own[0]]
     own = own[plain[own]]
     if not len(own):

@@ -1,4 +1,4 @@
-"""What a compression gives: an extract, or a refusal; both explain themselves."""
+"""Results of a compression: an extract or a refusal, each with its explanation."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -24,17 +24,17 @@ Reason = Literal[
 ]
 Tier = Literal["question", "edge", "scored", "furniture"]
 TIERS: Final[tuple[Tier, ...]] = ("question", "edge", "scored", "furniture")
-"""In the order in which units are taken. `furniture` (passage headers) comes with its passage."""
+"""The order in which units are taken; `furniture` (passage headers) comes with its passage."""
 
 Body = TypeVar("Body")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One sentence or block: where it stands, why it was kept or not."""
+    """One sentence or block: its place, and why it was kept or dropped."""
 
     slot: int
-    """Index of the text it is in: message contents and text parts in order."""
+    """Index of its text: message contents and text parts in order."""
     passage: int
     text: str
     tier: Tier
@@ -85,7 +85,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Compressed(Generic[Body]):
-    """An extract that fits. `body` has the structure that was given; only texts differ."""
+    """An extract that fits. `body` has the structure of the input; only texts differ."""
 
     body: Body
     profile: str
@@ -93,16 +93,16 @@ class Compressed(Generic[Body]):
     """UTF-8 bytes of all text the engine sees: contents, calls, instructions."""
     bytes_after: int
     budget_bytes: int
-    """What `bytes_after` had to fit in; margin already taken off."""
+    """The limit of `bytes_after`, with the safety margin already subtracted."""
     tokens_after: int | None
-    """Exact count of the extract's texts; None without a counter."""
+    """Exact token count of the extract's texts; None without a counter."""
     question: str
-    """The units that were taken as the question, a line each."""
+    """The units taken as the question, one per line."""
     trace: Trace | None
-    """None when nothing had to go."""
+    """None if nothing had to be removed."""
 
     def __bool__(self) -> Literal[True]:
-        """True, whatever is in it."""
+        """Always True, even for an empty extract."""
         return True
 
     @property
@@ -112,23 +112,23 @@ class Compressed(Generic[Body]):
 
     @property
     def changed(self) -> bool:
-        """Whether anything went."""
+        """Whether anything was removed."""
         return self.bytes_after < self.bytes_before
 
     @property
     def cut(self) -> float:
-        """Share of the bytes that went, 0 to 1."""
+        """Share of the bytes removed, 0 to 1."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """Every unit with its tier and score, kept or not; empty when nothing had to go."""
+        """Every unit with its tier and score, kept or not; empty if nothing had to be removed."""
         return self.trace.units() if self.trace else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No extract: send the prompt as it is."""
+    """No extract: send the prompt unchanged."""
 
     reason: Reason
     detail: str
@@ -136,10 +136,10 @@ class Refused:
     bytes_before: int
     budget_bytes: int
     protected_bytes: int = 0
-    """What would have been kept whatever the score; 0 where it was not reached."""
+    """Bytes kept regardless of score; 0 if the refusal came earlier."""
 
     def __bool__(self) -> Literal[False]:
-        """False, so that `if result:` reads as whether there is an extract."""
+        """Always False, so that `if result:` asks whether there is an extract."""
         return False
 
 

@@ -1,7 +1,7 @@
 """Scores of units: a weighted sum of components in [0, 1]; profiles name the weights.
 
 `paper` has the weights of FleetOpt (section 5.2): TextRank .20, position .40, TF-IDF .35,
-novelty .05. `default` asks first what the question needs.
+novelty .05. `default` weighs relevance to the question most.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ Profile = Literal["default", "paper"]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of each component; their sum is the highest score."""
+    """Weight of each component; their sum is the highest score."""
 
     textrank: float
     position: float
@@ -49,9 +49,9 @@ PROFILES: Final[dict[Profile, Weights]] = {
     "paper": Weights(textrank=0.20, position=0.40, tfidf=0.35, novelty=0.05),
 }
 DUPLICATE: Final = 10.0
-"""Taken off a unit that repeats an earlier one word for word."""
+"""Subtracted from a unit that repeats an earlier one word for word."""
 AGE: Final = 0.30
-"""Taken off the oldest turn, less from later ones: older turns give way first."""
+"""Subtracted from the oldest turn, less from later ones: older turns are dropped first."""
 
 
 def scores(
@@ -66,7 +66,7 @@ def scores(
         asking[asked.units] = True
         found = relevance(terms, asked.terms, parts.passage, asking)
         total += weights.sentence * found.sentence + weights.passage * found.passage
-        # Where the question tells nothing, the middle must not be what goes.
+        # Without a usable question, the middle must not be dropped first.
         trust = found.weight
     total += (
         weights.textrank * textrank(terms)
@@ -80,7 +80,7 @@ def scores(
 
 
 def _repeated(ground: Ground, parts: Passages) -> npt.NDArray[np.bool_]:
-    """Units that an earlier unit equals in hash and length."""
+    """Units equal in hash and length to an earlier unit."""
     starts, ends = parts.spans.starts, parts.spans.ends
     keys = ground.chars.hashes(starts, ends).astype(np.int64) << 20 | ((ends - starts) & 0xFFFFF)
     order = np.argsort(keys, kind="stable")

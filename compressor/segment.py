@@ -40,7 +40,7 @@ _WRAP_CHARS: Final = 40
 """A line at least this long may have been wrapped."""
 _STEPS: Final = 2
 _LINE_CHARS: Final = 120
-"""A line longer than this was not: its end is a paragraph's."""
+"""A longer line was not hard-wrapped: its end is a paragraph's."""
 _MARKERS: Final = np.zeros(128, np.bool_)
 _MARKERS[[ord(c) for c in "#|>[<`~\u007f=_"]] = True
 _BULLETS: Final = np.zeros(128, np.bool_)
@@ -61,7 +61,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What several steps ask of a text: where it is not blank, and its lines and words."""
+    """Arrays of a text that several steps share: non-blank characters, lines and words."""
 
     chars: Chars
     newlines: Ints
@@ -70,11 +70,11 @@ class Ground:
     blank: npt.NDArray[np.bool_]
     """Which characters are white space, shape (characters + padding,)."""
     solid: Ints
-    """Indices of those that are not, one past the end included."""
+    """Indices of non-blank characters, and one past the end."""
 
     @property
     def solid_chars(self) -> int:
-        """Characters that are not white space."""
+        """Number of characters that are not white space."""
         return self.chars.size - int(np.count_nonzero(self.blank))
 
     def solid_from(self, at: Ints) -> Ints:
@@ -88,7 +88,7 @@ class Ground:
         return at
 
     def solid_before(self, at: Ints) -> Ints:
-        """One past the last character that is not white space before each index (or 0)."""
+        """One past the last non-blank character before each index (or 0)."""
         for _ in range(_STEPS):
             at = at - (self.blank[at - 1] & (at > 0))
         rest = np.flatnonzero(self.blank[at - 1] & (at > 0))
@@ -107,13 +107,13 @@ def ground_of(chars: Chars) -> Ground:
         edges = np.concatenate((np.zeros(1, np.int64), edges))
     newlines = np.flatnonzero((classes[: chars.size] & NEWLINE) != 0)
     blank = (classes & BLANK) != 0
-    # Looking for what is not blank stops at the end.
+    # A sentinel at the end stops the search for non-blank characters.
     blank[chars.size :] = False
     return Ground(chars, newlines, edges[0::2], edges[1::2], blank, np.flatnonzero(~blank))
 
 
 def distinct(values: Ints) -> Ints:
-    """Sorted, each once; numpy's own hashes first, which takes longer here."""
+    """Sorted distinct values; numpy's own unique hashes first, which is slower here."""
     found = np.sort(values)
     keep = np.ones(len(found), np.bool_)
     np.not_equal(found[1:], found[:-1], out=keep[1:])
@@ -135,7 +135,7 @@ def segment(ground: Ground, starts: Ints, blocks: list[tuple[int, int]]) -> Span
 
 
 def spans_at(ground: Ground, begins: Ints, blocks: list[tuple[int, int]]) -> Spans:
-    """Units that begin at `begins` (sorted), the long ones cut."""
+    """Units that begin at `begins` (sorted), with long ones cut."""
     begins = begins[begins < ground.chars.size]
     ends = ground.solid_before(np.append(begins[1:], ground.chars.size))[: len(begins)]
     long = np.flatnonzero(ends - begins > MAX_CHARS)
@@ -250,7 +250,7 @@ def _cut_in(chars: Chars, start: int, limit: int, end: int) -> int:
         at = text.rfind(mark, middle, limit)
         if at >= 0 and not (mark == "," and text[at - 1 : at].isdigit()):
             return at + 1
-    # No seam: on to where no word is split and no mark is torn off its letter.
+    # No seam: cut at the next place that splits neither a word nor a mark from its letter.
     classes = chars.classes
     while limit < end and classes[limit] & WORD and classes[limit - 1] & (WORD | RUN):
         limit += 1

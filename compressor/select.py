@@ -1,10 +1,10 @@
-"""Which units stay, and the text they make.
+"""Select the units to keep, and render their text.
 
 Rules:
 - Units are taken by tier, then score, then place; one that does not fit is skipped.
 - The first unit of a section pays for the section's furniture.
-- A unit costs its bytes and the white space before it, two bytes at least: between kept
-  units that were not neighbours stands the strongest break that lay between them.
+- A unit costs its bytes and the white space before it, two bytes at least. Kept units that were
+  not neighbours are joined by the strongest break that lay between them.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ class Costs:
 
 
 def costs_of(chars: Chars, parts: Passages, firsts: npt.NDArray[np.bool_]) -> Costs:
-    """`firsts` marks units that begin a text: the white space before them is not theirs."""
+    """`firsts` marks units that begin a text: they do not pay for the white space before them."""
     spans = parts.spans
     before = np.append(np.zeros(1, np.int64), spans.ends[:-1])
-    # A line feed may become a blank line, its indentation after it.
+    # A line feed may become a blank line, with its indentation after it.
     glue = chars.bytes_between(before, spans.starts) + (spans.gaps == _LINE)
     glue = np.maximum(glue, GLUE_BYTES)
     unit = chars.bytes_between(spans.starts, spans.ends) + np.where(firsts, GLUE_BYTES, glue)
-    # One more: a question at the end is in a section of its own, without furniture.
+    # One more: a question at the end has a section of its own, without furniture.
     sections = int(parts.section.max(initial=0)) + 2
     paid = np.bincount(parts.section, np.where(parts.furniture, unit, 0), sections)
     section = paid.astype(np.int64)
@@ -49,7 +49,7 @@ def costs_of(chars: Chars, parts: Passages, firsts: npt.NDArray[np.bool_]) -> Co
 def selected(
     costs: Costs, section: Ints, tiers: npt.NDArray[np.int8], scores: Floats, budget: int
 ) -> npt.NDArray[np.bool_]:
-    """Which units stay within `budget` bytes, furniture included."""
+    """The units kept within `budget` bytes, furniture included."""
     order = np.lexsort((-scores, tiers))
     unit, furniture = costs.unit.tolist(), costs.section.tolist()
     of = section.tolist()
@@ -72,7 +72,7 @@ def selected(
 
 
 def rendered(chars: Chars, spans: Spans, kept: npt.NDArray[np.bool_], start: int, end: int) -> str:
-    """The text at [start, end) of which only the kept units stay."""
+    """The text at [start, end) reduced to the kept units."""
     text = chars.text
     low, high = np.searchsorted(spans.starts, (start, end)).tolist()
     if low == high:
@@ -83,7 +83,7 @@ def rendered(chars: Chars, spans: Spans, kept: npt.NDArray[np.bool_], start: int
         return head + tail
     if len(mine) == high - low:
         return text[start:end]
-    # Runs of neighbours are copied as they stand.
+    # Runs of neighbours are copied unchanged.
     gaps = np.flatnonzero(np.diff(mine) > 1)
     firsts, lasts = mine[np.append(0, gaps + 1)], mine[np.append(gaps, len(mine) - 1)]
     begins, ends = spans.starts[firsts].tolist(), spans.ends[lasts].tolist()
@@ -104,6 +104,6 @@ def rendered(chars: Chars, spans: Spans, kept: npt.NDArray[np.bool_], start: int
 
 
 def _space(chars: Chars, end: int, start: int) -> str:
-    """A space where two words would grow together; none in scripts without spaces."""
+    """A space where two words would merge; none in scripts without spaces."""
     left, right = int(chars.classes[end - 1]), int(chars.classes[start])
     return "" if left & RUN or right & RUN or not (left & WORD or right & WORD) else " "

@@ -1,4 +1,4 @@
-"""Units as a sparse matrix of terms: words, and n-grams where words are not spaced.
+"""A sparse matrix of units and terms: words, or n-grams in scripts without spaces.
 
 Terms are 16-bit hashes. One sort of unit * 2**16 + term gives the rows in order.
 """
@@ -34,9 +34,9 @@ class Terms:
     term: Ints
     count: Floats
     lengths: Floats
-    """Terms of each unit, stop words not counted, shape (units,)."""
+    """Number of terms in each unit, without stop words, shape (units,)."""
     spread: Ints
-    """Units that hold each term, shape (distinct terms,)."""
+    """Number of units that hold each term, shape (distinct terms,)."""
     hashes: Ints
     """The 16-bit hash of each term, shape (distinct terms,)."""
 
@@ -47,12 +47,12 @@ def sums(index: Ints, weights: Floats, size: int) -> Floats:
 
 
 def terms_of(ground: Ground, spans: Spans) -> Terms:
-    """The terms of each unit; stop words left out."""
+    """The terms of each unit, without stop words."""
     total = len(spans.starts)
     groups = [_numbered(spans, at, term) for at, term in _occurrences(ground)]
     keys = np.concatenate([unit * VOCABULARY + term for unit, term in groups])
     if total < VOCABULARY:
-        # Half the width sorts in half the time.
+        # Sorting half the width takes half the time.
         keys = keys.astype(np.uint32)
     keys.sort()
     first = np.empty(len(keys), np.bool_)
@@ -86,7 +86,7 @@ def _occurrences(ground: Ground) -> list[tuple[Ints, npt.NDArray[np.uint32]]]:
     chars = ground.chars
     starts, ends = ground.word_starts, ground.word_ends
     codes = chars.codes
-    # The plural s of Latin words goes, so that `tokens` meets `token`; `class` and `status` stay.
+    # Drop the plural s of Latin words, so that `tokens` meets `token`; `class` and `status` stay.
     last, before = codes[ends - 1], codes[ends - 2]
     plural = (last == ord("s")) & (ends - starts >= 4)
     plural &= (before != ord("s")) & (before != ord("u")) & (before != ord("i"))

@@ -3,7 +3,7 @@
 With X the units' L2-normalised term frequencies, similarities are X Xᵀ less its diagonal, so
 one step of PageRank is two passes over the terms:
 x <- (1 - d) / n + d (X(Xᵀz) - z), z = x / deg, deg = X(Xᵀ1) - 1.
-Mihalcea and Tarau, 2004; damping .85. A unit similar to none keeps the floor.
+Mihalcea and Tarau, 2004; damping .85. A unit similar to no other keeps the minimum.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ def textrank(terms: Terms) -> Floats:
     squares = sums(terms.unit, terms.count * terms.count, total)
     unit, value = terms.unit[shared], terms.count[shared]
     value = value / np.sqrt(squares[unit])
-    # Terms of one unit only add to the diagonal, which is taken off: they are left out.
+    # Terms of a single unit only add to the subtracted diagonal, so they are left out.
     common = np.flatnonzero(terms.spread > 1)
     places = np.empty(len(terms.spread), np.int64)
     places[common] = np.arange(len(common))

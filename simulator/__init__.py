@@ -1,1 +1,1 @@
-"""The engine model: one model, virtual time for planning and real time for the mock."""
+"""The engine model: the same code in virtual time for planning and in real time for the mock."""

@@ -1,7 +1,8 @@
-"""Hostile clients over raw sockets, structure-aware: what does the gateway do under them?
+"""Structure-aware hostile clients over raw sockets.
 
-Asked: no 5xx, no traceback, no death, no lease left, memory back to what it was, `/health` never
-slow. `SLUICE_BENCH_CASES` says how many cases (200,000 unless told), `SLUICE_BENCH_SEED` which.
+Targets: no 5xx, no traceback, no crash, no lease left, memory back at its start, `/health` never
+slow. `SLUICE_BENCH_CASES` is the number of cases (200,000 by default), `SLUICE_BENCH_SEED` their
+seed.
 """
 
 import asyncio

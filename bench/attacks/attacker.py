@@ -1,4 +1,4 @@
-"""Sends cases over raw sockets, some at a time, and counts what comes back."""
+"""Sends cases over raw sockets, several at a time, and counts the answers."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""JSON bodies: honest ones of each endpoint, and ones with a few faults in places that matter."""
+"""JSON bodies: valid ones of each endpoint, and ones with a few faults in critical places."""
 
 import copy
 import json

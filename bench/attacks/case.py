@@ -1,4 +1,4 @@
-"""What one hostile client does."""
+"""The actions of one hostile client."""
 
 from typing import Literal
 

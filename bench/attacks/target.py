@@ -1,4 +1,4 @@
-"""The gateway under attack, with everything on, and what is seen of it from outside."""
+"""The gateway under attack with every feature on, and its state as seen from outside."""
 
 import contextlib
 import http.client

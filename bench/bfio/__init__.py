@@ -1,1 +1,1 @@
-"""BF-IO's tables and figures, and what a gateway can have of them."""
+"""BF-IO's tables and figures, and the part that a gateway can use."""

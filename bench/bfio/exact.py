@@ -1,4 +1,4 @@
-"""(IO) solved exactly by HiGHS: what the solver is held against; far too slow for more."""
+"""(IO) solved exactly by HiGHS: a reference for the solver, too slow for anything else."""
 
 from collections.abc import Sequence
 

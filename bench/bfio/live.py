@@ -1,13 +1,13 @@
 """`python -m bench bfio-live`: balanced data-parallel ranks, in virtual and in real time.
 
-First the gateway's schedulers before eight ranks in virtual time (`bench.bfio.ranks`). Then the
-same for real: `sluice mock --dp-ranks 8`, `sluice serve` before it with policy bfio, least-loaded
-and round-robin by turns, three times each, the same requests each time. 384 clients send their
-next request when they have their answer; the mock runs at a fraction of real speed, so that no
-more than 3,000 chunks flow a second and the processes, not the model, do not set the pace.
+First the gateway's schedulers run before eight ranks in virtual time (`bench.bfio.ranks`). Then
+`sluice serve` runs before `sluice mock --dp-ranks 8` in real time, with policies bfio,
+least-loaded and round-robin by turns, three times each, with the same requests each time. 384
+clients send their next request when they have their answer. The mock runs at a fraction of real
+speed: at most 3,000 chunks flow per second, so that processes do not limit the model.
 
-Asked: in virtual time at least 6 % more tokens a second than least-KV and round robin; for real at
-least 4 % more than round robin, in every run more; no request lost, the line bounded.
+Targets: in virtual time at least 6 % more tokens/s than least-KV and round robin; in real time
+at least 4 % more than round robin, and more in every run; no request lost, the queue bounded.
 """
 
 import asyncio

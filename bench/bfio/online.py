@@ -1,4 +1,4 @@
-"""BF-IO as a gateway can have it: no request starves, no oracle, requests that come in time."""
+"""BF-IO as a gateway can run it: no starvation, no oracle, requests arriving over time."""
 
 from typing import Final
 

@@ -1,9 +1,9 @@
 """Data-parallel ranks in virtual time: the gateway's schedulers before the mock's engine model.
 
 Eight ranks of B = 32 slots behind one barrier, dt = 4 ms + 1.07e-7 s x the fullest rank's tokens
-("A Universal Load Balancing Principle", section 6: C and t_l). Saturated: a client sends its next
-request when it has its answer, and there are 128 more clients than slots. A request that is sent
-while a step runs joins the next one, as over a wire.
+("A Universal Load Balancing Principle", section 6: C and t_l). The ranks are saturated: a client
+sends its next request when it has its answer, and there are 128 more clients than slots. A
+request sent during a step joins the next one, as over a network.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Runs of the paper's group that several tables and plots of `bench bfio` look at."""
+"""Runs of the paper's group, shared by several tables and plots of `bench bfio`."""
 
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -1,4 +1,4 @@
-"""The solver by itself: how near the best it comes, and what processor time it takes."""
+"""The solver alone: its distance from the optimum, and its CPU time."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What Theorem 2 says of scale, and Definition 2's kinds of drift, in simulation."""
+"""Theorem 2's scaling and Definition 2's kinds of drift, in simulation."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,1 +1,1 @@
-"""What benches share: fleets of real processes, reports, texts, measuring tools."""
+"""Shared by benches: fleets of real processes, reports, texts, measuring tools."""

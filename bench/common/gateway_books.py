@@ -1,4 +1,4 @@
-"""What a gateway wrote down, beside what its clients counted: its request log and its /metrics."""
+"""Compare a gateway's request log and /metrics with the counts of its clients."""
 
 import time
 from collections import Counter

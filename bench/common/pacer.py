@@ -1,7 +1,7 @@
-"""`python -m bench.common.pacer RATE SECONDS`: says when requests come, from a process of its own.
+"""`python -m bench.common.pacer RATE SECONDS`: announce Poisson arrivals from a separate process.
 
-Writes the time of each arrival (monotonic seconds, a double) to stdout when it is due. Arrivals
-are a Poisson process, whatever the reader does: an open loop.
+Writes the time of each arrival (monotonic seconds, a double) to stdout when it is due. The
+process never waits for its reader: an open loop.
 """
 
 import asyncio

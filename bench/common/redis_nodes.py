@@ -1,4 +1,4 @@
-"""Redis in numbers: a cluster of three nodes, and a sentinel with its master."""
+"""Several Redis servers: a cluster of three nodes, and a sentinel with its master."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A Redis server of one's own: for tests and benches that break it."""
+"""A private Redis server for tests and benches that break it."""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""Rows of a benchmark: published, measured, target; as a table for people, JSON for machines."""
+"""Rows of a benchmark (published, measured, target), as a table or as JSON."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""Prompts of a wanted kind and length, from real text; deterministic for a seed.
+"""Prompts of a given kind and length, from real text; deterministic for a seed.
 
-Prose and code are the standard library's own documentation and sources, JSON is made of
-random nested records, the other scripts are sentences written for this. A document is
-assembled from runs of its sources, so that bytes per token differ from one to the next as
-they do in traffic. Lengths are counted with the mock engine's tokenizer; a document's count
-is the sum of its pieces', true to a few tokens.
+Prose and code are the standard library's own documentation and sources, JSON is random nested
+records, other scripts are sentences written for this bench. A document is assembled from runs of
+its sources, so that bytes per token vary between documents as in traffic. Lengths are counted
+with the mock engine's tokenizer; a document's count is the sum of its pieces', accurate to a few
+tokens.
 """
 
 import random

@@ -2,8 +2,8 @@
 
 A gateway with every stage on (keys, a managed model, QUARTZ, metering, request log, export of
 usage) answers a streamed chat in this process. A hop is a call from one file of `gateway/` or
-`predictor/` into another. What resumes after an `await` has been entered before and is no hop;
-background tasks, other threads and the engine are not traced.
+`predictor/` into another. Resuming after an `await` is no hop; background tasks, other threads
+and the engine are not traced.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""What survives compression, what it costs, whether it fits."""
+"""Benches of compression: answers preserved, cost, fit."""

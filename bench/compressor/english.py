@@ -1,6 +1,6 @@
-"""Questions on documentation that ships with Python, and multi-hop questions on facts made up.
+"""Questions on documentation that ships with Python, and multi-hop questions on invented facts.
 
-Of the documentation only a fragment is named here; the text is read where the bench runs.
+The code names only fragments of the documentation; the text is read when the bench runs.
 """
 
 from typing import Final, NamedTuple

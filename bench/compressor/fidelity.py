@@ -1,9 +1,9 @@
-"""Table 7 of FleetOpt (appendix C): what can be computed of it.
+"""Table 7 of FleetOpt (appendix C), as far as it can be computed.
 
 ROUGE-L recall: an extract in order is a subsequence of the prompt, so the longest common
-subsequence is the extract itself and the recall is the share of words kept, whatever words
-they are. TF-IDF cosine: of the two bags of words, idf ln(N / df) + 1 over the set's prompts.
-BERTScore needs RoBERTa-large, which is neither shipped nor fetched: it is not computed.
+subsequence is the extract itself and the recall is the share of words kept, whichever they are.
+TF-IDF cosine: of the two bags of words, idf ln(N / df) + 1 over the set's prompts. BERTScore
+needs RoBERTa-large, which is neither shipped nor fetched: it is not computed.
 """
 
 import math

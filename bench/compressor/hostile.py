@@ -1,4 +1,4 @@
-"""Texts that break what splits texts: each must fit or be refused, soon."""
+"""Texts that are hard to split; each must quickly fit or be refused."""
 
 import json
 import time

@@ -1,6 +1,6 @@
-"""Facts made up in seven languages, with a question in the language and one in English.
+"""Invented facts in seven languages, with a question in the language and one in English.
 
-Each is title, a bar, sentences; the sentence that answers begins with a star.
+Each has a title, a bar, and sentences; the sentence with the answer begins with a star.
 """
 
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""How long one compression takes, by the bands of FleetOpt's Table 4."""
+"""Time of one compression, by the prompt sizes of FleetOpt's Table 4."""
 
 import random
 import time

@@ -1,15 +1,14 @@
-"""What compressing costs on one gateway under load, 11 % of the requests in the band.
+"""Cost of compression on one gateway under load, 11 % of requests in the compression window.
 
-Asked: gateway time p99 of uncompressed requests at most 1 ms above a control, and at most .6 ms
+Targets: gateway time p99 of uncompressed requests at most 1 ms above a control, and at most .6 ms
 on average over all requests. Three gateways get the same requests, round by round:
 
-- the one under test compresses;
-- the control has its borderline prompts compressed by an equal worker process that this bench
-  runs, at the same niceness, as often and of the same bodies; the result is discarded, and
-  what was compressed beforehand is sent. So the processors' time that compressing takes is
-  spent in both, and only what a gateway's requests wait for it counts;
-- the third is sent the same compressed prompts, and nobody compresses: what a machine without
-  a spare core pays altogether. No target; it is stricter than the control.
+- the tested one compresses;
+- the control receives prompts compressed beforehand, while an equal worker process of this bench
+  compresses the same bodies as often and at the same niceness, and discards the result. Both
+  thus spend the CPU time of compression; only the delay of a gateway's requests differs;
+- the third receives the same compressed prompts and nobody compresses: the difference is the
+  whole cost on a machine without a spare core. It has no target and is stricter than the control.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Prompts with known answers, made when the bench runs; deterministic.
+"""Prompts with known answers, generated when the bench runs; deterministic.
 
-English: passages of Python's own documentation around the sentence that answers, among others
-of the same and of other pages. Other languages: the facts of `bench.compressor.languages`.
-Passages are set apart in the ways that retrieval does it, or only by blank lines.
+English: passages of Python's own documentation, among them the sentence with the answer. Other
+languages: the facts of `bench.compressor.languages`. Passages are separated in the ways that
+retrieval does it, or only by blank lines.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""`python -m bench compressor`: what survives compression, what it costs, whether it fits.
+"""`python -m bench compressor`: answers preserved by compression, its cost, and its fit.
 
 Published figures: FleetOpt (analytical fleet provisioning with compress-and-route), Tables 4
-and 7. Prompts are made when the bench runs (bench.compressor.prompts). Nothing is started.
+and 7. Prompts are generated when the bench runs (bench.compressor.prompts). Nothing is started.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Do compressed prompts fit in tokens? Counted with three real vocabularies.
+"""Check that compressed prompts fit in tokens, counted with three real vocabularies.
 
 The vocabularies come with the package quicktok (MIT; o200k_base from tiktoken, MIT; Qwen,
-Apache-2.0; Llama 3 under Meta's community licence), a dependency of development only.
-Without it the rows say so. The mean bytes per token of a kind is what the estimator would
-have learned: all bytes of the kind's prompts over all their tokens.
+Apache-2.0; Llama 3 under Meta's community licence), a development dependency. Without it the
+rows say so. The mean bytes per token of a kind is the value that the estimator would have
+learned: all bytes of the kind's prompts over all their tokens.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What survives: prompts compressed to a share of their bytes by us and by baselines."""
+"""Answers preserved in prompts compressed to a share of their bytes, by us and by baselines."""
 
 import random
 from collections.abc import Callable

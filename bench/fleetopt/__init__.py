@@ -1,1 +1,1 @@
-"""FleetOpt's tables, and plans put to the test."""
+"""FleetOpt's tables, and plans checked by simulation and replay."""

@@ -1,9 +1,9 @@
-"""Rows of `bench fleetopt` on `boundary: auto`: does it settle after a step in traffic?
+"""Rows of `bench fleetopt` on `boundary: auto`: whether it settles after a step in traffic.
 
 The gateway's controller on simulated engines that preempt (simulator.experiments.boundary_auto):
 Azure's lengths, two short nodes with 262,144 tokens of KV cache each. After 30 minutes the rate
-steps up; the run ends before the hour is over for which a boundary that was too much is
-remembered.
+steps up. The run ends within the hour for which the controller remembers a boundary that was
+too high.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""The columns of `bench fleetopt` that are ours: exact, mix, corrected, paged."""
+"""Our columns of `bench fleetopt`: exact, mix, corrected, paged."""
 
 import math
 from typing import Final

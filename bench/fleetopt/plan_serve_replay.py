@@ -1,10 +1,10 @@
 """`python -m bench plan-serve-replay`: log, plan, serve, replay (docs/plan/from-log-to-fleet.md).
 
-Real processes on this machine: mock engines whose constants the planner knows (NODE), a
-gateway, and the commands that an operator would type. From a log of the gateway's own traffic
-a fleet is planned for more than it saw; the log is replayed against that fleet, and against one
-with an engine fewer. The first has to hold the SLO, the second to violate it. A figure counts
-only if the mocks wrote their tokens on time: their P99 lag within a tenth of it.
+Real processes on this machine: mock engines whose constants the planner knows (NODE), a gateway,
+and an operator's commands. From a log of the gateway's own traffic a fleet is planned for a
+higher rate; the log is replayed against that fleet, and against one with an engine fewer. The
+first has to hold the SLO, the second to violate it. A figure counts only if the mocks wrote their
+tokens on time: their P99 lag is within a tenth of it.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""`python -m bench fleetopt`: FleetOpt's Tables 2, 3, 5, 6 and section 7.4, and what holds of them.
+"""`python -m bench fleetopt`: FleetOpt's Tables 2, 3, 5, 6 and section 7.4, checked.
 
 Published figures: arXiv:2603.16514, CC BY 4.0. Mode `paper` is the published model; its rows
-hold when they equal what was printed. The columns `exact`, `mix`, `corrected` and `paged` are
-our models (docs/plan/planner.md); their targets are figures derived beside the planner, by exact
-sums over whole lengths. Then fleets are simulated (bench.fleetopt.simulated), in two processes
-of this one's kind. Nothing else is started; traces come by --data.
+hold when they equal the printed figures. The columns `exact`, `mix`, `corrected` and `paged` are
+our models (docs/plan/planner.md); their targets are derived independently of the planner, by
+exact sums over whole lengths. Then fleets are simulated (bench.fleetopt.simulated) in two
+processes. Nothing else is started; traces come by --data.
 """
 
 from pathlib import Path

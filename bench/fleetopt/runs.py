@@ -1,8 +1,8 @@
-"""Simulated runs that `bench fleetopt` takes its rows from; two processes share them.
+"""Simulated runs behind the rows of `bench fleetopt`; two processes share them.
 
-FleetOpt's lengths are drawn evenly: every block of draws holds each part of the distribution as
-often as it should. Independent draws of a heavy tail differ by several percent in their load,
-which would be taken for a difference between model and simulator.
+FleetOpt's lengths are drawn evenly: every block of draws holds each part of the distribution in
+its proportion. The load of independent draws of a heavy tail varies by several percent, which
+would look like a difference between model and simulator.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""How long a plan takes: the sweep over B x gamma, and what goes before it."""
+"""Duration of a plan: the sweep over B x gamma, and its preparation."""
 
 import gc
 import time

@@ -1,11 +1,11 @@
 """`python -m bench gateway-accuracy`: estimates, misroutes and rescues on mixed real text.
 
 A real gateway before real mock engines. Three phases:
-1. mixed: requests of five kinds, a third of them near the boundary; what the engines refused
-   that was sent short, what was sent long that fitted short, what clients saw.
+1. mixed: requests of five kinds, a third of them near the boundary. Counted are short-routed
+requests that engines refused, long-routed ones that fitted short, and results for clients.
 2. ratios: a fresh gateway; after 50 observations a kind, learned against true bytes per token.
 3. liars: the same gateway; engines report usage 0, 1e9, none.
-The gateway is told nothing: lengths are the bench's and the truth is the engines' usage.
+The gateway gets no hints: the bench knows the lengths, and the engines' usage is the truth.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Breaking engines under load and cancelling requests: what do clients see, what is left?
+"""Results for clients, and leftovers, when engines break under load or requests are cancelled.
 
-Asked: requests that have not begun to answer all succeed; a started stream that breaks ends in
+Targets: requests whose answer has not begun all succeed; a started stream that breaks ends in
 an in-band error event, never in silence or a faked stop; the broken engine returns without a
 restart of the gateway; cancelled requests are gone from the engines within a second; no lease
 is left.

@@ -3,10 +3,10 @@
 Prompt and answer lengths of the Azure 2023 (conversation, code) and Mooncake conversation
 traces; short window 65,536, b_short 8,192. A request is truly short when prompt + answer is
 at most 8,192. Two ways:
-- in process: every request through the shipped policy code, bytes dispersed around tokens as
-  documents of bench.common.texts of about that length are; what was served is learned from.
-- live: the first of each trace as text through a real gateway to mock engines whose answers
-  are as long as the trace's.
+- in process: every request goes through the shipped policy code, with bytes per token varying as
+  in documents of bench.common.texts of about that length; the estimator learns from served ones.
+- live: the first requests of each trace as text through a real gateway to mock engines whose
+  answers are as long as the trace's.
 `output_estimate: cap`, the paper's way, takes the client's cap for the answer's length.
 """
 

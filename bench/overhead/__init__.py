@@ -1,1 +1,1 @@
-"""What the gateway costs beside its peers."""
+"""Cost of the gateway compared with its peers."""

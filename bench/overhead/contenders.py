@@ -1,4 +1,4 @@
-"""Starting the contenders of `bench overhead` before the same engines."""
+"""Start the contenders of `bench overhead` before the same engines."""
 
 import contextlib
 import os

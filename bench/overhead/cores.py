@@ -1,12 +1,12 @@
-"""A core of its own for the process that is measured.
+"""Gives the measured process a core of its own.
 
 A gateway is one thread. On two cores the kernel wakes an engine, the load generator or Redis on
-the gateway's core while the other stands idle: of one that always had work, 10 to 13 % of the
-time went by in that queue, and its utilisation was .85 to .9. So it gets a core, and all others
-the rest. Which core goes by turns, for on a shared host one may be slower than another for a
-while: of two runs on the first core, two hours apart, the same gateway took 214 and 300 us a
-request; the peers, who went where they liked, took 151 and 157, 14,092 and 14,778. Contenders of
-many threads are not bound: they do best where they may go.
+the gateway's core while the other is idle: a gateway that always had work spent 10 to 13 % of
+the time waiting for its core, and its utilisation was .85 to .9. It therefore gets a core, and
+all other processes the rest. The core changes by turns, since on a shared host one may be slower
+for a while: in two runs on the first core, two hours apart, the same gateway took 214 and 300 us
+a request; the peers, which were not bound, took 151 and 157, 14,092 and 14,778. Contenders of
+many threads are not bound: they do best unbound.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Who is measured: the gateway, and the peers that are installed.
+"""The contenders: the gateway, and the peers that are installed.
 
 `make bench-peers` puts the peers from PyPI into environments of their own under .peers; nginx
-and HAProxy are taken from PATH. What is missing is reported, never required.
+and HAProxy are taken from PATH. Missing peers are reported, never required.
 """
 
 import shutil

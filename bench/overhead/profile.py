@@ -1,7 +1,7 @@
-"""`bench overhead --profile`: what each stage costs, called hot in this process.
+"""`bench overhead --profile`: cost of each stage, called hot in this process.
 
-Figures are the best of several repetitions of the shipped functions on a 2 KB chat body; they
-leave out sockets, the event loop and cold caches, which the rest of `bench overhead` has.
+Figures are the best of several repetitions of the shipped functions on a 2 KB chat body. They
+leave out sockets, the event loop and cold caches, which the rest of `bench overhead` includes.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""`bench overhead`, chunks/s per core: how many paced streams are relayed without delay.
+"""`bench overhead`, chunks/s per core: the number of paced streams relayed without delay.
 
-Eight engines tick every 25 ms, each at another phase: 40 tokens/s for each stream, as real
-engines give. Streams of 80 chunks begin evenly, so that as many end as begin. The number of
-streams goes up a ladder until the p99 of the time between two pieces of a stream is more than
-5 ms above what the load generator sees straight from the engines with as many streams, or
-something fails. What counts is chunks/s relayed over the cores spent on it.
+Eight engines tick every 25 ms, each at another phase: 40 tokens/s per stream, as with real
+engines. Streams of 80 chunks begin evenly, so that as many end as begin. The number of streams
+rises until something fails, or until the p99 of the time between two pieces of a stream is more
+than 5 ms above that of the load generator directly on the engines with as many streams. The
+result is chunks/s relayed over the cores spent on it.
 
 Every contender is also shown at the gateway's highest step.
 """

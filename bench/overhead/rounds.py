@@ -1,13 +1,12 @@
 """`bench overhead`, the main rounds: CPU at saturation, time added to the first byte.
 
-All contenders by turns, each round, the others stopped; the first round is thrown away. 64
-connections in a closed loop saturate the gateway with whole answers, 128 with streams: engines
+All contenders run by turns in each round, with the others stopped; the first round is discarded.
+64 connections in a closed loop saturate the gateway with whole answers, 128 with streams: engines
 tick every millisecond, so that 128 streams ask for 128,000 chunks/s, more than one core relays.
-Where each waits for Redis, too, it is four times and twice as many: with fewer in flight Redis,
-the engines and the load on the other core are what is saturated. Gateways and LiteLLM, who use
-one core at most, have it to themselves meanwhile, in each round another (`overhead_cores`). A
-round in which a gateway's utilisation of that was below .9 does not count for it; rounds go on
-until enough count for each.
+For gateways that also wait for Redis the numbers are four times and twice as high: with fewer in
+flight, the other core saturates first. Gateways and LiteLLM, which use one core at most, have it
+to themselves meanwhile, another one in each round (`bench.overhead.cores`). A round in which a
+gateway used less than .9 of its core does not count for it; rounds go on until each has enough.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the gateway costs with everything on, beside its peers, on the same machine.
+"""Cost of the gateway with every feature on, compared with its peers on the same machine.
 
 Sections, each in a module of its own; `SLUICE_BENCH_SECTIONS` chooses some:
 
@@ -9,10 +9,10 @@ Sections, each in a module of its own; `SLUICE_BENCH_SECTIONS` chooses some:
 - rate: chunks/s per core at an added p99 between tokens of at most 5 ms.
 - slow: 8,000 slow streams on one process.
 
-CPU is the kernel's accounting of the process tree, so that waiting does not count. Rounds are
-interleaved, each ratio is taken within its round, and the first round is thrown away. The gateway
+CPU is the kernel's accounting of the process tree, so waiting does not count. Rounds are
+interleaved, each ratio is taken within its round, and the first round is discarded. The gateway
 is that of `bench.common.everything_on`, with embedded state and on a Redis of its own; a leaner
-one, `sluice, least-loaded`, is as issues before measured it. Four engines serve everybody.
+one, `sluice, least-loaded`, matches earlier measurements. Four engines serve all contenders.
 """
 
 import json

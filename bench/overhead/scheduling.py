@@ -1,7 +1,7 @@
-"""`bench overhead --profile`, scheduling: what binding and queueing cost with a scheduler.
+"""`bench overhead --profile`, scheduling: cost of binding and queueing with a scheduler.
 
-One request at a time through the shipped stages, hot: its prefix is looked up, a job is made and
-placed, it has a first token and ends. Prompts are 2 KB of a conversation that grows.
+One request at a time passes the shipped stages, hot: its prefix is looked up, a job is made and
+placed, gets a first token and ends. Prompts are 2 KB of a conversation that grows.
 """
 
 import time

@@ -1,7 +1,7 @@
 """`bench overhead`, slow streams: memory of 8,000 at a time on one gateway process.
 
-Everything is on. Two load processes begin them evenly over 16 s, four engines give each a chunk
-every half second for 24 s: all are open together for some eight seconds.
+Every feature is on. Two load processes start them evenly over 16 s, four engines give each a
+chunk every half second for 24 s: all are open together for some eight seconds.
 """
 
 import re

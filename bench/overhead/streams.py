@@ -1,8 +1,8 @@
 """`bench overhead`, streams at an engine's pace: CPU of a chunk with 32 and 120 streams.
 
-Four engines tick every 5 ms; each stream has 64 chunks, and another begins when it ends. A
-gateway that is not saturated is woken for each chunk, so a chunk costs more than where many are
-read at once. By turns, the others stopped; ratios are taken within their round.
+Four engines tick every 5 ms; each stream has 64 chunks, and another begins when it ends. An
+unsaturated gateway wakes for each chunk, so a chunk costs more than if many are read at once.
+Contenders run by turns, the others stopped; ratios are taken within their round.
 """
 
 from contextlib import ExitStack

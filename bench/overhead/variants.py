@@ -1,10 +1,9 @@
 """`bench overhead`, the variants: other answers, bodies and numbers of open connections.
 
-With 5,000 connections open, 64 whole answers or 128 streams are under way at any time and the
-connections take turns: all are used, few at once. One connection cannot saturate anybody, so its
-rounds count whatever the utilisation; of the others those with the gateway at .9 of a core and
-more.
-Bodies of 200 KB are prompts of some 44,000 tokens: they go to the long pool.
+With 5,000 connections open, 64 whole answers or 128 streams run at any time and the connections
+take turns: all are used, few at once. A single connection saturates no contender, so its rounds
+count at any utilisation; other rounds count if the gateway used at least .9 of a core. Bodies of
+200 KB are prompts of some 44,000 tokens: they go to the long pool.
 """
 
 import statistics

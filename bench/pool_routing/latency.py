@@ -1,7 +1,7 @@
-"""Table 3 of token-budget pool routing by the fleet simulator: as published, and run on.
+"""Table 3 of token-budget pool routing by the fleet simulator, as published and in longer runs.
 
 Ten seconds of 1,000 requests/s give figures near the published ones. Ten seconds are a fraction
-of one long service, so the same fleets are also run for longer, with the paper's one chunk an
+of one long service, so the same fleets are also run for longer, with the paper's one chunk per
 iteration for all prompts and with a chunk for each.
 """
 

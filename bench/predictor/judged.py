@@ -1,4 +1,4 @@
-"""What `bench predictor` asks of a predictor: coverage under shifts, recovery, a slow worker."""
+"""Targets of `bench predictor`: coverage under shifts, recovery, a slow worker."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`python -m bench predictor`: Table 6 of the QUARTZ paper, and what the predictor costs.
+"""`python -m bench predictor`: Table 6 of the QUARTZ paper, and the predictor's cost.
 
 Published figures: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Serving",
 Table 6 (14B, four workers). Ours: four engine models in virtual time, nothing is started. A

@@ -1,8 +1,8 @@
-"""Where the rows of `bench predictor` come from: QUARTZ's workloads before engine models.
+"""Data behind the rows of `bench predictor`: QUARTZ's workloads before engine models.
 
-A gateway that has no trained predictor serves each workload in virtual time, and every prefill
-is kept as its request log would keep it. The trained predictor is then judged on those rows in
-order, each predicted before it is learned from: that is shadow mode.
+A gateway without a trained predictor serves each workload in virtual time, and every prefill is
+kept as its request log would keep it. The trained predictor is then judged on those rows in
+order, predicting each before learning from it, as in shadow mode.
 """
 
 from typing import Any, Final

@@ -1,8 +1,8 @@
-"""What several gateways of one simulation tell one another, by the shipped notes.
+"""Gossip between several gateways of one simulation, by the shipped notes.
 
-`SchedulerNotes` over a board in memory, in virtual time, as late as over Redis: every
-`EVERY_S`, give or take a tenth, a gateway puts up its notes and at once reads those of the others,
-each as old as its own exchange.
+`SchedulerNotes` over a board in memory, in virtual time, with the delays of Redis: every
+`EVERY_S`, give or take a tenth, a gateway publishes its notes and at once reads the others', each
+as old as its last exchange.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Routers that bench quartz compares with and that the gateway does not have."""
+"""Routers that bench quartz compares with and that are not in the gateway."""
 
 from collections.abc import Sequence
 from random import Random

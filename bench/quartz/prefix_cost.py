@@ -1,11 +1,11 @@
-"""What prefix locality costs: CPU of digests and index, and the index's memory.
+"""Cost of prefix locality: CPU of digests and index, and the index's memory.
 
     python -m bench.quartz.prefix_cost
     python -m bench.quartz.prefix_cost --prompts 1000000
 
 Times are CPU microseconds, the best of several rounds. Bodies are chats of ten messages as
-clients send them. `--prompts` distinct prompts of 40 KB are inserted to see what the index
-holds at most.
+clients send them. `--prompts` distinct prompts of 40 KB are inserted to see the index's largest
+size.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""`python -m bench quartz`: the QUARTZ paper's tables, and what the shipped scheduler does.
+"""`python -m bench quartz`: the QUARTZ paper's tables, measured on the shipped scheduler.
 
 Schedulers, predictor and prefix index are those of the gateway; the engines are
 `simulator.engine.engine`, in virtual time (simulator.experiments.scheduling). The predictor starts
 untrained in every run. Figures are means over the seeds; each seed's requests are the same for
-every policy. Two processes of this one's kind are started; nothing else is.
+every policy. Two worker processes are started, nothing else.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Scenes of bench quartz: several gateways, a heavy client, and workers that are not well."""
+"""Scenes of bench quartz: several gateways, a heavy client, and faulty workers."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,8 +1,8 @@
 """Rows of bench quartz beside the paper's tables, and the targets on Mixed and Mixed Bursty.
 
 Published figures: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Serving",
-Tables 4 to 8, 14B model: four RTX 6000, measured. Ours: four engine models, simulated. So the
-figures do not compare, their directions do.
+Tables 4 to 8, 14B model: four RTX 6000, measured. Ours: four engine models, simulated. Compare
+the directions, not the figures.
 """
 
 from typing import Final

@@ -1,9 +1,9 @@
 """The QUARTZ paper's workloads, as seeded request streams with exact prefixes.
 
-Section 5.2 names the families and not their numbers; what is here was chosen so that four of
-`simulator.experiments.scheduling.WORKER` are near their knee at the given rates. Prompts are
-made of segments (system prompt, passages, turns), each known by a number; a block's hash
-follows from the segments up to its end, so equal beginnings have equal hashes.
+Section 5.2 names the families but no numbers; the numbers here put four of
+`simulator.experiments.scheduling.WORKER` near their knee at the given rates. Prompts consist of
+numbered segments (system prompt, passages, turns); a block's hash follows from the segments up to
+its end, so equal beginnings have equal hashes.
 """
 
 import json

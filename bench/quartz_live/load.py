@@ -1,7 +1,7 @@
-"""What `bench quartz-live` sends, and to whom: workloads with shared prefixes, routers, a client.
+"""Load of `bench quartz-live`: workloads with shared prefixes, routers, a client.
 
-Lengths are in tokens of the mock engine's own tokenizer, about. Texts are made from numbers, so
-that two requests share exactly the beginning that they are meant to share.
+Lengths are approximate tokens of the mock engine's tokenizer. Texts are generated from numbers,
+so that two requests share exactly the intended beginning.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""The default scheduler over the whole ground of workloads, loads and fleets."""
+"""The default scheduler over a grid of workloads, loads and fleets."""

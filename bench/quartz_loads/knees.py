@@ -1,9 +1,9 @@
-"""`python -m bench quartz-knees`: where each fleet's knee is, for `bench quartz-loads`.
+"""`python -m bench quartz-knees`: find each fleet's knee, for `bench quartz-loads`.
 
-The knee of a workload and a fleet is what the best of the compared policies completes when it is
-offered more: requests a second that end in the last three quarters of the arrivals, caches being
-cold before. Offered is 1.15 times the knee that `quartz_loads.scenes` holds, and more again for as
-long as nearly all of that is completed. The rows go into `quartz_loads.scenes`.
+The knee of a workload and a fleet is the rate that the best of the compared policies completes
+when offered more: requests a second that end in the last three quarters of the arrivals, since
+caches are cold before. The offered rate is 1.15 times the knee in `bench.quartz_loads.scenes`,
+and is raised as long as nearly all of it is completed. Copy the rows into that module.
 
 `SLUICE_BENCH_FLEETS` and `SLUICE_BENCH_SEEDS` make it shorter.
 """

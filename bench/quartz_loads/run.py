@@ -1,7 +1,7 @@
-"""`python -m bench quartz-loads`: the default scheduler over the whole ground, beside routers.
+"""`python -m bench quartz-loads`: the default scheduler over a grid of loads, beside routers.
 
 Eight workloads, fleets of 4, 16 and 64 workers, loads of .5, .8, 1.0 and 1.2 of the knee, the
-same requests for every policy. A cell is one workload, load and fleet. Asked of the default:
+same requests for every policy. A cell is one workload, load and fleet. Targets of the default:
 
 - P50, P99 and violations no worse than the best of the others in at least 85 % of the cells:
   within the 95 % interval of the paired difference, or 10 % or 50 ms (violations: 1 point).

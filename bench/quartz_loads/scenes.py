@@ -1,4 +1,4 @@
-"""The ground that `bench quartz` maps: workloads x load x size of the fleet.
+"""The grid of `bench quartz-loads`: workloads x load x size of the fleet.
 
 A scene scales with its fleet: clients, burst size and arrivals grow with the workers. Load is a
 share of the knee: the rate that the best of the compared policies completes when offered more.

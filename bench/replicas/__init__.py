@@ -1,1 +1,1 @@
-"""Several gateways on one Redis, and Redis away."""
+"""Several gateways on one Redis, and outages of Redis."""

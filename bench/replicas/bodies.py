@@ -1,4 +1,4 @@
-"""Request bodies as nobody writes them, and JSON all the same."""
+"""Unusual request bodies that are nevertheless valid JSON."""
 
 import json
 from random import Random

@@ -1,4 +1,4 @@
-"""A model's book as Redis has it, and the ledger beside what gateways exported for billing."""
+"""A model's token pool as stored in Redis, and the ledger against exported usage."""
 
 import hashlib
 import threading

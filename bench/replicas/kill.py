@@ -1,9 +1,9 @@
-"""A gateway dies with 50 leases: when are they back, and who notices?
+"""A gateway is killed while it holds 50 leases: when they return, and the effect on clients.
 
-Fifty streams run through one of four gateways, far longer than the bench. It is killed. Its
-leases expire, because nobody renews them; each is charged its estimate. Meanwhile a guaranteed
-entitlement's clients ask the three that are left, and no request of theirs may fail. Afterwards
-the fifty places are used again.
+Fifty streams, far longer than the bench, run through one of four gateways, which is killed. Its
+leases expire because nobody renews them; each is charged its estimate. Meanwhile a guaranteed
+entitlement's clients ask the other three gateways, and none of their requests may fail.
+Afterwards the fifty places are used again.
 """
 
 import asyncio

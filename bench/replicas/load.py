@@ -1,4 +1,4 @@
-"""Load on several gateways: closed-loop clients, what became of every request."""
+"""Load on several gateways: closed-loop clients, and the result of every request."""
 
 import asyncio
 import time

@@ -1,8 +1,7 @@
-"""Observe mode is a bare relay: what the engine receives is what was sent, byte for byte.
+"""Observe mode is a bare relay: the engine receives exactly the bytes that were sent.
 
-10,000 bodies, written by hand so to speak: odd spacing, escapes that nobody needs, fields that
-nobody knows, numbers in every notation. All entitlements are far over their limits. The engine
-is a recorder of the bench's own that remembers the hash of every body.
+10,000 bodies with odd spacing, needless escapes, unknown fields, numbers in every notation. All
+entitlements are far over their limits. The bench's own engine records the hash of every body.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""Redis away for 20 s under load: nobody hangs, the mode holds, the counters are right after.
+"""Redis away for 20 s under load: no request hangs, the mode holds, counters are right after.
 
-Hanging: one server is stopped (SIGSTOP) under four gateways, two of which share out what they
-have (`local_share`) and two of which refuse (`closed`). What it knew is there afterwards.
+Hanging: one server is stopped (SIGSTOP) under four gateways, two with `local_share` and two with
+`closed`. Its data survive.
 Killed: the node of a three-node cluster that holds the model's slot, under two gateways with
-`local_share`. It comes back empty, and the gateways tell it what they hold.
+`local_share`. It comes back empty, and the gateways report their leases to it.
 Stopped: one server is killed under four gateways of both modes and comes back empty.
-Replaced: a master is killed under four, and a sentinel has its replica take over.
+Replaced: a master is killed under four gateways, and a sentinel promotes its replica.
 """
 
 import asyncio

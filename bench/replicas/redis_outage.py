@@ -1,8 +1,8 @@
-"""Redis killed, and Redis hanging, while requests run: does any request fail or wait?
+"""Redis is killed, or hangs, while requests run: no request may fail or wait.
 
-Asked: none fails, none spends more than 50 ms in the gateway before it is sent on, the gateway
-says that the store is away and, without a restart, that it is back. The same load with Redis in
-health stands beside it: a busy machine delays requests too.
+Targets: none fails, none spends more than 50 ms in the gateway before it is sent on, the gateway
+reports that the store is away and, without a restart, that it is back. The same load with a
+healthy Redis is measured for comparison, since a busy machine delays requests too.
 """
 
 import asyncio

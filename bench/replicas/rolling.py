@@ -1,7 +1,7 @@
 """Three gateways on one Redis are restarted one after another under 200 clients with streams.
 
-Each is told to end (SIGTERM), ends by itself, is started again and is ready before the next. As
-behind a balancer, a client whose connection is refused, or who is told 503 `shutting_down`, asks
+Each gets SIGTERM, ends by itself, is started again and is ready before the next one's turn. As
+behind a balancer, a client whose connection is refused, or that gets 503 `shutting_down`, asks
 the next gateway. A few streams last longer than the drain time-out: those may be cut off.
 """
 

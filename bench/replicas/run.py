@@ -1,15 +1,15 @@
 """`python -m bench token-pools-replicas`: several gateways on one Redis, real processes.
 
-1 Four gateways, 400 clients, 64 slots: limits hold, ledgers are exact (`replicas_sharing`).
-2 One of four is killed while it holds 50 leases (`replicas_kill`).
-3 Redis is away for 20 s, alone and as a cluster's node (`replicas_outage`).
-4 Observe mode changes no body and refuses nobody (`replicas_observe`).
-5 The store by itself: admissions a second, and their latency (`redis_leases`).
-6 Redis is stopped and comes back empty; a master is killed and replaced (`replicas_outage`).
-7 Three are restarted one after another under streams (`replicas_rolling`).
-8 An older version (SLUICE_BENCH_OLD, its checkout) beside this one (`replicas_sharing`).
+1 Four gateways, 400 clients, 64 slots: limits hold, ledgers are exact (`sharing`).
+2 One of four is killed while it holds 50 leases (`kill`).
+3 Redis is away for 20 s, alone and as a cluster's node (`outage`).
+4 Observe mode changes no body and refuses nobody (`observe`).
+5 The store by itself: admissions a second, and their latency (`store`).
+6 Redis is stopped and comes back empty; a master is killed and replaced (`outage`).
+7 Three are restarted one after another under streams (`rolling`).
+8 An older version (SLUICE_BENCH_OLD, its checkout) beside this one (`sharing`).
 
-Only the last figures need a quiet machine.
+Only the figures of 5 need a quiet machine.
 """
 
 import time

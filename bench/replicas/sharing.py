@@ -1,7 +1,7 @@
-"""Four gateways on one Redis share a model: does anything exceed what was stated?
+"""Four gateways on one Redis share a model: no stated limit may be exceeded.
 
-400 clients of five entitlements ask for 64 slots, as fast as refusals let them; one in twenty
-leaves before its answer. What is in flight is read from Redis in transactions while it lasts.
+400 clients of five entitlements ask for 64 slots, as fast as refusals allow; one in twenty
+leaves before its answer. Requests in flight are read from Redis in transactions meanwhile.
 """
 
 import asyncio

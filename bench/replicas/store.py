@@ -1,11 +1,11 @@
-"""Admissions a second of one process on a Redis of its own, and who spends the time.
+"""Admissions per second of one process on a Redis of its own, and where the time goes.
 
     python -m bench.replicas.store --clients 256 --seconds 5
     python -m bench.replicas.store --rate 3000 --seconds 5
 
-With --clients each asks, is admitted and settles, over and over. With --rate requests come at
-random times, whatever became of earlier ones, as a process of its own says (`bench.common.pacer`).
-Times are CPU seconds by admission; one admission is one script call, and so is its settlement.
+With --clients, each client asks, is admitted and settles in a loop. With --rate, requests come
+at random times in an open loop, timed by a separate process (`bench.common.pacer`). Times are
+CPU seconds by admission; one admission is one script call, and so is its settlement.
 """
 
 import argparse

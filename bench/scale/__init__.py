@@ -1,1 +1,1 @@
-"""How cost grows with workers, entitlements and leases."""
+"""Growth of cost with workers, entitlements and leases."""

@@ -1,8 +1,8 @@
-"""`bench scale`, entitlements: 1 to 100,000 of one model, entered, asked for and looked after.
+"""`bench scale`, entitlements: 1 to 100,000 of one model, loaded, used and maintained.
 
-They are entered as an admin's are: from a directory into roster, keyring and token pool. Then
-requests of those that are active are authenticated, admitted and settled, and each of the store's
-chores is run once in a loop that is watched.
+They are loaded like an admin's: from a directory into roster, keyring and token pool. Then
+requests of active entitlements are authenticated, admitted and settled, and each of the store's
+chores is run once in an event loop that is watched.
 """
 
 import gc

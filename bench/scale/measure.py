@@ -1,6 +1,6 @@
 """How `bench scale` measures: CPU of parts, the longest hold of an event loop, memory.
 
-All times are CPU of this thread, so that neighbours on the machine hardly show.
+All times are CPU of this thread, so that other load on the machine has little effect.
 """
 
 import asyncio

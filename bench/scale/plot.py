@@ -1,4 +1,4 @@
-"""A plot of `bench scale`: cost by size, a panel a ladder, both axes logarithmic."""
+"""A plot of `bench scale`: cost by size, one panel per ladder, both axes logarithmic."""
 
 from collections.abc import Sequence
 from pathlib import Path

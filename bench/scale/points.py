@@ -1,7 +1,7 @@
 """One point of `bench scale` in a process of its own: `python -m bench.scale.points KIND SIZE`.
 
-SIZE is JSON; the figures go to stdout as JSON. A fresh process each, so that memory is told
-apart and one point leaves nothing to the next.
+SIZE is JSON; the figures go to stdout as JSON. Each point gets a fresh process, so that its
+memory is its own and no point affects the next.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """`bench scale`, entitlements on Redis: CPU of both sides, the server's memory, its slowest call.
 
-A redis-server of the bench's own; one process enters the entitlements. Then requests are admitted
+One process enters the entitlements into the bench's own redis-server. Then requests are admitted
 and settled, first by 64 clients that ask again when they are answered (saturated: the calls of
-one turn of the loop share a script), then at random times, 500 a second (paced: most calls have a
+one loop iteration share a script), then at random times, 500 a second (paced: most calls have a
 script of their own).
 """
 

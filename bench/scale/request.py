@@ -1,4 +1,4 @@
-"""A request of `bench scale` on its way, and the record of its decisions."""
+"""A request of `bench scale`, and the record of its decisions."""
 
 from gateway.policy.model_runtime import ServedModel
 from gateway.policy.prefix.cache_estimate import Expected

@@ -1,4 +1,4 @@
-"""Rows of `bench scale`: what grows by how much, and what keeps the event loop waiting."""
+"""Rows of `bench scale`: growth of costs, and long holds of the event loop."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

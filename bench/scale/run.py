@@ -1,8 +1,8 @@
-"""`python -m bench scale`: how cost grows with workers, entitlements and leases, without a fleet.
+"""`python -m bench scale`: growth of cost with workers, entitlements and leases, without a fleet.
 
 The shipped stages, policies and chores are called in process, with workers that are names only;
-each point of a ladder in a process of its own (`bench.scale.points`). What grows with the size, or
-keeps the event loop from requests for more than 5 ms, is a row that does not hold.
+each point of a ladder runs in a process of its own (`bench.scale.points`). A row does not hold if
+its cost grows with the size, or if it keeps the event loop from requests for more than 5 ms.
 SLUICE_BENCH_MOST leaves out larger sizes, SLUICE_BENCH_REQUESTS sets the requests of a point.
 """
 

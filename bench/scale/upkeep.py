@@ -1,8 +1,8 @@
-"""`bench scale`, upkeep: what runs beside requests, with 4 to 2,000 workers.
+"""`bench scale`, upkeep: background work beside requests, with 4 to 2,000 workers.
 
 Pages of engines' metrics and health probes go through the shipped readers and their connections
-over a transport without sockets, which answers within 20 ms: sockets come on top. The rest is
-called as the gateway's tasks call it.
+over a transport without sockets, which answers within 20 ms; the cost of sockets is extra. Other
+chores are called as the gateway's tasks call them.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """`bench scale`, workers: one pool of 4 to 2,000, loaded, its prefix index full of conversations.
 
-Requests walk the shipped stages one after the other in simulated time; each part's CPU is taken
-as it is called. Every worker is asked for eight requests a second of four seconds each: 32 are in
-flight at each, and its prefill is a good third used.
+Requests pass the shipped stages one after the other in simulated time; the CPU of each part is
+measured as it is called. Every worker gets eight requests a second of four seconds each: 32 are
+in flight at each, and a good third of its prefill capacity is used.
 """
 
 import heapq

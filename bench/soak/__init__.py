@@ -1,1 +1,1 @@
-"""Half an hour of mixed load: what is left behind, what grows."""
+"""Half an hour of mixed load: leftovers and growth."""

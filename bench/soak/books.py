@@ -1,7 +1,7 @@
-"""The books of the soak: what clients counted against the request log, and that against /metrics.
+"""The soak's books: compare clients' counts with the request log, and the log with /metrics.
 
-Exact means exact: every request that was sent is one line and one count. Who left may have had
-the answer by then, so those lines may say ok, disconnected or an error that an engine caused.
+Counts must match exactly: every request sent is one line and one count. A client that left may
+have had the answer by then, so its line may say ok, disconnected or an engine's error.
 """
 
 from collections import Counter

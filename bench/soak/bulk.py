@@ -1,9 +1,8 @@
 """The bulk of the soak's load: whole answers and streams of several lengths, by cheap C programs.
 
-Capacity is measured first, each kind by itself in a closed loop: what the gateway serves for each
-core that it takes, so that a machine with other work does not lower it. A share of that rate then
-takes about that share of a core; somewhat more, since a process that is not saturated spends more
-on each request.
+Capacity is measured first, each kind by itself in a closed loop: requests served per core used,
+which does not depend on other load of the machine. A share of that rate then takes about that
+share of a core; somewhat more, since an unsaturated process spends more on each request.
 """
 
 import asyncio

@@ -1,16 +1,16 @@
-"""Fills what the gateway keeps within bounds before the soak looks at memory.
+"""Fill the gateway's bounded structures before the soak measures memory.
 
-Whatever is bounded grows until it is full, and at the soak's own rate that takes minutes for the
-prefix index of the bulk's model, and longer than the soak for what only visitors teach. So every
-bound is reached first, by prompts that are all different from their beginning on:
+Bounded structures grow until they are full. At the soak's own rate that takes minutes for the
+prefix index of the bulk's model, and longer than the soak for structures that only visitors fill.
+So every bound is reached first, by prompts that differ from their beginning on:
 
 - the bulk's model: 350,000 prefixes in 25,000 prompts of 17 points, and more conversations
   (20,000) and decisions (10,000) than are remembered;
-- the visitors' model: as many conversations, half of them responses whose homes are remembered
-  (10,000); and long prompts for the index of its long pool. Its indexes are the smallest there are
-  (`soak_gateway.PREFIXES`), or they would take more requests than the mock engines can serve.
+- the visitors' model: as many conversations, half of them responses whose affinity is remembered
+  (10,000); and long prompts for the index of its long pool. Its indexes have the smallest size
+  (`bench.soak.gateway.PREFIXES`), since the mock engines cannot serve enough to fill larger ones.
 
-What still grows after this is a leak, or a heap with holes.
+Later growth is a leak, or a fragmented heap.
 """
 
 import asyncio

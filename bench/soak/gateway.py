@@ -1,4 +1,4 @@
-"""The gateway of the soak, the engines before which it stands, and what is seen of it from outside.
+"""The soak's gateway, its engines, and their state as seen from outside.
 
 Three models: one on C engines, which bears the bulk; one on four mock engines, of which two fail
 now and then; one on a mock engine of four slots, so that requests wait.

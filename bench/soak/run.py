@@ -1,14 +1,15 @@
-"""Half an hour of mixed load on a gateway with everything on: what is left behind, what grows?
+"""Half an hour of mixed load on a gateway with every feature on: leftovers and growth.
 
-First whatever is bounded is filled (`bench.soak.fill`): what grows then has no bound. Then half
-of what one process serves, measured before: whole answers and streams of several lengths from C
-programs, and clients of all sorts (`bench.soak.visits`): conversations, compressed prompts, four
-endpoints, who leaves while it waits or while its answer streams, limits that are exceeded,
-mistakes. Two engines answer 500, reset, stall or are busy now and then.
+First every bounded structure is filled (`bench.soak.fill`), so that later growth is unbounded.
+Then the load is half of one process's measured capacity: whole answers and streams of several
+lengths from C programs, and clients of all sorts (`bench.soak.visits`): conversations, compressed
+prompts, four endpoints, clients that leave while waiting or streaming, exceeded limits, mistakes.
+Two engines answer 500, reset, stall or are busy now and then.
 
-Asked: memory grows by less than 3 % from minutes 5 to 8 to the last three; no lease, no waiting
+Targets: memory grows by less than 3 % from minutes 5 to 8 to the last three; no lease, no waiting
 request, no sequence at an engine and no open file is left; every request is one line of the log
-and one count of the metrics; no error that nobody caused. SLUICE_SOAK_MINUTES (30) is how long.
+and one count of the metrics; every error has a known cause. SLUICE_SOAK_MINUTES (30) is the
+duration.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Does memory grow? Windows and a robust slope of what was sampled."""
+"""Growth of sampled memory: windows and a robust slope."""
 
 import itertools
 import statistics

@@ -1,8 +1,8 @@
 """Clients of all sorts, beside the bulk: endpoints, lengths, conversations, leavers, mistakes.
 
 Every visit ends in one word: `ok`, `left`, `broken` (a stream that ended in an error event),
-`http NNN`, or `lost` (the connection broke without an answer). Who left before its request was
-sent whole is not counted: the gateway saw no request.
+`http NNN`, or `lost` (the connection broke without an answer). Clients that left before sending
+the whole request are not counted: the gateway saw no request.
 """
 
 import asyncio

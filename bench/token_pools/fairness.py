@@ -1,9 +1,9 @@
-"""Constant overload: is every elastic entitlement with a baseline let in again and again?
+"""Constant overload: every elastic entitlement with a baseline must be admitted repeatedly.
 
 A guaranteed tenant that fills its 4 slots, elastic tenants whose SLOs lie three orders of
 magnitude apart, each with twice as many threads as baseline slots, and a flood of spot share
-16 slots; all clients wait as told. Measured is the longest time that an elastic tenant goes
-without one admission, in ticks of 5 s, and what each of them gets of its baseline.
+16 slots; all clients wait as told. The bench measures the longest time that an elastic tenant
+goes without an admission, in ticks of 5 s, and each tenant's share of its baseline.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
 """A model's token pool before engines, in virtual time: the shipped admission, no processes.
 
-Decisions, settlements, ticks and renewals are calls of `gateway.policy`, in the order in which the
-gateway makes them; engines are `simulator.engine.engine`. Events run in order of time, and at one
-time the engines come first. Without a book everybody enters: that is "no admission control".
+Decisions, settlements, ticks and renewals are calls of `gateway.policy`, in the gateway's own
+order; engines are `simulator.engine.engine`. Events run in order of time, and at one time the
+engines come first. Without a token pool every request enters: that is "no admission control".
 """
 
 import math

@@ -1,9 +1,9 @@
 """KV cache: clients that ask for 32,768 tokens and get near 1,000, in a pool of 32 slots, 40 GiB.
 
-Reserving what clients ask for fills the cache with promises and leaves most slots idle.
-Reserving L_in + min(cap, q_out), q_out the shipped estimator's .95 quantile, lets the slots be
-used; who streams past the reserve has it extended by 256 tokens once a second, as the gateway
-does, and admission sees that. How far reserves and true use go beyond the capacity is stated.
+Reserving the requested lengths fills the cache with unused room and leaves most slots idle.
+Reserving L_in + min(cap, q_out), with q_out the shipped estimator's .95 quantile, lets the slots
+be used. A stream that exceeds its reserve has it extended by 256 tokens once a second, as in the
+gateway, and admission sees that. Rows state how far reserves and use exceed the capacity.
 """
 
 from collections.abc import Callable, Iterable

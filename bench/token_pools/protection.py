@@ -4,12 +4,12 @@
 30 s to 60 s. Requests come at random (Poisson), as many as fill those slots on average, and a
 refused one is not sent again. 64 tokens in, 64 out: 8.5 s each. At random, six slots' worth of
 requests find six slots taken one time in four (Erlang), whatever the system; so token pools are
-also shown requests that come evenly, as a client with six threads sends them.
+also shown with evenly spaced requests, as a client with six threads sends them.
 Four systems see the same arrivals:
 
-- nothing: everybody enters;
+- nothing: every request enters;
 - static limits "as sold": each tenant may use tokens/s in proportion to the slots it was sold,
-  of the pool's nominal 240 (90, 150, 90): what an operator writes who knows the contracts;
+  of the pool's nominal 240 (90, 150, 90), as an operator would set from the contracts;
 - static limits "that always fit": the same scaled to add up to 240 (65, 109, 65);
 - token pools.
 

@@ -1,10 +1,10 @@
-"""How long a guaranteed client that was idle waits for its slots when it returns.
+"""How long a returning guaranteed client waits for its slots.
 
 16 slots; backfill asks for more than all of them, in requests of 8.5 s. Every 40 to 60 s a
 guaranteed tenant that had nothing in flight sends six requests at once, its whole baseline.
-They are let in at once, and wait in the engine for those who borrowed the slots. Measured is
-that wait. Then the same with preemptible backfill, which gives way after `reclaim_s`: the
-gateway cancels it upstream, which takes `CANCEL_S`.
+They are admitted at once, and wait in the engine for borrowed slots to be freed; that wait is
+measured. Then the same with preemptible backfill, which gives way after `reclaim_s`: the gateway
+cancels it upstream, which takes `CANCEL_S`.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What the token-pool experiments record, and the engine that they run on."""
+"""Records of the token-pool experiments, and the engine that they run on."""
 
 import math
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Does a refused burst complete? The official client's retry rules against the shipped waits.
+"""Whether a refused burst completes: the official client's retry rules on the shipped waits.
 
 One entitlement with a token bucket; a burst of requests at one moment asks for 1.5 to 5 times
-what the bucket holds. Refused requests do what openai-python 3 does: two retries, after
+the bucket's content. Refused requests follow openai-python 3: two retries, after
 `retry-after-ms`, else `retry-after` (both up to two minutes, beyond that none at all), else
-.5 s x 2^n up to 8 s less up to a quarter. The same without promises, as if nobody remembered
-what earlier refusals were told.
+.5 s x 2^n up to 8 s less up to a quarter. A second variant has no promises: the gateway forgets
+the waits that it told earlier refusals.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,9 +2,9 @@
 
 Published figures: "Token Management in Multi-Tenant AI Inference Platforms" (CAIS '26), sections
 3.3 and 5. Ours come from the policy that the gateway runs, before simulated engines, in virtual
-time (bench.token_pools.lab); nothing is started. Every figure is the middle of its seeds, with
-their range in the note. Targets are what this project asks of itself; the published figures
-stand beside them, and docs/develop/benches/token-pools.md says what does not reproduce, and why.
+time (bench.token_pools.lab); nothing is started. Every figure is the median of its seeds, with
+their range in the note. Targets are the project's own; the published figures stand beside them,
+and docs/develop/benches/token-pools.md says what does not reproduce, and why.
 """
 
 from collections.abc import Callable

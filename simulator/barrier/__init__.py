@@ -1,1 +1,1 @@
-"""Workers that step together, and what balances them."""
+"""Workers that step together behind a barrier, and policies that balance them."""

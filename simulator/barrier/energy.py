@@ -1,4 +1,4 @@
-"""What a group of accelerators draws: power rises less than linearly with utilisation.
+"""Power of a group of accelerators; it rises less than linearly with utilisation.
 
 "A Universal Load Balancing Principle", eq. 11 and appendix D.1. mfu / mfu_sat of a worker is
 its load over the fullest worker's in that step: the fullest computes throughout the step, the

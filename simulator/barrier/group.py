@@ -16,15 +16,15 @@ from simulator.barrier.state import Group
 
 
 class Policy(Protocol):
-    """Who goes where, once a step."""
+    """Assigns requests to workers, once per step."""
 
     def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
-        """Pairs of a place in `pool` (requests in order of arrival) and a worker with room."""
+        """Pairs of an index into `pool` (requests in order of arrival) and a worker with room."""
         ...
 
 
 class _Queue:
-    """Undiscovered requests and those that wait where the router sees them."""
+    """Undiscovered requests, and the waiting requests that the router sees."""
 
     __slots__ = ("arrival_s", "next", "pool", "total")
 
@@ -35,7 +35,7 @@ class _Queue:
         self.pool: list[int] = []
 
     def reveal(self, group: Group, now_s: float) -> None:
-        """Top up: to `reveal` at once, or with all that has arrived."""
+        """Reveal requests up to `reveal` at once, or all that have arrived."""
         first = self.next
         if self.arrival_s is None:
             self.next = min(self.total, first + max(0, group.spec.reveal - len(self.pool)))
@@ -47,7 +47,7 @@ class _Queue:
             group.revealed[first : self.next] = group.step
 
     def drop(self, places: Sequence[int]) -> None:
-        """Remove those that were bound."""
+        """Remove bound requests."""
         out = set(places)
         if len(out) != len(places):
             raise ValueError("a request was chosen twice")
@@ -64,7 +64,7 @@ def simulate_group(
 ) -> History:
     """Run until no request is undiscovered, or with `drain` until all have ended.
 
-    `ended` hears of the requests that ended, after each step. ValueError where a policy
+    `ended` is called after each step with the requests that ended. Raises ValueError if a policy
     chooses a worker without room or a request twice.
     """
     group, queue, tape = Group(spec, work), _Queue(work), _Tape(work)
@@ -97,7 +97,7 @@ def simulate_group(
 
 
 class _Tape:
-    """Records a run."""
+    """Records the history of a run."""
 
     __slots__ = ("active", "at_s", "bound", "dt_s", "end", "load", "now_s", "start", "worker")
 
@@ -114,7 +114,7 @@ class _Tape:
         self.worker = np.full(count, -1)
 
     def step(self, group: Group) -> None:
-        """Note the step that is about to be made, and let its time pass."""
+        """Record the step about to be made, and advance time by it."""
         dt_s = group.spec.overhead_s + group.spec.seconds_per_token * float(group.load.max())
         self.load.append(group.load.copy())
         self.active.append(int(group.active.sum()))
@@ -123,7 +123,7 @@ class _Tape:
         self.now_s += dt_s
 
     def history(self, group: Group) -> History:
-        """All that was noted."""
+        """The recorded history."""
         at_s = np.array([*self.at_s, self.now_s])
         arrival_s = group.work.arrival_s
         if arrival_s is None:

@@ -1,4 +1,4 @@
-"""What a group's router may know of the steps to come, as a load matrix (G, H+1)."""
+"""Predicted loads of a group's workers over the next steps, as a matrix (G, H+1)."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,12 +12,12 @@ from simulator.barrier.state import Group
 
 
 class LookAhead(Protocol):
-    """Predicts the load of what is active; new requests are not in it."""
+    """Predicts the load of active requests; new requests are not included."""
 
     def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
         """Tokens on each worker now and in `horizon` steps, shape (G, H+1).
 
-        `grown`: what an active request's workload has grown by after h steps, shape (H+1,).
+        `grown`: growth of an active request's workload after h steps, shape (H+1,).
         """
         ...
 
@@ -34,7 +34,7 @@ class Oracle:
         cells = shape[0] * shape[1]
         weight = np.bincount(cell, group.weight[workers, slots], minlength=cells).reshape(shape)
         count = np.bincount(cell, minlength=cells).reshape(shape)
-        # Active after h steps is who ends later than that.
+        # A request is active after h steps if it ends later than that.
         staying = weight[:, :0:-1].cumsum(axis=1)[:, ::-1]
         number = count[:, :0:-1].cumsum(axis=1)[:, ::-1]
         found: Floats = staying + number * grown
@@ -42,10 +42,10 @@ class Oracle:
 
 
 class BySurvival:
-    """Knows how long requests of each class run: what a gateway can know.
+    """Knows the survival function of each class of requests, as a gateway can.
 
-    `survivals` gives S(0), S(1), ... of each class and may learn as the run goes on; it is asked
-    every `refresh_steps`. `kinds` is each request's class.
+    `survivals` gives S(0), S(1), ... of each class and may learn during the run; it is called every
+    `refresh_steps`. `kinds` is each request's class.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Who goes where in a barrier-synchronised group: the paper's baselines and BF-IO.
+"""Policies of a barrier-synchronised group: the paper's baselines and BF-IO.
 
-FCFS is Algorithm 2 of "A Universal Load Balancing Principle": the oldest request to the worker
-with most free slots. JSQ sends it to the fewest requests. With workers of one size they differ
-by ties only: FCFS takes the lowest index, JSQ any of them.
+FCFS is Algorithm 2 of "A Universal Load Balancing Principle": the oldest request goes to the
+worker with most free slots. JSQ picks the worker with the fewest requests. With workers of one
+size they differ only in ties: FCFS takes the lowest index, JSQ any of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from simulator.barrier.state import Group
 
 
 class Fcfs:
-    """The oldest to the worker with most room."""
+    """The oldest request goes to the worker with most room."""
 
     def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
         """See Policy."""
@@ -24,7 +24,7 @@ class Fcfs:
 
 
 class _Seen:
-    """What a rule sees, the choices made before in the same step counted in."""
+    """Loads as a rule sees them, including the choices made earlier in the same step."""
 
     __slots__ = ("counts", "kv", "room")
 
@@ -48,7 +48,7 @@ def _one_by_one(group: Group, pool: Sequence[int], pick: Callable[[_Seen], int])
 
 
 class Jsq:
-    """The fewest requests, active and queued; ties at random."""
+    """The worker with the fewest requests, active and queued; ties at random."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ class Jsq:
 
 
 class LeastKv:
-    """The fewest tokens, resident and queued."""
+    """The worker with the fewest tokens, resident and queued."""
 
     def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
         """See Policy."""
@@ -73,7 +73,7 @@ class LeastKv:
 
 
 class RoundRobin:
-    """One after the other, full ones left out."""
+    """Workers in turn, skipping full ones."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -90,7 +90,7 @@ class RoundRobin:
 
 
 class PowerOfD:
-    """The fewest requests of d workers drawn at random among those with room."""
+    """The fewest requests among d random workers with room."""
 
     def __init__(self, d: int = 2, seed: int = 0) -> None:
         if d < 1:

@@ -1,4 +1,4 @@
-"""What is told to a barrier-synchronised group and what it tells: see simulator.barrier.group."""
+"""Inputs and outputs of a barrier-synchronised group: see simulator.barrier.group."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,15 +11,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 Pairs = Sequence[tuple[int, int]]
-"""(place in the waiting pool, worker)."""
+"""(index into the waiting pool, worker)."""
 
 OVERHEAD_S: Final = 4.0e-3
 SECONDS_PER_TOKEN: Final = 1.07e-7
-"""C and t_l behind the paper's Table 1: they give its throughput and TPOT for its imbalance."""
+"""t_l, which with C gives the throughput and TPOT of the paper's Table 1 for its imbalance."""
 
 
 class BarrierSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A group and what its router sees. The paper's Table 1 is the default."""
+    """A group and its router's view. The default is the paper's Table 1."""
 
     workers: int = 16
     slots: int = 72
@@ -29,10 +29,11 @@ class BarrierSpec(msgspec.Struct, frozen=True, kw_only=True):
     reveal: int = 128
     """R: waiting requests that the router sees at once."""
     depth: int | None = 0
-    """Requests that each worker may hold queued beyond its slots; None for no limit."""
+    """Requests that each worker may queue beyond its slots; None for no limit."""
     drift: tuple[float, ...] = (1.0,)
-    """What every active request's workload grows by at each step, in tokens, >= 0, over and over
-    (Definition 2's delta_k); a token for LLM decoding."""
+    """Growth of every active request's workload at each step, in tokens, >= 0, repeated cyclically
+    (Definition 2's delta_k); one token for LLM decoding.
+    """
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,30 +41,30 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: Floats
     output_tokens: Ints
-    """>= 1: steps that each is active."""
+    """Steps that each request is active, >= 1."""
     arrival_s: Floats | None = None
-    """None: all are there from the start, undiscovered but for `reveal`."""
+    """None: all requests are there from the start, undiscovered until revealed."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened: arrays by step, and by request (-1 where it did not happen)."""
+    """History of a run: arrays by step, and by request (-1 for events that did not happen)."""
 
     load: Floats
     """Tokens on each worker during each step, shape (steps, workers)."""
     active: Ints
-    """Requests active during each step: tokens made by it."""
+    """Requests active during each step, which is also its number of generated tokens."""
     dt_s: Floats
     at_s: Floats
     """When each step began."""
     revealed_step: Ints
     start_step: Ints
     end_step: Ints
-    """The first step in which it was active no more."""
+    """The first step in which the request is no longer active."""
     bound_step: Ints
-    """When its worker was chosen."""
+    """The step in which its worker was chosen."""
     worker: Ints
     output_tokens: Ints
     seconds_per_token: float
-    """t_l: what a token on the fullest worker costs a step."""
+    """t_l: duration that each token on the fullest worker adds to a step, seconds."""
     arrival_s: Floats
-    """When it was there to be seen: its own arrival, or when it was revealed."""
+    """When the router could see it: its arrival, or when it was revealed."""

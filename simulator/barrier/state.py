@@ -33,9 +33,9 @@ class Group:
         self.work = work
         self.step = 0
         self.sizes: list[float] = work.prompt_tokens.tolist()
-        """Of every request: its prompt."""
+        """Prompt tokens of every request."""
         self.revealed: Ints = np.full(len(work.prompt_tokens), -1)
-        """The step in which the router saw it first."""
+        """The step in which the router first saw each request; -1 before."""
         self.load: Floats = np.zeros(spec.workers)
         """Tokens resident on each worker."""
         self.active: Ints = np.zeros(spec.workers, dtype=np.int64)
@@ -44,12 +44,12 @@ class Group:
         self.queued_load: Floats = np.zeros(spec.workers)
         self.queues: list[list[int]] = [[] for _ in range(spec.workers)]
         self.request: Ints = np.full(shape, -1)
-        """In each slot; -1 for none."""
+        """The request in each slot; -1 for none."""
         self.weight: Floats = np.zeros(shape)
         self.age: Ints = np.zeros(shape, dtype=np.int64)
-        """Tokens that the request in each slot has made."""
+        """Tokens that the request in each slot has generated."""
         self.end: Ints = np.full(shape, -1)
-        """The first step in which it will not be active: an oracle's knowledge."""
+        """The first step in which the request will not be active; only oracles may read it."""
         self._free = [list(range(spec.slots - 1, -1, -1)) for _ in range(spec.workers)]
         self.room = self._room()
 
@@ -61,13 +61,13 @@ class Group:
         return found
 
     def grown(self, horizon: int) -> Floats:
-        """What an active request's workload will have grown by after h steps, shape (H+1,)."""
+        """Growth of an active request's workload after h steps, shape (H+1,)."""
         drift = self.spec.drift
         steps = [drift[(self.step + h) % len(drift)] for h in range(horizon)]
         return np.cumsum([0.0, *steps])
 
     def bind(self, request: int, worker: int) -> None:
-        """Give a request to a worker: into a slot or its queue. ValueError where neither is."""
+        """Assign a request to a worker's slot or queue; raises ValueError if neither has room."""
         if self.room[worker] <= 0:
             raise ValueError(f"worker {worker} has no room in step {self.step}")
         self.queues[worker].append(request)
@@ -77,7 +77,7 @@ class Group:
             self.room[worker] -= 1
 
     def start(self) -> list[tuple[int, int]]:
-        """Move queued requests into free slots; gives (request, worker) of each."""
+        """Move queued requests into free slots; returns (request, worker) pairs."""
         begun = []
         for worker in np.flatnonzero((self.queued > 0) & (self.active < self.spec.slots)).tolist():
             queue, free = self.queues[worker], self._free[worker]
@@ -98,7 +98,7 @@ class Group:
         return begun
 
     def advance(self) -> list[int]:
-        """One step: every active request makes a token; gives those that ended."""
+        """Run one step: every active request generates a token; returns those that ended."""
         drift = self.spec.drift
         grown = drift[self.step % len(drift)]
         self.step += 1

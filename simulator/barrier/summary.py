@@ -1,4 +1,4 @@
-"""Figures of a barrier-synchronised group's run: "A Universal Load Balancing Principle", 6.3."""
+"""Figures of a group's run, as in "A Universal Load Balancing Principle", section 6.3."""
 
 from typing import Final
 
@@ -9,15 +9,15 @@ from simulator.barrier.energy import PowerModel
 from simulator.barrier.records import Floats, History
 
 ENERGY_TOKENS: Final = 5.49e6
-"""Tokens whose energy is told: what the paper's workload generates."""
+"""Tokens that energy is normalised to: those that the paper's workload generates."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Over all steps after the warm-up, and the requests that ran wholly after it."""
+    """Figures over all steps after the warm-up, and over requests that ran wholly after it."""
 
     steps: int
     imbalance: float
-    """Mean over steps of sum over workers of (fullest - own load), in tokens (eq. 7)."""
+    """Mean over steps of the sum over workers of (fullest - own load), tokens (eq. 7)."""
     throughput: float
     """Tokens/s (eq. 8)."""
     tpot_s: float
@@ -26,10 +26,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     energy_j: float
     """Normalised to ENERGY_TOKENS tokens (eq. 58)."""
     idle_share: float
-    """Of the workers' time, spent at the barrier."""
+    """Share of the workers' time spent waiting at the barrier."""
     mean_active: float
     longest_wait_steps: int
-    """From seen to bound, of all that were bound, warm-up included; of those still waiting, too."""
+    """Steps from first seen to bound, warm-up included; waiting requests count until the end."""
     wait_p99_s: float
     """From arrival to a slot."""
     latency_s: float
@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(history: History, skip: int = 800, power: PowerModel | None = None) -> Summary:
-    """Figures without the first `skip` steps. ValueError when nothing is left."""
+    """Figures without the first `skip` steps; raises ValueError if no steps are left."""
     load, dt_s = history.load[skip:], history.dt_s[skip:]
     if not len(dt_s):
         raise ValueError(f"the run has {len(history.dt_s)} steps: none after {skip}")
@@ -71,14 +71,14 @@ def summarise(history: History, skip: int = 800, power: PowerModel | None = None
 
 
 def longest_wait(history: History) -> int:
-    """Steps from seen to bound; of those not bound, until the end."""
+    """Most steps from first seen to bound; unbound requests count until the end."""
     seen = history.revealed_step >= 0
     until = np.where(history.bound_step >= 0, history.bound_step, len(history.dt_s))
     return int((until - history.revealed_step)[seen].max())
 
 
 def longest_service(history: History) -> int:
-    """Steps that the longest answer among the requests that were bound takes."""
+    """Steps of the longest answer among the bound requests."""
     return int(history.output_tokens[history.bound_step >= 0].max())
 
 

@@ -1,4 +1,4 @@
-"""Workloads and drifts for barrier-synchronised groups; a seed names one to the last bit."""
+"""Workloads and drifts for barrier-synchronised groups; a seed determines a workload exactly."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ OUTPUT_MEAN, OUTPUT_MOST = 250, 4096
 
 
 def like_burst(count: int, random: Random) -> Work:
-    """Stands for BurstGPT, which the paper uses and is not at hand: log-normal, geometric.
+    """A stand-in for BurstGPT, which the paper uses: log-normal prompts, geometric outputs.
 
     With 16 workers of 72 slots it gives the load that Table 1's figures imply.
     """
@@ -25,7 +25,7 @@ def like_burst(count: int, random: Random) -> Work:
 
 
 def of_theorem(count: int, random: Random, *, longest: int = 1000, mean: int = 100) -> Work:
-    """Theorem 2's: prompts uniform on [1, longest], outputs geometric."""
+    """Theorem 2's workload: prompts uniform on [1, longest], outputs geometric."""
     return Work(
         prompt_tokens=random.integers(1, longest + 1, count).astype(np.float64),
         output_tokens=random.geometric(1 / mean, count),
@@ -33,7 +33,7 @@ def of_theorem(count: int, random: Random, *, longest: int = 1000, mean: int = 1
 
 
 def of_lengths(prompts: Floats, outputs: Floats) -> Work:
-    """A trace's, in its order; outputs of no token count as one."""
+    """A trace's requests in its order; empty outputs count as one token."""
     return Work(
         prompt_tokens=np.asarray(prompts, dtype=np.float64),
         output_tokens=np.maximum(np.asarray(outputs, dtype=np.int64), 1),
@@ -41,7 +41,7 @@ def of_lengths(prompts: Floats, outputs: Floats) -> Work:
 
 
 def poisson(work: Work, per_s: float, random: Random) -> Work:
-    """The same requests, arriving at random at a rate."""
+    """The same requests with Poisson arrivals."""
     gaps = random.exponential(1 / per_s, len(work.prompt_tokens))
     return Work(
         prompt_tokens=work.prompt_tokens,
@@ -56,5 +56,6 @@ DRIFTS: Final[dict[str, tuple[float, ...]]] = {
     "speculative": (1.0, 3.0, 2.0, 4.0),
     "throttled": (0.25,),
 }
-"""Definition 2's kinds: classical jobs; LLM decoding; several tokens accepted a step (delta >= 1);
-a cache that is thinned out (delta < 1)."""
+"""Definition 2's kinds: classical jobs; LLM decoding; several accepted tokens a step (delta >= 1);
+a cache that is thinned out (delta < 1).
+"""

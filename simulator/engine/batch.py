@@ -1,16 +1,16 @@
-"""Who runs in the next iteration, and for how many iterations that stays the same.
+"""Plan the sequences of the next iteration, and how many iterations the plan holds for.
 
 Rules, as in vLLM:
-- Running sequences come first: each decodes one token or goes on with its prefill. When
-  their blocks do not suffice, the worst one (by rank, then the latest) is preempted: it
-  frees everything, waits first in line, and computes prompt and output again.
-- Then waiting ones enter in order while slots, prefill tokens and blocks last; the first
-  that does not fit stops the line. After a preemption none enters in that iteration.
-- A prompt is never wholly taken from the prefix cache: its last token is computed.
+- Running sequences come first: each decodes one token or continues its prefill. If their blocks
+  do not suffice, the worst one (by rank, then the latest) is preempted: it frees all its blocks,
+  goes to the head of the queue, and computes prompt and output again.
+- Then waiting sequences enter in order while slots, prefill tokens and blocks last; the first
+  that does not fit blocks the rest. After a preemption none enters in that iteration.
+- A prompt never comes wholly from the prefix cache: its last token is computed.
 
-A plan holds until `lapse_v` or until the caller knows of a change, so that the caller can
-jump over identical iterations. Where neither blocks nor budgets can change from one
-iteration to the next (`fixed`), prefills end at a known iteration and need no plan either.
+A plan holds until `lapse_v` or until the caller changes the batch, so the caller can jump over
+identical iterations. For a `fixed` scheduler neither blocks nor budgets change between
+iterations: prefills end at a known iteration and need no plan either.
 """
 
 from heapq import heapify, heappop, heappush
@@ -22,7 +22,7 @@ from simulator.engine.profiles import EngineProfile
 from simulator.engine.sequence import NOT_RUNNING, Sequence
 
 FEW_WAITING = 4
-"""So many waiting prompts are looked at to say when the first of them can be ready."""
+"""Waiting prompts that are examined to bound when the first of them can be ready."""
 
 
 class Scheduler:
@@ -62,7 +62,7 @@ class Scheduler:
         heappush(self.waiting, (seq.rank, seq.order, seq))
 
     def remove(self, seq: Sequence) -> None:
-        """Forget a waiting or running sequence and free what it holds."""
+        """Remove a waiting or running sequence and free its blocks."""
         if seq.run != NOT_RUNNING:
             if seq.decoding or self.fixed:
                 self._events.forget_one()
@@ -72,7 +72,7 @@ class Scheduler:
         heapify(self.waiting)
 
     def start_decoding(self, seq: Sequence, v: int) -> None:
-        """Note that the sequence's prefill ended with iteration v, which emits a token."""
+        """Note that the sequence's prefill ends with iteration v, which emits a token."""
         seq.decoding = True
         seq.index_offset = seq.emitted + 1 - v
         self.decoding += 1
@@ -84,7 +84,7 @@ class Scheduler:
             self._growth.join(seq.token_offset)
 
     def expect_finish(self, seq: Sequence) -> None:
-        """Put the last token of a decoding sequence among the events."""
+        """Schedule the event of a decoding sequence's last token."""
         self._events.push(seq.limit - seq.index_offset, seq)
 
     def finish(self, seq: Sequence) -> None:
@@ -119,7 +119,7 @@ class Scheduler:
     def earliest_event_v(self, v: int) -> int:
         """Lower bound of the next event when the iteration after v is yet to be planned.
 
-        For a `fixed` scheduler with something to run: who is admitted must prefill first.
+        Requires a `fixed` scheduler with something to run; an admitted sequence must prefill first.
         """
         event_v = self._events.next_v()
         if not self.waiting or len(self.running) >= self.profile.max_num_seqs:
@@ -172,7 +172,7 @@ class Scheduler:
             tokens = self.decoding + sum(chunk for _, chunk in self.chunks)
             self.resident += iterations * tokens
         if len(self.chunks) > 1 and self.pool.caching:
-            # Of two prompts with a block in common the one that fills it first shares it.
+            # If two prompts share a block, the first to fill it provides it.
             for _ in range(iterations):
                 for seq, chunk in self.chunks:
                     self._fill(seq, chunk)
@@ -193,7 +193,7 @@ class Scheduler:
         )
 
     def _make_room(self, v: int) -> bool:
-        """Give running prefills their chunks, preempting until all blocks suffice."""
+        """Give running prefills their chunks; preempt until the blocks suffice."""
         preempted = False
         self.chunks = self._running_chunks()
         while self.growing and self._blocks_ahead(1) > self.pool.free:
@@ -214,7 +214,7 @@ class Scheduler:
         return chunks
 
     def _prefill_limits(self) -> tuple[int, int]:
-        """Most prefill tokens of one iteration: for each sequence, and for all."""
+        """The most prefill tokens of one iteration, per sequence and in all."""
         profile = self.profile
         if profile.prefill == "packed":
             return NEVER, profile.max_num_batched_tokens - self.decoding
@@ -295,7 +295,7 @@ class Scheduler:
         seq.filled = full
 
     def _horizon(self, v: int, *, preempted: bool) -> int:
-        """For how many iterations, the scheduled one included, the plan stays the same."""
+        """Number of iterations, the scheduled one included, for which the plan stays the same."""
         if preempted or (self.waiting and self.chunks and self.pool.caching):
             return 1  # the next one may admit again, or share what this one computes
         most = self._events.next_v() - v

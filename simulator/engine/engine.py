@@ -1,15 +1,15 @@
 """One LLM engine with continuous batching, iteration by iteration; the clock is an argument.
 
-A batch is planned when it changes and holds for the iterations after it (`scheduler`); when
-those end is a formula (`timeline`). Real time steps through them and virtual time jumps over
+A batch is planned when it changes and holds for the following iterations (`batch`); a formula
+gives their end times (`timeline`). Real time steps through them and virtual time jumps over
 them, with the same result.
 
 Rules:
 - A sequence emits its first token at the end of the iteration that completes its prefill,
-  then one token an iteration. (The papers count one iteration more: ask for one more token.)
-- Requests join at the next boundary. The order of calls decides, times only measure: in
-  virtual time, `run_until(t)` comes before `submit(request, t)`.
-- An aborted sequence frees its blocks at once; the open iteration still ends when it said.
+  then one token per iteration. (The papers count one more iteration: ask for one more token.)
+- Requests join at the next iteration boundary. The order of calls decides, times only measure:
+  in virtual time, call `run_until(t)` before `submit(request, t)`.
+- An aborted sequence frees its blocks at once; the open iteration still ends at its stated time.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ __all__ = ["PROFILES", "Emission", "Engine", "EngineProfile", "EngineRequest", "
 
 
 class Engine:
-    """Drive it with `begin` and `finish`, or with `run_until`; never from two threads."""
+    """One engine. Use either `begin` and `finish`, or `run_until`; not thread-safe."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self.profile = profile
@@ -63,7 +63,7 @@ class Engine:
     def kv_tokens(self) -> int:
         """Tokens of the running sequences, each counting its whole prefix.
 
-        With `load: reserved`, their final lengths. Sharing can put it above the capacity.
+        With `load: reserved`, their final lengths. Shared prefixes can put it above the capacity.
         """
         return self._sched.resident
 
@@ -74,12 +74,12 @@ class Engine:
 
     @property
     def prefix_queries_total(self) -> int:
-        """Prompt tokens looked up in the prefix cache, once a request."""
+        """Prompt tokens looked up in the prefix cache; each request counts once."""
         return self._sched.prefix_queries_total
 
     @property
     def prefix_hits_total(self) -> int:
-        """Of them, tokens that were found."""
+        """Prompt tokens found in the prefix cache."""
         return self._sched.prefix_hits_total
 
     def cached_tokens(self, request_id: str) -> int:
@@ -91,14 +91,14 @@ class Engine:
         return 0 if seq is None else seq.cached_tokens
 
     def queue_s(self, request_id: str) -> float | None:
-        """Seconds from submission to first service; None before it, or when unknown."""
+        """Seconds from submission to first service; None before it, or if unknown."""
         seq = self._live.get(request_id) or self._finished.get(request_id)
         return None if seq is None or seq.first_scheduled_s is None else seq.queue_s
 
     # Requests
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
-        """Queue a request. ValueError when its id is in use or it can never be served."""
+        """Queue a request; raises ValueError if its id is in use or it can never be served."""
         if request.id in self._live:
             raise ValueError(f"request id {request.id!r} is in use")
         if not 1 <= request.prompt_tokens < self.profile.max_model_len:
@@ -111,7 +111,7 @@ class Engine:
         seq = Sequence(request, self.profile, self._submitted, now_s)
         self._submitted += 1
         self._live[request.id] = seq
-        # Behind a first in line that does not fit, a newcomer changes nothing.
+        # If the first in line does not fit, a new arrival behind it changes nothing.
         if not self._sched.waiting or self.profile.scheduling == "priority":
             self._changed = True
         self._sched.enqueue(seq)
@@ -131,9 +131,9 @@ class Engine:
     # Real time: one iteration after the other
 
     def begin(self, now_s: float) -> Iteration | None:
-        """Schedule one iteration and say when it ends; None when there is nothing to do.
+        """Schedule one iteration and return its end time; None if there is nothing to do.
 
-        RuntimeError while another one is open.
+        Raises RuntimeError while another iteration is open.
         """
         if self._open:
             raise RuntimeError("an iteration is open: finish it first")
@@ -148,9 +148,9 @@ class Engine:
         )
 
     def finish(self) -> list[Emission]:
-        """End the open iteration: the tokens it made, in order of admission.
+        """End the open iteration; returns its tokens in order of admission.
 
-        RuntimeError when none is open.
+        Raises RuntimeError if no iteration is open.
         """
         if not self._open:
             raise RuntimeError("no iteration is open: begin one first")
@@ -165,9 +165,9 @@ class Engine:
     def run_until(
         self, until_s: float, *, every_token: bool = False
     ) -> list[tuple[float, Emission]]:
-        """Run all iterations that end by `until_s`; the one in progress then stays open.
+        """Run all iterations that end by `until_s`; the one in progress stays open.
 
-        Gives first tokens and last tokens with their times, or every token if asked.
+        Returns first and last tokens with their times, or every token if asked.
         """
         out: list[tuple[float, Emission]] = []
         sched, time = self._sched, self._time
@@ -187,10 +187,10 @@ class Engine:
         return out
 
     def next_event_s(self) -> float | None:
-        """When the next first or last token can come; None when idle.
+        """Earliest time of the next first or last token; None when idle.
 
-        Exact while the batch is known to stay as it is, else a lower bound:
-        run_until(next_event_s()) always makes progress, if not always an event.
+        Exact while the batch is known not to change, else a lower bound: run_until(next_event_s())
+        always makes progress, but may find no event.
         """
         if not self._live:
             return None
@@ -207,7 +207,7 @@ class Engine:
             return self._time.end_s(sched.next_change_v())
         else:
             boundary_s = self._clock
-        # The next batch is not known. It is no faster than the present one without growth.
+        # The next batch is not planned yet. It is no faster than the present one without growth.
         if sched.fixed:
             return boundary_s + (sched.earliest_event_v(v) - v) * self._iteration_s()
         return boundary_s + self.profile.w_s
@@ -236,7 +236,7 @@ class Engine:
         return True
 
     def _iteration_s(self) -> float:
-        """What the sequences that run now cost an iteration, prefill tokens apart."""
+        """Iteration time of the sequences that run now, without prefill tokens."""
         profile = self.profile
         if profile.timing == "slots":
             return profile.w_s + profile.h_s * len(self._sched.running)
@@ -258,7 +258,7 @@ class Engine:
         ]
 
     def _emit(self, seq: Sequence) -> Emission:
-        """The sequence's token of iteration `_v`, and what follows from it."""
+        """Emit the sequence's token of iteration `_v` and update its state."""
         sched = self._sched
         starts = not seq.decoding
         if starts:

@@ -6,11 +6,11 @@ from simulator.engine.sequence import Sequence
 
 NEVER = 1 << 62
 STALE_EVENTS = 64
-"""Events of sequences that left early are dropped when more than this and half of all."""
+"""Stale events are dropped when there are more than this and more than half of all."""
 
 
 class EventQueue:
-    """A heap by iteration, then by run number. Who left early is passed over later."""
+    """A heap by iteration, then by run number; events of removed sequences are skipped later."""
 
     __slots__ = ("_heap", "_stale")
 
@@ -30,7 +30,7 @@ class EventQueue:
         return self._heap[0][0] if self._heap else NEVER
 
     def take(self, v: int) -> list[Sequence]:
-        """Remove the events up to iteration v; whose they are, in order of admission."""
+        """Remove the events up to iteration v; returns their sequences in order of admission."""
         heap, due = self._heap, []
         while heap and heap[0][0] <= v:
             _, run, seq = heappop(heap)
@@ -45,7 +45,7 @@ class EventQueue:
         self._stale += 1
 
     def tidy(self) -> None:
-        """Make sure that the next event is a real one, and that few of the others are not."""
+        """Make sure that the next event is a live one, and that few stale ones remain."""
         if not self._stale:
             return
         heap = self._heap

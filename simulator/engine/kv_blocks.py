@@ -1,7 +1,7 @@
 """The KV cache as blocks: how many are used, and how fast decoding uses more.
 
 Invariant: 0 <= used <= total, and idle cached blocks <= free. A block shared by several
-sequences is used once. Only prompt blocks have a hash; all others are anonymous.
+sequences counts once. Only prompt blocks have a hash; all others are anonymous.
 """
 
 from collections.abc import Sequence

@@ -1,16 +1,16 @@
-"""Which prompt blocks can be shared, and which freed ones are still worth keeping.
+"""Prompt blocks that can be shared, and freed blocks that are still cached.
 
 Rules:
-- A hash names one block's content and all before it, so a prefix is a run of hashes.
-- A block with users is never evicted; one without waits in least-recently-freed order.
-- A sequence's last blocks are freed first, so that a prefix outlives what follows it.
+- A hash identifies a block's content and everything before it, so a prefix is a run of hashes.
+- Blocks in use are never evicted; unused ones are evicted in least-recently-freed order.
+- A sequence's last blocks are freed first, so that a prefix outlives its continuation.
 """
 
 from collections.abc import Sequence
 
 
 class PrefixCache:
-    """Blocks by content hash. It counts nothing: the pool knows how many blocks exist."""
+    """Cached blocks by content hash; the block pool counts how many blocks exist."""
 
     __slots__ = ("_idle", "_users")
 
@@ -29,7 +29,7 @@ class PrefixCache:
         return len(self._users)
 
     def match(self, hashes: Sequence[int], most: int) -> tuple[int, int]:
-        """Length of the longest cached prefix, at most `most` blocks; how many are idle."""
+        """Length of the longest cached prefix, at most `most` blocks; how many of them are idle."""
         hits = idle = 0
         for block in hashes[:most]:
             if block in self._idle:
@@ -40,7 +40,7 @@ class PrefixCache:
         return hits, idle
 
     def acquire(self, hashes: Sequence[int]) -> int:
-        """Use blocks found by `match`; how many of them were idle until now."""
+        """Use blocks found by `match`; returns how many of them were idle."""
         woken = 0
         for block in hashes:
             if block in self._idle:
@@ -53,12 +53,12 @@ class PrefixCache:
         """Offer a newly filled block for sharing; False if its content is already shared."""
         if block in self._users:
             return False
-        self._idle.pop(block, None)  # an older copy after an evicted prefix: the new one stays
+        self._idle.pop(block, None)  # an evicted prefix can leave an older copy: the new one stays
         self._users[block] = 1
         return True
 
     def release(self, hashes: Sequence[int]) -> int:
-        """Stop using blocks; how many have no user left and are now idle."""
+        """Stop using blocks; returns how many became idle."""
         slept = 0
         for block in reversed(hashes):
             users = self._users[block] - 1

@@ -1,7 +1,8 @@
-"""What one engine can do: its timing, its memory, and how it schedules.
+"""An engine's profile: its timing, its memory, and how it schedules.
 
 `llama-3-70b-a100` holds the published FleetOpt constants (W = 8 ms, H = 0.65 ms a slot,
-chunks of 512 tokens, 2**20 tokens of KV cache); the other profiles say how they differ.
+chunks of 512 tokens, 2**20 tokens of KV cache); comments on the other profiles say how they
+differ.
 """
 
 from typing import Literal
@@ -9,11 +10,11 @@ from typing import Literal
 import msgspec
 
 PAPER_WINDOW_TOKENS = 8192
-"""The window at which the published H is stated: one token costs H / 8192."""
+"""The window for which the published H is stated: one token costs H / 8192."""
 
 
 class EngineProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Constants of one engine; ValueError when they contradict one another."""
+    """Constants of one engine; raises ValueError if they are inconsistent."""
 
     name: str
     w_s: float = 0.008
@@ -25,23 +26,24 @@ class EngineProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     timing: Literal["slots", "kv"] = "slots"
     """slots: t = W + H n. kv: t = W + h (sum of resident tokens)."""
     prefill: Literal["packed", "shared", "independent"] = "packed"
-    """packed: one token budget for decodes and chunks (vLLM). shared: one chunk an iteration
-    for all prompts. independent: one chunk an iteration for each prompt (the papers)."""
+    """packed: one token budget for decodes and chunks (vLLM). shared: one chunk per iteration
+    for all prompts. independent: one chunk per iteration for each prompt (the papers).
+    """
     max_num_batched_tokens: int = 2048
-    """The budget of `packed`; at least max_num_seqs there."""
+    """Token budget of `packed`, where it must be at least max_num_seqs."""
     chunk_tokens: int = 512
-    """C, the chunk of `shared` and `independent`."""
+    """C, the chunk size of `shared` and `independent`."""
     kv_blocks: int = 65536
     block_tokens: int = 16
     max_model_len: int = 8192
-    """Prompt and output together, in tokens; must fit in the KV cache."""
+    """Most prompt and output tokens of a request; must fit in the KV cache."""
     max_num_seqs: int = 128
     prefix_cache_tokens: int | None = None
-    """Tokens that freed blocks may keep for reuse: None for all that are free, 0 for off."""
+    """Cached tokens that freed blocks may keep: None for all free blocks, 0 for no cache."""
     load: Literal["reserved", "growing"] = "growing"
     """reserved: a sequence takes its final length at admission. growing: block by block."""
     scheduling: Literal["fcfs", "priority"] = "fcfs"
-    """priority: the lower number first, ties by arrival."""
+    """priority: lower numbers first, ties by arrival."""
     prefill_s_per_token: float = 0.0
     """Seconds each prefill token adds to its iteration; >= 0."""
 
@@ -80,7 +82,7 @@ PROFILES: dict[str, EngineProfile] = {
             prefill="independent",
             prefix_cache_tokens=0,
         ),
-        # Invented figures: fast enough to try things by hand, small enough to fill up.
+        # Invented figures: fast enough for manual tests, small enough to fill up.
         EngineProfile(
             name="demo",
             w_s=0.002,

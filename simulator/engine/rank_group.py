@@ -2,12 +2,12 @@
 
 Ranks hold their own sequences, blocks and prefix cache, and compute one iteration together:
 it lasts as long as the slowest rank's, dt = max_g (W + h L_g) with `timing: kv`. A rank without
-work computes an empty pass of W and waits for the others, as expert layers demand.
+work computes an empty pass of W and waits for the others, since expert layers need all ranks.
 
 Rules:
 - Requests name their rank and join it at the next barrier.
 - Real time steps with `begin` and `finish`; virtual time calls `run_until`, which steps too:
-  one rank's change of batch moves the barrier of all, so there is little to jump over.
+  a change of one rank's batch moves the barrier of all, so jumping would gain little.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from simulator.engine.profiles import EngineProfile
 from simulator.engine.records import Emission, EngineRequest, Iteration
 
 RankEmission = tuple[int, Emission]
-"""(rank, what it emitted)."""
+"""(rank, emission)."""
 
 
 class RankGroupEngine:
-    """Drive it with `begin` and `finish`, or with `run_until`; never from two threads."""
+    """Use either `begin` and `finish`, or `run_until`; not thread-safe."""
 
     def __init__(self, profile: EngineProfile, ranks: int) -> None:
-        """ValueError unless ranks >= 1; each rank has the profile's slots and blocks."""
+        """Each rank gets the profile's slots and blocks; ValueError unless ranks >= 1."""
         if ranks < 1:
             raise ValueError(f"a group has at least one rank, not {ranks}")
         self.engines = tuple(Engine(profile) for _ in range(ranks))
         self.iterations_total = 0
         self.waited_s = [0.0] * ranks
-        """Seconds that each rank has waited at the barrier for a slower one."""
+        """Seconds that each rank has waited at the barrier for slower ranks."""
         self._profile = profile
         self._clock_s = 0.0
         self._ends_s: Sequence[float | None] = ()
@@ -54,9 +54,9 @@ class RankGroupEngine:
         return self.engines[rank].abort(request_id)
 
     def begin(self, now_s: float) -> Iteration | None:
-        """Schedule one iteration of all ranks and say when the slowest ends; None when idle.
+        """Schedule one iteration of all ranks and return the slowest one's end; None when idle.
 
-        RuntimeError while another one is open.
+        Raises RuntimeError while another iteration is open.
         """
         if self._open:
             raise RuntimeError("an iteration is open: finish it first")
@@ -75,9 +75,9 @@ class RankGroupEngine:
         )
 
     def finish(self) -> list[RankEmission]:
-        """End the open iteration: the tokens it made, rank by rank.
+        """End the open iteration; returns its tokens, rank by rank.
 
-        RuntimeError when none is open.
+        Raises RuntimeError if no iteration is open.
         """
         if not self._open:
             raise RuntimeError("no iteration is open: begin one first")
@@ -96,9 +96,9 @@ class RankGroupEngine:
     def run_until(
         self, until_s: float, *, every_token: bool = False
     ) -> list[tuple[float, int, Emission]]:
-        """Run all iterations that end by `until_s`; the one in progress then stays open.
+        """Run all iterations that end by `until_s`; the one in progress stays open.
 
-        Gives (time, rank, emission) of first and last tokens, or of every token if asked.
+        Returns (time, rank, emission) of first and last tokens, or of every token if asked.
         """
         out: list[tuple[float, int, Emission]] = []
         while self._open or (self._clock_s < until_s and self.begin(self._clock_s) is not None):
@@ -112,7 +112,7 @@ class RankGroupEngine:
         return out
 
     def next_event_s(self) -> float | None:
-        """When the next barrier can come, or a time before it; None when idle."""
+        """A lower bound of the next barrier's time; None when idle."""
         if self._open:
             return self._end_s
         if all(engine.next_event_s() is None for engine in self.engines):

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it."""
+"""Requests to an engine, and the tokens that it emits."""
 
 from typing import Literal
 
@@ -12,11 +12,11 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prompt_tokens: int
     """>= 1 and below the profile's max_model_len."""
     output_tokens: int
-    """>= 1: where the sequence stops by itself, if the window does not cut it first."""
+    """Output length at which the sequence stops unless the window cuts it first; >= 1."""
     block_hashes: tuple[int, ...] = ()
     """Hash of each full prompt block, chained: equal hashes mean equal prefixes."""
     priority: int = 0
-    """The lower the sooner, where the profile schedules by priority."""
+    """Lower values are served sooner if the profile schedules by priority."""
 
 
 class Emission(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -1,1 +1,1 @@
-"""Experiments on simulated fleets that benchmarks and the planner call."""
+"""Experiments on simulated fleets, called by benchmarks and the planner."""

@@ -1,9 +1,9 @@
-"""A boundary that moves by itself, on engines that preempt, before and after a step in traffic.
+"""The gateway's boundary controller on preempting engines, before and after a step in traffic.
 
-The gateway's own controller (`gateway.policy.pools.boundary_control`) steers a simulated fleet of a
-short and a long pool whose engines allocate KV by block as sequences grow. Estimates are exact,
-so that preemptions are all that goes wrong. From `step_s` on requests come faster: the short
-pool's KV cache no longer holds all that is routed to it.
+The gateway's own controller (`gateway.policy.pools.boundary_control`) steers a simulated fleet of
+a short and a long pool whose engines allocate KV by block as sequences grow. Estimates are exact,
+so preemptions are the only problem. From `step_s` on the rate is higher: the short pool's KV
+cache no longer holds all requests routed to it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from simulator.fleet.steering import Seen
 from simulator.fleet.traffic import Breakpoints, CdfLengths, Traffic
 
 SETTLED_WITHIN: float = 0.05
-"""A boundary has settled when it stays this close to where it ends."""
+"""A boundary has settled once it stays within this share of its final value."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steered(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a run."""
+    """The result of a run."""
 
     scenario: Scenario
     minutes: tuple[Minute, ...]
@@ -59,25 +59,25 @@ class Steered(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settling_s(self) -> float:
-        """From the step until the boundary stays within SETTLED_WITHIN of where it ends."""
+        """Seconds from the step until the boundary stays near its end (SETTLED_WITHIN)."""
         last = self.minutes[-1].boundary
         away = [m.at_s for m in self.minutes if abs(m.boundary / last - 1) > SETTLED_WITHIN]
         return max([self.scenario.step_s, *away]) - self.scenario.step_s
 
     @property
     def turns(self) -> int:
-        """How often, since the step, it went down again after it had gone up."""
+        """How often the boundary turned down again after rising, since the step."""
         downs = [m.after < m.before for at_s, m in self.moves if at_s > self.scenario.step_s]
         return sum(b and not a for a, b in pairwise(downs))
 
     def share(self, start_s: float, end_s: float) -> float:
-        """Preemptions for each request that the short pool finished in this time."""
+        """Preemptions per request that the short pool finished in this time."""
         inside = [m.sample for m in self.minutes if start_s < m.at_s <= end_s]
         return sum(s.preemptions for s in inside) / max(1.0, sum(s.finished for s in inside))
 
 
 class _Steer:
-    """The gateway's minutely look, in virtual time."""
+    """The gateway's periodic control step, in virtual time."""
 
     every_s = SAMPLE_S
 
@@ -108,7 +108,7 @@ class _Steer:
 
 
 def run(scenario: Scenario, *, active: bool = True) -> Steered:
-    """Simulate; without `active` the boundary stays where it is."""
+    """Simulate; without `active` the boundary is fixed."""
     bounds = Bounds(
         pool="short", start=scenario.boundary, least=scenario.least, most=scenario.window
     )

@@ -1,7 +1,7 @@
-"""Does a planned fleet hold? Each pool is run until its figures mean something, and judged.
+"""Judge whether a planned fleet meets its SLOs, by simulating each pool long enough.
 
-Pools without spillover are independent under Poisson arrivals, so each is run alone, as long
-as it needs: ten times its longest service.
+Pools without spillover are independent under Poisson arrivals, so each is run alone, for at
+least ten times its longest service.
 """
 
 from functools import partial
@@ -42,9 +42,9 @@ __all__ = ["Goals", "PoolVerdict", "Verdict", "faults_of", "judge", "verdict"]
 
 LEAST_REQUESTS: Final = 20_000
 MOST_DRAWN: Final = 30_000_000
-"""Requests drawn for one pool, those of other pools included."""
+"""Most requests drawn for one pool, those of other pools included."""
 _DRAWN_FOR_MORE: Final = 3_000_000
-"""Drawn at most to have LEAST_REQUESTS of a pool that few requests reach."""
+"""Most requests drawn to reach LEAST_REQUESTS of a rarely used pool."""
 _PILOT: Final = 100_000
 _AT_ONCE: Final = 1_000_000
 
@@ -65,10 +65,10 @@ def verdict(
     services: int = HORIZON_SERVICES,
     most_drawn: int = MOST_DRAWN,
 ) -> Verdict:
-    """FleetOpt's question about nodes (n,) or (short, long) for a distribution of totals.
+    """Judge (n,) or (short, long) nodes for a distribution of totals, as FleetOpt asks.
 
-    `criterion`: what must stay within `slo_s` at P99. `wait` is what the papers' tables are
-    sized by; `ttft` adds prefill and the first token (Eq. 8).
+    `criterion` is the time that must stay within `slo_s` at P99. The papers size their tables by
+    `wait`; `ttft` adds prefill and the first token (Eq. 8).
     """
     make = by_slots if counting == "slots" else paged
     spec = make(fleet, boundary=boundary, gamma=gamma, compressible=compressible)
@@ -98,11 +98,11 @@ def judge(
     most_drawn: int = MOST_DRAWN,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Run each pool alone on its share of a Poisson stream, and hold it against the SLOs.
+    """Run each pool alone on its share of a Poisson stream, and compare it with the SLOs.
 
-    `services`: longest services that a run lasts, at least. Loads of a heavy tail differ by
-    several percent between runs of ten: ask for 100 to compare figures. ValueError where the
-    fleet spills: its pools are then not independent (use `simulate`).
+    `services` is the least length of a run in longest services. With heavy tails, loads differ by
+    several percent between runs of ten: use 100 to compare figures. Raises ValueError if the fleet
+    spills, since its pools are then not independent (use `simulate`).
     """
     if spec.spill_queue is not None:
         raise ValueError("a fleet that spills is judged as a whole: take spill_queue away")
@@ -155,7 +155,7 @@ def _judge_pool(
 def _share_of(
     spec: FleetSpec, p: int, lengths: Lengths, rate_per_s: float, count: int, seed: int
 ) -> Traffic | None:
-    """Of so many requests to the fleet, those of one pool, compressed; None for none."""
+    """One pool's requests out of a stream to the fleet, after compression; None if empty."""
     random = np.random.default_rng((seed, p))
     found: list[Traffic] = []
     start_s = 0.0
@@ -192,7 +192,7 @@ def _routed(spec: FleetSpec, prompts: Ints, outputs: Ints, random: Random) -> Ro
 
 
 def _longest_service_s(profile: EngineProfile, requests: Traffic) -> float:
-    """The longest sequence with every slot taken by the mix that is found in them."""
+    """Duration of the longest sequence if every slot is taken by the typical mix."""
     chunks = -(-requests.prompt_tokens // profile.chunk_tokens)
     iterations = chunks + requests.output_tokens - 1
     tokens = requests.total_tokens

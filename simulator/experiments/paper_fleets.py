@@ -17,7 +17,7 @@ from simulator.fleet.traffic import Ints, Lengths, Random
 PAPER: Final = PROFILES["llama-3-70b-a100-reserved"]
 WINDOW_TOKENS: Final = 65_536
 PAGED_SEQUENCES: Final = 256
-"""vLLM's own default of --max-num-seqs on large GPUs."""
+"""vLLM's default --max-num-seqs on large GPUs."""
 
 
 class OneMore:
@@ -33,14 +33,14 @@ class OneMore:
 
 
 def window_slots(window_tokens: int, profile: EngineProfile = PAPER) -> int:
-    """n_max: sequences when each is given a whole window of KV cache."""
+    """n_max: sequences if each is given a whole window of KV cache."""
     return profile.kv_blocks // ceil(window_tokens / profile.block_tokens)
 
 
 def slot_pool(
     name: str, instances: int, window_tokens: int, *, boundary_tokens: int | None = None
 ) -> PoolSpec:
-    """A pool of the papers' engines, whose slots alone limit what runs (for `OneMore` lengths)."""
+    """A pool of the papers' engines, limited by slots alone (for `OneMore` lengths)."""
     slots = window_slots(window_tokens)
     profile = msgspec.structs.replace(
         PAPER,
@@ -68,7 +68,7 @@ def by_slots(
 def paged(
     fleet: tuple[int, ...], *, boundary: int, gamma: float = 1.0, compressible: float = 1.0
 ) -> FleetSpec:
-    """The same nodes as vLLM runs them: the window costs nothing until it is used."""
+    """The same nodes as vLLM runs them: KV is allocated by use, not by window."""
     profile = msgspec.structs.replace(
         PAPER,
         name="llama-3-70b-a100-paged",

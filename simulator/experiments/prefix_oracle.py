@@ -1,11 +1,11 @@
-"""A prefix index that forgets nothing: what a router without bounds would expect to find."""
+"""A prefix index that forgets nothing: the expectation of a router without memory bounds."""
 
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.scheduling.scheduler import Match, Points
 
 
 class UnboundedPrefixes:
-    """Every prefix ever sent to a worker is taken to be there."""
+    """Assumes that every prefix ever sent to a worker is still cached there."""
 
     __slots__ = ("_full", "_masks", "workers")
 
@@ -15,7 +15,7 @@ class UnboundedPrefixes:
         self._masks: dict[int, int] = {}
 
     def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
-        """Who was sent how much: (tokens, mask), longest first."""
+        """Workers that were sent a prefix: (tokens, mask), longest first."""
         found: list[tuple[int, int]] = []
         seen = 0
         for tokens, digest in reversed(points):
@@ -28,15 +28,15 @@ class UnboundedPrefixes:
         return found
 
     def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
-        """A prompt goes to a worker."""
+        """Record a prompt sent to a worker."""
         for _, digest in points:
             self._masks[digest] = self._masks.get(digest, 0) | 1 << worker
         return Expected(0, 0, 0)
 
     def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
-        """Not corrected."""
+        """Ignored: the oracle is not corrected."""
 
     def forget(self, worker: int) -> None:
-        """A worker begins anew."""
+        """Drop a restarted worker's prefixes."""
         for digest, mask in self._masks.items():
             self._masks[digest] = mask & ~(1 << worker)

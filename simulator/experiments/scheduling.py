@@ -1,10 +1,10 @@
-"""Schedulers of one pool before engine models, in virtual time.
+"""The gateway's schedulers for one pool of engine models, in virtual time.
 
 The schedulers, predictor and prefix index are the gateway's own; the engines are
 `simulator.engine.engine`. `simulator.fleet.fleet` binds at arrival; here requests may wait in the
 gateway, several gateways may share the workers, and workers may stall, restart or be slow.
 
-Events of one time come in this order: engines, what is noticed late, trouble, ticks, arrivals.
+Events at the same time run in this order: engines, delayed notices, troubles, ticks, arrivals.
 """
 
 from collections import deque
@@ -101,7 +101,7 @@ class _Run:
         self.send(gateway, ready, now_s)
 
     def bound(self, job: Job, gateway: Gateway) -> None:
-        """Note where its prompt will be, before it is sent: those that come meanwhile ask."""
+        """Record the prompt's worker before it is sent, so that later arrivals can use it."""
         if gateway.prefixes is None:
             return
         points = self.points[job.owner]
@@ -166,7 +166,7 @@ class _Run:
                 self.tell(at_s, index, "end")
 
     def tell(self, at_s: float, index: int, what: str) -> None:
-        """The gateway notices a first token or an end: now, or later."""
+        """Tell the gateway of a first token or an end, `notice_s` later."""
         if self.notice_s:
             self.notices.append((at_s + self.notice_s, index, what))
         else:
@@ -202,7 +202,7 @@ class _Run:
     pending: list[tuple[Gateway, Sequence[Job]]]
 
     def flush(self, now_s: float) -> None:
-        """Send what first tokens and ends have let through."""
+        """Send requests released by first tokens and ends."""
         while self.pending:
             gateway, ready = self.pending.pop(0)
             self.send(gateway, ready, now_s)
@@ -232,7 +232,7 @@ class _Run:
         self.look_ahead(i)
 
     def restart(self, i: int, now_s: float) -> None:
-        """Lose all; what had no token yet is tried again elsewhere."""
+        """Lose all requests; those without a first token are retried elsewhere."""
         worker = self.workers[i]
         self.advance(i, now_s)
         self.flush(now_s)
@@ -302,10 +302,10 @@ def serve(
     notice_s: float = 0.0,
     gossip: Callable[[float], None] | None = None,
 ) -> Served:
-    """Run all requests to their end; which gateway a request comes to is drawn by the seed.
+    """Run all requests to their end; the seed draws the gateway of each request.
 
-    `gossip` is called at every tick, for what the gateways tell one another. First tokens and ends
-    are noticed `notice_s` late; ValueError for that with troubles.
+    `gossip` is called at every tick to exchange news between gateways. Gateways notice first tokens
+    and ends `notice_s` late; raises ValueError if that is combined with troubles.
     """
     if notice_s and troubles:
         raise ValueError("what a worker in trouble answered is noticed at once")

@@ -1,4 +1,4 @@
-"""What schedulers in virtual time are given and give: requests, troubles, gateways, results."""
+"""Inputs and results of schedulers in virtual time: requests, troubles, gateways."""
 
 from typing import Final, Literal, Protocol
 
@@ -27,11 +27,12 @@ WORKER: Final = EngineProfile(
     max_num_seqs=256,
 )
 """24 ms a step and .4 ms a sequence, 9,000 prefill tokens/s in chunks of 2,048, and an LRU
-prefix cache of 160,000 tokens: the engine that the figures of bench quartz are for."""
+prefix cache of 160,000 tokens: the engine behind the figures of bench quartz.
+"""
 
 
 class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One request as it arrives."""
+    """One request."""
 
     arrival_s: float
     client: str
@@ -39,50 +40,51 @@ class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     output_tokens: int
     cap_tokens: int
     slo_s: float
-    """Time to first token that it asks for."""
+    """Its target for the time to first token."""
     kind: str
     blocks: tuple[int, ...]
     """Chained hashes of its full prompt blocks."""
     ends_tokens: tuple[int, ...] = ()
-    """Ends of the earlier turns within the prompt."""
+    """Prompt tokens at the end of each earlier turn."""
     band: int = 1
 
 
 class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Something that happens to a worker."""
+    """A disturbance of a worker."""
 
     at_s: float
     worker: int
     what: Literal["stall", "restart", "cold"]
-    """stall: it does nothing and answers nothing; restart: it loses all and is known to be
-    away; cold: only its cache is lost, and nobody is told."""
+    """stall: it makes no progress and answers nothing; restart: it loses everything and is known to
+    be away; cold: it silently loses its cache.
+    """
     lasts_s: float = 0.0
 
 
 class Prefixes(Protocol):
-    """What of `gateway.policy.prefix.index.PrefixIndex` is used; points are in tokens."""
+    """The part of `gateway.policy.prefix.index.PrefixIndex` in use; points are in tokens."""
 
     workers: int
 
     def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
-        """Who holds how much."""
+        """Workers that hold a prefix, and its length."""
         ...
 
     def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
-        """A prompt goes to a worker."""
+        """Record a prompt sent to a worker."""
         ...
 
     def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
-        """What the engine found."""
+        """Correct by the tokens that the engine found."""
         ...
 
     def forget(self, worker: int) -> None:
-        """A worker begins anew."""
+        """Drop a restarted worker's prefixes."""
         ...
 
 
 class Gateway:
-    """One gateway process: its scheduler with what belongs to it."""
+    """One gateway process: its scheduler, pool state and indexes."""
 
     def __init__(
         self,
@@ -99,17 +101,17 @@ class Gateway:
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the requests: an entry each, in order of arrival; NaN for what was not."""
+    """Results by request, in order of arrival; NaN for events that did not happen."""
 
     ttft_s: np.ndarray
     wait_s: np.ndarray
     """From arrival to the first service in the engine."""
     queue_s: np.ndarray
-    """Of that, in the gateway."""
+    """Time waited in the gateway, which is part of `wait_s`."""
     end_s: np.ndarray
     worker: np.ndarray
     cached_tokens: np.ndarray
     within: np.ndarray
-    """1 where the prefill was within its predicted quantile, 0 where not, NaN if none was made."""
+    """1 if the prefill was within its predicted quantile, else 0; NaN without a prediction."""
     lost: int
-    """Requests that were not answered."""
+    """Number of requests that were not answered."""

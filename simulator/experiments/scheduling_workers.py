@@ -1,4 +1,4 @@
-"""One engine of `scheduling`, with a clock that can stand still, and what befalls it."""
+"""One engine of `scheduling`, with a clock that can be halted, and its troubles."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,7 +11,7 @@ _ROUNDING_S: Final = 1e-9
 
 
 class Worker:
-    """An engine with a clock that can stand still."""
+    """An engine with a clock that can be halted."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self.profile = profile
@@ -21,27 +21,27 @@ class Worker:
 
     @property
     def halted(self) -> bool:
-        """Whether it stands still."""
+        """Whether its clock is halted."""
         return self.halted_s < inf
 
     def local_s(self, now_s: float) -> float:
-        """The time by its own clock; rounded up, so that what is due is not missed by a bit."""
+        """Time by its own clock; rounded up, so that rounding never misses a due event."""
         local_s = min(now_s, self.halted_s) - self.behind_s
         return local_s + _ROUNDING_S if self.behind_s else local_s
 
     def resume(self, now_s: float) -> None:
-        """Go on where it stopped."""
+        """Continue at the time at which it was halted."""
         self.behind_s += now_s - self.halted_s
         self.halted_s = inf
 
     def due_s(self) -> float:
-        """When something may happen; never while it stands still."""
+        """Time of the next event; never while it is halted."""
         due_s = None if self.halted else self.engine.next_event_s()
         return inf if due_s is None else due_s + self.behind_s
 
 
 def events_of(troubles: Sequence[Trouble]) -> list[tuple[float, tuple[str, int]]]:
-    """Beginnings and ends, latest first."""
+    """Starts and ends of troubles, latest first."""
     names = {"stall": ("stall", "resume"), "restart": ("down", "up"), "cold": ("cold", "")}
     events = []
     for trouble in troubles:

@@ -1,4 +1,4 @@
-"""The load that the simulator's speed is stated at; the caller times `simulate` on it."""
+"""The load for which the simulator's speed is stated; the caller times `simulate` on it."""
 
 import msgspec
 import numpy as np

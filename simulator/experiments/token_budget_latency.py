@@ -1,9 +1,9 @@
 """Latency of token-budget pool routing: one pool against two (token-budget paper, Table 3).
 
-The paper's engine (appendix A): t_iter = W + H n_active, one prefill chunk of 512 tokens an
+The paper's engine (appendix A): t_iter = W + H n_active, one prefill chunk of 512 tokens per
 iteration for all prompts, KV blocks of final lengths. Its table stems from 10,000 requests at
-1,000/s: ten seconds, a fraction of one long service, so that queues have hardly begun to form.
-A longer run of the same fleets is another result; ask for it by `requests`.
+1,000/s: ten seconds, a fraction of one long service, so queues have hardly begun to form. A
+longer run (by `requests`) of the same fleets gives a different result.
 """
 
 from typing import Final, Literal
@@ -23,7 +23,7 @@ _PAPER: Final = PROFILES["llama-3-70b-a100-reserved"]
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of Table 3, after a warm-up of 20 %, and whether the pools had settled."""
+    """A row of Table 3 after a warm-up of 20 %, and whether the pools had settled."""
 
     ttft_p50_s: float
     ttft_p99_s: float

@@ -1,4 +1,4 @@
-"""What a verdict on a fleet is made of: figures of each pool, and what is wrong with it."""
+"""Records of a verdict on a fleet: the figures and violated goals of each pool."""
 
 from typing import Final, Literal, Protocol
 
@@ -13,14 +13,14 @@ Criterion = Literal["wait", "ttft"]
 
 
 class Progress(Protocol):
-    """Told of a pool, by name, how many of its requests have arrived, and how many will."""
+    """Called with a pool's name, its arrivals so far, and its arrivals in all."""
 
     def __call__(self, name: str, arrived: int, *, total: int) -> None:
-        """Every few thousand arrivals, and at the last."""
+        """Called every few thousand arrivals, and at the last."""
 
 
 class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool: its figures, and what is wrong with it (nothing when it holds)."""
+    """One pool: its figures, and the goals that it violates (none if it holds)."""
 
     name: str
     instances: int
@@ -30,18 +30,18 @@ class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     tpot_p99_s: float
     duration_s: float
-    """Simulated; the wait of an overloaded pool grows with it."""
+    """Simulated seconds; the wait of an overloaded pool grows with them."""
     drifting: bool
     short_run: bool
-    """It lasted less than ten of its longest services: nothing may drift yet."""
+    """Whether it lasted less than ten of its longest services: too short to show drift."""
     longest_service_s: float
     ttft_p99: Interval | None
-    """95 % bounds of the P99, in seconds; None with too few requests for them."""
+    """95 % bounds of the P99, seconds; None with too few requests."""
     faults: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
-        """Nothing is wrong."""
+        """Whether it meets all goals."""
         return not self.faults
 
 
@@ -52,25 +52,25 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     criterion: Criterion
     slo_s: float
     refused_share: float = 0.0
-    """Of requests that no window takes."""
+    """Share of requests that no window takes."""
 
     @property
     def holds(self) -> bool:
-        """Whether every pool does, and no request is longer than all windows."""
+        """Whether every pool holds, and no request is longer than all windows."""
         return self.refused_share == 0 and all(pool.holds for pool in self.pools)
 
 
 class Goals(msgspec.Struct, frozen=True, kw_only=True):
-    """What every pool must hold at P99, in seconds."""
+    """Goals of every pool at P99, in seconds."""
 
     slo_s: float
     tpot_slo_s: float | None = None
     criterion: Criterion = "ttft"
-    """What `slo_s` is about."""
+    """The time that `slo_s` limits."""
 
 
 def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
-    """What is wrong with a pool, in words; nothing when it holds."""
+    """The goals that a pool violates, in words; empty if it holds."""
     faults = []
     if pool.drifting or pool.utilisation > SATURATED:
         faults.append("overloaded: waits depend on how long it runs")
@@ -83,7 +83,7 @@ def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
 
 
 def verdict_of(found: PoolSummary, duration_s: float, goals: Goals) -> PoolVerdict:
-    """From the figures of a run of so many simulated seconds."""
+    """Judge the figures of a run of so many simulated seconds."""
     return PoolVerdict(
         name=found.name,
         instances=found.instances,

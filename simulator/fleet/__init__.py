@@ -1,1 +1,1 @@
-"""A fleet in virtual time behind the gateway's own decisions."""
+"""A fleet in virtual time, run by the gateway's own decision code."""

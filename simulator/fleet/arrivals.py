@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson, Gamma, bursts, or a recording."""
+"""Arrival times: Poisson, Gamma, bursts, or a recording."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from simulator.fleet.traffic import Floats, Random
 
 
 def poisson(rate_per_s: float, count: int, random: Random) -> Floats:
-    """So many arrivals, independent of one another; ValueError unless rate and count > 0."""
+    """Independent arrivals; raises ValueError unless rate and count > 0."""
     _check(rate_per_s, count)
     return np.cumsum(random.exponential(1.0 / rate_per_s, count))
 
 
 def gamma(rate_per_s: float, cv: float, count: int, random: Random) -> Floats:
-    """Gamma gaps of coefficient of variation `cv` > 0; 1 is Poisson, above 1 comes in clumps."""
+    """Gamma gaps with coefficient of variation `cv` > 0; 1 is Poisson, above 1 is clumped."""
     _check(rate_per_s, count)
     if not cv > 0:
         raise ValueError(f"the coefficient of variation must be above 0, not {cv}")
@@ -53,7 +53,7 @@ def bursty(
 
 
 def recorded(times_s: Floats, *, rate_per_s: float | None = None) -> Floats:
-    """A recording from its first request on, sped up or slowed down to a mean rate if given."""
+    """A recording from its first request on, optionally scaled to a mean rate."""
     if not len(times_s):
         raise ValueError("the recording is empty")
     ordered = np.sort(np.asarray(times_s, dtype=np.float64))

@@ -1,15 +1,15 @@
-"""The engine model where admission alone decides: about two events a request, no iterations.
+"""Closed form of engines limited by admission alone: about two events per request.
 
-Final lengths are reserved, every prompt has a chunk of its own, nothing is cached (the papers'
-engine; `Scheduler.fixed`). Then a sequence admitted when V iterations had ended emits its first
-token at V + chunks and its last at V + chunks + L_out - 1, whatever else happens; and between
-two changes of the batch, iterations are of one length:
+It applies if final lengths are reserved, every prompt has a chunk of its own, and nothing is
+cached (the papers' engine; `Scheduler.fixed`). A sequence admitted after V iterations then emits
+its first token at V + chunks and its last at V + chunks + L_out - 1, whatever else happens.
+Between two changes of the batch, iterations have one length:
 
     t = tau + (v - V) t_iter,   t_iter = W + H n   or   W + h x reserved tokens.
 
 An arrival that fits joins at the next boundary, which is known at once; so (V, tau) may lie one
-iteration ahead. An arrival that does not fit waits for a last token. A test holds this
-equal to `simulator.engine.engine.Engine`, of which it is the fast form.
+iteration ahead. An arrival that does not fit waits for a last token. A test checks that results
+equal those of `simulator.engine.engine.Engine`.
 """
 
 from collections import deque
@@ -22,11 +22,11 @@ from simulator.fleet.jobs import Needs, Times
 
 _SHIFT = 28
 _INDEX = (1 << _SHIFT) - 1
-"""Events are one number, iteration and index: cheaper to order than pairs."""
+"""Events are one number, iteration and index, which is cheaper to compare than pairs."""
 
 
 def applies(profile: EngineProfile) -> bool:
-    """Whether the closed form is this engine; else it takes iterations (`EngineInstance`)."""
+    """Whether the closed form equals this engine; otherwise use `EngineInstance`."""
     return (
         profile.load == "reserved"
         and profile.prefill == "independent"
@@ -94,16 +94,16 @@ class ClosedInstance:
 
     @property
     def preemptions(self) -> int:
-        """None: what is reserved is never taken away."""
+        """Always 0: reserved blocks are never taken away."""
         return 0
 
     @property
     def used_blocks(self) -> int:
-        """KV blocks that are reserved."""
+        """Reserved KV blocks."""
         return self._total_blocks - self._free
 
     def submit(self, index: int, now_s: float) -> None:
-        """Queue a request, or admit it at the next boundary; `advance` came up to now."""
+        """Queue a request, or admit it at the next boundary; call `advance` up to now first."""
         if self._queue or self._running >= self._slots or self._blocks[index] > self._free:
             self._queue.append(index)
             return
@@ -127,7 +127,7 @@ class ClosedInstance:
         self.due_s = self._tau_s + ((self._ends[0] >> _SHIFT) - self._v) * step_s
 
     def advance(self, now_s: float) -> list[int]:
-        """End the sequences that are due; `now_s` is `due_s`. Gives their indices."""
+        """End the sequences that are due and return their indices; `now_s` is `due_s`."""
         ends, end, blocks, units_of = self._ends, self._times.end, self._blocks, self._units_of
         v = ends[0] >> _SHIFT
         if self._firsts:
@@ -153,7 +153,7 @@ class ClosedInstance:
         return done
 
     def fail(self, now_s: float) -> list[int]:
-        """Lose everything it holds, in order of index; those without a first token yet have NaN."""
+        """Lose all sequences, returned in order of index; missing first tokens become NaN."""
         if self._firsts:
             self._first_tokens(self._v + max(0, int((now_s - self._tau_s) / self._step_s)))
         held = sorted([key & _INDEX for key in self._ends] + list(self._queue))
@@ -180,7 +180,7 @@ class ClosedInstance:
         self._units += 1 if self._units_of is None else self._units_of[index]
 
     def _first_tokens(self, v: int) -> None:
-        """Note when the first tokens of the iterations up to v came, before the pace changes."""
+        """Record the first tokens of iterations up to v, before the iteration length changes."""
         firsts, first = self._firsts, self._times.first
         v0, tau_s, step_s = self._v, self._tau_s, self._step_s
         after = (v + 1) << _SHIFT

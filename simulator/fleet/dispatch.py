@@ -1,7 +1,7 @@
-"""Which instance of a pool takes a request: the gateway's policies, and baselines beside them.
+"""Choose an instance of a pool for a request: the gateway's policies, and baselines.
 
-A dispatcher keeps one pool's load as the gateway sees it: requests sent and not finished. Who
-is available comes from `gateway.policy.fleet.fleet`. Another policy joins `DISPATCHERS`.
+A dispatcher keeps one pool's load as the gateway sees it: requests sent and not finished.
+`gateway.policy.fleet.fleet` says which instances are available. Add policies to `DISPATCHERS`.
 """
 
 from bisect import bisect_left, insort
@@ -15,10 +15,10 @@ from simulator.fleet.traffic import Random
 
 
 class Dispatcher(Protocol):
-    """Every request that `pick` placed comes back once, through `finish`."""
+    """Callers report the end of every request that `pick` placed once, through `finish`."""
 
     def pick(self, request: int, now_s: float) -> int:
-        """The instance for a request, counted at once; -1 when none is available."""
+        """The instance for a request, counted at once; -1 if none is available."""
         ...
 
     def finish(self, worker: int, request: int) -> None:
@@ -26,12 +26,12 @@ class Dispatcher(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Instances failed or came back: `gateway.policy.fleet.fleet` knows which."""
+        """Instances failed or came back; `gateway.policy.fleet.fleet` has their state."""
         ...
 
 
 class LeastLoaded:
-    """The gateway's own: least share of reserved tokens plus least share of sequences."""
+    """The gateway's own policy: least share of reserved tokens plus share of sequences."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
         self._pool = pool
@@ -54,10 +54,10 @@ class LeastLoaded:
 
 
 class ShortestQueue:
-    """Join the shortest queue: fewest sequences sent and not finished; ties go round.
+    """Join the shortest queue: fewest sequences sent and not finished; ties in turn.
 
-    Chooses as `bind_least_loaded` does when no request has tokens, which a test holds, in
-    O(log n): instances of one load are kept together, in order.
+    A test checks that it chooses as `bind_least_loaded` does if requests have no tokens. It takes
+    O(log n): instances are kept in order, grouped by load.
     """
 
     __slots__ = ("_alone", "_cursor", "_levels", "_load", "_lowest", "_pool", "_present")
@@ -114,7 +114,7 @@ class ShortestQueue:
 
 
 class RoundRobin:
-    """In turn, whatever the load."""
+    """Instances in turn, whatever the load."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
         self._pool = pool
@@ -137,7 +137,7 @@ class RoundRobin:
 
 
 class TwoChoices:
-    """The less loaded of two drawn at random, by sequences; the first drawn wins ties."""
+    """The less loaded, by sequences, of two random instances; the first drawn wins ties."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
         self._pool = pool
@@ -150,7 +150,7 @@ class TwoChoices:
             return -1
         worker = present[self._random.below(len(present))]
         if len(present) > 1:
-            # The other one is drawn from those that remain.
+            # Draw the second from the remaining instances.
             other = present[self._random.below(len(present) - 1)]
             if other == worker:
                 other = present[-1]
@@ -168,7 +168,7 @@ class TwoChoices:
 
 
 class AtRandom:
-    """Anyone."""
+    """A random instance."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
         self._pool = pool
@@ -187,7 +187,7 @@ class AtRandom:
 
 
 class Draws:
-    """Uniform whole numbers, drawn from the generator many at a time."""
+    """Uniform whole numbers, drawn from the generator in batches."""
 
     _MANY: Final = 4096
 
@@ -203,7 +203,7 @@ class Draws:
 
 
 MakeDispatcher = Callable[[PoolState, Sequence[int], Random], Dispatcher]
-"""From a pool's state, the tokens that each request reserves, and a generator of its own."""
+"""(pool state, reserved tokens by request, the pool's own generator) -> dispatcher."""
 
 DISPATCHERS: Final[dict[str, MakeDispatcher]] = {
     "least-loaded": LeastLoaded,

@@ -1,4 +1,4 @@
-"""Instances that go away and come back."""
+"""Outages of instances."""
 
 from collections.abc import Sequence
 from math import inf
@@ -36,7 +36,7 @@ def outages(
 
 
 def changes_of(failures: Sequence[Outage]) -> list[tuple[float, int, int, bool]]:
-    """(time, pool, worker, up) in order; one that comes back does so before another fails."""
+    """(time, pool, worker, up) in order; at the same time, repairs precede failures."""
     downs = [(o.down_s, o.pool, o.worker, False) for o in failures]
     ups = [(o.up_s, o.pool, o.worker, True) for o in failures if o.up_s < inf]
     return sorted([*downs, *ups], key=lambda c: (c[0], not c[3], c[1], c[2]))

@@ -1,12 +1,13 @@
 """A fleet in virtual time: the gateway's decisions in front of engine models, event by event.
 
-A request is planned (`routing`), let in (`gate`), bound to an instance (`dispatch`) and served
+A request is planned (`routing`), admitted (`gate`), bound to an instance (`dispatch`) and served
 (`instance`). Rules:
 - Events run in order of time. At one time, engines come before failures and repairs, and those
   before arrivals; instances of one time, in order.
-- An instance that fails leaves the rotation at once and loses all it holds. What had no token
-  yet is sent elsewhere, at most `ATTEMPTS` times, as the gateway retries; a broken answer is not.
-- The run goes on after the last arrival until all work is done, so no request's time is cut.
+- An instance that fails leaves the rotation at once and loses all its requests. As the gateway
+  retries, requests without a token yet are sent elsewhere, at most `ATTEMPTS` times; broken
+  answers are not.
+- The run continues after the last arrival until all work is done, so no request is cut off.
 - All randomness comes from one seed: the same call gives the same bytes.
 """
 
@@ -43,13 +44,13 @@ from simulator.fleet.traffic import Random, Traffic, selected
 __all__ = ["ATTEMPTS", "FleetSpec", "MakeGate", "Outage", "PoolSpec", "outages", "simulate"]
 
 ATTEMPTS: Final = 3
-"""Instances tried for one request, only before its first token."""
+"""Most instances tried for one request, only before its first token."""
 PROGRESS_EVERY: Final = 2000
 _LOOK: Final = -1
-"""In the place of a pool: no instance changes, the boundaries are looked at."""
+"""In place of a pool's index: the event is a look at the boundaries, not a change of instances."""
 
 MakeGate = Callable[[Sequence[PoolState], Sequence[int]], Gate]
-"""From the pools' states and the tokens that each request reserves."""
+"""(pool states, reserved tokens by request) -> gate."""
 
 
 def simulate(
@@ -65,13 +66,13 @@ def simulate(
 ) -> Outcome:
     """Run the fleet on this traffic to its end.
 
-    `dispatcher` and `gate` override what the spec names; `progress` is told the number of
-    requests that arrived, now and then; `steer` moves the boundaries (gamma must be 1).
+    `dispatcher` and `gate` override the spec's; `progress` is called now and then with the number
+    of arrivals; `steer` moves the boundaries (gamma must be 1).
     """
     if steer is not None and spec.gamma != 1:
         raise ValueError("boundaries are moved without compression only: set gamma to 1")
     run = _Run(spec, traffic, np.random.default_rng(seed), gate, dispatcher)
-    # Millions of small objects and no cycles: the collector would only walk them.
+    # Millions of small objects and no cycles: garbage collection would only cost time.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -128,8 +129,8 @@ class _Run:
                     )
                 )
                 self._home.append((p, worker))
-        # When to look at an instance: never later than its next event. Entries that are not
-        # `_entry_s` are stale; the first one, of nobody, keeps the heap from running out.
+        # Times at which to look at an instance, never later than its next event. Entries that
+        # differ from `_entry_s` are stale; the sentinel at infinity keeps the heap non-empty.
         self._heap = [(inf, -1)]
         self._entry_s = [inf] * len(self._instances)
 
@@ -146,7 +147,7 @@ class _Run:
         progress: Callable[[int], None] | None,
         steer: Steer | None,
     ) -> None:
-        """Arrivals between one change of the fleet and the next, then the rest."""
+        """Run the arrivals between changes of the fleet, then the rest."""
         arrivals = self._traffic.arrival_s
         looks = [] if steer is None else np.arange(1, arrivals[-1] / steer.every_s).tolist()
         changes = [(steer.every_s * n, _LOOK, 0, True) for n in looks] if steer else []
@@ -187,7 +188,7 @@ class _Run:
                 heappop(heap)
                 continue
             instance = instances[i]
-            if instance.due_s > at_s:  # it was put off since
+            if instance.due_s > at_s:  # its time was postponed since
                 entry_s[i] = due_s = instance.due_s
                 heapreplace(heap, (due_s, i))
                 continue
@@ -218,7 +219,7 @@ class _Run:
         self._bind(index, pool, now_s)
 
     def _bind(self, index: int, pool: int, now_s: float) -> None:
-        """Send a request to an instance of the pool, or of an alternate when it has none."""
+        """Send a request to an instance of the pool, or of an alternate if it has none."""
         worker = self._dispatchers[pool].pick(index, now_s)
         if worker < 0:
             for other in self._alternates[index]:
@@ -239,7 +240,7 @@ class _Run:
             heappush(self._heap, (instance.due_s, i))
 
     def _change(self, pool: int, worker: int, now_s: float, *, up: bool) -> None:
-        """An instance failed, or came back; work that had no token yet moves."""
+        """Apply a failure or a repair; requests without a token yet move elsewhere."""
         state, dispatcher = self._states[pool], self._dispatchers[pool]
         if up:
             health.probed(state, worker, ok=True)
@@ -261,7 +262,7 @@ class _Run:
             self._bind(index, pool, now_s)
 
     def _steer(self, steer: Steer, now_s: float, done: int) -> None:
-        """Show what happened so far, and plan by new boundaries what has yet to arrive."""
+        """Show the figures so far to `steer`, and re-plan later arrivals by its boundaries."""
         taken = np.frombuffer(self._pool_of, dtype=np.int64)[:done]
         sent = np.bincount(taken[taken >= 0], minlength=len(self._states)).tolist()
         preempted = self._preemptions()
@@ -292,7 +293,7 @@ class _Run:
             self._gate.leave(index, 0, now_s)
 
     def outcome(self) -> Outcome:
-        """What became of every request."""
+        """The results of all requests."""
         times = self._times
         return Outcome(
             arrival_s=self._traffic.arrival_s,
@@ -311,13 +312,13 @@ class _Run:
         )
 
     def _kv_used(self, pool: int) -> float:
-        """Mean share of its instances' KV blocks."""
+        """Mean share of KV blocks in use over a pool's instances."""
         first, spec = self._first[pool], self._spec.pools[pool]
         used = sum(i.used_blocks for i in self._instances[first : first + spec.instances])
         return used / (spec.instances * spec.profile.kv_blocks)
 
     def _preemptions(self) -> tuple[int, ...]:
-        """So far, by pool."""
+        """Preemptions so far, by pool."""
         found = [0] * len(self._spec.pools)
         for (pool, _), instance in zip(self._home, self._instances, strict=True):
             found[pool] += instance.preemptions

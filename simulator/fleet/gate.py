@@ -1,4 +1,4 @@
-"""Who may enter a simulated fleet, and which pool takes it: nobody asks, spillover, token pools."""
+"""Admission to a simulated fleet, and the pool of a request: open, spillover, token pools."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,19 +13,19 @@ DENIED = -1
 
 
 class Gate(Protocol):
-    """Asked once for each request; whom it let in comes back once through `leave`."""
+    """Called once for each request; callers report the end of an admitted one through `leave`."""
 
     def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
         """The pool that takes it: the planned one, an alternate, or DENIED."""
         ...
 
     def leave(self, request: int, used_tokens: int, now_s: float) -> None:
-        """It ended, or was lost, having used so many tokens."""
+        """The request ended, or was lost, having used so many tokens."""
         ...
 
 
 class OpenGate:
-    """Everybody goes where the plan says."""
+    """Admits every request to its planned pool."""
 
     def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
         """See Gate."""
@@ -36,7 +36,7 @@ class OpenGate:
 
 
 class SpillGate:
-    """A full pool's requests go to the first alternate that is not full (gateway, unmanaged)."""
+    """Sends a full pool's requests to the first alternate with room (gateway, unmanaged)."""
 
     def __init__(self, pools: Sequence[PoolState], spill_queue: int) -> None:
         self._pools = pools
@@ -55,10 +55,10 @@ class SpillGate:
 
 
 class TokenPoolGate:
-    """The gateway's token pools: its admission decides on a token pool of the caller's.
+    """Admission by the gateway's token pools, on a token pool that the caller provides.
 
-    Time 0 is the book's epoch. Leases are renewed and debts are ticked as the gateway does,
-    when the next request comes or goes.
+    Time 0 is the token pool's epoch. Leases are renewed and debts ticked at the gateway's
+    intervals, but only when the next request comes or goes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One engine of a simulated fleet: the closed form where it applies, else the engine itself."""
+"""One engine of a simulated fleet: the closed form if it applies, else the full engine."""
 
 from math import inf
 from typing import Protocol
@@ -9,10 +9,9 @@ from simulator.fleet.jobs import Needs, Times
 
 
 class Instance(Protocol):
-    """Events come in order of time: `advance(due_s)`, then `submit` or `fail` at a later time.
+    """Call in order of time: `advance(due_s)`, then `submit` or `fail` at a later time.
 
-    `due_s` is a time before which nothing of interest happens; `advance` may find nothing yet
-    and name a later one.
+    `due_s` is a lower bound of the next event; `advance` may find no event and set a later one.
     """
 
     due_s: float
@@ -29,7 +28,7 @@ class Instance(Protocol):
 
     @property
     def preemptions(self) -> int:
-        """So far."""
+        """Preemptions so far."""
         ...
 
     @property
@@ -42,11 +41,11 @@ class Instance(Protocol):
         ...
 
     def advance(self, now_s: float) -> list[int]:
-        """Indices of the requests that ended."""
+        """Advance to `due_s`; returns the indices of the requests that ended."""
         ...
 
     def fail(self, now_s: float) -> list[int]:
-        """Lose all requests; their indices. First tokens that did not come are NaN."""
+        """Lose all requests and return their indices; missing first tokens become NaN."""
         ...
 
 
@@ -132,7 +131,7 @@ class EngineInstance:
 def make_instance(
     profile: EngineProfile, needs: Needs, times: Times, *, block_exact: bool = False
 ) -> Instance:
-    """The fastest form that is this engine; `block_exact` for the engine itself in any case."""
+    """The fastest form of this engine; `block_exact` forces the full engine."""
     if applies(profile) and not block_exact:
         return ClosedInstance(profile, needs, times)
     return EngineInstance(profile, needs, times)

@@ -1,7 +1,7 @@
-"""Requests inside a running simulation: their needs in, their times out, by index.
+"""Requests of a running simulation, by index: their needs and their times.
 
-Times are columns of doubles rather than records: a million requests take 24 MB, nothing for
-the garbage collector to walk, and statistics read them without a copy.
+Times are columns of doubles instead of records: a million requests take 24 MB, the garbage
+collector has nothing to walk, and statistics read them without a copy.
 """
 
 from array import array
@@ -14,25 +14,25 @@ from simulator.fleet.traffic import Ints
 
 
 class Times:
-    """Seconds by request; NaN for what did not happen."""
+    """Seconds by request; NaN for events that did not happen."""
 
     __slots__ = ("end", "first", "start")
 
     def __init__(self, count: int) -> None:
         self.start = array("d", [nan]) * count
-        """When the first iteration that served it began."""
+        """Start of the first iteration that served it."""
         self.first = array("d", [nan]) * count
-        """When its first token came."""
+        """Time of its first token."""
         self.end = array("d", [nan]) * count
-        """When its last token came."""
+        """Time of its last token."""
 
     def forget(self, index: int) -> None:
-        """A request starts anew."""
+        """Reset a request that starts anew."""
         self.start[index] = self.first[index] = self.end[index] = nan
 
 
 class Needs:
-    """What each request takes of an engine of one profile; whole numbers by index."""
+    """Needs of each request on an engine of one profile; whole numbers by index."""
 
     __slots__ = ("blocks", "chunks", "iterations", "outputs", "prompts", "tokens")
 
@@ -42,9 +42,9 @@ class Needs:
         self.prompts: list[int] = prompts.tolist()
         self.outputs: list[int] = outputs.tolist()
         self.tokens: list[int] = final.tolist()
-        """Its final length, cut by the window."""
+        """Final length, cut to the window."""
         self.blocks: list[int] = (-(-final // profile.block_tokens)).tolist()
         self.chunks: list[int] = chunks.tolist()
-        """Iterations to the first token, when every prompt has a chunk of its own."""
+        """Iterations to the first token, if every prompt has a chunk of its own."""
         self.iterations: list[int] = (chunks + final - prompts - 1).tolist()
         """Iterations to the last token."""

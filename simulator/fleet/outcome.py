@@ -1,4 +1,4 @@
-"""What became of the requests of a simulated fleet, and what that comes to."""
+"""Results of a simulated fleet's requests, and their summary per pool."""
 
 from typing import Final
 
@@ -11,21 +11,21 @@ from simulator.fleet.traffic import Floats, Ints
 
 DONE: Final = 0
 REFUSED_LENGTH: Final = 1
-"""No window takes it."""
+"""No window fits the request."""
 REFUSED_BY_GATE: Final = 2
 UNAVAILABLE: Final = 3
 """No instance was in the rotation."""
 BROKEN: Final = 4
-"""Its instance failed under it once too often, or after its first token."""
+"""Its instance failed after its first token, or on its last attempt."""
 
 WARM_UP: Final = 0.2
-"""Share of the run that is left out; at least this."""
+"""Least share of the run that is left out as warm-up."""
 HORIZON_SERVICES: Final = 10
-"""A run should be so many times as long as its longest service."""
+"""A run should last this many of its longest services."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns by request, in order of arrival; times in seconds, NaN for what did not happen."""
+    """Columns by request, in order of arrival; seconds, NaN for events that did not happen."""
 
     arrival_s: Floats
     start_s: Floats
@@ -33,21 +33,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     first_s: Floats
     """Its first token."""
     end_s: Floats
-    """Its last token, or when it broke."""
+    """Its last token, or the time at which it broke."""
     prompt_tokens: Ints
-    """As sent to an engine: after compression."""
+    """Prompt tokens as sent to an engine, after compression."""
     output_tokens: Ints
     compressed: NDArray[np.bool_]
     planned: Ints
-    """Pool by the routing; -1 for none."""
+    """The pool that routing chose; -1 for none."""
     pool: Ints
-    """Pool that took it; -1 for none."""
+    """The pool that took it; -1 for none."""
     worker: Ints
     status: NDArray[np.int8]
     preemptions: tuple[int, ...]
-    """By pool."""
+    """Preemptions by pool."""
     retried: int
-    """Requests sent again after an instance failed, each time counted."""
+    """Times that a request was sent again after an instance failed."""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -64,13 +64,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tpot_s(self) -> Floats:
-        """Between two tokens of an answer, on average; NaN for answers of one token."""
+        """Mean time between two tokens of an answer; NaN for answers of one token."""
         gaps = (self.output_tokens - 1).astype(np.float64)
         gaps[gaps == 0] = np.nan
         return (self.end_s - self.first_s) / gaps
 
     def window_s(self, warm_up: float = WARM_UP) -> tuple[float, float]:
-        """From the end of the warm-up to the last arrival; ValueError below WARM_UP."""
+        """From the end of the warm-up to the last arrival; ValueError for less than WARM_UP."""
         if not WARM_UP <= warm_up < 1:
             raise ValueError(f"the warm-up is at least {WARM_UP:g} of the run, and below 1")
         last_s = float(self.arrival_s[-1])
@@ -78,55 +78,55 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """A time's mean and quantiles, in seconds."""
+    """Mean and quantiles of a time, seconds."""
 
     mean_s: float
     p50_s: float
     p90_s: float
     p99_s: float
     mean: Interval | None = None
-    """With 95 % bounds; None with too few requests for them."""
+    """With 95 % bounds; None with too few requests."""
     p99: Interval | None = None
 
 
 class PoolSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool after the warm-up; the whole fleet where `name` is empty."""
+    """One pool after the warm-up; the whole fleet if `name` is empty."""
 
     name: str
     instances: int
     slots: int
-    """Of one instance; 0 for a fleet whose pools differ."""
+    """Slots of one instance; 0 for a fleet whose pools differ."""
     requests: int
-    """That it took and served to their end."""
+    """Requests that it took and served to their end."""
     rate_per_s: float
-    """Of those arrivals."""
+    """Rate of those arrivals."""
     utilisation: float
     """Share of slot-time in use, from admission to the last token."""
     kv_utilisation: float
-    """Share of KV-token-time that final lengths fill; above it where they grow into it."""
+    """Share of KV-token-time that final lengths fill; above the use where sequences grow."""
     running: float
     """Mean sequences in service, over all instances."""
     queue: float
     """Mean sequences waiting."""
     tokens_per_s: float
-    """Prompt and answer tokens of what ended within the window."""
+    """Prompt and answer tokens of requests that ended within the window, per second."""
     requests_per_s: float
-    """That ended within the window."""
+    """Requests that ended within the window, per second."""
     wait: Tail
     ttft: Tail
     tpot: Tail
     preemptions: int
-    """Of the whole run."""
+    """Over the whole run."""
     longest_service_s: float
-    """From admission to the last token; 0 for none."""
+    """From admission to the last token; 0 without requests."""
     drifting: bool
-    """Waits rise or fall through the run: its figures depend on its length."""
+    """Whether waits rise or fall through the run: the figures then depend on its length."""
     short_run: bool
-    """The run is shorter than ten times its longest service."""
+    """Whether the run is shorter than ten times its longest service."""
 
 
 def tail(values: Floats) -> Tail:
-    """Of values in order of arrival, NaN left out."""
+    """Summarise values in order of arrival; NaN values are left out."""
     known = values[~np.isnan(values)]
     if not len(known):
         return Tail(mean_s=np.nan, p50_s=np.nan, p90_s=np.nan, p99_s=np.nan)
@@ -143,14 +143,14 @@ def tail(values: Floats) -> Tail:
 
 
 def busy_s(start_s: Floats, end_s: Floats, window_s: tuple[float, float]) -> Floats:
-    """Of each interval, the seconds within the window; 0 for NaN."""
+    """Seconds of each interval within the window; 0 for NaN."""
     low, high = window_s
     inside = np.minimum(end_s, high) - np.maximum(start_s, low)
     return np.asarray(np.nan_to_num(np.maximum(inside, 0.0)))
 
 
 def present(start_s: Floats, end_s: Floats, at_s: Floats) -> Ints:
-    """How many intervals hold each time; those without a start or an end do not count."""
+    """Number of intervals that contain each time; those without start or end do not count."""
     known = ~(np.isnan(start_s) | np.isnan(end_s))
     begun = np.searchsorted(np.sort(start_s[known]), at_s, side="right")
     ended = np.searchsorted(np.sort(end_s[known]), at_s, side="right")

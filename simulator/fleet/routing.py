@@ -1,8 +1,8 @@
-"""Pools of a simulated fleet: the gateway's routing, and what compression does to lengths.
+"""The gateway's routing for a simulated fleet, and compression's effect on lengths.
 
-Every request is planned by `gateway.policy.pools.routing` with an estimate that is exact and a
-limit that is its answer's length, so that prompt + limit is its total. A plan depends on the total
-alone, so that each one that occurs is planned once.
+Every request is planned by `gateway.policy.pools.routing` with an exact estimate and its answer's
+length as limit, so that prompt + limit is its total. A plan depends on the total alone, so each
+distinct total is planned once.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ REFUSED = -1
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each request goes, and with which lengths."""
+    """The pool of each request, and its lengths."""
 
     pool: Ints
-    """Index of the planned pool; REFUSED where no window takes it."""
+    """Index of the planned pool; REFUSED if no window fits."""
     alternates: Sequence[tuple[int, ...]]
-    """By request: pools it may spill into, best first."""
+    """Pools that each request may spill into, best first."""
     prompt_tokens: Ints
-    """After compression."""
+    """Prompt tokens after compression."""
     compressed: NDArray[np.bool_]
 
 
@@ -44,9 +44,9 @@ def route(
 ) -> Route:
     """Plan all requests; those a little above a boundary may be compressed below it first.
 
-    The band is boundary < L <= int(gamma boundary), gamma >= 1; a share `compressible` (p_c) of
-    its requests fits: L_in becomes boundary - L_out, where that leaves a prompt at all and
-    takes no more than a share `max_cut` of it (FleetOpt, sections 2.3 and 5.1).
+    The compression window is boundary < L <= int(gamma boundary), gamma >= 1. A share
+    `compressible` (p_c) of its requests is compressed: L_in becomes boundary - L_out, if that
+    leaves a prompt and removes at most a share `max_cut` of it (FleetOpt, sections 2.3 and 5.1).
     """
     if not gamma >= 1 or not 0 <= compressible <= 1:
         raise ValueError("gamma must be at least 1 and p_c between 0 and 1")
@@ -72,7 +72,7 @@ def _compress(
     max_cut: float,
     lucky: NDArray[np.bool_] | None,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """`lucky` can be compressed; None for no compression at all."""
+    """`lucky` marks requests that can be compressed; None for no compression at all."""
     totals = prompts + outputs
     shorter, done = prompts.copy(), np.zeros(len(prompts), dtype=np.bool_)
     if lucky is None:

@@ -1,4 +1,4 @@
-"""What a simulated fleet is made of."""
+"""The specification of a simulated fleet."""
 
 from collections.abc import Sequence
 
@@ -10,32 +10,32 @@ from simulator.fleet.dispatch import DISPATCHERS
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of like instances; its window is the profile's `max_model_len`."""
+    """One pool of identical instances; its window is the profile's `max_model_len`."""
 
     name: str
     instances: int
     """>= 1."""
     profile: EngineProfile
     boundary_tokens: int | None = None
-    """Expected totals up to it belong here; None for the last pool."""
+    """Largest expected total that belongs here; None for the last pool."""
 
 
 class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Pools by ascending window, and how requests find their instance."""
+    """Pools by ascending window, and the policies that place requests."""
 
     pools: tuple[PoolSpec, ...]
     gamma: float = 1.0
     """Totals up to gamma x boundary may be compressed below it."""
     compressible: float = 1.0
-    """p_c: the share of them that can."""
+    """p_c: the share of them that can be compressed."""
     max_cut: float = 1.0
     """The largest share of a prompt that compression removes."""
     dispatch: str = "jsq"
     """One of `simulator.fleet.dispatch.DISPATCHERS`."""
     spill_queue: int | None = None
-    """Requests beyond a pool's slots before others spill over; None: nothing spills."""
+    """Requests queued beyond a pool's slots before it spills; None for no spillover."""
     block_exact: bool = False
-    """Take the engine itself where a closed form would do."""
+    """Use the full engine even where a closed form applies."""
 
     def __post_init__(self) -> None:
         windows = [pool.profile.max_model_len for pool in self.pools]
@@ -52,7 +52,7 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def routing(self) -> Routing:
-        """The gateway's table of these pools."""
+        """The gateway's routing table for these pools."""
         shapes = (
             PoolShape(
                 name=pool.name,
@@ -65,7 +65,7 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def moved(spec: FleetSpec, boundaries: Sequence[int]) -> FleetSpec:
-    """The fleet with other boundaries, one for each pool but the last."""
+    """The same fleet with other boundaries, one for each pool but the last."""
     given = (*boundaries, None)
     pools = (
         msgspec.structs.replace(pool, boundary_tokens=tokens)

@@ -1,8 +1,8 @@
-"""Confidence from one long run: batch means, and whether the run had settled at all.
+"""Confidence intervals from one long run by batch means, and a test for drift.
 
 A run is cut into equal batches in order of arrival; means (or quantiles) of batches are nearly
-independent where those of requests are not, and Student's t gives the interval (Law, Simulation
-Modeling and Analysis, section 9.5.3).
+independent even though those of requests are not, and Student's t gives the interval (Law,
+Simulation Modeling and Analysis, section 9.5.3).
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from simulator.fleet.traffic import Floats
 
 BATCHES: Final = 20
 DRIFT_T: Final = 4.0
-"""A trend is one when its slope is so many standard errors from 0 ..."""
+"""A trend counts if its slope is at least this many standard errors from 0 ..."""
 DRIFT_SHARE: Final = 0.5
-"""... and its rise over the run is this share of the mean ..."""
+"""... and its rise over the run is at least this share of the mean ..."""
 DRIFT_LEAST_S: Final = 0.05
-"""... and at least so many seconds."""
+"""... and at least this many seconds."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate, and bounds that hold the truth with the asked confidence."""
+    """An estimate with its confidence bounds."""
 
     value: float
     low: float
@@ -59,7 +59,7 @@ def batch_means(values: Floats, *, confidence: float = 0.95, batches: int = BATC
 def batch_quantile(
     values: Floats, share: float, *, confidence: float = 0.95, batches: int = BATCHES
 ) -> Interval:
-    """A quantile of a run's values, in order, with the spread of the batches' quantiles."""
+    """A quantile of a run's values, in order; bounds from the spread of batch quantiles."""
     return _interval(values, lambda part: float(np.quantile(part, share)), confidence, batches)
 
 
@@ -67,7 +67,7 @@ def drifts(values: Floats, *, batches: int = BATCHES) -> bool:
     """Whether batch means of waits (seconds) rise or fall through the run: it has not settled.
 
     An overloaded queue rises in a straight line. A trend must be clear (DRIFT_T), large
-    (DRIFT_SHARE) and matter (DRIFT_LEAST_S); short of that, noise of a busy queue passes.
+    (DRIFT_SHARE) and relevant (DRIFT_LEAST_S); weaker ones are noise of a busy queue.
     """
     if len(values) < 2 * batches:
         return False

@@ -1,4 +1,4 @@
-"""Moving a simulated fleet's boundaries while it runs, as the gateway moves its own."""
+"""Moves a simulated fleet's boundaries while it runs, as the gateway moves its own."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,16 +7,16 @@ import msgspec
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool up to now."""
+    """One pool's figures so far."""
 
     sent: int
-    """Requests that were sent to an instance."""
+    """Requests sent to an instance."""
     finished: int
     preemptions: int
     slots_used: float
     """Sequences over slots; above 1 while requests wait."""
     kv_used: float
-    """Share of its KV cache."""
+    """Share of its KV cache in use."""
 
 
 class Steer(Protocol):
@@ -25,5 +25,5 @@ class Steer(Protocol):
     every_s: float
 
     def step(self, now_s: float, pools: Sequence[Seen]) -> Sequence[int] | None:
-        """New boundaries, one for each pool but the last; None to leave them."""
+        """New boundaries, one for each pool but the last; None to keep the present ones."""
         ...

@@ -1,4 +1,4 @@
-"""A simulated fleet in figures: each pool, the whole, and series over time for plots."""
+"""Figures of a simulated fleet: each pool, the whole, and time series for plots."""
 
 import msgspec
 import numpy as np
@@ -24,12 +24,12 @@ from simulator.fleet.traffic import Floats
 
 
 class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run comes to; the pools' figures are after the warm-up."""
+    """All figures of a run; the pools' figures are after the warm-up."""
 
     pools: tuple[PoolSummary, ...]
     whole: PoolSummary
     requests: int
-    """Of the whole run, as the following are."""
+    """Requests of the whole run, as are the following counts."""
     served: int
     refused_length: int
     refused: int
@@ -39,7 +39,7 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     spilled: int
     compressed: int
     duration_s: float
-    """To the last arrival."""
+    """Seconds to the last arrival."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +53,12 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Floats
     """Sequences in its queues at that time."""
     ttft_p50_s: Floats
-    """Of arrivals within the step; NaN where there are none."""
+    """P50 TTFT of arrivals within the step; NaN if there are none."""
     ttft_p99_s: Floats
 
 
 def summarise(spec: FleetSpec, outcome: Outcome, warm_up: float = WARM_UP) -> FleetSummary:
-    """Figures of a run; `warm_up` is the share that is left out, at least WARM_UP."""
+    """Figures of a run; `warm_up` is the share left out, at least WARM_UP."""
     window_s = outcome.window_s(warm_up)
     pools = tuple(_pool(spec, p, outcome, window_s) for p in range(len(spec.pools)))
     status = outcome.status
@@ -80,7 +80,7 @@ def summarise(spec: FleetSpec, outcome: Outcome, warm_up: float = WARM_UP) -> Fl
 
 
 def series(spec: FleetSpec, outcome: Outcome, steps: int = 200) -> tuple[Series, ...]:
-    """Each pool over the whole run, warm-up included."""
+    """Time series of each pool over the whole run, warm-up included."""
     last_s = float(outcome.arrival_s[-1])
     edges = np.linspace(0.0, last_s, steps + 1)
     at_s = edges[1:]
@@ -153,7 +153,7 @@ def _kv_tokens(pool: PoolSpec) -> int:
 def _figures(
     size: _Size, outcome: Outcome, mine: NDArray[np.bool_], window_s: tuple[float, float]
 ) -> PoolSummary:
-    """Times are of requests that arrived within the window, use is of the window itself."""
+    """Times are of requests that arrived within the window, utilisation is of the window itself."""
     low_s, high_s = window_s
     span_s = max(high_s - low_s, 1e-12)
     served = mine & (outcome.status == DONE)

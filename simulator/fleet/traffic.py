@@ -1,8 +1,8 @@
-"""What arrives at a fleet: when, and how long each prompt and answer is.
+"""Traffic of a fleet: arrival times, and the lengths of prompts and answers.
 
 Lengths come from breakpoints of a distribution of totals (FleetOpt, section 7.1), from observed
 pairs, or from totals of which a random share is answer (token-budget paper, appendix A). All
-draws come from one numpy generator, so a seed names a workload to the last bit.
+draws come from one numpy generator, so a seed determines a workload exactly.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ MOST_OUTPUT_SHARE: Final = 0.95
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests in order of arrival; arrays of one length. ValueError when they are not."""
+    """Requests in order of arrival; arrays of equal length. Raises ValueError otherwise."""
 
     arrival_s: Floats
     """Seconds from the start, ascending, >= 0."""
     prompt_tokens: Ints
-    """>= 1."""
+    """Prompt tokens, >= 1."""
     output_tokens: Ints
-    """>= 1: where the answer ends by itself."""
+    """Answer tokens, >= 1."""
 
     def __post_init__(self) -> None:
         shapes = {self.arrival_s.shape, self.prompt_tokens.shape, self.output_tokens.shape}
@@ -109,7 +109,7 @@ class SplitLengths:
 
 
 class PairLengths:
-    """Observed pairs, drawn with replacement; by weight, where pairs weigh differently."""
+    """Observed pairs, drawn with replacement, optionally by weight."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ def traffic(lengths: Lengths, arrival_s: Floats, random: Random) -> Traffic:
 
 
 def selected(requests: Traffic, keep: NDArray[np.bool_]) -> Traffic:
-    """Only those requests."""
+    """A selection of the requests."""
     return Traffic(
         arrival_s=requests.arrival_s[keep],
         prompt_tokens=requests.prompt_tokens[keep],
@@ -150,7 +150,7 @@ def selected(requests: Traffic, keep: NDArray[np.bool_]) -> Traffic:
 
 
 def joined(parts: Sequence[Traffic]) -> Traffic:
-    """One after the other, in order of arrival."""
+    """Several streams merged in order of arrival."""
     return Traffic(
         arrival_s=np.concatenate([part.arrival_s for part in parts]),
         prompt_tokens=np.concatenate([part.prompt_tokens for part in parts]),
@@ -159,7 +159,7 @@ def joined(parts: Sequence[Traffic]) -> Traffic:
 
 
 def _columns(breakpoints: Breakpoints) -> tuple[Ints, Floats]:
-    """Edges and shares with (0, 0) in front; ValueError where they are no distribution."""
+    """Edges and shares with (0, 0) in front; raises ValueError for an invalid distribution."""
     edges = np.array([0, *(tokens for tokens, _ in breakpoints)], dtype=np.int64)
     shares = np.array([0.0, *(share for _, share in breakpoints)])
     if len(edges) < 2 or (np.diff(edges) <= 0).any():

@@ -1,8 +1,8 @@
-"""The engine model in real time behind vLLM's HTTP surface: what `sluice mock` runs.
+"""The engine model in real time behind vLLM's HTTP API: `sluice mock` runs it.
 
-A request's walk: `app` routes it, `requests` reads and checks the body, `driver` runs its
-sequences on the engine model, `generation` writes what comes out, `dialects` gives it shape,
-`faults` spoils it on demand.
+A request passes through `app` (routes), `requests` (reads and checks the body), `driver` (runs
+its sequences on the engine model), `generation` (writes tokens), `dialects` (the API's format)
+and `faults` (errors on demand).
 """
 
 from simulator.mock_server.api.config import MockConfig

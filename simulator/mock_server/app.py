@@ -1,6 +1,6 @@
-"""The mock engine as a raw ASGI application: routes, authentication, faults before an answer.
+"""The mock engine as a raw ASGI application: routes, authentication, early faults.
 
-No framework: it runs beside what it measures, so a request must cost little.
+No framework: it runs beside the gateway being measured, so a request must cost little.
 """
 
 import base64
@@ -39,7 +39,7 @@ class Recorded:
         self._ring: deque[tuple[str, str, list[tuple[bytes, bytes]], bytes]] = deque()
 
     def add(self, scope: Scope, body: bytes) -> None:
-        """Remember one; the oldest go."""
+        """Store one request; the oldest are dropped."""
         self._ring.append((scope["method"], scope["path"], scope["headers"], body))
         self._held += len(body)
         while len(self._ring) > self._entries or (self._held > self._size and len(self._ring) > 1):
@@ -89,14 +89,14 @@ class MockApp:
 
     @property
     def driver(self) -> Driver:
-        """The engine; made by the first request, as it needs the running event loop."""
+        """The engine; created by the first request, since it needs the running event loop."""
         if self._driver is None:
             self._driver = Driver(self.config)
             self._driver.slow_down(self._faults.slow_factor)
         return self._driver
 
     def set_faults(self, faults: Faults) -> None:
-        """Misbehave differently from now on."""
+        """Replace the faults from now on."""
         self._faults = faults
         self.driver.slow_down(faults.slow_factor)
 
@@ -141,7 +141,7 @@ class MockApp:
     async def _generate(
         self, handler: Handler, active: Active, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """An endpoint that runs on the engine."""
+        """Serve an endpoint that runs on the engine."""
         data = await _read(receive)
         if data is None:
             return
@@ -179,7 +179,7 @@ class MockApp:
     async def _side(
         self, path: str, method: str, active: Active, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Everything that does not run on the engine."""
+        """Serve everything that does not run on the engine."""
         get, post = self._gets.get(path), self._posts.get(path)
         if get is not None and method == "GET":
             status, body, kind = get(scope, active)
@@ -201,7 +201,7 @@ class MockApp:
             return
         await transport.answer(send, status, body, kind)
 
-    # What GET answers: (status, body, content type)
+    # Answers to GET: (status, body, content type)
 
     def _models(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
         if "models-500" in active:
@@ -241,7 +241,7 @@ class MockApp:
             raise ApiError(400, f"n must be a whole number above 0, not {number!r}")
         return 200, dumps(self.recorded.last(int(number))), transport.JSON_TYPE
 
-    # What POST answers
+    # Answers to POST
 
     def _tokenize(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
         return 200, dumps(self._endpoints.tokenize(body)), transport.JSON_TYPE
@@ -270,7 +270,7 @@ def _raise_injected(active: Active) -> None:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The request's body; None when the client left before its end."""
+    """The request's body; None if the client left before its end."""
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         body: bytes = message["body"]

@@ -1,12 +1,12 @@
 """The engine model in real time.
 
 Rules:
-- Deadlines are absolute: an iteration begins where the one before ended, whatever the event
-  loop's lateness, so delays never add up. Only an idle engine starts at `now`.
-- Model time is real time x speed; changing the speed re-anchors the two, it never jumps.
+- Deadlines are absolute: an iteration begins where the previous one ended, however late the event
+  loop is, so delays never add up. Only an idle engine starts at `now`.
+- Model time is real time x speed; a change of speed re-anchors the two without a jump.
 - Ranks step together (`simulator.engine.rank_group`): an iteration's tokens are out when the
   slowest rank's iteration ends.
-- A ticket that the client left is aborted at once, in whatever phase it is.
+- A ticket whose client left is aborted at once, in any phase.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.metrics import Lag, RankMetrics
 
 Token = tuple[int, Emission, float]
-"""(choice, what the engine emitted, the real time it was due)."""
+"""(choice, emission, the real time it was due)."""
 
 
 # uvloop's own time() counts whole milliseconds only.
@@ -28,7 +28,7 @@ now = time.monotonic
 
 
 class SequenceSpec(Protocol):
-    """What the driver reads of a sequence to run."""
+    """The fields of a sequence that the driver reads."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -40,11 +40,11 @@ class SequenceSpec(Protocol):
 
     @property
     def block_hashes(self) -> tuple[int, ...]:
-        """Of its full prompt blocks."""
+        """Hashes of its full prompt blocks."""
 
 
 class Clock:
-    """Model seconds as a function of real ones."""
+    """Model seconds as a function of real seconds."""
 
     def __init__(self, now_s: float, speed: float) -> None:
         self._real_s = now_s
@@ -60,12 +60,12 @@ class Clock:
         return self._real_s + (model_s - self._model_s) / self.speed
 
     def set_speed(self, now_s: float, speed: float) -> None:
-        """Go on from here at another speed."""
+        """Continue from here at another speed."""
         self._model_s, self._real_s, self.speed = self.model_s(now_s), now_s, speed
 
 
 class Rank:
-    """One engine of the group and what was measured on it."""
+    """One engine of the group and its measurements."""
 
     __slots__ = ("engine", "index", "metrics")
 
@@ -76,9 +76,9 @@ class Rank:
 
 
 class Ticket:
-    """One HTTP request's sequences on their way through the engine.
+    """The sequences of one HTTP request on the engine.
 
-    A streaming ticket wakes its reader at each iteration, another only at the end.
+    A streaming ticket wakes its reader at each iteration, others only at the end.
     """
 
     __slots__ = (
@@ -113,13 +113,13 @@ class Ticket:
         self.watcher: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Let the reader go on."""
+        """Wake the reader."""
         waiter = self.waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def read(self) -> list[Token]:
-        """The tokens since the last read; empty once the ticket is gone or all is read."""
+        """The tokens since the last read; empty once the ticket is gone or fully read."""
         while not self.tokens and self.live and not self.gone:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
@@ -127,7 +127,7 @@ class Ticket:
         return tokens
 
     async def finish(self) -> bool:
-        """Wait for the last token; False when the client left first."""
+        """Wait for the last token; False if the client left first."""
         while self.live and not self.gone:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
@@ -168,7 +168,7 @@ class Driver:
     def submit(
         self, sequences: Sequence[SequenceSpec], *, rank: int, streams: bool, priority: int = 0
     ) -> Ticket:
-        """Queue a request's sequences; they are choices 0, 1, ... of its ticket."""
+        """Queue a request's sequences as choices 0, 1, ... of its ticket."""
         now_s = now()
         ticket = Ticket(self.ranks[rank], now_s, streams=streams)
         model_s = self._clock.model_s(now_s)
@@ -190,12 +190,12 @@ class Driver:
             self._tickets[sequence_id] = ticket
         if not self._stepping:
             self._stepping = True
-            # At the end of this turn of the loop: what came in together starts together.
+            # At the end of this loop iteration, so that requests that came together start together.
             self._loop.call_soon(self._start)
         return ticket
 
     def abort(self, ticket: Ticket) -> None:
-        """Drop what still runs of a ticket; harmless when it is complete."""
+        """Abort the running sequences of a ticket; harmless when it is complete."""
         if ticket.gone or not ticket.live:
             return
         ticket.gone = True
@@ -211,7 +211,7 @@ class Driver:
         self._step(self._clock.model_s(now()))
 
     def _step(self, model_s: float) -> None:
-        """Begin the group's next iteration at a model time; without work, stop."""
+        """Begin the group's next iteration at a model time; stop if there is no work."""
         iteration = self.group.begin(model_s)
         if iteration is None:
             self._stepping = False

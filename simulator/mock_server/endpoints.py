@@ -1,4 +1,4 @@
-"""One method an endpoint: a body becomes a job and the dialect that answers it."""
+"""One method per endpoint: turns a body into a job and the dialect of its answer."""
 
 import secrets
 import time
@@ -41,7 +41,7 @@ class Endpoints:
     def __init__(self, config: MockConfig) -> None:
         self._config = config
         self._reader = Reader(config)
-        # Unlike those of other engines: a response id leads back to its engine.
+        # Response ids differ between engines: an id leads back to its engine.
         self._prefix = secrets.token_hex(8)
         self._numbers = count(1)
         self._responses: OrderedDict[str, list[Any]] = OrderedDict()
@@ -102,7 +102,7 @@ class Endpoints:
         return job, Completions(request_id, model_name, created, stream_usage=job.include_usage)
 
     def responses(self, body: Body, headers: Headers, model_name: str) -> Prepared:
-        """/v1/responses; earlier turns come back by `previous_response_id`."""
+        """/v1/responses; `previous_response_id` recalls earlier turns."""
         self._reader.check_model(body)
         messages = self._earlier(body) + _input_messages(body)
         instructions = body.get("instructions")
@@ -196,7 +196,7 @@ class Endpoints:
         return {"input_tokens": len(_anthropic_prompt(body))}
 
     def tokenize(self, body: Body) -> dict[str, Any]:
-        """/tokenize: of a prompt, or of messages under the chat template."""
+        """/tokenize: tokens of a prompt, or of messages under the chat template."""
         self._reader.check_model(body)
         if body.get("messages") is not None:
             ids = tokenizer.encode_chat(_messages(body), _list(body, "tools"))

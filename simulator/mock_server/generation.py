@@ -1,4 +1,4 @@
-"""Runs a job through the engine and writes what comes out, spoiled as the faults say."""
+"""Run a job on the engine and write its output, with the requested faults."""
 
 import asyncio
 from typing import Protocol
@@ -15,11 +15,11 @@ from simulator.mock_server.transport import Receive, Send
 
 _HUGE = 1_000_000_000
 _SETTLE_S = 0.02
-"""Time for what was written to reach the peer before a reset discards it."""
+"""Time for written data to reach the peer before a reset discards it."""
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One request on its way: where it runs and who listens."""
+    """One request in progress: its driver and its client."""
 
     driver: Driver
     receive: Receive
@@ -45,26 +45,26 @@ def submit(exchange: Exchange, job: Job, *, streams: bool) -> Ticket:
 
 
 async def _watch(exchange: Exchange, ticket: Ticket) -> None:
-    """Abort the ticket when the client leaves. Ends by itself once the response is complete."""
+    """Abort the ticket if the client leaves; ends by itself once the response is complete."""
     while (await exchange.receive())["type"] != "http.disconnect":
         pass
     exchange.driver.abort(ticket)
 
 
 def _own_slow_factor(exchange: Exchange) -> float:
-    """How much this request is slowed by itself; 1 where the whole engine is slowed."""
+    """Slowdown of this request alone; 1 if the whole engine is slowed."""
     slow = exchange.active.value("slow")
     return 1.0 if slow is None or exchange.driver.slow_factor > 1 else slow
 
 
 async def wait_until_gone(ticket: Ticket) -> None:
-    """Send nothing more, until the client gives up."""
+    """Send nothing more until the client gives up."""
     if ticket.watcher is not None:
         await ticket.watcher
 
 
 def _usage(exchange: Exchange, job: Job, ticket: Ticket, completion_tokens: int) -> Usage | None:
-    """What is reported: the truth, unless a fault says otherwise."""
+    """The reported usage: the true one, unless a fault changes it."""
     active = exchange.active
     if "usage-none" in active:
         return None
@@ -128,7 +128,7 @@ async def run_whole(exchange: Exchange, job: Job, dialect: Whole) -> None:
 
 
 class _Stream:
-    """One streaming answer: tokens in, bytes out."""
+    """One streaming answer: turns tokens into bytes."""
 
     def __init__(self, exchange: Exchange, job: Job, ticket: Ticket, dialect: Dialect) -> None:
         self._exchange = exchange
@@ -146,7 +146,7 @@ class _Stream:
         self._slow = _own_slow_factor(exchange)
 
     async def run(self) -> None:
-        """Write until the last token, a fault, or the client's leaving."""
+        """Write until the last token, a fault, or the client's disconnect."""
         send, ticket = self._exchange.send, self._ticket
         if self._stop_after == 0 and "stall" in self._exchange.active:
             await wait_until_gone(ticket)
@@ -198,7 +198,7 @@ class _Stream:
         return b"".join(out)
 
     def _usage_at(self, tokens: int, *, head: bool = False, last: bool = False) -> Usage | None:
-        """Usage that rides on a chunk, where it is asked for or forced."""
+        """Usage within a chunk, if requested or forced."""
         wanted = self._job.continuous_usage and self._job.include_usage
         forced = last and self._usage_every and not self._ticket.live
         always = head and self._dialect.usage_in_head

@@ -1,4 +1,4 @@
-"""Prometheus text under vLLM's names, rendered by hand: only what is observed costs."""
+"""Prometheus text under vLLM's names, rendered by hand: recording a value is cheap."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ class Histogram:
 
 
 class RankMetrics:
-    """What one rank's requests have observed."""
+    """Measurements of one rank's requests."""
 
     def __init__(self, max_model_len: int) -> None:
         tokens = token_buckets(max_model_len)
@@ -100,7 +100,7 @@ class RankMetrics:
 
     @property
     def histograms(self) -> tuple[Histogram, ...]:
-        """All of them, in the order they are shown."""
+        """All histograms, in the order they are shown."""
         return (
             self.ttft_s,
             self.queue_s,
@@ -115,7 +115,7 @@ class RankMetrics:
 
 
 class Lag:
-    """How late tokens were written against their iteration's deadline, in seconds."""
+    """Delay of written tokens against their iteration's deadline, seconds."""
 
     def __init__(self) -> None:
         self.histogram = Histogram(

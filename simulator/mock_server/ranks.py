@@ -1,8 +1,8 @@
-"""Which data-parallel rank serves a request: the one it names, else the least loaded.
+"""The data-parallel rank of a request: the one it names, else the least loaded.
 
-vLLM reads the header `X-data-parallel-rank` and ignores one that is no number. SGLang reads
-`routed_dp_rank` of the body, or its deprecated name `data_parallel_rank` that older versions
-know alone, and newer ones let the header win over both.
+vLLM reads the header `X-data-parallel-rank` and ignores values that are not numbers. SGLang
+reads `routed_dp_rank` of the body, or its deprecated name `data_parallel_rank` (the only one in
+older versions); newer versions let the header win over both.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _FIELDS = ("routed_dp_rank", "data_parallel_rank")
 
 
 def choose_rank(driver: Driver, headers: Mapping[str, str], body: Body) -> int:
-    """The rank's number; ApiError (400) when the one asked for does not exist."""
+    """The rank's number; ApiError (400) if the requested one does not exist."""
     asked = _asked(headers, body)
     if asked is None:
         return driver.pick_rank()

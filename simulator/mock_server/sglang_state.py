@@ -61,7 +61,7 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, str, Callable[[RankMetrics], Histogram]
 
 
 def render_sglang(driver: Driver) -> bytes:
-    """What SGLang shows with --enable-metrics, each rank under its own `dp_rank` label."""
+    """SGLang's page under --enable-metrics, each rank under its own `dp_rank` label."""
     text = Exposition()
     model = driver.config.model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     for name, kind, help_text, value in _VALUES:

@@ -39,7 +39,7 @@ PROMPT_TOKENS: Final = 1
 IMAGE_TOKENS: Final = 576
 """Fixed tokens of one image part."""
 BLOCK_TOKENS: Final = 16
-"""Tokens in one KV block: what the prefix hashes are taken over."""
+"""Tokens in one KV block; prefix hashes are per block."""
 VOCABULARY: Final = 128_256
 """Token ids are in [0, VOCABULARY)."""
 
@@ -91,8 +91,8 @@ def _latin_pieces(word: str, seed: int) -> int:
     return sum(_latin_pieces(segment, crc32(segment.encode())) for segment in segments)
 
 
-# Pieces per character of a script, in 1/256: what the table asks for once the spaces and
-# punctuation between words are paid for.
+# Pieces per character of a script, in 1/256: fitted to the table above, after subtracting spaces
+# and punctuation between words.
 _PER_CHARACTER: Final[tuple[tuple[int, int, int], ...]] = (
     # below, per character, per run
     (0x0370, 160, 0),
@@ -157,7 +157,7 @@ def _is_wide_punctuation(character: str) -> bool:
 
 
 class _Words(dict[str, tuple[int, ...]]):
-    """Token ids of a cut, remembered; forgotten as a whole once it holds too many."""
+    """Token ids of a cut, cached; the cache is cleared once it holds too many."""
 
     def __missing__(self, cut: str) -> tuple[int, ...]:
         count = min(_pieces(cut), max(1, len(cut.encode("utf-8", "surrogatepass"))))
@@ -248,7 +248,7 @@ def _json(value: object) -> str:
 
 
 def _call_ids(call: object) -> list[int]:
-    """A tool call is rendered as the name and the arguments as they came."""
+    """A tool call, rendered as its name and the arguments as received."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return encode(_json(call))

@@ -1,4 +1,4 @@
-"""What ASGI leaves out: closing and resetting the connection under a response."""
+"""Connection control that ASGI lacks: closing and resetting under a response."""
 
 import socket
 import struct
@@ -47,7 +47,7 @@ def _transport(send: Send) -> Any:
 
 
 async def close(receive: Receive, send: Send) -> None:
-    """Close the connection, after what was written."""
+    """Close the connection after flushing written data."""
     _transport(send).close()
     await _gone(receive)
 
@@ -61,6 +61,6 @@ async def reset(receive: Receive, send: Send) -> None:
 
 
 async def _gone(receive: Receive) -> None:
-    """Until uvicorn knows that the connection is lost: it answers 500 for an app that returns."""
+    """Wait until uvicorn knows the connection is lost: it answers 500 if the app returns before."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""What the mock engine says over HTTP, in vLLM's and SGLang's dialects."""
+"""The mock engine's HTTP bodies, in vLLM's and SGLang's dialects."""

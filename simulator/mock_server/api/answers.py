@@ -1,7 +1,7 @@
-"""Deterministic answers: which words, and how long the model would go on by itself.
+"""Deterministic answers: their text and their natural length.
 
-A seed picks where the answer starts in a fixed table of word-pieces, one piece a token; a
-few tokens have no text, as tokens that end in the middle of a character do.
+A seed picks where the answer starts in a fixed table of word-pieces, one piece per token; a
+few tokens have no text, like real tokens that end in the middle of a character.
 """
 
 from math import exp, log
@@ -89,6 +89,6 @@ _NORMAL: Final = NormalDist()
 
 
 def natural_length(seed: int, mean_tokens: float) -> int:
-    """Tokens the model would write by itself: lognormal of the given mean, at least 1."""
+    """Tokens before the model would stop by itself: lognormal with the given mean, at least 1."""
     z = _NORMAL.inv_cdf(uniform(seed))
     return max(1, round(exp(log(mean_tokens) - _SIGMA * _SIGMA / 2 + _SIGMA * z)))

@@ -1,6 +1,6 @@
-"""The shapes of chat and plain completions.
+"""Formats of chat and plain completions.
 
-What repeats in a stream is put into bytes once per request; a token costs one formatting.
+Parts that repeat in a stream are encoded once per request; a token costs one formatting.
 """
 
 from abc import abstractmethod
@@ -17,11 +17,11 @@ def _inline(usage: Usage | None) -> bytes:
 
 
 class _OpenAIStream(Dialect):
-    """What chat and completions share: chunks of one object kind, closed by [DONE]."""
+    """Common parts of chat and completions: chunks of one object kind, closed by [DONE]."""
 
     _kind: str
     _chunk_kind: str
-    # The chunk's rest after the envelope: index, text, usage; for the last one also the reason.
+    # The chunk's rest after the envelope: index, text, usage; the last one adds the reason.
     _token: bytes
     _last: bytes
 
@@ -37,7 +37,7 @@ class _OpenAIStream(Dialect):
         """One entry of `choices` in a whole answer."""
 
     def head(self, choices: int, usage: Usage | None) -> bytes:
-        """Nothing, unless the kind says otherwise."""
+        """Empty, unless a subclass overrides it."""
         return b""
 
     def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""What one mock engine is told at start."""
+"""Configuration of one mock engine."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ OverflowWording = Literal["v1", "v2", "v3", "v4", "sglang"]
 
 
 class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A mock engine: its model name, the engine profile, and how it deviates."""
+    """A mock engine: its model name, engine profile, and deviations."""
 
     model: str
     profile: EngineProfile
@@ -20,7 +20,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     dp_ranks: int = 1
     """Data-parallel ranks in lockstep: an iteration ends when the slowest rank ends."""
     max_num_queued: int | None = None
-    """503 once so many sequences wait; None queues without bound, as vLLM does by default."""
+    """Queue length from which it answers 503; None for no bound, as vLLM does by default."""
     api_key: str | None = None
     mean_output_tokens: float = 200.0
     """Mean of the natural answer length (lognormal, drawn from the prompt's hash)."""
@@ -28,5 +28,5 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     recorded_requests: int = 256
     """How many received requests /mock/last remembers."""
     recorded_bytes: int = 64 << 20
-    """Their bodies' total size; older ones are forgotten first."""
+    """Total size of their bodies; the oldest are forgotten first."""
     faults: Faults = Faults()

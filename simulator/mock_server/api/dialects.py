@@ -1,4 +1,4 @@
-"""What a shape of answers must be able to write; `completions` and `events` hold the shapes."""
+"""The interface of answer formats; `completions` and `events` implement them."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -50,18 +50,18 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Dialect(ABC):
-    """How an endpoint writes streams and whole answers. Usage None: none is reported."""
+    """Writes an endpoint's streams and whole answers. Usage None: none is reported."""
 
     usage_in_head = False
     """Whether a stream's head reports the prompt's tokens."""
 
     @abstractmethod
     def head(self, choices: int, usage: Usage | None) -> bytes:
-        """What precedes the first token."""
+        """Bytes before the first token."""
 
     @abstractmethod
     def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:
-        """One token's chunk; `piece` is its text as JSON. Usage only where it rides on chunks."""
+        """One token's chunk; `piece` is its text as JSON. Usage only if it is part of chunks."""
 
     @abstractmethod
     def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
@@ -69,7 +69,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
-        """What follows the last chunk; `done` is whether the stream says that it ended."""
+        """The stream's end after the last chunk; `done`: whether to send the end marker."""
 
     @abstractmethod
     def whole(self, parts: list[Part], usage: Usage | None) -> bytes:

@@ -1,4 +1,4 @@
-"""JSON as the engines write it: UTF-8, and ASCII escapes where a lone surrogate forbids that."""
+"""JSON as the engines write it: UTF-8, with ASCII escapes if it holds a lone surrogate."""
 
 import json
 

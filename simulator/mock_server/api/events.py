@@ -1,4 +1,4 @@
-"""The shapes with named events: /v1/responses (OpenAI) and /v1/messages (Anthropic)."""
+"""Formats with named events: /v1/responses (OpenAI) and /v1/messages (Anthropic)."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ class Responses(Dialect):
         }
 
     def head(self, choices: int, usage: Usage | None) -> bytes:
-        """What the client needs to know before the first delta."""
+        """Events before the first delta."""
         part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         return b"".join(
             (
@@ -76,7 +76,7 @@ class Responses(Dialect):
         return self._open + b'%s,"sequence_number":%d}\n\n' % (piece, number)
 
     def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
-        """As any other delta: the reason comes in the tail."""
+        """Same as any other delta: the reason comes in the tail."""
         return self.token(choice, piece)
 
     def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
@@ -129,7 +129,7 @@ class Messages(Dialect):
         }
 
     def head(self, choices: int, usage: Usage | None) -> bytes:
-        """What the client needs to know before the first delta."""
+        """Events before the first delta."""
         message = {**self._message, "usage": _anthropic_usage(usage)}
         block = {"type": "text", "text": ""}
         return _named_event({"type": "message_start", "message": message}) + _named_event(
@@ -145,7 +145,7 @@ class Messages(Dialect):
         )
 
     def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
-        """As any other delta: the reason comes in the tail."""
+        """Same as any other delta: the reason comes in the tail."""
         return self.token(choice, piece)
 
     def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
@@ -169,7 +169,7 @@ class Messages(Dialect):
 
 
 def _anthropic_usage(usage: Usage | None) -> dict[str, Any]:
-    """The clients require the object; without usage it is empty."""
+    """Clients require the object; without usage it is empty."""
     return {} if usage is None else usage.anthropic()
 
 

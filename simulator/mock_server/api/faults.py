@@ -1,6 +1,6 @@
-"""Faults on demand: what `--fail` and POST /mock/fail accept.
+"""Faults on demand, as `--fail` and POST /mock/fail accept them.
 
-A spec is a comma-separated list of `name[:argument][@probability]`. A probability is per
+A spec is a comma-separated list of `name[:argument][@probability]`. Probabilities are per
 request and drawn from the request's number, so the same sequence of requests meets the same
 faults.
 """
@@ -13,11 +13,11 @@ from simulator.mock_server.api.answers import uniform
 
 
 class FaultError(ValueError):
-    """A fault spec that cannot be read; the message says what is accepted."""
+    """A fault spec that cannot be parsed; the message says which specs are valid."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """How a fault reads: its help, the argument's type and default."""
+    """A kind of fault: its help, and its argument's type and default."""
 
     help: str
     argument: str = "none"
@@ -49,7 +49,7 @@ KINDS: Final[dict[str, _Kind]] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault as asked for."""
+    """A requested fault."""
 
     name: str
     value: float = 0.0
@@ -68,7 +68,7 @@ class Active(msgspec.Struct, frozen=True):
         return name in self.by_name
 
     def value(self, name: str) -> float | None:
-        """The fault's count or factor; None when the request does not meet it."""
+        """The fault's count or factor; None if the request does not meet it."""
         fault = self.by_name.get(name)
         return None if fault is None else fault.value
 
@@ -95,7 +95,7 @@ class Faults(msgspec.Struct, frozen=True):
 
     @property
     def slow_factor(self) -> float:
-        """How much slower the whole engine runs: `slow` without a probability."""
+        """Slowdown of the whole engine: `slow` without a probability."""
         return next((f.value for f in self.faults if f.name == "slow" and f.rate >= 1), 1.0)
 
 
@@ -154,7 +154,7 @@ def _argument(name: str, kind: str, text: str) -> float:
 
 
 def parse_faults(spec: str) -> Faults:
-    """Reads a spec; empty means none. Raises FaultError with what is accepted."""
+    """Parse a spec; empty means none. Raises FaultError naming the valid specs."""
     faults = tuple(_fault(item.strip()) for item in spec.split(",") if item.strip())
     names = [fault.name for fault in faults]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -164,7 +164,7 @@ def parse_faults(spec: str) -> Faults:
 
 
 def help_text() -> str:
-    """The known faults, one a line."""
+    """The known faults, one per line."""
     argument = {"count": ":K", "factor": ":X", "rate": ":RATE", "text": ":NAME"}
     return "\n".join(
         f"  {name}{argument.get(kind.argument, '')}  {kind.help}" for name, kind in KINDS.items()

@@ -22,7 +22,7 @@ def _vector(seed: int, dimensions: int) -> list[float]:
 
 
 def similarity(first: str, second: str) -> float:
-    """Share of the two texts' tokens that they have in common, 0..1."""
+    """Share of common tokens of two texts, 0..1."""
     a, b = set(tokenizer.encode(first.lower())), set(tokenizer.encode(second.lower()))
     return len(a & b) / len(a | b) if a or b else 0.0
 

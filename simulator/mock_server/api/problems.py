@@ -1,4 +1,4 @@
-"""Errors in vLLM's shapes and wordings."""
+"""Errors with vLLM's formats and wordings."""
 
 from http import HTTPStatus
 from typing import Any
@@ -7,7 +7,7 @@ from simulator.mock_server.api.config import MockConfig
 
 
 class ApiError(Exception):
-    """An answer other than 200: what vLLM says, as status and JSON."""
+    """An error answer, with vLLM's status and JSON."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
         self.flat = flat
-        """SGLang puts the fields at the top level, beside `object`."""
+        """Whether fields are at the top level beside `object`, as in SGLang."""
 
     def body(self, *, anthropic: bool = False) -> dict[str, Any]:
         """The JSON, in the dialect's shape."""
@@ -51,7 +51,7 @@ def invalid(message: str) -> ApiError:
 def overflow(
     config: MockConfig, prompt_tokens: int, limit: int | None, limit_field: str = "max_tokens"
 ) -> ContextOverflowError:
-    """The refusal of a prompt (and output limit) above the window, in the chosen wording."""
+    """Refusal of a prompt (and output limit) above the window, in the chosen wording."""
     window = config.profile.max_model_len
     total = prompt_tokens + (limit or 0)
     wording = config.overflow_wording
@@ -102,7 +102,7 @@ def overflow(
 
 
 def _newest_overflow(window: int, prompt_tokens: int, limit: int | None) -> ContextOverflowError:
-    """The wording of vLLM 0.32: it stops counting where the prompt is too long (`at least`)."""
+    """The wording of vLLM 0.32: it counts the prompt only to one token too many (`at least`)."""
     room = window - (limit or 0)
     least = min(prompt_tokens, room + 1) if room >= 0 else prompt_tokens
     asked = (
@@ -121,14 +121,14 @@ def _newest_overflow(window: int, prompt_tokens: int, limit: int | None) -> Cont
 
 
 def model_not_found(model: str) -> ApiError:
-    """Nobody serves that model here."""
+    """The model is not served here."""
     return ApiError(
         404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model"
     )
 
 
 def busy() -> ApiError:
-    """The queue is full; the engine is well."""
+    """The queue is full; the engine is healthy."""
     return ApiError(
         503,
         "The engine is busy: too many requests are queued. Please try again later.",
@@ -137,7 +137,7 @@ def busy() -> ApiError:
 
 
 def unavailable() -> ApiError:
-    """A 503 that does not mean busy."""
+    """A 503 for another reason than a full queue."""
     return ApiError(503, "The engine is not available.", kind="ServiceUnavailableError")
 
 

@@ -1,4 +1,4 @@
-"""From a request body to sequences for the engine: what vLLM reads, checked as vLLM checks."""
+"""Turn a request body into sequences for the engine, with vLLM's checks."""
 
 import json
 from array import array
@@ -16,19 +16,19 @@ from simulator.mock_server.api.problems import ApiError
 
 Body = dict[str, Any]
 COMPLETIONS_LIMIT = 16
-"""max_tokens of /v1/completions when the body names none, as in vLLM and OpenAI."""
+"""max_tokens of /v1/completions if the body sets none, as in vLLM and OpenAI."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to run, and what it will say."""
+    """One sequence to run, and its answer."""
 
     prompt_tokens: int
     output_tokens: int
     block_hashes: tuple[int, ...]
     seed: int
-    """Which answer: same prompt, same answer."""
+    """Selects the answer: same prompt, same answer."""
     finish_reason: str
-    """`stop` when the answer ends by itself within its limit, else `length`."""
+    """`stop` if the answer ends by itself within its limit, else `length`."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     choices: tuple[Choice, ...]
-    """Prompt by prompt, n each."""
+    """Sequences prompt by prompt, n each."""
     per_prompt: int = 1
     limit: int | None = None
     priority: int = 0
@@ -52,7 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_json(data: bytes, content_type: str) -> Body:
-    """The body as an object; 400 as vLLM answers it."""
+    """The body as an object; raises vLLM's 400 otherwise."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise problems.invalid("['Unsupported Media Type: Only \\'application/json\\' is allowed']")
     try:
@@ -68,7 +68,7 @@ def parse_json(data: bytes, content_type: str) -> Body:
 
 
 def _parse_leniently(data: bytes) -> object:
-    """The standard parser takes lone surrogates and NaN, as vLLM's does."""
+    """The standard parser accepts lone surrogates and NaN, as vLLM's does."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -109,14 +109,14 @@ def field_list(body: Body, name: str) -> list[Any]:
 
 
 def missing(name: str) -> ApiError:
-    """A required field is absent."""
+    """The error for an absent required field."""
     return problems.invalid(
         f"[{{'type': 'missing', 'loc': ('body', {name!r}), 'msg': 'Field required'}}]"
     )
 
 
 def seed_of(ids: Sequence[int]) -> int:
-    """A prompt's hash: it decides the answer and its natural length."""
+    """A prompt's hash, which determines the answer and its natural length."""
     return crc32(array("q", ids).tobytes())
 
 
@@ -152,7 +152,7 @@ class Reader:
         self._window = config.profile.max_model_len
 
     def check_model(self, body: Body) -> str:
-        """The model asked for; absent means the one that is served."""
+        """The requested model; absent means the one that is served."""
         model = body.get("model")
         if model is None:
             return self._config.model
@@ -161,7 +161,7 @@ class Reader:
         return self._config.model
 
     def limit(self, body: Body, *names: str) -> tuple[int | None, str]:
-        """The first of the output limits present, and its field; 400 when below 1."""
+        """The first output limit present, and its field; 400 if below 1."""
         for name in names:
             value = field_int(body, name)
             if value is None:
@@ -181,7 +181,7 @@ class Reader:
         natural_header: str | None = None,
         sequences: int = 1,
     ) -> Job:
-        """Check the lengths and settle each sequence's output."""
+        """Check the lengths and determine each sequence's output."""
         salt = crc32(str(body.get("cache_salt") or "").encode("utf-8", "surrogatepass"))
         natural = self._fixed_length(body, natural_header)
         choices = []
@@ -209,7 +209,7 @@ class Reader:
         )
 
     def pooled(self, body: Body, prompts: list[list[int]]) -> Job:
-        """A job without output: each prompt is computed and one step ends it."""
+        """A job without output: each prompt is computed, one step ends it."""
         for ids in prompts:
             if len(ids) >= self._window:
                 raise problems.overflow(self._config, len(ids), None)
@@ -236,7 +236,7 @@ class Reader:
         return priority
 
     def _fixed_length(self, body: Body, header: str | None) -> int | None:
-        """The natural length a test asks for: its header, else its body field."""
+        """The natural length that a test requests by header or body field."""
         if header is None:
             value = field_int(body, "mock_output_tokens")
         elif header.isdecimal():
