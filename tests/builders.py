@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import convert
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.policy.pools.conversations import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.request.head import read_head
-from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
 from gateway.records.estimate import LengthEstimate
@@ -95,28 +95,42 @@ def served_model(
     spill_queue: int = 4,
     max_attempts: int = 3,
     eject_after: int = 3,
-) -> ServedModel:
+) -> ModelRuntime:
     """A model whose pools have `workers[i]` workers, named `<pool>-<n>`."""
     table = table or short_and_long()
     ids = [
         [f"{shape.name}-{n}" for n in range(count)]
         for shape, count in zip(table.pools, workers, strict=True)
     ]
-    return ServedModel(
+    return ModelRuntime(
         name=name,
         routing=table,
         estimator=LengthEstimator(),
-        pools=tuple(
-            PoolState(shape.name, tuple(known), slots)
-            for shape, known in zip(table.pools, ids, strict=True)
+        fleet=ModelFleet(
+            pools=tuple(
+                PoolState(shape.name, tuple(known), slots)
+                for shape, known in zip(table.pools, ids, strict=True)
+            ),
+            workers=tuple(tuple(address(w) for w in known) for known in ids),
+            health=HealthRules(eject_after=eject_after),
+            homes=ResponseHomes(),
+            max_attempts=max_attempts,
         ),
-        workers=tuple(tuple(address(w) for w in known) for known in ids),
-        health=HealthRules(eject_after=eject_after),
-        homes=ResponseHomes(),
-        spill_queue=spill_queue,
-        timeouts=PhaseTimeouts(),
-        max_attempts=max_attempts,
+        admission=ModelAdmission(spill_queue=spill_queue),
     )
+
+
+def changed(model: ModelRuntime, **values: Any) -> ModelRuntime:
+    """The model with other values; a field is changed in the part that has it."""
+    own = {name: value for name, value in values.items() if name in model.__struct_fields__}
+    for part in ("fleet", "admission", "scheduling"):
+        before = getattr(model, part)
+        told = {name: value for name, value in values.items() if name in before.__struct_fields__}
+        if told:
+            own[part] = replace(before, **told)
+        values = {name: value for name, value in values.items() if name not in told}
+    assert not values.keys() - own.keys()
+    return replace(model, **own)
 
 
 def ask(

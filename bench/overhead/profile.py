@@ -152,7 +152,9 @@ def profile_rows(body: bytes) -> list[Row]:
         ("9 one streamed chunk", lambda: meter.feed(_CHUNK)),
         (
             "10 learn",
-            lambda: settle.learn(served, CHAT, principal, facts, lengths, prompt, outcome),
+            lambda: settle.learn(
+                served.estimator, CHAT, principal, facts, lengths, prompt, outcome
+            ),
         ),
         ("10 record", record),
         ("10 count", lambda: request_metrics.count(metrics, found, lengths, served, lease)),

@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from bench.common.report import Row, at_most
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.members import by_name
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate
@@ -64,7 +64,7 @@ def _spent_us(policy: str, workers: int) -> dict[str, float]:
 
 
 def _one(
-    served: ServedModel,
+    served: ModelRuntime,
     lengths: LengthEstimate,
     now_s: float,
     policy: str,
@@ -78,16 +78,18 @@ def _one(
         bind.bind(served, (0,), (), now_s)
         spent["bind"] += clock() - begin_s
         return
-    scheduler = served.schedulers[0]
+    scheduler = served.scheduling.schedulers[0]
     assert scheduler is not None
-    prefix = plan.look_up(served, CHAT, _OWNER, _FACTS, members, lengths.input_tokens_total)
+    prefix = plan.look_up(
+        served.scheduling, CHAT, _OWNER, _FACTS, members, lengths.input_tokens_total
+    )
     looked_s = clock()
     job = bind.job_of(served, _OWNER, _FACTS, lengths, _LEASE, now_s)
     bind.place(served, (0,), (), now_s, None, job, prefix)
-    bind.binding_of(served, 0, job)
+    bind.binding_of(served.fleet, 0, job)
     bound_s = clock()
     points = prefix.points
-    served.prefixes[0].insert(points, job.worker, job.prompt_tokens / points[-1][0])
+    served.scheduling.prefixes[0].insert(points, job.worker, job.prompt_tokens / points[-1][0])
     kept_s = clock()
     scheduler.first_token(job, now_s + 0.002)
     scheduler.finished(job, now_s + 0.004)
@@ -104,7 +106,7 @@ _FACTS: Final = estimate.read(
 )
 
 
-def _served(policy: str, workers: int) -> ServedModel:
+def _served(policy: str, workers: int) -> ModelRuntime:
     urls = ", ".join(f'"http://w{number}:1"' for number in range(workers))
     config = parse(
         f"""version: 1

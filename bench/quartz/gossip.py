@@ -13,7 +13,7 @@ from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.adapters.store.redis.board import EVERY_S
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.health_rules import HealthRules
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
 from gateway.policy.pools.conversations import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.prefix.index import PrefixIndex
@@ -77,11 +77,11 @@ class Gossip:
             self._due_s[place] += self._random.uniform(*_APART)
 
 
-def _served(gateway: Gateway, prefixes: bool) -> ServedModel:
+def _served(gateway: Gateway, prefixes: bool) -> ModelRuntime:
     index = gateway.prefixes
     if not (prefixes and isinstance(index, PrefixIndex)):
         index = PrefixIndex(len(gateway.pool.workers))  # nobody asks it
-    return ServedModel(
+    return ModelRuntime(
         name="m",
         routing=Routing(
             pools=(
@@ -89,13 +89,14 @@ def _served(gateway: Gateway, prefixes: bool) -> ServedModel:
             )
         ),
         estimator=LengthEstimator(),
-        pools=(gateway.pool,),
-        workers=((),),
-        health=HealthRules(),
-        homes=ResponseHomes(),
-        spill_queue=0,
-        schedulers=(gateway.scheduler,),
-        predictors=() if gateway.predictor is None else (gateway.predictor,),
-        prefixes=(index,),
-        news=(gateway.news,),
+        fleet=ModelFleet(
+            pools=(gateway.pool,), workers=((),), health=HealthRules(), homes=ResponseHomes()
+        ),
+        admission=ModelAdmission(spill_queue=0),
+        scheduling=ModelScheduling(
+            schedulers=(gateway.scheduler,),
+            predictors=() if gateway.predictor is None else (gateway.predictor,),
+            prefixes=(index,),
+            news=(gateway.news,),
+        ),
     )

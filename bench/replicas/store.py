@@ -27,7 +27,7 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.policy.pools.conversations import ResponseHomes
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.token_pool.terms import Terms
@@ -167,15 +167,17 @@ async def _store(entitlements: int) -> AsyncIterator[tuple[RedisLeases, int]]:
         PoolShape(name="short", window_tokens=8192, boundary_tokens=8192),
         PoolShape(name="long", window_tokens=65536, boundary_tokens=None),
     )
-    served = ServedModel(
+    served = ModelRuntime(
         name="m",
         routing=Routing(pools=shapes),
         estimator=LengthEstimator(),
-        pools=tuple(PoolState(shape.name, ("w",), 8) for shape in shapes),
-        workers=((), ()),
-        health=HealthRules(),
-        homes=ResponseHomes(),
-        spill_queue=0,
+        fleet=ModelFleet(
+            pools=tuple(PoolState(shape.name, ("w",), 8) for shape in shapes),
+            workers=((), ()),
+            health=HealthRules(),
+            homes=ResponseHomes(),
+        ),
+        admission=ModelAdmission(spill_queue=0),
     )
     book = TokenPool(Terms(slots=(10_000, 10_000), tokens_per_s=1e6))
     for n in range(entitlements):

@@ -68,11 +68,11 @@ class Tenants:
             managed={"m"},
             changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108
             clock=self.clock,
-            rates={"m": self.served.rates},
+            rates={"m": self.served.admission.rates},
         )
         spec = ModelSpec(
             base=self.book.terms,
-            pools=self.served.pools,
+            pools=self.served.fleet.pools,
             shares=(WorkerShare(slots=2 * SLOTS, replicas=(1, WORKERS)),),
             entitlements=lambda: self.sync.roster.terms("m"),
         )

@@ -45,7 +45,9 @@ def workers(size: Size) -> Figures:
         found[f"bind_{name}_us"] = cpu.quantile_us("bind", share)
     found["tick_us"] = quantile(loaded.ticks_us, 0.5)
     found["tick_most_us"] = max(loaded.ticks_us, default=0.0)
-    found["entries"] = len(loaded.served.prefixes[0]) if loaded.served.prefixes else 0
+    found["entries"] = (
+        len(loaded.served.scheduling.prefixes[0]) if loaded.served.scheduling.prefixes else 0
+    )
     page = MetricsPage(loaded.metrics, [loaded.served], lambda: 0, loaded.clock)
     text, found["page_ms"], found["page_hold_ms"] = watched(page.rendered)
     found["page_bytes"] = len(text)
@@ -56,7 +58,7 @@ def workers(size: Size) -> Figures:
 
 def _away(loaded: Loaded, size: Size, found: Figures) -> None:
     """The same with one worker ejected, as in a large fleet one nearly always is."""
-    pool, rules, worker = loaded.pool, loaded.served.health, 1
+    pool, rules, worker = loaded.pool, loaded.served.fleet.health, 1
     for _ in range(rules.eject_after):
         fleet.failed(pool, worker, rules, loaded.now_s)
     pool.ejected_until_s[worker] = pool.last_ejection_end_s = loaded.now_s + 1e6

@@ -1,6 +1,6 @@
 """A request of `bench scale`, and the record of its decisions."""
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.scheduling.scheduler import Job, Prefix
 from gateway.records.attempt import Binding, Outcome, Usage
@@ -45,7 +45,7 @@ class Request:
 
 
 def record_of(
-    served: ServedModel, request: Request, outcome: Outcome, usage: Usage, now_s: float
+    served: ModelRuntime, request: Request, outcome: Outcome, usage: Usage, now_s: float
 ) -> DecisionRecord:
     """Stage 10's record."""
     return decision_record.decision_record(

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import EntitlementEntry
@@ -69,7 +69,7 @@ models:
 """
 
 
-def fleet_of(policy: str, workers: int) -> ServedModel:
+def fleet_of(policy: str, workers: int) -> ModelRuntime:
     """The pool as the stages know it."""
     config = parse(fleet_text(policy, workers), "scale.yaml", {})
     return served_model(config, config.models[0])

@@ -29,7 +29,7 @@ from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_metrics import read_page
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.cache_estimate import Keeping
 from gateway.policy.prefix.digests import points_of
 from gateway.policy.prefix.index import PrefixIndex
@@ -128,7 +128,7 @@ def upkeep_point(size: Size) -> Figures:
     kv = EngineKv()
     spec = ModelSpec(
         base=book.terms,
-        pools=served.pools,
+        pools=served.fleet.pools,
         shares=(WorkerShare(slots=SLOTS, replicas=(1, size.workers)),),
         entitlements=tuple,
         kv_bytes=lambda pool, worker: kv.of("m", pool, worker),
@@ -145,7 +145,7 @@ def _clock() -> float:
     return 1_000.0
 
 
-def _pages(served: ServedModel, size: Size) -> Figures:
+def _pages(served: ModelRuntime, size: Size) -> Figures:
     page = engine_page()
     parse_us = least_us(lambda: read_page(page), 50)
 
@@ -167,7 +167,7 @@ def _pages(served: ServedModel, size: Size) -> Figures:
     }
 
 
-def _probes(served: ServedModel, size: Size) -> Figures:
+def _probes(served: ModelRuntime, size: Size) -> Figures:
     """A round of probes in the background, as it is while requests are served."""
     interval_s = HealthConfig().interval_s
 
@@ -198,12 +198,12 @@ def _probes(served: ServedModel, size: Size) -> Figures:
     }
 
 
-def _scheduler(served: ServedModel, size: Size) -> Figures:
+def _scheduler(served: ModelRuntime, size: Size) -> Figures:
     """A tick, the notes for other replicas, and a worker that goes and returns."""
-    scheduler = served.schedulers[0]
+    scheduler = served.scheduling.schedulers[0]
     assert scheduler is not None
     notes = SchedulerNotes([served], _Board(), "p", lambda _: 2, _clock)
-    pool = served.pools[0]
+    pool = served.fleet.pools[0]
 
     def flap() -> None:
         fleet.probed(pool, 0, ok=False)

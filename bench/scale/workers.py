@@ -93,8 +93,10 @@ class Loaded:
 
     def _serve(self, size: Size) -> None:
         self.served = fleet_of(size.policy, size.workers)
-        self.pool = self.served.pools[0]
-        self.scheduler = self.served.schedulers[0] if self.served.schedulers else None
+        self.pool = self.served.fleet.pools[0]
+        self.scheduler = (
+            self.served.scheduling.schedulers[0] if self.served.scheduling.schedulers else None
+        )
 
     def clock(self) -> float:
         """The time it is there."""
@@ -134,7 +136,7 @@ class Loaded:
         lengths = estimate.estimate(served, CHAT, facts, principal)
         times.append(clock_ns())
         prefix = plan.look_up(
-            served, CHAT, principal, facts, facts.members, lengths.input_tokens_total
+            served.scheduling, CHAT, principal, facts, facts.members, lengths.input_tokens_total
         )
         times.append(clock_ns())
         planned = plan.plan(served, CHAT, lengths, prefix)
@@ -168,7 +170,7 @@ class Loaded:
         for job in ready:
             request: Request = job.owner
             begin_ns = clock_ns()
-            request.binding = bind.binding_of(self.served, 0, job)
+            request.binding = bind.binding_of(self.served.fleet, 0, job)
             self.cpu.add("name", begin_ns, clock_ns())
             self._start(request)
 
@@ -185,8 +187,10 @@ class Loaded:
         points = request.prefix.points
         if points and job is not None:
             tokens_per_byte = job.prompt_tokens / points[-1][0]
-            request.expected = served.prefixes[0].insert(points, binding.worker, tokens_per_byte)
-            served.news[0].sent(points, binding.worker, tokens_per_byte)
+            request.expected = served.scheduling.prefixes[0].insert(
+                points, binding.worker, tokens_per_byte
+            )
+            served.scheduling.news[0].sent(points, binding.worker, tokens_per_byte)
         self.cpu.add("call", begin_ns, clock_ns())
         request.started_s = self.now_s
         hit = 0 if request.expected is None else request.expected.hit_tokens
@@ -229,10 +233,16 @@ class Loaded:
             self.store, lease, outcome, request.lengths, dispatched=True, unix_s=self.now_s
         )
         settle.learn(
-            served, CHAT, request.principal, request.facts, request.lengths, request.prompt, outcome
+            served.estimator,
+            CHAT,
+            request.principal,
+            request.facts,
+            request.lengths,
+            request.prompt,
+            outcome,
         )
         if expected is not None:
-            settle.note_cached(served, binding, expected, outcome)
+            settle.note_cached(served.scheduling, binding, expected, outcome)
         settled_ns = clock_ns()
         record = record_of(self.served, request, outcome, usage, self.now_s)
         request_metrics.count(self.metrics, record, request.lengths, served, lease)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.metrics import Metrics
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
 from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
 from gateway.records.record import Record
@@ -30,18 +30,18 @@ class EngineTotals(Record, frozen=True, kw_only=True):
     """Share of its KV cache in use, 0 to 1."""
 
 
-AskTotals = Callable[[ServedModel, int], Mapping[int, EngineTotals]]
+AskTotals = Callable[[ModelRuntime, int], Mapping[int, EngineTotals]]
 """Gives totals for a model's pool, by worker; workers without figures are absent. No I/O."""
 
 
-def no_totals(_served: ServedModel, _pool: int) -> Mapping[int, EngineTotals]:
+def no_totals(_served: ModelRuntime, _pool: int) -> Mapping[int, EngineTotals]:
     """No engine figures: only rescues and overruns move the boundaries."""
     return {}
 
 
-def told_totals(served: ServedModel, pool: int) -> Mapping[int, EngineTotals]:
+def told_totals(served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
     """Totals from the engines' metrics pages (`gateway.adapters.engines.metrics_scraper`)."""
-    if not served.telemetry:
+    if not served.fleet.telemetry:
         return {}
     return {
         worker: EngineTotals(
@@ -50,7 +50,7 @@ def told_totals(served: ServedModel, pool: int) -> Mapping[int, EngineTotals]:
             sequences=(sample.running or 0.0) + (sample.waiting or 0.0),
             kv_usage=sample.kv_usage or 0.0,
         )
-        for worker, sample in enumerate(served.telemetry[pool].samples)
+        for worker, sample in enumerate(served.fleet.telemetry[pool].samples)
         if sample.preemptions_total is not None and sample.finished_total is not None
     }
 
@@ -60,7 +60,7 @@ class BoundaryChore:
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        models: Iterable[ModelRuntime],
         controls: Mapping[str, BoundaryControl],
         metrics: Metrics,
         *,
@@ -109,10 +109,10 @@ class _Told(Record, frozen=True, kw_only=True):
 class _Watched:
     """One model and its counts at the last sample."""
 
-    def __init__(self, served: ServedModel, control: BoundaryControl | None) -> None:
+    def __init__(self, served: ModelRuntime, control: BoundaryControl | None) -> None:
         self._served = served
         self._control = control
-        pools = max(0, len(served.pools) - 1)
+        pools = max(0, len(served.fleet.pools) - 1)
         self._counts = [(0, 0, 0)] * pools
         self._preemptions = [Rising() for _ in range(pools)]
         self._finished = [Rising() for _ in range(pools)]
@@ -142,7 +142,7 @@ class _Watched:
         return [_Told(move=move, observed=control.observe) for move in moves]
 
     def _sample(self, watch: BoundaryWatch, pool: int, ask: AskTotals) -> Sample:
-        state = self._served.pools[pool]
+        state = self._served.fleet.pools[pool]
         now = (watch.requests[pool], watch.rescues[pool], watch.overruns[pool])
         requests, rescues, overruns = (a - b for a, b in zip(now, self._counts[pool], strict=True))
         self._counts[pool] = now

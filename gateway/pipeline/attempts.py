@@ -4,7 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from gateway.pipeline.request_lease import RequestLease
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.prefix.digests import Points
 from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
@@ -29,7 +29,7 @@ class Admitted(NamedTuple):
 
     principal: Principal
     facts: BodyFacts
-    served: ServedModel
+    served: ModelRuntime
     lease: RequestLease
     whole: LengthEstimate
     """Of the client's own prompt, where a compressed one is sent."""
@@ -44,10 +44,10 @@ class PrefixEntry:
     served there.
     """
 
-    __slots__ = ("_place", "_points", "_served", "_tokens_per_byte", "expected")
+    __slots__ = ("_place", "_points", "_scheduling", "_tokens_per_byte", "expected")
 
-    def __init__(self, served: ServedModel, points: Points) -> None:
-        self._served = served
+    def __init__(self, scheduling: ModelScheduling, points: Points) -> None:
+        self._scheduling = scheduling
         self._points = points
         self._place = (-1, -1)
         """Pool and worker."""
@@ -62,19 +62,19 @@ class PrefixEntry:
             if self._place == place:
                 return
             self.withdraw()
-        served, points = self._served, self._points
+        scheduling, points = self._scheduling, self._points
         tokens_per_byte = job.prompt_tokens / points[-1][0]
-        expected = served.prefixes[pool].insert(points, job.worker, tokens_per_byte)
+        expected = scheduling.prefixes[pool].insert(points, job.worker, tokens_per_byte)
         self._place, self._tokens_per_byte, self.expected = place, tokens_per_byte, expected
-        if served.news:
-            served.news[pool].sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
+        if scheduling.news:
+            scheduling.news[pool].sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
 
     def withdraw(self) -> None:
         """It gets no first token there, so the worker does not hold the prompt. Idempotent."""
         expected, self.expected = self.expected, None
         if expected is not None:
             pool, worker = self._place
-            index = self._served.prefixes[pool]
+            index = self._scheduling.prefixes[pool]
             index.withdraw(self._points, worker, expected, self._tokens_per_byte)
 
 
@@ -104,7 +104,7 @@ class Attempts:
         self.sending = admitted.sending
         """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""
         points = admitted.sending.prefix.points
-        self.entry = PrefixEntry(admitted.served, points) if points else None
+        self.entry = PrefixEntry(admitted.served.scheduling, points) if points else None
         self.binding: Binding | None = None
         self.job: Job | None = None
         """Where a scheduler assigns the workers."""

@@ -20,7 +20,7 @@ from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.attempts import Admitted, Attempts
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending, allowed_s
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import Home
 from gateway.policy.pools.retry import Fault, hurts_health, next_step
 from gateway.policy.pools.routing import larger_pools
@@ -67,7 +67,7 @@ class Dispatcher:
         tried: list[tuple[int, int]] = []
         sent = 0
         last: Fault | None = None
-        known = served.homes.find(admitted.facts.previous_response_id)
+        known = served.fleet.homes.find(admitted.facts.previous_response_id)
         home = None if known is None else (known.pool, known.worker)
         try:
             while True:
@@ -92,7 +92,7 @@ class Dispatcher:
                 step = next_step(
                     result,
                     sent=sent,
-                    max_attempts=served.max_attempts,
+                    max_attempts=served.fleet.max_attempts,
                     repeatable=stage_dispatch.repeatable(admitted.facts),
                     larger_pool=bool(larger),
                 )
@@ -106,19 +106,19 @@ class Dispatcher:
             if attempts.scheduler is not None:
                 self._release(attempts)
 
-    def tick(self, models: Iterable[ServedModel]) -> None:
+    def tick(self, models: Iterable[ModelRuntime]) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
         now_s = self._clock()
         for served in models:
-            for scheduler in served.schedulers:
+            for scheduler in served.scheduling.schedulers:
                 if scheduler is not None:
                     wake(scheduler.tick(now_s))
 
-    def frozen(self, served: ServedModel, pool: int, worker: int) -> None:
+    def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
-        state, now_s = served.pools[pool], self._clock()
+        state, now_s = served.fleet.pools[pool], self._clock()
         if state.ejected_until_s[worker] <= now_s:
-            fleet.eject(state, worker, served.health, now_s)
+            fleet.eject(state, worker, served.fleet.health, now_s)
             self._metrics.ejections.add(state.name, state.workers[worker])
         for pending in state.progress.waiting(worker):
             attempts: Attempts = pending.owner
@@ -156,7 +156,7 @@ class Dispatcher:
         if held_in != plan.pool:
             pools = (held_in, *(p for p in pools if p != held_in))
         try:
-            if not served.schedulers:
+            if not served.scheduling.schedulers:
                 return stage_bind.bind(served, pools, tried, self._clock(), home)
             return self._submit(attempts, admitted, pools, tried, home)
         except Unavailable:
@@ -188,7 +188,7 @@ class Dispatcher:
             attempts.job = None
             return placed
         pool, ready = placed
-        attempts.scheduler = served.schedulers[pool]
+        attempts.scheduler = served.scheduling.schedulers[pool]
         if attempts.entry is not None:
             attempts.entry.enter(pool, job)
         if job.state == "waiting":
@@ -196,10 +196,10 @@ class Dispatcher:
             return pool
         if len(ready) > 1:
             wake(ready)
-        return stage_bind.binding_of(served, pool, job)
+        return stage_bind.binding_of(served.fleet, pool, job)
 
     async def _wait(
-        self, incoming: Incoming, attempts: Attempts, served: ServedModel, pool: int
+        self, incoming: Incoming, attempts: Attempts, served: ModelRuntime, pool: int
     ) -> Binding | None:
         """Stage 8; None when its worker died meanwhile and no other is left in the pool."""
         job, scheduler = require(attempts.job), require(attempts.scheduler)
@@ -213,7 +213,7 @@ class Dispatcher:
             return None
         if entry is not None:  # its worker may be another than before
             entry.enter(pool, job)
-        return stage_bind.binding_of(served, pool, job)
+        return stage_bind.binding_of(served.fleet, pool, job)
 
     async def _attempt(
         self,
@@ -225,8 +225,8 @@ class Dispatcher:
     ) -> Outcome | Fault:
         """Stage 9 on one worker, with its load and health kept right whatever happens."""
         served, lease = admitted.served, admitted.lease.current
-        pool = served.pools[binding.pool]
-        worker = served.workers[binding.pool][binding.worker]
+        pool = served.fleet.pools[binding.pool]
+        worker = served.fleet.workers[binding.pool][binding.worker]
         call = _call(incoming, attempts, admitted, binding)
         attempts.relay = relay = self._relay(incoming, reply, admitted)
         if attempts.sent_s is None:
@@ -308,7 +308,7 @@ class Dispatcher:
         wake(scheduler.first_token(job, now_s, assumed=True))
 
     def _watch_wait(
-        self, relay: stage_forward.Relay, served: ServedModel, lease: Lease
+        self, relay: stage_forward.Relay, served: ModelRuntime, lease: Lease
     ) -> asyncio.TimerHandle | None:
         """Have others give way when a protected request entered a full pool and waits there."""
         if not (lease.protected and lease.contended):
@@ -320,10 +320,10 @@ class Dispatcher:
                 self._reclaims.add(task)
                 task.add_done_callback(self._reclaims.discard)
 
-        return asyncio.get_running_loop().call_later(served.reclaim_s, waited)
+        return asyncio.get_running_loop().call_later(served.admission.reclaim_s, waited)
 
-    def _note_health(self, served: ServedModel, binding: Binding, answer: Outcome | Fault) -> None:
-        pool = served.pools[binding.pool]
+    def _note_health(self, served: ModelRuntime, binding: Binding, answer: Outcome | Fault) -> None:
+        pool = served.fleet.pools[binding.pool]
         served_it = False
         if isinstance(answer, Outcome):
             broke = answer.label == "upstream_error"
@@ -339,7 +339,7 @@ class Dispatcher:
             # A frozen engine still refuses what is malformed.
             if served_it or not pool.progress.silent_s(binding.worker):
                 fleet.succeeded(pool, binding.worker)
-        elif fleet.failed(pool, binding.worker, served.health, self._clock()):
+        elif fleet.failed(pool, binding.worker, served.fleet.health, self._clock()):
             self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
 
     async def _rescue(
@@ -368,7 +368,7 @@ class Dispatcher:
             estimate=whole,
             prefix=NO_PREFIX,
         )
-        kv_bytes = whole.cost_tokens * admitted.served.kv_bytes_per_token
+        kv_bytes = whole.cost_tokens * admitted.served.admission.kv_bytes_per_token
         admitted.lease.resize(whole.cost_tokens, kv_bytes)
 
     async def _give_up(
@@ -437,7 +437,7 @@ def _remember(attempts: Attempts, binding: Binding, outcome: Outcome, response_i
     else:
         tokens += attempts.sending.estimate.input_tokens_total
     home = Home(binding.pool, binding.worker, admitted.principal.tenant, tokens)
-    admitted.served.homes.remember(response_id, home)
+    admitted.served.fleet.homes.remember(response_id, home)
 
 
 def _may_move(attempts: Attempts, now_s: float) -> bool:
@@ -447,10 +447,10 @@ def _may_move(attempts: Attempts, now_s: float) -> bool:
         return False
     tried = {(attempt.pool, attempt.worker) for attempt in attempts.done}
     for index in {binding.pool, plan.pool, *plan.alternates}:
-        pool = admitted.served.pools[index]
+        pool = admitted.served.fleet.pools[index]
         for worker in fleet.available(pool, now_s):
             here = index == binding.pool and worker == binding.worker
-            known = (pool.name, admitted.served.workers[index][worker].id) in tried
+            known = (pool.name, admitted.served.fleet.workers[index][worker].id) in tried
             if not here and not known and pool.ejected_until_s[worker] <= now_s:
                 return True
     return False

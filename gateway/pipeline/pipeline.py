@@ -22,7 +22,7 @@ from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
 from gateway.pipeline.request_lease import RequestLease
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress
 from gateway.pipeline.settlement import TOGETHER_S, Settler
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import band_plan
 from gateway.policy.pools.routing_table import Band
 from gateway.policy.request.members import by_name
@@ -53,7 +53,7 @@ class Pipeline:
     def __init__(
         self,
         *,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, ModelRuntime],
         keyring: stage_authenticate.Keyring,
         store: LeaseStore,
         upstream: Upstream,
@@ -138,14 +138,14 @@ class Pipeline:
             used = min(expected, lease.current.cost_tokens) + attempts.relay.emitted()
             if used > lease.reserved_tokens:
                 tokens = used + _EXTENSION_TOKENS
-                lease.extend(tokens, tokens * admitted.served.kv_bytes_per_token)
+                lease.extend(tokens, tokens * admitted.served.admission.kv_bytes_per_token)
 
     def tick(self) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
         # A model stands under its aliases too.
         self._dispatcher.tick({id(model): model for model in self._models.values()}.values())
 
-    def frozen(self, served: ServedModel, pool: int, worker: int) -> None:
+    def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """An engine was found frozen; see `Dispatcher.frozen`."""
         self._dispatcher.frozen(served, pool, worker)
 
@@ -155,7 +155,7 @@ class Pipeline:
 
     async def _read(
         self, incoming: Incoming, progress: RequestProgress
-    ) -> tuple[Principal, BodyFacts, ServedModel, LengthEstimate]:
+    ) -> tuple[Principal, BodyFacts, ModelRuntime, LengthEstimate]:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         endpoint = incoming.endpoint
         progress.principal = principal = stage_authenticate.authenticate(
@@ -187,7 +187,7 @@ class Pipeline:
         principal, facts, served, estimate = await self._read(incoming, progress)
         # 3 plan
         prefix = stage_plan.look_up(
-            served,
+            served.scheduling,
             incoming.endpoint,
             principal,
             facts,
@@ -246,7 +246,7 @@ class Pipeline:
         progress: RequestProgress,
         principal: Principal,
         facts: BodyFacts,
-        served: ServedModel,
+        served: ModelRuntime,
         band: Band,
         whole: Sending,
     ) -> Sending:
@@ -261,7 +261,7 @@ class Pipeline:
             sending = whole._replace(prompt=prompt, estimate=estimate)
         else:
             prefix = stage_plan.look_up(
-                served,
+                served.scheduling,
                 incoming.endpoint,
                 principal,
                 facts,
@@ -272,7 +272,7 @@ class Pipeline:
         progress.sending = sending
         lease.adjusted(
             await stage_adjust.adjust(
-                self._store, served, lease.current, whole.plan, prompt, estimate
+                self._store, served.admission, lease.current, whole.plan, prompt, estimate
             )
         )
         return sending

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gateway.pipeline.attempts import Attempts, Sending
 from gateway.pipeline.request_lease import RequestLease
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import Outcome
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.request import BodyFacts, Principal
@@ -37,7 +37,7 @@ class RequestProgress:
     def __init__(self) -> None:
         self.principal: Principal | None = None
         self.facts: BodyFacts | None = None
-        self.served: ServedModel | None = None
+        self.served: ModelRuntime | None = None
         self.estimate: LengthEstimate | None = None
         """Of the client's own prompt."""
         self.planned: Plan | None = None

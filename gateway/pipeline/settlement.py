@@ -19,7 +19,7 @@ from gateway.metrics import Metrics
 from gateway.pipeline.attempts import Sending
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress
 from gateway.policy.admission import charging
-from gateway.policy.model_runtime import PRIORITY_FLAGS, ServedModel
+from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.ports import LeaseStore, RecordSink
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.decision import AdmissionSection, DecisionRecord
@@ -105,7 +105,7 @@ class Settler:
         outcome: Outcome,
         reported: Usage,
         estimate: LengthEstimate,
-        served: ServedModel,
+        served: ModelRuntime,
         lease: Lease,
     ) -> Outcome:
         """The outcome with usage that can be true; a window that is configured wrong is told."""
@@ -119,9 +119,9 @@ class Settler:
             self._note_window(served, lease.pool, usage)
         return outcome
 
-    def _note_window(self, served: ServedModel, index: int, usage: Usage) -> None:
+    def _note_window(self, served: ModelRuntime, index: int, usage: Usage) -> None:
         """Keep the largest window seen beyond the configured one; the first is logged."""
-        pool, state = served.routing.pools[index], served.pools[index]
+        pool, state = served.routing.pools[index], served.fleet.pools[index]
         used = usage.prompt_tokens + usage.completion_tokens
         if not state.beyond_window_tokens:
             _log.warning(
@@ -134,16 +134,16 @@ class Settler:
             )
         state.beyond_window_tokens = max(state.beyond_window_tokens, used)
 
-    def _note_priority(self, served: ServedModel) -> None:
+    def _note_priority(self, served: ModelRuntime) -> None:
         """Tell once that a model's engines refuse the priorities they are sent."""
-        if served.engine_priority == "none" or served.name in self._priorities_told:
+        if served.scheduling.engine_priority == "none" or served.name in self._priorities_told:
             return
         self._priorities_told.add(served.name)
         _log.warning(
             "model %s: an engine refused a request because its priority scheduling is off: start "
             "every engine with %s, or set engine_priority: none",
             served.name,
-            PRIORITY_FLAGS[served.engine_priority],
+            PRIORITY_FLAGS[served.scheduling.engine_priority],
         )
 
     def _note_all(self) -> None:
@@ -260,8 +260,10 @@ def _learn(settled: _Settled, taught: set[Lesson]) -> None:
     prompt = sending.prompt
     if lesson not in taught:
         taught.add(lesson)
-        stage_settle.learn(served, endpoint, principal, facts, sending.estimate, prompt, outcome)
+        stage_settle.learn(
+            served.estimator, endpoint, principal, facts, sending.estimate, prompt, outcome
+        )
     entry = None if attempts is None else attempts.entry
     if attempts is not None and entry is not None and entry.expected and attempts.binding:
-        stage_settle.note_cached(served, attempts.binding, entry.expected, outcome)
+        stage_settle.note_cached(served.scheduling, attempts.binding, entry.expected, outcome)
     stage_settle.remember(served, endpoint, principal, facts, sending.prefix, prompt, outcome)

@@ -38,37 +38,45 @@ class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0
 
 
-class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stages need to know of a model. The states inside are mutable."""
+class ModelFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's pools and workers, and how they are called."""
 
-    name: str
-    routing: Routing
-    """Read once where a request is planned; `move_boundaries` replaces it."""
-    estimator: LengthEstimator
     pools: tuple[PoolState, ...]
     workers: tuple[tuple[WorkerAddress, ...], ...]
     """By pool, in the order of `pools[i].workers`."""
     health: HealthRules
     homes: ResponseHomes
-    spill_queue: int
     timeouts: PhaseTimeouts = PhaseTimeouts()
     max_attempts: int = 3
+    telemetry: tuple[TelemetryView, ...] = ()
+    """By pool, where engines' own figures are read; else nothing."""
+
+
+class ModelAdmission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request of a model costs, and what its pools may be asked for."""
+
+    spill_queue: int
+    profile: AdmissionProfile = PROFILES["default"]
+    observe: bool = False
+    """Admission is computed and counted, not applied (so it is where all of the model is)."""
     slot_tokens_per_s: float = DECODE_TOKENS_PER_S
     """What a slot makes of the model's tokens/s: the price of holding one."""
     held_share: float = 1.0
     """Of a pool's slots: what other proxies' leases may hold beyond reserved baselines."""
     kv_bytes_per_token: int = 0
     """0 where KV is not enforced."""
-    admission: AdmissionProfile = PROFILES["default"]
     reclaim_s: float = 0.5
     """How long a protected request waits for its first byte before others give way."""
-    engine_priority: Literal["none", "vllm", "sglang"] = "none"
-    """Whose `priority` field the engines understand."""
-    compression: CompressionRules | None = None
-    """None where it is not enabled."""
-    conversations: Conversations = msgspec.field(default_factory=Conversations)
+    rates: MeanRate = msgspec.field(default_factory=MeanRate)
+    """Of its entitlements."""
+
+
+class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
+    """Which worker takes a request of a model, and when."""
+
     schedulers: tuple[Scheduler | None, ...] = ()
     """By pool; None, or nothing at all: the least loaded worker, at once."""
+    queue: QueueRules = QueueRules()
     queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""
     predictors: tuple[PrefillPredictor, ...] = ()
@@ -77,27 +85,44 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """By pool, where a scheduler looks at prefixes; else nothing."""
     news: tuple[PrefixNews, ...] = ()
     """By pool, what the other replicas are told of prefixes; with `prefixes`."""
-    telemetry: tuple[TelemetryView, ...] = ()
-    """By pool, where engines' own figures are read; else nothing."""
     tells_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
     """(pool, worker) of engines that have told cached tokens: of them silence means none."""
-    rates: MeanRate = msgspec.field(default_factory=MeanRate)
-    """Of its entitlements."""
     salted: bool = False
     """Whether tenants' prefix caches are kept apart."""
-    queue: QueueRules = QueueRules()
-    observe_admission: bool = False
-    """Admission is computed and counted, not applied (so it is where all of the model is)."""
-    aliases: frozenset[str] = frozenset()
-    """Its other names."""
-    adapters: dict[str, str] = msgspec.field(default_factory=dict)
-    """Aliases that engines list as LoRA adapters -> the base: they are sent as they are."""
-    watch: BoundaryWatch | None = None
-    """What settled requests say of the boundaries."""
+    engine_priority: Literal["none", "vllm", "sglang"] = "none"
+    """Whose `priority` field the engines understand."""
 
     def points(self, endpoint_name: str, tenant: str, members: Members, text_bytes: int) -> Points:
         """Where a prompt of this tenant's may share its beginning with others."""
         return points_of(endpoint_name, members, text_bytes, tenant if self.salted else "")
+
+
+class ModelCompression(msgspec.Struct, frozen=True, kw_only=True):
+    """How prompts of a model are compressed."""
+
+    rules: CompressionRules
+    conversations: Conversations = msgspec.field(default_factory=Conversations)
+    """What engines hold as it came; the next turn of those is not compressed."""
+
+
+class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stages need to know of a model, by purpose. The states inside are mutable."""
+
+    name: str
+    routing: Routing
+    """Read once where a request is planned; `move_boundaries` replaces it."""
+    estimator: LengthEstimator
+    fleet: ModelFleet
+    admission: ModelAdmission
+    scheduling: ModelScheduling = msgspec.field(default_factory=ModelScheduling)
+    compression: ModelCompression | None = None
+    """None where it is not enabled."""
+    watch: BoundaryWatch | None = None
+    """What settled requests say of the boundaries."""
+    aliases: frozenset[str] = frozenset()
+    """Its other names."""
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    """Aliases that engines list as LoRA adapters -> the base: they are sent as they are."""
 
     def move_boundaries(self, tokens: Sequence[int]) -> None:
         """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""
@@ -112,11 +137,11 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def drain_worker(models: Iterable[ServedModel], worker: str, *, on: bool) -> int:
+def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> int:
     """Take a worker out of the rotation of every pool it is in, or return it; how many."""
     hits = 0
     for served in models:
-        for pool in served.pools:
+        for pool in served.fleet.pools:
             for i, known in enumerate(pool.workers):
                 if known == worker:
                     fleet.drain(pool, i, on=on)

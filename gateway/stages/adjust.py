@@ -6,7 +6,7 @@ enter there; else it is refused, and what it had reserved is refunded.
 
 import msgspec
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelAdmission
 from gateway.ports import LeaseStore
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
@@ -15,7 +15,7 @@ from gateway.records.request import Prompt
 
 async def adjust(
     store: LeaseStore,
-    served: ServedModel,
+    terms: ModelAdmission,
     lease: Lease,
     planned: Plan,
     prompt: Prompt,
@@ -24,6 +24,6 @@ async def adjust(
     """The lease as it is now. `planned`: where the whole prompt belongs. Raises Refusal."""
     if prompt.only_pool is None:
         return await store.transfer(lease, planned.pool, force=False)
-    kv_bytes = estimate.cost_tokens * served.kv_bytes_per_token
+    kv_bytes = estimate.cost_tokens * terms.kv_bytes_per_token
     store.resize(lease, estimate.cost_tokens, kv_bytes)
     return msgspec.structs.replace(lease, cost_tokens=estimate.cost_tokens, kv_bytes=kv_bytes)

@@ -9,7 +9,7 @@ from math import ceil
 import msgspec
 
 from gateway.errors import BadRequest
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import LeaseStore
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Ask, Lease
@@ -18,7 +18,7 @@ from gateway.records.request import Principal
 
 async def admit(
     store: LeaseStore,
-    served: ServedModel,
+    served: ModelRuntime,
     principal: Principal,
     lease_id: str,
     estimate: LengthEstimate,
@@ -41,7 +41,7 @@ async def admit(
         alternates=plan.alternates,
         cost_tokens=cost_tokens,
         sequences=estimate.sequences,
-        kv_bytes=cost_tokens * served.kv_bytes_per_token,
+        kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,
     )
     try:
         return await store.admit(ask)
@@ -49,7 +49,7 @@ async def admit(
         lowest = lowest_cost_tokens(estimate)
         if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:
             raise
-    kv_bytes = lowest * served.kv_bytes_per_token
+    kv_bytes = lowest * served.admission.kv_bytes_per_token
     return await store.admit(msgspec.structs.replace(ask, cost_tokens=lowest, kv_bytes=kv_bytes))
 
 

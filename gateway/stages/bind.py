@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from gateway.errors import Unavailable
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import bind_least_loaded
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelFleet, ModelRuntime
 from gateway.policy.scheduling.scheduler import BANDS, Job, Prefix
 from gateway.records.attempt import Binding
 from gateway.records.estimate import LengthEstimate
@@ -14,7 +14,7 @@ from gateway.records.request import BodyFacts, Principal
 
 
 def bind(
-    served: ServedModel,
+    served: ModelRuntime,
     pools: Collection[int],
     tried: Collection[tuple[int, int]],
     now_s: float,
@@ -28,19 +28,19 @@ def bind(
     """
     if home is not None and home not in tried:
         pool, worker = home
-        if worker in fleet.available(served.pools[pool], now_s):
+        if worker in fleet.available(served.fleet.pools[pool], now_s):
             return Binding(pool=pool, worker=worker, score=0.0)
     for again in (False, True):
         for pool in pools:
             exclude = () if again else [w for p, w in tried if p == pool]
-            binding = bind_least_loaded(pool, served.pools[pool], now_s, exclude)
+            binding = bind_least_loaded(pool, served.fleet.pools[pool], now_s, exclude)
             if binding is not None:
                 return binding
     return _last_resort(served, pools, tried)
 
 
 def _last_resort(
-    served: ServedModel, pools: Collection[int], tried: Collection[tuple[int, int]]
+    served: ModelRuntime, pools: Collection[int], tried: Collection[tuple[int, int]]
 ) -> Binding:
     """A worker that is out of the rotation, where none is in it: it may be well by now.
 
@@ -49,7 +49,7 @@ def _last_resort(
     """
     for refused in (False, True) if not tried else (False,):
         for pool in pools:
-            state = served.pools[pool]
+            state = served.fleet.pools[pool]
             known = fleet.last_resort(state, refused=refused)
             left = [w for w in known if (pool, w) not in tried]
             if left:
@@ -58,7 +58,7 @@ def _last_resort(
 
 
 def job_of(
-    served: ServedModel,
+    served: ModelRuntime,
     principal: Principal,
     facts: BodyFacts,
     estimate: LengthEstimate,
@@ -73,7 +73,7 @@ def job_of(
         now_s,
         principal.entitlement,
         2 if lease.spilled else BANDS[principal.service_class],
-        served.rates.share(principal.tokens_per_s),
+        served.admission.rates.share(principal.tokens_per_s),
         estimate.cap_tokens,
         lease.cost_tokens,
         lease.sequences,
@@ -83,7 +83,7 @@ def job_of(
 
 
 def place(
-    served: ServedModel,
+    served: ModelRuntime,
     pools: Collection[int],
     tried: Collection[tuple[int, int]],
     now_s: float,
@@ -97,7 +97,7 @@ def place(
     worker in the rotation. Raises Unavailable when there is no worker to try.
     """
     if home is not None and home not in tried:
-        if home[1] in fleet.available(served.pools[home[0]], now_s):
+        if home[1] in fleet.available(served.fleet.pools[home[0]], now_s):
             pools = (home[0],)
         else:
             home = None
@@ -106,11 +106,11 @@ def place(
         return placed
     for again in (False, True):
         for pool in pools:
-            known = fleet.available(served.pools[pool], now_s)
+            known = fleet.available(served.fleet.pools[pool], now_s)
             exclude = [w for p, w in tried if p == pool]
             if not known or (not again and all(w in exclude for w in known)):
                 continue
-            scheduler = served.schedulers[pool]
+            scheduler = served.scheduling.schedulers[pool]
             if scheduler is None:
                 return bind(served, (pool,), tried, now_s, home)
             job.excluded = exclude
@@ -124,11 +124,11 @@ def place(
 
 
 def _submitted(
-    served: ServedModel, pools: Collection[int], now_s: float, job: Job, prefix: Prefix
+    served: ModelRuntime, pools: Collection[int], now_s: float, job: Job, prefix: Prefix
 ) -> tuple[int, Sequence[Job]] | None:
     """The first pool whose scheduler takes the job; None at one that has no scheduler."""
     for pool in pools:
-        scheduler = served.schedulers[pool]
+        scheduler = served.scheduling.schedulers[pool]
         if scheduler is None:
             return None
         if prefix.points:
@@ -139,9 +139,9 @@ def _submitted(
     return None
 
 
-def binding_of(served: ServedModel, pool: int, job: Job) -> Binding:
+def binding_of(model_fleet: ModelFleet, pool: int, job: Job) -> Binding:
     """What the scheduler decided."""
-    names = served.pools[pool].workers
+    names = model_fleet.pools[pool].workers
     return Binding(
         pool=pool,
         worker=job.worker,
@@ -150,7 +150,7 @@ def binding_of(served: ServedModel, pool: int, job: Job) -> Binding:
     )
 
 
-def _unavailable(served: ServedModel) -> Unavailable:
+def _unavailable(served: ModelRuntime) -> Unavailable:
     return Unavailable(
         f"No engine of the model '{served.name}' is ready. Try again shortly.",
         reason="no_worker_ready",

@@ -4,7 +4,7 @@ Only after admission, so that rejected traffic costs no work; off the event loop
 limit. Whatever goes wrong, the request goes on as it came, to the pool that holds it.
 """
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import fixed_tokens, lowered
 from gateway.policy.pools.routing_table import Band
 from gateway.ports import CompressRunner, CompressTask
@@ -14,14 +14,14 @@ from gateway.records.request import BodyFacts, Incoming, Prompt
 
 async def compress(
     runner: CompressRunner,
-    served: ServedModel,
+    served: ModelRuntime,
     incoming: Incoming,
     facts: BodyFacts,
     estimate: LengthEstimate,
     found: Band,
 ) -> tuple[Prompt, LengthEstimate]:
     """The compressed prompt and its estimate; on failure the client's own, with the reason."""
-    rules = served.compression
+    rules = None if served.compression is None else served.compression.rules
     result = await runner.compress(
         CompressTask(
             endpoint=incoming.endpoint.name,

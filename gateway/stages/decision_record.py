@@ -6,7 +6,7 @@ prompt itself where the configuration asks for it.
 """
 
 from gateway.policy.admission.charging import charge_tokens
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.scheduler import Job
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.decision import (
@@ -36,7 +36,7 @@ def decision_record(
     incoming: Incoming,
     principal: Principal | None,
     facts: BodyFacts | None,
-    served: ServedModel | None,
+    served: ModelRuntime | None,
     outcome: Outcome,
     reason: str | None,
     binding: Binding | None,
@@ -52,7 +52,7 @@ def decision_record(
     prompts: bool,
 ) -> DecisionRecord:
     """The whole record; `prompts` where it shall hold the request's body."""
-    pool = None if served is None or binding is None else served.pools[binding.pool]
+    pool = None if served is None or binding is None else served.fleet.pools[binding.pool]
     return DecisionRecord(
         schema=DECISION_SCHEMA,
         time_unix_s=incoming.received_unix_s,
@@ -114,12 +114,12 @@ def estimate_section(estimate: LengthEstimate | None) -> EstimateSection:
 
 
 def plan_section(
-    *, served: ServedModel | None, planned: Plan | None, plan: Plan | None
+    *, served: ModelRuntime | None, planned: Plan | None, plan: Plan | None
 ) -> PlanSection:
     """`planned` is what the boundary said, `plan` what was carried out."""
     if served is None or planned is None:
         return NO_PLAN
-    name = served.pools[planned.pool].name
+    name = served.fleet.pools[planned.pool].name
     moved = served.routing.observe and plan is not None and plan.pool != planned.pool
     return PlanSection(
         pool=name,
@@ -135,7 +135,7 @@ def admission_section(
     asked: Plan,
     taken: Lease,
     principal: Principal | None,
-    served: ServedModel,
+    served: ModelRuntime,
     charged: Usage | None,
     lease_changes: tuple[tuple[float, str, int], ...],
     evicted: bool,
@@ -155,8 +155,8 @@ def admission_section(
     return AdmissionSection(
         lease_id=lease_id,
         service_class=None if principal is None else principal.service_class,
-        asked_pool=served.pools[asked.pool].name,
-        alternates=tuple([served.pools[pool].name for pool in asked.alternates]),
+        asked_pool=served.fleet.pools[asked.pool].name,
+        alternates=tuple([served.fleet.pools[pool].name for pool in asked.alternates]),
         spilled=lease.spilled,
         admitted_unix_s=lease.issued_unix_s,
         settled_unix_s=settled_unix_s,
@@ -171,9 +171,12 @@ def admission_section(
     )
 
 
-def _charge(served: ServedModel, charged: Usage) -> int:
+def _charge(served: ModelRuntime, charged: Usage) -> int:
     return charge_tokens(
-        served.admission, charged.prompt_tokens, charged.completion_tokens, charged.cached_tokens
+        served.admission.profile,
+        charged.prompt_tokens,
+        charged.completion_tokens,
+        charged.cached_tokens,
     )
 
 

@@ -13,7 +13,7 @@ import secrets
 
 import orjson
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.policy.request.members import Pieces, edits, with_usage
@@ -33,7 +33,7 @@ _CAP_FIELDS = {"responses": "max_output_tokens"}
 
 
 def upstream_call(
-    served: ServedModel,
+    served: ModelRuntime,
     incoming: Incoming,
     facts: BodyFacts,
     estimate: LengthEstimate,
@@ -43,7 +43,7 @@ def upstream_call(
     salt: str | None = None,
 ) -> UpstreamCall:
     """The request that the bound worker receives; `priority` and `salt` as given below."""
-    worker = served.workers[binding.pool][binding.worker]
+    worker = served.fleet.workers[binding.pool][binding.worker]
     default_cap = None
     if incoming.endpoint.generates:
         default_cap = defaulted_cap(served.routing, estimate, binding.pool)
@@ -56,7 +56,7 @@ def upstream_call(
     return _call(served, incoming, lines, [prompt.body] if edited is None else edited)
 
 
-def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> bool:
+def injects_usage(served: ModelRuntime, endpoint: Endpoint, facts: BodyFacts) -> bool:
     """Whether the gateway asks for the usage chunk that the client did not ask for.
 
     Not in observe mode: there the engines receive what a bare relay would send.
@@ -70,26 +70,30 @@ def injects_usage(served: ServedModel, endpoint: Endpoint, facts: BodyFacts) -> 
 
 
 def engine_priority(
-    served: ServedModel, principal: Principal, lease: Lease, endpoint: Endpoint
+    served: ModelRuntime, principal: Principal, lease: Lease, endpoint: Endpoint
 ) -> int | None:
     """The engine's own priority of a request, from its class; None where engines have none.
 
     vLLM serves lower numbers first, SGLang higher ones. Spilled work ranks as spot. What only
     counts tokens is not scheduled, and engines need not know the field there.
     """
-    if served.engine_priority == "none" or served.routing.observe or lease.limits is None:
+    if (
+        served.scheduling.engine_priority == "none"
+        or served.routing.observe
+        or lease.limits is None
+    ):
         return None
     if not endpoint.computes:
         return None
     rank = _RANKS[principal.service_class]
     if lease.spilled:
         rank = max(rank, _RANKS["spot"])
-    return rank if served.engine_priority == "vllm" else _RANKS["preemptible"] - rank
+    return rank if served.scheduling.engine_priority == "vllm" else _RANKS["preemptible"] - rank
 
 
-def cache_salt(served: ServedModel, principal: Principal, endpoint: Endpoint) -> str | None:
+def cache_salt(served: ModelRuntime, principal: Principal, endpoint: Endpoint) -> str | None:
     """What keeps a tenant's prefix cache apart from others'; None where they share one."""
-    if not served.salted or served.routing.observe or not endpoint.generates:
+    if not served.scheduling.salted or served.routing.observe or not endpoint.generates:
         return None
     return hashlib.sha256(b"sluice:" + principal.tenant.encode()).hexdigest()[:32]
 
@@ -100,7 +104,7 @@ def repeatable(facts: BodyFacts) -> bool:
 
 
 def _form_call(
-    served: ServedModel,
+    served: ModelRuntime,
     worker: WorkerAddress,
     incoming: Incoming,
     facts: BodyFacts,
@@ -118,7 +122,7 @@ def _form_call(
     return _call(served, incoming, lines_of(kept), form)
 
 
-def _call(served: ServedModel, incoming: Incoming, lines: bytes, pieces: Pieces) -> UpstreamCall:
+def _call(served: ModelRuntime, incoming: Incoming, lines: bytes, pieces: Pieces) -> UpstreamCall:
     """The call with a body in pieces, which are joined unless they are large."""
     large = sum(map(len, pieces)) > _JOINED_BYTES
     if large:
@@ -133,12 +137,12 @@ def _call(served: ServedModel, incoming: Incoming, lines: bytes, pieces: Pieces)
         lines=lines,
         body=body,
         rest=tuple(pieces) if large else (),
-        timeouts=served.timeouts,
+        timeouts=served.fleet.timeouts,
     )
 
 
 def _edits(
-    served: ServedModel,
+    served: ModelRuntime,
     worker: WorkerAddress,
     incoming: Incoming,
     facts: BodyFacts,

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import NotFound
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import category_from_header
 from gateway.policy.request.header_lines import pairs_of
@@ -49,7 +49,7 @@ def is_heavy(endpoint: Endpoint, body: bytes) -> bool:
     return body.count(b",") + body.count(b"[") + body.count(b"{") > HEAVY_VALUES
 
 
-def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
+def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
     """The model by name or alias; `*` catches every other name. Raises NotFound."""
     served = models.get(name) or models.get("*")
     if served is None:
@@ -62,23 +62,23 @@ def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     return served
 
 
-async def heard_of(served: ServedModel, facts: BodyFacts) -> None:
+async def heard_of(served: ModelRuntime, facts: BodyFacts) -> None:
     """Wait until the response that is continued is known here, if another replica may have it."""
-    if served.homes.tell is None:
+    if served.fleet.homes.tell is None:
         return
     for _ in range(_TOLD_LOOKS):
-        if served.homes.find(facts.previous_response_id) is not None:
+        if served.fleet.homes.find(facts.previous_response_id) is not None:
             return
         await asyncio.sleep(_TOLD_EVERY_S)
 
 
-def continued(served: ServedModel, facts: BodyFacts, principal: Principal) -> BodyFacts:
+def continued(served: ModelRuntime, facts: BodyFacts, principal: Principal) -> BodyFacts:
     """The facts with what a stored response brings into the prompt. Raises NotFound.
 
     Another tenant's response is answered as an engine answers an id that it does not know, and so
     is one of which nobody knows whose it is, unless the gateway is open.
     """
-    home = served.homes.find(facts.previous_response_id)
+    home = served.fleet.homes.find(facts.previous_response_id)
     if home is None and principal is OPEN:
         return facts
     if home is None or home.tenant != principal.tenant:
@@ -99,7 +99,7 @@ def continued(served: ServedModel, facts: BodyFacts, principal: Principal) -> Bo
 
 
 def estimate(
-    served: ServedModel,
+    served: ModelRuntime,
     endpoint: Endpoint,
     facts: BodyFacts,
     principal: Principal,

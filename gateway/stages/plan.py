@@ -5,7 +5,7 @@ loaded pool that can hold it, as it would behind a bare relay.
 """
 
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.pools.pool_affinity import mostly_new, stay
 from gateway.policy.pools.routing import band_of, can_serve, plan_pool
 from gateway.policy.pools.routing_table import Band
@@ -19,7 +19,7 @@ _PARAMS = {"completions": "prompt", "embeddings": "input", "responses": "input"}
 
 
 def look_up(
-    served: ServedModel,
+    scheduling: ModelScheduling,
     endpoint: Endpoint,
     principal: Principal,
     facts: BodyFacts,
@@ -30,16 +30,16 @@ def look_up(
 
     Nothing where no index of prefixes is kept.
     """
-    if not served.prefixes or not endpoint.generates:
+    if not scheduling.prefixes or not endpoint.generates:
         return NO_PREFIX
-    points = served.points(endpoint.name, principal.tenant, members, facts.measure.text_bytes)
+    points = scheduling.points(endpoint.name, principal.tenant, members, facts.measure.text_bytes)
     if not points:
         return NO_PREFIX
-    return Prefix(points, served.prefixes, tokens / points[-1][0])
+    return Prefix(points, scheduling.prefixes, tokens / points[-1][0])
 
 
 def plan(
-    served: ServedModel, endpoint: Endpoint, estimate: LengthEstimate, prefix: Prefix = NO_PREFIX
+    served: ModelRuntime, endpoint: Endpoint, estimate: LengthEstimate, prefix: Prefix = NO_PREFIX
 ) -> Plan:
     """Where the boundary sends the request, or where its conversation is held already.
 
@@ -60,7 +60,7 @@ def plan(
 
 
 def band(
-    served: ServedModel,
+    served: ModelRuntime,
     endpoint: Endpoint,
     principal: Principal,
     incoming: Incoming,
@@ -70,9 +70,10 @@ def band(
     prefix: Prefix = NO_PREFIX,
 ) -> Band | str:
     """Whether the request should be compressed, or why not ("" when there is nothing to ask)."""
-    if served.compression is None:
+    compression = served.compression
+    if compression is None:
         return ""
-    found = band_of(served.routing, served.compression, endpoint, facts, estimate, planned)
+    found = band_of(served.routing, compression.rules, endpoint, facts, estimate, planned)
     if isinstance(found, str):
         return found
     if not incoming.head.compress:
@@ -80,10 +81,10 @@ def band(
     if not principal.compress:
         return "refused_by_entitlement"
     tenant = principal.tenant
-    points = prefix.points or served.points(
+    points = prefix.points or served.scheduling.points(
         endpoint.name, tenant, facts.members, facts.measure.text_bytes
     )
-    if served.conversations.continues(tenant, points):
+    if compression.conversations.continues(tenant, points):
         return "cached_conversation"
     if not mostly_new(estimate.input_tokens, prefix.hits()):
         return "cached_prefix"
@@ -95,16 +96,16 @@ def overflow_param(endpoint: Endpoint) -> str:
     return _PARAMS.get(endpoint.name, "messages")
 
 
-def applied(served: ServedModel, estimate: LengthEstimate, planned: Plan) -> Plan:
+def applied(served: ModelRuntime, estimate: LengthEstimate, planned: Plan) -> Plan:
     """The plan that is carried out: the boundary's, or in observe mode a bare relay's."""
     if not served.routing.observe:
         return planned
     shapes = served.routing.pools
     able = [i for i, s in enumerate(shapes) if can_serve(estimate, s.window_tokens)]
     able = able or [len(shapes) - 1]
-    pool = min(able, key=lambda i: (served.pools[i].inflight / _slots(served, i), -i))
+    pool = min(able, key=lambda i: (served.fleet.pools[i].inflight / _slots(served, i), -i))
     return Plan(pool=pool, alternates=tuple(i for i in able if i != pool), reason="observed")
 
 
-def _slots(served: ServedModel, pool: int) -> int:
-    return max(1, len(served.pools[pool].workers) * served.pools[pool].slots_per_worker)
+def _slots(served: ModelRuntime, pool: int) -> int:
+    return max(1, len(served.fleet.pools[pool].workers) * served.fleet.pools[pool].slots_per_worker)

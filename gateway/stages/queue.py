@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.errors import RateLimited
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.records.request import Incoming
 
@@ -17,21 +17,21 @@ _RETRY_S = 2.0
 _LEAST_WAIT_S = 0.01
 
 
-def admit(served: ServedModel, job: Job, scheduler: Scheduler) -> None:
+def admit(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
     """Keep the queue within its limit (the job that asks is counted).
 
     A full queue displaces: of the lowest band and there of the tenant that holds most for its
     share, the newest request of its entitlement that does.
     Raises RateLimited when that is the job that asks; else the displaced one's `wait` does.
     """
-    if sum(scheduler.waiting) <= served.queue.limit:
+    if sum(scheduler.waiting) <= served.scheduling.queue.limit:
         return
     others = [
         other
-        for other, where in served.queued.items()
+        for other, where in served.scheduling.queued.items()
         if where is scheduler and other.owner is not None and not other.owner.done()
     ]
-    if len(others) < served.queue.limit:
+    if len(others) < served.scheduling.queue.limit:
         return  # those that were displaced are about to leave
     displaced = _displaced([*others, job])
     if displaced is job:
@@ -56,9 +56,9 @@ def _largest(jobs: list[Job], holder: Callable[[Job], str]) -> list[Job]:
     return [job for job in jobs if held[holder(job)] >= most]
 
 
-def _full(served: ServedModel) -> RateLimited:
+def _full(served: ModelRuntime) -> RateLimited:
     return RateLimited(
-        f"{served.queue.limit} requests wait for a worker of '{served.name}' already. "
+        f"{served.scheduling.queue.limit} requests wait for a worker of '{served.name}' already. "
         "Please try again later.",
         reason="queue_full",
         code="rate_limit_exceeded",
@@ -68,7 +68,7 @@ def _full(served: ServedModel) -> RateLimited:
 
 
 async def wait(
-    served: ServedModel,
+    served: ModelRuntime,
     job: Job,
     scheduler: Scheduler,
     incoming: Incoming,
@@ -80,20 +80,20 @@ async def wait(
 
     The job stays the scheduler's: whoever called gives it back, however this ends.
     """
-    limit_s = served.queue.timeout_s
+    limit_s = served.scheduling.queue.timeout_s
     client_s = incoming.head.read_timeout_s
     if client_s is not None:
         limit_s = min(limit_s, incoming.received_s + client_s - clock())
     loop = asyncio.get_running_loop()
     job.owner = waiter = loop.create_future()
-    served.queued[job] = scheduler
+    served.scheduling.queued[job] = scheduler
     timer = loop.call_later(max(limit_s, _LEAST_WAIT_S), _expire, waiter)
     try:
         in_time = await waiter
     finally:
         timer.cancel()
         job.owner = None
-        del served.queued[job]
+        del served.scheduling.queued[job]
     if not in_time and job.state == "waiting":
         raise RateLimited(
             f"No worker of '{served.name}' had room within {limit_s:.0f} s. "

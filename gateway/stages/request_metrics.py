@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.metrics import Metrics
 from gateway.policy.admission.admission import DenialReason
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import can_serve
 from gateway.records.decision import DecisionRecord, TimingSection, UsageSection
 from gateway.records.estimate import LengthEstimate
@@ -19,7 +19,7 @@ def count(
     metrics: Metrics,
     record: DecisionRecord,
     estimate: LengthEstimate | None,
-    served: ServedModel | None,
+    served: ModelRuntime | None,
     lease: Lease | None,
 ) -> None:
     """Count one finished request."""
@@ -58,7 +58,7 @@ def _count_tokens(
     record: DecisionRecord,
     usage: UsageSection,
     estimate: LengthEstimate,
-    served: ServedModel,
+    served: ModelRuntime,
 ) -> None:
     model, entitlement = record.model or "", record.entitlement or ""
     prompt_tokens = usage.prompt_tokens or 0
@@ -101,7 +101,7 @@ def _count_misroute(
     record: DecisionRecord,
     usage: UsageSection,
     estimate: LengthEstimate,
-    served: ServedModel,
+    served: ModelRuntime,
 ) -> None:
     """Sent past the first pool though the true lengths would have fitted it."""
     shape = served.routing.pools[0]

@@ -1,7 +1,7 @@
 """The x-sluice-* and x-ratelimit-* headers of an answer."""
 
 from gateway.policy.admission.denials import limit_lines
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Lines
 from gateway.records.attempt import Binding
 from gateway.records.estimate import LengthEstimate
@@ -11,7 +11,7 @@ from gateway.records.request import Prompt
 
 def response_lines(
     request_id: str,
-    served: ServedModel | None,
+    served: ModelRuntime | None,
     estimate: LengthEstimate | None,
     lease: Lease | None,
     binding: Binding | None,
@@ -23,7 +23,7 @@ def response_lines(
     if estimate is not None:
         lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
     if served is not None and lease is not None and binding is not None:
-        pool = served.pools[binding.pool]
+        pool = served.fleet.pools[binding.pool]
         lines += (
             f"x-sluice-pool: {pool.name}\r\n"
             f"x-sluice-worker: {pool.workers[binding.worker]}\r\n"
@@ -36,7 +36,7 @@ def response_lines(
     return lines.encode()
 
 
-def _applied(served: ServedModel | None, lease: Lease) -> bool:
+def _applied(served: ModelRuntime | None, lease: Lease) -> bool:
     """Whether the limits are in force, not only observed."""
-    observed = served is not None and (served.routing.observe or served.observe_admission)
+    observed = served is not None and (served.routing.observe or served.admission.observe)
     return not (observed or lease.would_deny)

@@ -5,7 +5,8 @@ teaches at most the length of an answer. An answer that was cut (client left, st
 limit reached) is a lower bound of its length, never an observation of it.
 """
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.prefix.cache_estimate import Expected
 from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
@@ -52,7 +53,7 @@ def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
 
 
 def remember(
-    served: ServedModel,
+    served: ModelRuntime,
     endpoint: Endpoint,
     principal: Principal,
     facts: BodyFacts,
@@ -61,16 +62,17 @@ def remember(
     outcome: Outcome,
 ) -> None:
     """Note a conversation that an engine holds as it came: its next turn is not compressed."""
-    if served.compression is not None and outcome.completed and prompt.only_pool is None:
+    compression = served.compression
+    if compression is not None and outcome.completed and prompt.only_pool is None:
         tenant = principal.tenant
-        points = prefix.points or served.points(
+        points = prefix.points or served.scheduling.points(
             endpoint.name, tenant, facts.members, facts.measure.text_bytes
         )
-        served.conversations.remember(tenant, points)
+        compression.conversations.remember(tenant, points)
 
 
 def note_cached(
-    served: ServedModel, binding: Binding, expected: Expected, outcome: Outcome
+    scheduling: ModelScheduling, binding: Binding, expected: Expected, outcome: Outcome
 ) -> None:
     """Compare what the worker was expected to hold of the prompt with what it says it held."""
     usage = outcome.usage
@@ -78,14 +80,14 @@ def note_cached(
         return
     place = (binding.pool, binding.worker)
     if usage.cached_told:
-        served.tells_cached.add(place)
-    elif place not in served.tells_cached:
+        scheduling.tells_cached.add(place)
+    elif place not in scheduling.tells_cached:
         return
-    served.prefixes[binding.pool].correct(binding.worker, expected, usage.cached_tokens)
+    scheduling.prefixes[binding.pool].correct(binding.worker, expected, usage.cached_tokens)
 
 
 def learn(
-    served: ServedModel,
+    estimator: LengthEstimator,
     endpoint: Endpoint,
     principal: Principal,
     facts: BodyFacts,
@@ -100,7 +102,7 @@ def learn(
         usage is None and not outcome.completed
     ):
         return
-    served.estimator.learn(
+    estimator.learn(
         Observation(
             endpoint=endpoint.name,
             tenant=principal.tenant,

@@ -28,7 +28,7 @@ from gateway.adapters.store.estimator_sync import Learning
 from gateway.adapters.upstream import HttpUpstream
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal
 from gateway.settings import Config
 from gateway.settings.fleet import control_of
@@ -141,7 +141,7 @@ class Gateway:
             ask=told_totals,
         )
         self.telemetry = EngineMetrics(
-            (model for model in self.models if model.telemetry),
+            (model for model in self.models if model.fleet.telemetry),
             clock,
             on_restart=_forget_prefixes,
             upstream=self.upstream,
@@ -316,10 +316,10 @@ class Gateway:
                 _log.exception("scheduler tick failed")
 
 
-def _forget_prefixes(served: ServedModel, pool: int, worker: int) -> None:
+def _forget_prefixes(served: ModelRuntime, pool: int, worker: int) -> None:
     """Forget a worker's prefixes: its engine restarted with an empty prefix cache."""
-    if served.prefixes:
-        served.prefixes[pool].forget(worker)
+    if served.scheduling.prefixes:
+        served.scheduling.prefixes[pool].forget(worker)
 
 
 def _compress_workers(config: Config) -> "CompressWorkers | None":

@@ -13,7 +13,14 @@ from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
-from gateway.policy.model_runtime import QueueRules, ServedModel
+from gateway.policy.model_runtime import (
+    ModelAdmission,
+    ModelCompression,
+    ModelFleet,
+    ModelRuntime,
+    ModelScheduling,
+    QueueRules,
+)
 from gateway.policy.pools.conversations import ResponseHomes
 from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
 from gateway.policy.prefix.gossip import PrefixNews
@@ -31,7 +38,7 @@ _READING = PREDICTING | {"bfio"}
 """Policies that use the KV cache figures reported by engines."""
 
 
-def served_model(config: Config, model: ModelConfig) -> ServedModel:
+def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
     """Build the model for the stages. Raises ArtifactError for a bad predictor file."""
     timeouts = config.timeouts_for(model)
     health = config.health
@@ -40,9 +47,7 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
         for name, pool in model.pools.items()
     )
     views = tuple(TelemetryView(len(pool.workers)) for pool in pools) if _reads(model) else ()
-    predictors = _predictors(model, pools)
-    schedulers, prefixes = _scheduling(model, pools, views, predictors)
-    return ServedModel(
+    return ModelRuntime(
         name=model.name,
         aliases=frozenset(model.aliases),
         routing=_routing(model),
@@ -52,40 +57,40 @@ def served_model(config: Config, model: ModelConfig) -> ServedModel:
             output_prior_tokens=model.output_prior_tokens,
             media_tokens=model.media_tokens,
         ),
-        pools=pools,
-        workers=tuple(pool.addresses for pool in model.pools.values()),
-        health=HealthRules(
-            eject_after=health.eject_after,
-            eject_s=health.eject_s,
-            max_eject_s=health.max_eject_s,
-            stall_s=health.stall_s,
+        fleet=ModelFleet(
+            pools=pools,
+            workers=tuple(pool.addresses for pool in model.pools.values()),
+            health=HealthRules(
+                eject_after=health.eject_after,
+                eject_s=health.eject_s,
+                max_eject_s=health.max_eject_s,
+                stall_s=health.stall_s,
+            ),
+            homes=ResponseHomes(),
+            timeouts=PhaseTimeouts(
+                connect_s=timeouts.connect_s,
+                first_byte_s=timeouts.first_byte_s,
+                idle_s=timeouts.idle_s,
+            ),
+            max_attempts=config.retry.max_attempts,
+            telemetry=views,
         ),
-        homes=ResponseHomes(),
+        admission=_admission(model),
+        scheduling=_scheduling(model, pools, views),
+        compression=_compression(model),
+        watch=watch_of(model),
+    )
+
+
+def _admission(model: ModelConfig) -> ModelAdmission:
+    return ModelAdmission(
         spill_queue=model.spill_queue,
-        timeouts=PhaseTimeouts(
-            connect_s=timeouts.connect_s,
-            first_byte_s=timeouts.first_byte_s,
-            idle_s=timeouts.idle_s,
-        ),
-        max_attempts=config.retry.max_attempts,
+        profile=PROFILES_OF_ADMISSION[model.admission.profile],
+        observe=model.observes_admission,
         slot_tokens_per_s=slot_tokens_per_s(model),
         held_share=model.admission.held_share,
         kv_bytes_per_token=model.kv_bytes_per_token or 0,
-        admission=PROFILES_OF_ADMISSION[model.admission.profile],
         reclaim_s=model.admission.reclaim_ms / 1000,
-        engine_priority=model.engine_priority,
-        observe_admission=model.observes_admission,
-        watch=watch_of(model),
-        compression=_compression(model),
-        schedulers=schedulers,
-        predictors=predictors,
-        prefixes=prefixes,
-        news=tuple(PrefixNews() for _ in prefixes),
-        telemetry=views,
-        salted=model.cache_salt,
-        queue=QueueRules(
-            limit=model.scheduling.queue_limit, timeout_s=model.scheduling.queue_timeout_s
-        ),
     )
 
 
@@ -115,6 +120,24 @@ def _predictors(model: ModelConfig, pools: tuple[PoolState, ...]) -> tuple[Prefi
 
 
 def _scheduling(
+    model: ModelConfig, pools: tuple[PoolState, ...], views: tuple[TelemetryView, ...]
+) -> ModelScheduling:
+    predictors = _predictors(model, pools)
+    schedulers, prefixes = _schedulers(model, pools, views, predictors)
+    return ModelScheduling(
+        schedulers=schedulers,
+        queue=QueueRules(
+            limit=model.scheduling.queue_limit, timeout_s=model.scheduling.queue_timeout_s
+        ),
+        predictors=predictors,
+        prefixes=prefixes,
+        news=tuple(PrefixNews() for _ in prefixes),
+        salted=model.cache_salt,
+        engine_priority=model.engine_priority,
+    )
+
+
+def _schedulers(
     model: ModelConfig,
     pools: tuple[PoolState, ...],
     views: tuple[TelemetryView, ...],
@@ -151,18 +174,19 @@ def _rank_group(pool: PoolState, view: TelemetryView) -> Scheduler | None:
     return RankGroup(pool, solver.assign, observed=partial(held_tokens, view))
 
 
-def _compression(model: ModelConfig) -> CompressionRules | None:
+def _compression(model: ModelConfig) -> ModelCompression | None:
     if not model.compression.enabled:
         return None
     tokenizer = model.compression.tokenizer
-    return CompressionRules(
+    rules = CompressionRules(
         gamma=model.boundary.gamma,
         max_cut=model.compression.max_cut,
         tokenizer=None if tokenizer is None else str(tokenizer),
     )
+    return ModelCompression(rules=rules)
 
 
-def by_name(config: Config, models: tuple[ServedModel, ...]) -> dict[str, ServedModel]:
+def by_name(config: Config, models: tuple[ModelRuntime, ...]) -> dict[str, ModelRuntime]:
     """Names and aliases -> model."""
     table = {}
     for model, served in zip(config.models, models, strict=True):

@@ -19,7 +19,7 @@ from gateway.adapters.replicas.calls import Address, ReplicaCalls
 from gateway.adapters.replicas.fleet_notes import FleetNotes
 from gateway.adapters.replicas.listening import own_address
 from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
-from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.policy.prefix import digests
 from gateway.settings import Config
 from gateway.web.control.peers import Answers, NoPeers, Peers
@@ -36,7 +36,7 @@ class Replicas:
     def __init__(
         self,
         config: Config,
-        models: Sequence[ServedModel],
+        models: Sequence[ModelRuntime],
         clock: Callable[[], float],
         *,
         port: int,
@@ -133,7 +133,7 @@ class Replicas:
     def _digest_by(self, seed: int) -> None:
         """Digest prompts with a new seed; prefixes known by the old seed become invalid."""
         digests.use_seed(seed)
-        for index in (index for model in self._models for index in model.prefixes):
+        for index in (index for model in self._models for index in model.scheduling.prefixes):
             for worker in range(index.workers):
                 index.forget(worker)
 

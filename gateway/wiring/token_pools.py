@@ -25,7 +25,7 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.adapters.store.upkeep import Keeper, ModelSpec
 from gateway.metrics import Metrics
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
@@ -49,7 +49,7 @@ class TokenPools:
     def __init__(
         self,
         config: Config,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, ModelRuntime],
         metrics: Metrics,
         clock: Callable[[], float],
         witness: RecordSink | None = None,
@@ -78,7 +78,7 @@ class TokenPools:
             managed=self._managed,
             changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108 - made below
             clock=clock,
-            rates={name: served.rates for name, served in models.items()},
+            rates={name: served.admission.rates for name, served in models.items()},
         )
         self.registry = Registry(
             sync,
@@ -174,14 +174,14 @@ class TokenPools:
     def _spec(self, name: str, model: ModelConfig) -> ModelSpec:
         return ModelSpec(
             base=base_terms(model),
-            pools=self._served[name].pools,
+            pools=self._served[name].fleet.pools,
             shares=worker_shares(model),
             entitlements=lambda: self.registry.terms(name),
             kv_bytes=lambda pool, worker: self.engine_kv.of(name, pool, worker),
         )
 
     def _event(self, model: str, event: str, unix_s: float, detail: object) -> PoolEvent:
-        pools = tuple(pool.name for pool in self._served[model].pools)
+        pools = tuple(pool.name for pool in self._served[model].fleet.pools)
         return PoolEvent(
             schema=DECISION_SCHEMA,
             event=cast("Any", event),
@@ -207,7 +207,8 @@ class TokenPools:
                 PoolFigures(
                     model=name,
                     pools=tuple(
-                        (pool.name, view) for pool, view in zip(served.pools, pools, strict=False)
+                        (pool.name, view)
+                        for pool, view in zip(served.fleet.pools, pools, strict=False)
                     ),
                     accounts=tuple(accounts),
                 )

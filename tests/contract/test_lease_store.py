@@ -24,7 +24,7 @@ from bench.common.redis_server import RedisServer
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import LeaseStore, Settlement
@@ -52,19 +52,19 @@ class Opened(Protocol):
 
 
 class OpenedMemory:
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ModelRuntime) -> None:
         self.served = served
         self.store = MemoryLeases({"m": served}, FakeClock())
 
     def inflight(self, pool: int) -> int:
-        return self.served.pools[pool].inflight
+        return self.served.fleet.pools[pool].inflight
 
     def active(self) -> int:
         return self.store.active
 
 
 class OpenedFake:
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ModelRuntime) -> None:
         self.store = FakeStore()
 
     def inflight(self, pool: int) -> int:
@@ -77,7 +77,7 @@ class OpenedFake:
 class OpenedRedis:
     """A managed model with room for everything: what is refused is the differential's subject."""
 
-    def __init__(self, url: str, served: ServedModel) -> None:
+    def __init__(self, url: str, served: ModelRuntime) -> None:
         self.served = served
         book = TokenPool(Terms(slots=(99, 99)))
         book.define(Entitlement(name="open", model="m"))
@@ -92,18 +92,18 @@ class OpenedRedis:
         )
 
     def inflight(self, pool: int) -> int:
-        return self.served.pools[pool].inflight
+        return self.served.fleet.pools[pool].inflight
 
     def active(self) -> int:
         return self.store.active
 
 
-STORES: dict[str, Callable[[ServedModel], Opened]] = {"memory": OpenedMemory, "fake": OpenedFake}
+STORES: dict[str, Callable[[ModelRuntime], Opened]] = {"memory": OpenedMemory, "fake": OpenedFake}
 ENFORCING = {k: v for k, v in STORES.items() if k != "fake"}
 """Stores that decide on spillover themselves."""
 
 
-def small_fleet() -> ServedModel:
+def small_fleet() -> ModelRuntime:
     """Two pools of one worker with two slots; one may wait."""
     return served_model(workers=(1, 1), slots=2, spill_queue=1)
 
@@ -229,7 +229,7 @@ async def test_settling_makes_room_again(enforcing: Opened) -> None:
 class LeaseMachine(RuleBasedStateMachine):
     """Any order of admit, transfer and settle, repeated ones too, against a plain model."""
 
-    opener: Callable[[ServedModel], Opened]
+    opener: Callable[[ModelRuntime], Opened]
     leases: Bundle[Lease] = Bundle("leases")
 
     def __init__(self) -> None:

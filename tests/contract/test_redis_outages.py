@@ -343,7 +343,7 @@ class OutagesMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_gateway_counts_its_leases(self) -> None:
-        for index, pool in enumerate(self.served.pools):
+        for index, pool in enumerate(self.served.fleet.pools):
             assert pool.inflight == sum(k.lease.pool == index for k in self.kept.values())
         for name, limit in LIMITS.items():
             assert sum(k.name == name for k in self.kept.values()) <= limit, name

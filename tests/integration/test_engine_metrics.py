@@ -7,16 +7,15 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import pytest
 
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.policy.fleet.engine_telemetry import EngineSample
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from simulator.engine.engine import EngineProfile
 from simulator.mock_server import MockConfig, parse_faults
 from sluice.mock import make_server
-from tests.builders import address, routing, served_model
+from tests.builders import address, changed, routing, served_model
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "one two three " * 200}]}
 
@@ -41,12 +40,12 @@ def engine(fail: str = "", ranks: int = 1) -> Iterator[str]:
         thread.join(10)
 
 
-def served_at(url: str) -> ServedModel:
+def served_at(url: str) -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(1,))
-    return msgspec.structs.replace(model, workers=((address("w0", port=urlsplit(url).port or 0),),))
+    return changed(model, workers=((address("w0", port=urlsplit(url).port or 0),),))
 
 
-async def sampled(served: ServedModel) -> EngineSample | None:
+async def sampled(served: ModelRuntime) -> EngineSample | None:
     metrics = EngineMetrics([served], time.monotonic)
     try:
         known = await metrics.read(served, 0, 0)

@@ -13,7 +13,7 @@ import re
 from typing import Final
 
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import WorkerAddress
 
 _METRIC: Final = "vllm:cache_config_info{"
@@ -39,31 +39,31 @@ class EngineKv:
         """Bytes of a worker's KV cache; 0 if unknown."""
         return self.kv_bytes_by_worker.get((model, pool, worker), 0)
 
-    def forget(self, served: ServedModel, pool: int, worker: int) -> None:
+    def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Forget a worker that is down: it may come back with another capacity."""
         self._asked.discard((served.name, pool, worker))
 
-    def asks(self, served: ServedModel, pool: int, worker: int) -> bool:
+    def asks(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Whether to ask a worker that is up: once since it came up, and only if KV matters."""
         if (served.name, pool, worker) in self._asked:
             return False
-        return bool(served.kv_bytes_per_token or served.telemetry)
+        return bool(served.admission.kv_bytes_per_token or served.fleet.telemetry)
 
-    async def learn(self, served: ServedModel, pool: int, worker: int, pages: EnginePages) -> None:
+    async def learn(self, served: ModelRuntime, pool: int, worker: int, pages: EnginePages) -> None:
         """Read the capacity of a worker that is up. Never raises."""
         place = (served.name, pool, worker)
         self._asked.add(place)
-        address = served.workers[pool][worker]
+        address = served.fleet.workers[pool][worker]
         try:
             tokens = await _ask(address, pages)
         except NOT_HAD:
             tokens = None
-        if served.telemetry:
-            served.telemetry[pool].kv_tokens[worker] = tokens
-        if tokens is None or not served.kv_bytes_per_token:
+        if served.fleet.telemetry:
+            served.fleet.telemetry[pool].kv_tokens[worker] = tokens
+        if tokens is None or not served.admission.kv_bytes_per_token:
             self.kv_bytes_by_worker.pop(place, None)
             return
-        found = tokens * served.kv_bytes_per_token
+        found = tokens * served.admission.kv_bytes_per_token
         if self.kv_bytes_by_worker.get(place) != found:
             _log.info(
                 "worker %s has a KV cache of %d tokens, %.1f GiB",

@@ -16,7 +16,7 @@ from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
 from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, record
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 
@@ -29,7 +29,7 @@ _MOST_PAUSE_S: Final = 60.0
 
 _log = logging.getLogger("sluice.telemetry")
 
-OnRestart = Callable[[ServedModel, int, int], None]
+OnRestart = Callable[[ModelRuntime, int, int], None]
 """Called with (model, pool, worker) when the engine has restarted with an empty prefix cache."""
 
 
@@ -38,7 +38,7 @@ class EngineMetrics:
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        models: Iterable[ModelRuntime],
         clock: Callable[[], float],
         *,
         interval_s: float = 1.0,
@@ -57,12 +57,12 @@ class EngineMetrics:
         self._background = BackgroundTasks()
         self._warned: set[tuple[str, ...]] = set()
         self.views: Mapping[str, tuple[TelemetryView, ...]] = {
-            served.name: served.telemetry
-            or tuple(TelemetryView(len(workers)) for workers in served.workers)
+            served.name: served.fleet.telemetry
+            or tuple(TelemetryView(len(workers)) for workers in served.fleet.workers)
             for served in self._models
         }
         """Views of each model's pools, by model."""
-        pages = sum(len(pool.engines) for served in self._models for pool in served.pools)
+        pages = sum(len(pool.engines) for served in self._models for pool in served.fleet.pools)
         self.interval_s = max(interval_s, min(pages / MOST_PAGES_PER_S, MOST_INTERVAL_S))
         """Seconds between two readings of an engine that responds."""
 
@@ -72,7 +72,7 @@ class EngineMetrics:
             *(
                 self._run(served, pool, worker)
                 for served in self._models
-                for pool, state in enumerate(served.pools)
+                for pool, state in enumerate(served.fleet.pools)
                 for worker, *_ in state.engines
             )
         )
@@ -82,12 +82,12 @@ class EngineMetrics:
         await self._background.close()
         await self._pages.close()
 
-    async def read(self, served: ServedModel, pool: int, worker: int) -> bool:
+    async def read(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Read the page of a worker's engine into its view; False if the page could not be read.
 
         No response of an engine makes it raise.
         """
-        address = served.workers[pool][worker]
+        address = served.fleet.workers[pool][worker]
         try:
             page = await self._pages.get(address, "/metrics", MAX_PAGE_BYTES)
         except NOT_HAD:
@@ -96,12 +96,12 @@ class EngineMetrics:
             return False
         return self._take(served, pool, worker, page.body)
 
-    def _take(self, served: ServedModel, pool: int, worker: int, page: bytes) -> bool:
+    def _take(self, served: ModelRuntime, pool: int, worker: int, page: bytes) -> bool:
         """Store the page's samples for each rank of the engine."""
         known = False
         view = self.views[served.name][pool]
-        for rank in served.pools[pool].siblings[worker]:
-            address = served.workers[pool][rank]
+        for rank in served.fleet.pools[pool].siblings[worker]:
+            address = served.fleet.workers[pool][rank]
             sample = read_page(page, address.rank)
             if sample == EngineSample():
                 self._warn(served, address, ("any",))
@@ -114,7 +114,7 @@ class EngineMetrics:
                     self._on_restart(served, pool, rank)
         return known
 
-    async def _run(self, served: ServedModel, pool: int, worker: int) -> None:
+    async def _run(self, served: ModelRuntime, pool: int, worker: int) -> None:
         # Spread over the first interval, so that the pages do not arrive all at once.
         pause_s = self.interval_s
         await asyncio.sleep(random.uniform(0, self.interval_s))
@@ -125,7 +125,7 @@ class EngineMetrics:
                 pause_s = min(2 * pause_s, max(_MOST_PAUSE_S, self.interval_s))
             await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
 
-    def _warn(self, served: ServedModel, address: WorkerAddress, fields: Iterable[str]) -> None:
+    def _warn(self, served: ModelRuntime, address: WorkerAddress, fields: Iterable[str]) -> None:
         """Warn once per model about metrics that a page lacks."""
         for field in fields:
             if (served.name, field) in self._warned:

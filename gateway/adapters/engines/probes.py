@@ -22,7 +22,7 @@ from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_metrics import read_page
 from gateway.policy.fleet.engine_models import EngineModel, adapters, not_served, read_models
 from gateway.policy.fleet.engine_telemetry import EngineSample
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 
@@ -35,9 +35,9 @@ OWN_SHARE: Final = 0.25
 
 _log = logging.getLogger("sluice.probes")
 
-OnFrozen = Callable[[ServedModel, int, int], None]
+OnFrozen = Callable[[ModelRuntime, int, int], None]
 """Called with (model, pool, worker) of a frozen engine, which gives no token to any client."""
-_Which = tuple[ServedModel, int, int]
+_Which = tuple[ModelRuntime, int, int]
 """Model, pool, the first worker of an engine."""
 
 
@@ -46,7 +46,7 @@ class Prober:
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        models: Iterable[ModelRuntime],
         *,
         interval_s: float,
         timeout_s: float,
@@ -80,7 +80,7 @@ class Prober:
         engines: list[_Which] = [
             (served, pool, ranks[0])
             for served in self._models
-            for pool, state in enumerate(served.pools)
+            for pool, state in enumerate(served.fleet.pools)
             for ranks in state.engines
         ]
         left = iter(engines)
@@ -104,9 +104,9 @@ class Prober:
         await self._background.close()
         await self._pages.close()
 
-    async def probe(self, served: ServedModel, pool: int, worker: int) -> bool:
+    async def probe(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""
-        state, address = served.pools[pool], served.workers[pool][worker]
+        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
         late_s = self._watch.late_s
         refused, why = False, ""
         try:
@@ -133,7 +133,7 @@ class Prober:
 
     def _apply(
         self,
-        served: ServedModel,
+        served: ModelRuntime,
         pool: int,
         worker: int,
         why: str,
@@ -142,7 +142,7 @@ class Prober:
         answers: bool,
     ) -> None:
         """Apply a verdict, and log changes."""
-        state, name = served.pools[pool], served.workers[pool][worker].id
+        state, name = served.fleet.pools[pool], served.fleet.workers[pool][worker].id
         place = f"worker {name} of {served.name}/{state.name}"
         said = state.why_down[worker]
         if not why:
@@ -160,18 +160,20 @@ class Prober:
         elif state.up[worker]:
             _log.info("%s missed a probe: %s", place, why)
 
-    async def _look_for_frost(self, served: ServedModel, pool: int, worker: int) -> None:
+    async def _look_for_frost(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
-        state, place = served.pools[pool], (served.name, pool, worker)
+        state, place = served.fleet.pools[pool], (served.name, pool, worker)
         if not state.progress.silent_s(worker):
             self._counted.pop(place, None)
         elif await self._counts(served, pool, worker):
             state.progress.got_on(worker)
-        elif self._on_frozen is not None and state.progress.frozen(worker, served.health.stall_s):
+        elif self._on_frozen is not None and state.progress.frozen(
+            worker, served.fleet.health.stall_s
+        ):
             _log.warning(
                 "worker %s of %s/%s is frozen: %d requests wait, and for %.0f s nobody was given "
                 "a token",
-                served.workers[pool][worker].id,
+                served.fleet.workers[pool][worker].id,
                 served.name,
                 state.name,
                 len(state.progress.waiting(worker)),
@@ -179,11 +181,11 @@ class Prober:
             )
             self._on_frozen(served, pool, worker)
 
-    async def _counts(self, served: ServedModel, pool: int, worker: int) -> bool:
+    async def _counts(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Whether an engine's own token counter moved since the last reading."""
         place = (served.name, pool, worker)
         try:
-            page = await self._pages.get(served.workers[pool][worker], "/metrics")
+            page = await self._pages.get(served.fleet.workers[pool][worker], "/metrics")
         except NOT_HAD:
             return False
         if page is None or page.status != 200:
@@ -215,9 +217,9 @@ class Prober:
             return ""
         return f"{path} answered {'too much' if page is None else page.status}"
 
-    async def _misfit(self, served: ServedModel, pool: int, address: WorkerAddress) -> str:
+    async def _misfit(self, served: ModelRuntime, pool: int, address: WorkerAddress) -> str:
         """Why an engine's model list does not match; "" if it does. Asks every MODELS_EVERY_S."""
-        place = (served.name, served.pools[pool].name, address.id)
+        place = (served.name, served.fleet.pools[pool].name, address.id)
         read_s = self._read_s.get(place)
         if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
             return ""
@@ -248,7 +250,7 @@ class Prober:
 
     @staticmethod
     def _compare_window(
-        served: ServedModel, pool: int, address: WorkerAddress, models: list[EngineModel]
+        served: ModelRuntime, pool: int, address: WorkerAddress, models: list[EngineModel]
     ) -> None:
         """Warn when an engine's own window differs from the configured one."""
         expected = served.routing.pools[pool].window_tokens
@@ -258,7 +260,7 @@ class Prober:
                 "worker %s reports max_model_len %s, but pool %s says %d: set it to the engine's",
                 address.id,
                 ", ".join(map(str, sorted(found))),
-                served.pools[pool].name,
+                served.fleet.pools[pool].name,
                 expected,
             )
 

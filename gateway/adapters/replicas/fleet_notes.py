@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.adapters.replicas.scheduler_notes import Board
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.policy.pools.conversations import Home
 
 HOMES_TOLD_S: Final = 3.0
@@ -61,7 +61,7 @@ class FleetNotes:
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        models: Iterable[ModelRuntime],
         board: Board,
         replica: str,
         clock: Callable[[], float],
@@ -84,7 +84,7 @@ class FleetNotes:
         """Last `homes_told`, by model and replica."""
         for served in self._models:
             self._homes[served.name] = deque(maxlen=MOST_HOMES)
-            served.homes.tell = partial(self._remembered, served.name)
+            served.fleet.homes.tell = partial(self._remembered, served.name)
 
     def drained(self, worker: str, *, on: bool) -> None:
         """Record that an admin drained an engine here (`on`) or returned it."""
@@ -118,7 +118,7 @@ class FleetNotes:
         self._homes_told[model] += 1
         self._homes[model].append((self._clock(), response_id, home))
 
-    def _note(self, served: ServedModel) -> _Note:
+    def _note(self, served: ModelRuntime) -> _Note:
         now_s = self._clock()
         homes = self._homes[served.name]
         while homes and homes[0][0] < now_s - HOMES_TOLD_S:
@@ -130,14 +130,14 @@ class FleetNotes:
                 [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
                 if pool.last_ejection_end_s > now_s
                 else []
-                for pool in served.pools
+                for pool in served.fleet.pools
             ],
             drains=self._drains,
             homes=[(response_id, home) for _, response_id, home in homes],
             homes_told=self._homes_told[served.name],
         )
 
-    def _hear(self, served: ServedModel, note: _Note, homes_heard: int) -> Iterator[None]:
+    def _hear(self, served: ModelRuntime, note: _Note, homes_heard: int) -> Iterator[None]:
         for worker, drain in note.drains.items():
             known = self._drains.get(worker)
             if known is None or drain > known:
@@ -146,13 +146,13 @@ class FleetNotes:
         yield
         if note.workers != self._digests[served.name]:
             return
-        for pool, ejected in zip(served.pools, note.ejected, strict=False):
+        for pool, ejected in zip(served.fleet.pools, note.ejected, strict=False):
             for index in ejected:
                 if 0 <= index < len(pool.workers):
                     fleet.doubt(pool, index, self._clock())
         new = min(max(0, note.homes_told - homes_heard), MOST_HOMES, len(note.homes))
         for count, (response_id, home) in enumerate(note.homes[len(note.homes) - new :]):
-            served.homes.learn(response_id, home)
+            served.fleet.homes.learn(response_id, home)
             if count % _HOMES_AT_ONCE == 0:
                 yield
 
@@ -163,5 +163,5 @@ class FleetNotes:
             del self._drains[next(iter(self._drains))]
 
 
-def _digest(served: ServedModel) -> int:
-    return crc32("\n\n".join("\n".join(pool.workers) for pool in served.pools).encode())
+def _digest(served: ModelRuntime) -> int:
+    return crc32("\n\n".join("\n".join(pool.workers) for pool in served.fleet.pools).encode())

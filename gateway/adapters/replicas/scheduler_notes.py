@@ -13,7 +13,7 @@ from zlib import crc32
 
 import msgspec
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.quartz.quartz import Quartz
 
 
@@ -44,7 +44,7 @@ class _Share(NamedTuple):
     """A scheduler that shares its workers with other replicas' schedulers."""
 
     name: str
-    served: ServedModel
+    served: ModelRuntime
     pool: int
     scheduler: Quartz
 
@@ -54,7 +54,7 @@ class SchedulerNotes:
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        models: Iterable[ModelRuntime],
         board: Board,
         replica: str,
         replicas: Callable[[str], int],
@@ -65,7 +65,7 @@ class SchedulerNotes:
         `replicas` gives the number of replicas that serve a model, including this one; `clock`
         is the schedulers' clock.
         """
-        self._models = [model for model in models if model.schedulers]
+        self._models = [model for model in models if model.scheduling.schedulers]
         self._board = board
         self._replica = replica
         self._replicas = replicas
@@ -83,11 +83,11 @@ class SchedulerNotes:
     def hear(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in self._models:
-            for scheduler in filter(None, served.schedulers):
+            for scheduler in filter(None, served.scheduling.schedulers):
                 scheduler.replicas = self._count(served)
         for share in self._shares():
             heard = self._count(share.served) > 1
-            share.served.news[share.pool].listened(by_others=heard)
+            share.served.scheduling.news[share.pool].listened(by_others=heard)
             if heard:
                 self._told.add(share.name)
             elif share.name not in self._told:
@@ -96,13 +96,13 @@ class SchedulerNotes:
                 self._told.discard(share.name)
             yield from self._hear(share)
 
-    def _count(self, served: ServedModel) -> int:
+    def _count(self, served: ModelRuntime) -> int:
         return max(1, self._replicas(served.name))
 
     def _shares(self) -> Iterator[_Share]:
         for served in self._models:
-            if served.predictors and served.prefixes:
-                for pool, scheduler in enumerate(served.schedulers):
+            if served.scheduling.predictors and served.scheduling.prefixes:
+                for pool, scheduler in enumerate(served.scheduling.schedulers):
                     if isinstance(scheduler, Quartz):
                         yield _Share(f"{served.name}/{pool}", served, pool, scheduler)
 
@@ -110,8 +110,8 @@ class SchedulerNotes:
         return _Note(
             replica=self._replica,
             scheduler=share.scheduler.state(),
-            predictor=share.served.predictors[share.pool].state(),
-            prefixes=share.served.news[share.pool].tell(),
+            predictor=share.served.scheduling.predictors[share.pool].state(),
+            prefixes=share.served.scheduling.news[share.pool].tell(),
             workers=_digest(share.served, share.pool),
         )
 
@@ -128,11 +128,13 @@ class SchedulerNotes:
                 notes[note.replica] = note
         told = {replica: note.scheduler for replica, note in notes.items()}
         share.scheduler.merge(told, self._clock())
-        served.predictors[pool].merge({name: note.predictor for name, note in notes.items()})
+        served.scheduling.predictors[pool].merge(
+            {name: note.predictor for name, note in notes.items()}
+        )
         prefixes = {replica: note.prefixes for replica, note in notes.items()}
-        for _ in served.news[pool].hear(prefixes, served.prefixes[pool]):
+        for _ in served.scheduling.news[pool].hear(prefixes, served.scheduling.prefixes[pool]):
             yield
 
 
-def _digest(served: ServedModel, pool: int) -> int:
-    return crc32("\n".join(served.pools[pool].workers).encode())
+def _digest(served: ModelRuntime, pool: int) -> int:
+    return crc32("\n".join(served.fleet.pools[pool].workers).encode())

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.errors import BadRequest
 from gateway.policy.admission.charging import believed, charge_tokens
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.refusals import invalid, missing
 from gateway.records.attempt import Usage
 from gateway.records.estimate import LengthEstimate
@@ -70,7 +70,7 @@ class HeldLease(Record, frozen=True, kw_only=True):
     """A lease whose usage is not reported yet."""
 
     lease: Lease
-    served: ServedModel
+    served: ModelRuntime
     principal: Principal
     estimate: LengthEstimate
     wanted: Wanted
@@ -159,7 +159,7 @@ def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple
 
     The proxy reports usage itself, so without this minimum it could hold slots for free.
     """
-    price_tokens = int(held_s * held.served.slot_tokens_per_s * held.estimate.sequences)
+    price_tokens = int(held_s * held.served.admission.slot_tokens_per_s * held.estimate.sequences)
     used_tokens = 0 if usage is None else _charge(held, usage)
     missing_tokens = price_tokens - used_tokens
     if missing_tokens <= 0:
@@ -171,7 +171,10 @@ def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple
 
 def _charge(held: HeldLease, usage: Usage) -> int:
     return charge_tokens(
-        held.served.admission, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        held.served.admission.profile,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
     )
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Response
 
 from gateway.errors import Forbidden, NotFound, Unauthorized
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
 from gateway.web.control.admin_entitlements import entitlement_routes
 from gateway.web.control.peers import add_load, find_decision, newest
@@ -95,9 +95,11 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
         return json_response({"worker": worker, "draining": not undo, "pools": hits})
 
 
-def _describe(served: ServedModel, counted: list[PoolView], now_s: float) -> dict[str, Any]:
+def _describe(served: ModelRuntime, counted: list[PoolView], now_s: float) -> dict[str, Any]:
     pools = []
-    for index, (shape, pool) in enumerate(zip(served.routing.pools, served.pools, strict=True)):
+    for index, (shape, pool) in enumerate(
+        zip(served.routing.pools, served.fleet.pools, strict=True)
+    ):
         sound = set(fleet.available(pool, now_s))
         workers = [
             {

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.head import read_head
 from gateway.records.endpoint import MESSAGES, Dialect
 from gateway.web.control.admin import admin_router
@@ -66,7 +66,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         missing = [
             served.name
             for served in control.models
-            if not any(fleet.available(pool, now_s) for pool in served.pools)
+            if not any(fleet.available(pool, now_s) for pool in served.fleet.pools)
         ]
         problem = "draining" if control.draining() else ""
         if missing:
@@ -153,12 +153,12 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
         return Response(found, media_type="application/octet-stream")
 
 
-def _not_ready(models: Iterable[ServedModel]) -> dict[str, str]:
+def _not_ready(models: Iterable[ModelRuntime]) -> dict[str, str]:
     """model/pool/worker -> why it is outside the rotation; at most SHOWN."""
     found = (
         (f"{served.name}/{pool.name}/{worker}", pool.why_down[i])
         for served in models
-        for pool in served.pools
+        for pool in served.fleet.pools
         for i, worker in enumerate(pool.workers)
         if not pool.up[i]
     )

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.errors import BadRequest, NotFound, Refusal
 from gateway.policy.admission.external_admission import Report, Settled
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.record import Record
 from gateway.records.request import Principal
 
@@ -141,7 +141,7 @@ class _Load(Record, frozen=True, kw_only=True):
 _loads: Final = msgspec.msgpack.Decoder(dict[str, list[_Load]]).decode
 
 
-def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
+def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
     """Tell other replicas this replica's load in flight."""
 
     def load(_: bytes) -> bytes:
@@ -154,7 +154,7 @@ def answer_load(peers: Peers, models: Sequence[ServedModel]) -> None:
                         active=list(p.active),
                         tokens=list(p.tokens),
                     )
-                    for p in served.pools
+                    for p in served.fleet.pools
                 ]
                 for served in models
             }

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
 from gateway.records.request import Principal
 from gateway.web.control.peers import Answers, NoPeers, Peers
@@ -75,7 +75,7 @@ class EntitlementDesk(Protocol):
 class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane's dependencies."""
 
-    models: tuple[ServedModel, ...]
+    models: tuple[ModelRuntime, ...]
     names: Mapping[str, str]
     """Name or alias -> model, `*` excluded."""
     metrics: MetricsPage

@@ -2,7 +2,7 @@
 
 from gateway.errors import Refusal
 from gateway.policy.admission.external_admission import Ending, HeldLease, Settled, Wanted
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.decision import (
     DECISION_SCHEMA,
     AdmissionSection,
@@ -27,7 +27,7 @@ _OUTCOMES: dict[Ending, tuple[str, int]] = {
 def refused_record(
     principal: Principal,
     wanted: Wanted,
-    served: ServedModel | None,
+    served: ModelRuntime | None,
     estimate: LengthEstimate | None,
     refusal: Refusal,
     lease_id: str,
@@ -69,7 +69,7 @@ def settled_record(
         asked_model=held.wanted.model,
         tenant=held.principal.tenant,
         entitlement=held.principal.entitlement,
-        pool=served.pools[lease.pool].name,
+        pool=served.fleet.pools[lease.pool].name,
         request=RequestSection(text_bytes=held.wanted.text_bytes),
         estimate=EstimateSection(
             category=estimate.category,

@@ -36,7 +36,7 @@ from gateway.policy.admission.external_admission import (
     usage_of,
     with_time_held,
 )
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Usage
@@ -65,7 +65,7 @@ class AdmissionDesk:
     def __init__(
         self,
         *,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, ModelRuntime],
         store: LeaseStore,
         metrics: Metrics,
         records: RecordSink,
@@ -104,7 +104,7 @@ class AdmissionDesk:
         self.sweep()
         lease_id = self._new_id()
         now_s, unix_s = self._clock(), self._wall_clock()
-        served: ServedModel | None = None
+        served: ModelRuntime | None = None
         estimate: LengthEstimate | None = None
         lease: Lease | None = None
         place = principal.entitlement
@@ -140,18 +140,18 @@ class AdmissionDesk:
         cap = defaulted_cap(served.routing, estimate, lease.pool)
         return Admitted(
             lease=lease,
-            pool=served.pools[lease.pool].name,
+            pool=served.fleet.pools[lease.pool].name,
             max_tokens=wanted.max_tokens if cap is None else cap,
             expires_in_s=wanted.lease_s,
         )
 
-    def _take_slots(self, served: ServedModel, lease: Lease) -> None:
+    def _take_slots(self, served: ModelRuntime, lease: Lease) -> None:
         """Count slots against the pool's share for other proxies; if full, settle and refuse."""
         if not _is_counted(served, lease):
             return
-        pool = served.pools[lease.pool]
+        pool = served.fleet.pools[lease.pool]
         slots = len(pool.workers) * pool.slots_per_worker
-        share = served.held_share / self._replicas(served.name)
+        share = served.admission.held_share / self._replicas(served.name)
         try:
             self._places.take_slots(lease, max(1, int(slots * share)))
         except Refusal:
@@ -259,7 +259,7 @@ class AdmissionDesk:
     def _note(
         self,
         record: DecisionRecord,
-        served: ServedModel | None,
+        served: ModelRuntime | None,
         estimate: LengthEstimate | None,
         lease: Lease | None,
     ) -> None:
@@ -267,6 +267,6 @@ class AdmissionDesk:
         self._records.append(record)
 
 
-def _is_counted(served: ServedModel, lease: Lease) -> bool:
+def _is_counted(served: ModelRuntime, lease: Lease) -> bool:
     """Whether a lease counts against `held_share`: beyond baselines, and admission enforced."""
-    return lease.weight > 0 and not lease.protected and not served.observe_admission
+    return lease.weight > 0 and not lease.protected and not served.admission.observe

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.scheduler import BAND_NAMES
 from gateway.web.metrics.exposition import Family, gauge
 
 BY_POOL: Final = ("model", "pool")
 
 
-def learned(models: Sequence[ServedModel]) -> Iterator[Family]:
+def learned(models: Sequence[ModelRuntime]) -> Iterator[Family]:
     """Values that estimators learned, and usage reports that they ignored."""
     yield gauge(
         "sluice_bytes_per_token",
@@ -35,7 +35,7 @@ def learned(models: Sequence[ServedModel]) -> Iterator[Family]:
     )
 
 
-def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
+def boundaries(models: Sequence[ModelRuntime]) -> Iterator[Family]:
     """Positions of boundaries, and the figures that move them."""
     yield gauge(
         "sluice_boundary_tokens",
@@ -55,7 +55,7 @@ def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
         [
             ((served.name, pool.name), pool.beyond_window_tokens)
             for served in models
-            for pool in served.pools
+            for pool in served.fleet.pools
         ],
     )
     watched = [(served, served.watch) for served in models if served.watch is not None]
@@ -66,7 +66,7 @@ def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
         [
             ((served.name, pool.name), share)
             for served, watch in watched
-            for pool, share in zip(served.pools, watch.shares, strict=False)
+            for pool, share in zip(served.fleet.pools, watch.shares, strict=False)
         ],
     )
     yield gauge(
@@ -81,12 +81,12 @@ def boundaries(models: Sequence[ServedModel]) -> Iterator[Family]:
     )
 
 
-def schedulers(models: Sequence[ServedModel]) -> Iterator[Family]:
+def schedulers(models: Sequence[ModelRuntime]) -> Iterator[Family]:
     """Queue depths, accuracy of prefill predictions, preemptions by engines."""
     by_name = [
         ((served.name, pool.name), scheduler)
         for served in models
-        for pool, scheduler in zip(served.pools, served.schedulers, strict=False)
+        for pool, scheduler in zip(served.fleet.pools, served.scheduling.schedulers, strict=False)
         if scheduler is not None
     ]
     yield gauge(
@@ -116,7 +116,7 @@ def schedulers(models: Sequence[ServedModel]) -> Iterator[Family]:
         rows=[
             ((served.name, pool.name), view.preemptions)
             for served in models
-            for pool, view in zip(served.pools, served.telemetry, strict=False)
+            for pool, view in zip(served.fleet.pools, served.fleet.telemetry, strict=False)
         ],
         type="counter",
     )

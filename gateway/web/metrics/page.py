@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.metrics import Counter, Metrics
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record
 from gateway.web.metrics.exposition import (
@@ -55,7 +55,7 @@ class MetricsPage:
     def __init__(
         self,
         metrics: Metrics,
-        models: Iterable[ServedModel],
+        models: Iterable[ModelRuntime],
         leases: Callable[[], int],
         clock: Callable[[], float],
         store_up: Callable[[], bool] = lambda: True,
@@ -100,7 +100,7 @@ class MetricsPage:
             [
                 ((served.name, pool.name), pool.inflight)
                 for served in models
-                for pool in served.pools
+                for pool in served.fleet.pools
             ],
         )
         by_worker = (*BY_POOL, "worker")
@@ -112,7 +112,7 @@ class MetricsPage:
             (
                 ((served.name, pool.name, worker), pool.active[i])
                 for served in models
-                for pool in served.pools
+                for pool in served.fleet.pools
                 for i, worker in enumerate(pool.workers)
             ),
         )
@@ -129,7 +129,7 @@ class MetricsPage:
 
     def _up(self) -> Rows:
         for served in self._models:
-            for pool in served.pools:
+            for pool in served.fleet.pools:
                 sound = set(fleet.available(pool, self._clock()))
                 for i, worker in enumerate(pool.workers):
                     yield (served.name, pool.name, worker), float(i in sound)

@@ -9,7 +9,7 @@ from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.probes import Prober
 from gateway.policy.bfio.rank_group import RankGroup
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.body import read_body
 from gateway.policy.request.header_lines import pairs_of
 from gateway.ports import UpstreamCall
@@ -19,7 +19,7 @@ from gateway.records.request import BodyFacts, Prompt
 from gateway.settings import Config, ConfigError, parse
 from gateway.stages.dispatch import upstream_call
 from gateway.wiring.models import served_model as model_of
-from tests.builders import address, incoming, length_estimate, routing, served_model
+from tests.builders import address, changed, incoming, length_estimate, routing, served_model
 from tests.fakes import FakeEngines
 
 FILE = """\
@@ -80,10 +80,10 @@ def test_one_rank_is_the_engine_itself() -> None:
 def test_an_engines_ranks_stand_together() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}\n          - {url: 'http://h:2', ranks: 3}")
     served = model_of(loaded, loaded.models[0])
-    assert served.pools[0].engines == ((0, 1), (2, 3, 4))
-    assert served.pools[0].workers == ("h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2")
-    assert [a.port for a in served.workers[0]] == [1, 1, 2, 2, 2]
-    (scheduler,) = served.schedulers
+    assert served.fleet.pools[0].engines == ((0, 1), (2, 3, 4))
+    assert served.fleet.pools[0].workers == ("h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2")
+    assert [a.port for a in served.fleet.workers[0]] == [1, 1, 2, 2, 2]
+    (scheduler,) = served.scheduling.schedulers
     assert isinstance(scheduler, RankGroup)
     assert len(scheduler.ranks) == 5
 
@@ -91,7 +91,7 @@ def test_an_engines_ranks_stand_together() -> None:
 def test_ranks_under_another_policy_are_workers_like_others() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}", "least-loaded")
     served = model_of(loaded, loaded.models[0])
-    assert (len(served.workers[0]), served.schedulers) == (2, ())
+    assert (len(served.fleet.workers[0]), served.scheduling.schedulers) == (2, ())
 
 
 def test_bfio_without_ranks_is_refused_with_line_and_fix() -> None:
@@ -122,7 +122,7 @@ def call_of(
 ) -> UpstreamCall:
     served = served_model(table=routing(("only", 8192, None)), workers=(1,))
     worker = address("w#5", rank=rank, rank_by=rank_by)
-    served = msgspec.structs.replace(served, workers=((worker,),))
+    served = changed(served, workers=((worker,),))
     endpoint = TRANSCRIPTIONS if form else CHAT
     asked = msgspec.structs.replace(incoming(body), endpoint=endpoint)
     facts: BodyFacts = read_body(CHAT, BODY if form else body)
@@ -187,11 +187,11 @@ INFO = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 
 
 
 @pytest.fixture
-def ranked() -> ServedModel:
+def ranked() -> ModelRuntime:
     """Two ranks of one engine and one engine of its own."""
     model = served_model(table=routing(("only", 8192, None)), workers=(3,))
     names = ("h:1#0", "h:1#1", "h:2")
-    return msgspec.structs.replace(
+    return changed(
         model,
         pools=(PoolState("only", names, 8, [(0, 1), (2,)]),),
         workers=(
@@ -206,7 +206,7 @@ def ranked() -> ServedModel:
 
 
 async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
-    ranked: ServedModel,
+    ranked: ModelRuntime,
 ) -> None:
     kv = EngineKv()
     engines = FakeEngines()
@@ -219,9 +219,9 @@ async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
     await prober.start()
     await prober.close()
     assert engines.asked("/health", 1) == 1
-    assert ranked.pools[0].up == [False, False, True]
+    assert ranked.fleet.pools[0].up == [False, False, True]
     assert kv.of("m", 0, 2) == 70 * 16
     engines.answer("/health")
     assert await prober.probe(ranked, 0, 0)
-    assert ranked.pools[0].up == [True, True, True]
+    assert ranked.fleet.pools[0].up == [True, True, True]
     assert [kv.of("m", 0, rank) for rank in (0, 1)] == [10 * 16, 20 * 16]

@@ -20,7 +20,7 @@ from gateway.policy.admission.admission import Denial, Grant, Request
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import limits_of, refusal_of
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
@@ -33,7 +33,7 @@ class MemoryLeases(MemoryPools):
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, ModelRuntime],
         clock: Callable[[], float],
         books: Mapping[str, TokenPool] | None = None,
         *,
@@ -112,7 +112,7 @@ class MemoryLeases(MemoryPools):
         if isinstance(lease, Denial):
             return lease
         self._leases[ask.lease_id] = lease
-        self._models[ask.model].pools[lease.pool].inflight += ask.sequences
+        self._models[ask.model].fleet.pools[lease.pool].inflight += ask.sequences
         return lease
 
     def move(self, lease_id: str, pool: int, *, force: bool) -> Lease | Denial | None:
@@ -125,7 +125,7 @@ class MemoryLeases(MemoryPools):
             denial = admission.transfer(book, lease_id, pool, self._now(), force=force)
             if denial is not None:
                 return denial
-        pools = self._models[held.model].pools
+        pools = self._models[held.model].fleet.pools
         pools[held.pool].inflight -= held.sequences
         pools[pool].inflight += held.sequences
         moved = msgspec.structs.replace(held, pool=pool)
@@ -173,7 +173,7 @@ class MemoryLeases(MemoryPools):
     def _release(self, lease_id: str) -> Lease | None:
         held = self._leases.pop(lease_id, None)
         if held is not None:
-            self._models[held.model].pools[held.pool].inflight -= held.sequences
+            self._models[held.model].fleet.pools[held.pool].inflight -= held.sequences
         return held
 
     def _decided(self, ask: Ask, book: TokenPool) -> Lease | Denial:
@@ -193,7 +193,7 @@ class MemoryLeases(MemoryPools):
             book,
             request,
             now_s,
-            observe=served.observe_admission or served.routing.observe,
+            observe=served.admission.observe or served.routing.observe,
         )
         if isinstance(found, Denial):
             return found
@@ -224,13 +224,13 @@ class MemoryLeases(MemoryPools):
             kv_bytes=ask.kv_bytes,
         )
 
-    def _choose(self, served: ServedModel, ask: Ask) -> int:
+    def _choose(self, served: ModelRuntime, ask: Ask) -> int:
         """The asked pool, or the first alternate with room when it is overloaded."""
         now_s = self._clock()
-        if not fleet.overloaded(served.pools[ask.pool], served.spill_queue, now_s):
+        if not fleet.overloaded(served.fleet.pools[ask.pool], served.admission.spill_queue, now_s):
             return ask.pool
         for pool in ask.alternates:
-            if not fleet.overloaded(served.pools[pool], served.spill_queue, now_s):
+            if not fleet.overloaded(served.fleet.pools[pool], served.admission.spill_queue, now_s):
                 return pool
         return ask.pool
 

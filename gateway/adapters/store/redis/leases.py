@@ -21,7 +21,7 @@ from gateway.adapters.store.redis.scripts import Calls, Scripts
 from gateway.adapters.store.redis.token_pools import FailMode, Process
 from gateway.adapters.store.redis.wire import Wire
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import AccountView, PoolView, Settlement
@@ -39,7 +39,7 @@ class RedisLeases:
     def __init__(
         self,
         url: str,
-        models: Mapping[str, ServedModel],
+        models: Mapping[str, ModelRuntime],
         books: Mapping[str, TokenPool],
         clock: Callable[[], float],
         *,

@@ -21,7 +21,7 @@ from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import refusal_of
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
@@ -30,7 +30,7 @@ from gateway.records.lease import Ask, Lease
 class RedisModel(RedisPools):
     """A model whose token pool is in Redis."""
 
-    def __init__(self, served: ServedModel, book: TokenPool, process: Process) -> None:
+    def __init__(self, served: ModelRuntime, book: TokenPool, process: Process) -> None:
         """`book`: the model's terms and entitlements, with the known bucket levels."""
         super().__init__(book, process)
         self.served = served
@@ -108,7 +108,7 @@ class RedisModel(RedisPools):
             for key in (lease.id, lease.id + ALONE):
                 self._release(key, charge)
             return False
-        self.served.pools[kept.lease.pool].inflight -= kept.lease.sequences
+        self.served.fleet.pools[kept.lease.pool].inflight -= kept.lease.sequences
         self._giving_way -= kept.gives_way
         bucket_levels.paid(self.book, kept, charge or 0, self._now_s())
         self._release(kept.key, charge)
@@ -131,7 +131,7 @@ class RedisModel(RedisPools):
 
     @property
     def _observes(self) -> bool:
-        return self.served.routing.observe or self.served.observe_admission
+        return self.served.routing.observe or self.served.admission.observe
 
     async def _called(self, name: str, packed: bytes, lease_id: str) -> Any:
         """Make a call that takes a lease; the lease is given back if the answer is lost."""
@@ -155,7 +155,7 @@ class RedisModel(RedisPools):
         lease = lease_of(ask, found, issued_s)
         self.kept[lease.id] = Kept(lease, key, funded=found.funded, gives_way=gives_way)
         self._giving_way += gives_way
-        self.served.pools[lease.pool].inflight += lease.sequences
+        self.served.fleet.pools[lease.pool].inflight += lease.sequences
         return lease
 
     def _admit_alone(self, ask: Ask) -> Lease:
@@ -182,7 +182,7 @@ class RedisModel(RedisPools):
     def _moved(self, lease: Lease, kept: Kept, pool: int, *, gives_way: bool) -> Lease:
         if self.kept.get(lease.id) is not kept:  # settled meanwhile
             return lease
-        pools = self.served.pools
+        pools = self.served.fleet.pools
         pools[kept.lease.pool].inflight -= kept.lease.sequences
         pools[pool].inflight += kept.lease.sequences
         kept.lease = msgspec.structs.replace(kept.lease, pool=pool)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.adapters.boundary_controller import BoundaryChore, EngineTotals
 from gateway.metrics import Metrics
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.records.attempt import Attempt
@@ -30,7 +30,7 @@ class World:
             [self.served], {"m": control}, self.metrics, clock=lambda: self.now_s, ask=self.ask
         )
 
-    def ask(self, _served: ServedModel, pool: int) -> Mapping[int, EngineTotals]:
+    def ask(self, _served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
         assert pool == 0
         return {1: EngineTotals(preemptions=self.preempted, finished=self.finished)}
 
@@ -42,7 +42,7 @@ class World:
             self.chore.look()
 
 
-def boundary(served: ServedModel) -> int | None:
+def boundary(served: ModelRuntime) -> int | None:
     return served.routing.pools[0].boundary_tokens
 
 

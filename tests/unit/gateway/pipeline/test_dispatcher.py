@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import cast
 
-import msgspec
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
@@ -14,7 +13,7 @@ from gateway.metrics import Metrics
 from gateway.pipeline.dispatcher import wake
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import QueueRules, ServedModel
+from gateway.policy.model_runtime import ModelRuntime, QueueRules
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.response.sse import DONE
 from gateway.policy.scheduling.scheduler import Job
@@ -23,7 +22,16 @@ from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from tests.around import Around
-from tests.builders import SHORT, answer_body, chat_body, chunk, incoming, served_model, usage_chunk
+from tests.builders import (
+    SHORT,
+    answer_body,
+    changed,
+    chat_body,
+    chunk,
+    incoming,
+    served_model,
+    usage_chunk,
+)
 from tests.fakes import (
     HANG,
     FakeClock,
@@ -49,8 +57,8 @@ class OneAtATime:
     replicas = 1
     coverage = None
 
-    def __init__(self, served: ServedModel, pool: int) -> None:
-        self.pool = served.pools[pool]
+    def __init__(self, served: ModelRuntime, pool: int) -> None:
+        self.pool = served.fleet.pools[pool]
         self.queue: list[Job] = []
         self.busy: Job | None = None
         self.told: list[str] = []
@@ -129,7 +137,7 @@ class Bench:
         plain = served_model(workers=(2, 1))
         self.scheduler = OneAtATime(plain, SHORT)
         self.prefixes = (PrefixIndex(2), PrefixIndex(1))
-        self.served = msgspec.structs.replace(
+        self.served = changed(
             plain,
             schedulers=(self.scheduler, None),
             prefixes=self.prefixes,
@@ -174,7 +182,7 @@ class Bench:
         assert self.store.active == 0
         assert self.scheduler.busy is None
         assert self.scheduler.queue == []
-        for pool in self.served.pools:
+        for pool in self.served.fleet.pools:
             assert set(pool.active) == {0}
             assert pool.inflight == 0
 
@@ -322,7 +330,7 @@ async def test_a_job_whose_workers_died_while_it_waited_goes_to_another_pool() -
     second, reply = bench.begin("r2")
     await bench.until_waiting()
     for worker in (0, 1):
-        fleet.unreachable(bench.served.pools[SHORT], worker)
+        fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
     bench.pipeline.tick()
     await second
     assert reply.status == 200
@@ -348,11 +356,9 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
             raise RateLimited("no", reason="concurrency")
 
     bench = Bench(STREAM)
-    bench.served = msgspec.structs.replace(
-        bench.served, schedulers=(None, OneAtATime(bench.served, 1))
-    )
+    bench.served = changed(bench.served, schedulers=(None, OneAtATime(bench.served, 1)))
     bench.store = cast("MemoryLeases", Stubborn(MemoryLeases({"m": bench.served}, bench.clock)))
-    scheduler = bench.served.schedulers[1]
+    scheduler = bench.served.scheduling.schedulers[1]
     assert isinstance(scheduler, OneAtATime)
     bench.pipeline = Pipeline(
         models={"m": bench.served},
@@ -365,7 +371,7 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
         wall_clock=lambda: 0.0,
     )
     for worker in (0, 1):
-        fleet.unreachable(bench.served.pools[SHORT], worker)
+        fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
     task, reply = bench.begin()
     await task
     assert isinstance(reply.refusal, RateLimited)
@@ -381,7 +387,7 @@ async def test_the_index_is_told_of_the_prefix_that_was_sent_and_of_what_was_cac
         task, _ = bench.begin(name, incoming(chat_body(text, stream=True), request_id=name))
         await task
     assert len(bench.prefixes[SHORT]) > 1
-    assert bench.served.tells_cached == {(SHORT, 0)}
+    assert bench.served.scheduling.tells_cached == {(SHORT, 0)}
     assert bench.record("r2").scheduling.prefill_s is not None
 
 

@@ -19,7 +19,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.request_progress import RequestProgress
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import Home
 from gateway.policy.request.head import read_head
 from gateway.policy.request.header_lines import pairs_of
@@ -88,7 +88,7 @@ class Bench:
     def __init__(
         self,
         *script: Script,
-        served: ServedModel | None = None,
+        served: ModelRuntime | None = None,
         store: LeaseStore | None = None,
         keyring: Keyring | None = None,
         log_prompts: bool = False,
@@ -137,7 +137,7 @@ class Bench:
     def assert_nothing_leaks(self, requests: int = 1) -> None:
         assert self.ledger.active == 0
         assert len(self.ledger.settlements) == requests
-        for pool in self.served.pools:
+        for pool in self.served.fleet.pools:
             assert set(pool.active) == {0}
             assert set(pool.tokens) == {0}
 
@@ -359,7 +359,7 @@ async def test_a_finished_stream_without_done_gets_it() -> None:
 async def test_in_observe_mode_the_boundary_is_counted_and_not_applied() -> None:
     table = routing(("short", 8192, 4096), ("long", 65536, None), observe=True)
     bench = Bench(OK, served=served_model(table=table))
-    fleet_long = bench.served.pools[SHORT]
+    fleet_long = bench.served.fleet.pools[SHORT]
     fleet_long.inflight = 5  # a bare relay takes the less loaded pool
     await bench.serve()
     assert bench.upstream.called == ["long-0"]
@@ -371,7 +371,7 @@ async def test_in_observe_mode_the_boundary_is_counted_and_not_applied() -> None
 
 async def test_where_observe_and_the_boundary_agree_nothing_would_have_changed() -> None:
     bench = Bench(OK, served=served_model(table=short_and_long(observe=True)))
-    bench.served.pools[LONG].inflight = 5
+    bench.served.fleet.pools[LONG].inflight = 5
     await bench.serve()
     assert bench.record.plan.would_route is None
     assert bench.metrics.would.values == {}
@@ -756,7 +756,7 @@ async def test_a_streamed_response_is_remembered_too() -> None:
     done = event({"type": "response.completed", "response": {"id": "resp_7"}})
     bench = Bench(stream(created, done))
     await bench.serve(incoming(b'{"model":"m","input":"x","stream":true}', endpoint=RESPONSES))
-    home = bench.served.homes.find("resp_7")
+    home = bench.served.fleet.homes.find("resp_7")
     assert home is not None
     assert (home.pool, home.worker) == (SHORT, 0)
 
@@ -778,7 +778,7 @@ async def test_a_response_counts_what_it_continues() -> None:
 
 async def test_another_tenant_s_response_is_not_found() -> None:
     bench = Bench(STORED)
-    bench.served.homes.remember("resp_1", Home(SHORT, 0, "somebody else", 18_500))
+    bench.served.fleet.homes.remember("resp_1", Home(SHORT, 0, "somebody else", 18_500))
     then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
     await bench.serve(incoming(then, endpoint=RESPONSES))
     refusal = bench.reply.refusal
@@ -806,7 +806,7 @@ async def test_a_response_that_nobody_knows_is_not_found_where_keys_are_asked_fo
     assert refusal is not None
     assert (refusal.status, refusal.reason) == (404, "response_not_found")
     assert not bench.upstream.calls
-    bench.served.homes.remember("resp_1", Home(SHORT, 0, "t", 5))
+    bench.served.fleet.homes.remember("resp_1", Home(SHORT, 0, "t", 5))
     await bench.serve(with_key(CONTINUED), FakeReply())
     assert len(bench.upstream.calls) == 1
 
@@ -819,11 +819,11 @@ async def test_an_open_gateway_relays_ids_that_it_does_not_know() -> None:
 
 async def test_another_replica_s_fresh_response_is_waited_for() -> None:
     bench = Bench(STORED, keyring=keys())
-    bench.served.homes.tell = lambda response_id, home: None
+    bench.served.fleet.homes.tell = lambda response_id, home: None
     task = asyncio.create_task(bench.serve(with_key(CONTINUED)))
     await asyncio.sleep(0.02)
     assert bench.reply.refusal is None
-    bench.served.homes.learn("resp_1", Home(SHORT, 0, "t", 5))
+    bench.served.fleet.homes.learn("resp_1", Home(SHORT, 0, "t", 5))
     await task
     assert bench.reply.status == 200
 
@@ -834,7 +834,7 @@ async def test_another_replica_s_fresh_response_is_waited_for() -> None:
 async def test_a_refused_connection_takes_the_worker_out_of_the_rotation() -> None:
     bench = Bench(failure("connect"), OK)
     await bench.serve()
-    assert bench.served.pools[SHORT].up == [False, True]
+    assert bench.served.fleet.pools[SHORT].up == [False, True]
     await bench.serve(incoming(request_id="r2"), FakeReply())
     assert bench.upstream.called == ["short-0", "short-1", "short-1"]
 
@@ -851,7 +851,7 @@ async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() ->
     await bench.serve()
     assert (bench.reply.status, bench.record.reason) == (503, "gateway_exhausted")
     assert len(bench.upstream.calls) == 1
-    assert bench.served.pools[SHORT].up == [True, True]
+    assert bench.served.fleet.pools[SHORT].up == [True, True]
     assert bench.metrics.ejections.values == {}
     assert bench.ledger.settlements[0][1].usage is None
 
@@ -859,7 +859,7 @@ async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() ->
 @pytest.mark.parametrize("refused", [False, True])
 async def test_the_only_workers_are_tried_however_they_left_the_rotation(refused: bool) -> None:
     bench = Bench(OK)
-    for state in bench.served.pools:
+    for state in bench.served.fleet.pools:
         for worker in range(2):
             fleet.missed(state, worker, "no answer", answers=False)
             if refused:
@@ -871,14 +871,14 @@ async def test_the_only_workers_are_tried_however_they_left_the_rotation(refused
 async def test_a_pool_in_the_rotation_goes_before_a_last_resort() -> None:
     bench = Bench(OK)
     for worker in range(2):
-        fleet.missed(bench.served.pools[SHORT], worker, "no answer", answers=False)
+        fleet.missed(bench.served.fleet.pools[SHORT], worker, "no answer", answers=False)
     await bench.serve()
     assert (bench.reply.status, bench.record.pool) == (200, "long")
 
 
 async def test_a_dead_fleet_costs_a_request_one_connection() -> None:
     bench = Bench(failure("connect"))
-    for state in bench.served.pools:
+    for state in bench.served.fleet.pools:
         for worker in range(2):
             fleet.unreachable(state, worker)
     await bench.serve()
@@ -889,8 +889,8 @@ async def test_a_dead_fleet_costs_a_request_one_connection() -> None:
 async def test_failures_in_a_row_eject_a_worker() -> None:
     bench = Bench(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
     await bench.serve()
-    assert fleet.available(bench.served.pools[LONG], bench.clock()) == [0]
-    assert bench.served.pools[SHORT].ejected_until_s[0] > bench.clock()
+    assert fleet.available(bench.served.fleet.pools[LONG], bench.clock()) == [0]
+    assert bench.served.fleet.pools[SHORT].ejected_until_s[0] > bench.clock()
     assert bench.metrics.ejections.values == {("short", "short-0"): 1}
 
 
@@ -910,7 +910,7 @@ async def test_a_stream_that_breaks_counts_against_its_worker() -> None:
 async def test_a_client_that_leaves_does_not_count_against_the_worker() -> None:
     bench = Bench(HANG, served=served_model(eject_after=1))
     await bench.cancel_when_hanging()
-    assert bench.served.pools[SHORT].failures == [0, 0]
+    assert bench.served.fleet.pools[SHORT].failures == [0, 0]
     assert bench.metrics.ejections.values == {}
 
 
@@ -971,10 +971,10 @@ async def test_a_frozen_engine_s_requests_are_moved_before_the_first_byte() -> N
     assert bench.upstream.called == [f"short-{worker}", f"short-{1 - worker}"]
     assert bench.reply.status == 200
     assert [a.result for a in bench.record.attempts] == ["frozen", "ok"]
-    assert fleet.available(bench.served.pools[SHORT], bench.clock()) == [1 - worker]
+    assert fleet.available(bench.served.fleet.pools[SHORT], bench.clock()) == [1 - worker]
     assert bench.metrics.ejections.values == {("short", f"short-{worker}"): 1}
     assert bench.metrics.retries.values == {("frozen",): 1}
-    assert bench.served.pools[SHORT].progress.pending == [{}, {}]
+    assert bench.served.fleet.pools[SHORT].progress.pending == [{}, {}]
 
 
 async def test_a_request_is_moved_once() -> None:
@@ -1035,12 +1035,12 @@ async def test_a_client_that_leaves_while_it_is_moved_has_left() -> None:
 
 async def test_refusals_of_a_frozen_engine_do_not_bring_it_back() -> None:
     bench = Bench(whole(400, error_answer("bad")))
-    state = bench.served.pools[SHORT]
+    state = bench.served.fleet.pools[SHORT]
     fleet.drain(state, 1, on=True)
     waiting = Pending(None, 0.0, 1.0, lambda: 0)
     state.progress.begin(0, waiting)
     state.progress.look(0, 50.0)
-    fleet.eject(state, 0, bench.served.health, bench.clock())
+    fleet.eject(state, 0, bench.served.fleet.health, bench.clock())
     await bench.serve()
     assert state.ejected_until_s[0] > bench.clock()
     bench.upstream.script[:] = [OK]
@@ -1207,20 +1207,20 @@ async def test_an_overloaded_pool_spills_in_the_same_call() -> None:
     clock = FakeClock()
     store = MemoryLeases({"m": served}, clock)
     bench = Bench(OK, served=served, store=store)
-    served.pools[SHORT].inflight = 3  # 2 slots + 1 waiting
+    served.fleet.pools[SHORT].inflight = 3  # 2 slots + 1 waiting
     await bench.serve()
     assert bench.upstream.called == ["long-0"]
     assert (bench.record.plan.pool, bench.record.pool) == ("short", "long")
     assert bench.record.admission.spilled
     assert bench.reply.headers[b"x-sluice-spilled"] == b"true"
     assert bench.metrics.spillovers.values == {("m", "long"): 1}
-    assert (served.pools[SHORT].inflight, served.pools[LONG].inflight) == (3, 0)
+    assert (served.fleet.pools[SHORT].inflight, served.fleet.pools[LONG].inflight) == (3, 0)
 
 
 async def test_one_below_the_limit_does_not_spill() -> None:
     served = served_model(workers=(1, 1), slots=2, spill_queue=1)
     bench = Bench(OK, served=served, store=MemoryLeases({"m": served}, FakeClock()))
-    served.pools[SHORT].inflight = 2
+    served.fleet.pools[SHORT].inflight = 2
     await bench.serve()
     assert bench.upstream.called == ["short-0"]
     assert not bench.record.admission.spilled
@@ -1232,13 +1232,13 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
     bench = Bench(HANG, served=served, store=store)
     task = asyncio.create_task(bench.serve())
     await bench.upstream.hanging.wait()
-    assert (served.pools[SHORT].inflight, store.active) == (1, 1)
-    assert served.pools[SHORT].active == [1, 0]
+    assert (served.fleet.pools[SHORT].inflight, store.active) == (1, 1)
+    assert served.fleet.pools[SHORT].active == [1, 0]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (served.pools[SHORT].inflight, store.active) == (0, 0)
-    assert served.pools[SHORT].active == [0, 0]
+    assert (served.fleet.pools[SHORT].inflight, store.active) == (0, 0)
+    assert served.fleet.pools[SHORT].active == [0, 0]
 
 
 async def test_two_running_requests_with_the_same_id_do_not_share_a_lease() -> None:
@@ -1266,11 +1266,11 @@ async def test_concurrent_requests_go_to_different_workers() -> None:
     ]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert bench.served.pools[SHORT].active == [2, 2]
+    assert bench.served.fleet.pools[SHORT].active == [2, 2]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert bench.served.pools[SHORT].active == [0, 0]
+    assert bench.served.fleet.pools[SHORT].active == [0, 0]
 
 
 async def test_n_sequences_weigh_n_while_they_run() -> None:
@@ -1278,7 +1278,7 @@ async def test_n_sequences_weigh_n_while_they_run() -> None:
     task = asyncio.create_task(bench.serve(incoming(chat_body(n=3))))
     await bench.upstream.hanging.wait()
     assert bench.ledger.inflight(SHORT) == 3
-    assert bench.served.pools[SHORT].active == [3, 0]
+    assert bench.served.fleet.pools[SHORT].active == [3, 0]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     bench.assert_nothing_leaks()
@@ -1297,7 +1297,7 @@ async def test_a_defaulted_limit_fits_the_pool_that_serves(
     boundary = 2048 if expected is None else 8192
     table = routing(("short", 8192, boundary), ("long", 65536, None), default_max_tokens=4096)
     served = served_model(table=table)
-    served.pools[LONG].inflight = long_inflight
+    served.fleet.pools[LONG].inflight = long_inflight
     store = MemoryLeases({"m": served}, FakeClock())
     bench = Bench(*script, served=served, store=store)
     await bench.serve(incoming(chat_body("some words " * words)))
@@ -1389,7 +1389,7 @@ async def test_a_window_that_an_engine_exceeds_is_charged_told_and_shown(
     bench = Bench(whole(200, answer_body(prompt=9_000, completion=3)))
     with caplog.at_level("WARNING", "sluice.settling"):
         await bench.serve(incoming(chat_body(FITS_SHORT, max_tokens=100)))
-    assert [pool.beyond_window_tokens for pool in bench.served.pools] == [9_003, 0]
+    assert [pool.beyond_window_tokens for pool in bench.served.fleet.pools] == [9_003, 0]
     assert "set max_model_len to the engine's own" in caplog.text
     assert (bench.record.pool, bench.record.usage.source) == ("short", "engine")
     assert bench.record.usage.prompt_tokens == 9_000

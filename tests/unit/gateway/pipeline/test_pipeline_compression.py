@@ -14,6 +14,7 @@ from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
+from gateway.policy.model_runtime import ModelCompression
 from gateway.policy.pools.routing_table import CompressionRules
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -21,7 +22,7 @@ from gateway.ports import CompressResult
 from gateway.records.decision import DecisionRecord
 from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
-from tests.builders import SHORT, answer_body, chat_body, error_answer, incoming
+from tests.builders import SHORT, answer_body, changed, chat_body, error_answer, incoming
 from tests.builders import served_model as model
 from tests.fakes import (
     FakeClock,
@@ -61,8 +62,11 @@ class Bench:
     ) -> None:
         served = model(slots=8)
         routing = msgspec.structs.replace(served.routing, observe=observe)
-        self.served = msgspec.structs.replace(
-            served, routing=routing, compression=CompressionRules(gamma=1.5), kv_bytes_per_token=2
+        self.served = changed(
+            served,
+            routing=routing,
+            compression=ModelCompression(rules=CompressionRules(gamma=1.5)),
+            kv_bytes_per_token=2,
         )
         self.book = TokenPool(Terms(slots=(8, long_slots), largest_tokens=65_536, headroom=0))
         self.book.define(Entitlement(name="e", model="m", tokens_per_s=1e5))
@@ -234,7 +238,7 @@ async def test_an_overflow_all_the_same_sends_the_original_long() -> None:
 async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
     bench = Bench()
     for worker in range(2):
-        fleet.unreachable(bench.served.pools[SHORT], worker)
+        fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
     record = await bench.serve()
     assert (bench.pool, bench.sent) == ("long", asked().body)
     assert record.compression.not_compressed == "other_pool"

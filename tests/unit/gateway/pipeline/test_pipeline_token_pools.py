@@ -22,6 +22,7 @@ from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from tests.builders import (
     answer_body,
+    changed,
     chat_body,
     chunk,
     error_answer,
@@ -52,9 +53,7 @@ class Bench:
     def __init__(
         self, *entitlements: Entitlement, script: tuple[Script, ...] = (OK,), **served: Any
     ) -> None:
-        self.served = msgspec.structs.replace(
-            served_model(), kv_bytes_per_token=1, reclaim_s=0.01, **served
-        )
+        self.served = changed(served_model(), kv_bytes_per_token=1, reclaim_s=0.01, **served)
         self.book = TokenPool(Terms(slots=(2, 2), largest_tokens=65_536))
         for terms in entitlements:
             self.book.define(terms)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.scheduler import Job
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.decision import (
@@ -59,7 +59,7 @@ def plan(pool: int = 0, **more: object) -> Plan:
     return msgspec.structs.replace(Plan(pool=pool, alternates=(1,), reason="fits"), **more)
 
 
-def observing(served: ServedModel) -> ServedModel:
+def observing(served: ModelRuntime) -> ModelRuntime:
     routing = msgspec.structs.replace(served.routing, observe=True)
     return msgspec.structs.replace(served, routing=routing)
 
@@ -94,7 +94,10 @@ def test_a_served_request_says_whose_it_was_and_where_it_went() -> None:
     assert (found.request_id, found.endpoint, found.time_unix_s) == ("r1", "chat", 1_000.0)
     assert (found.model, found.asked_model, found.tenant) == ("m", "m", "open")
     assert (found.outcome, found.status, found.finish_reason) == ("ok", 200, "stop")
-    assert (found.pool, found.worker) == (served.pools[0].name, served.pools[0].workers[0])
+    assert (found.pool, found.worker) == (
+        served.fleet.pools[0].name,
+        served.fleet.pools[0].workers[0],
+    )
     assert (found.stream, found.mode, found.reason) == (True, "enforce", None)
     assert found.request.body_bytes == len(chat_body("hello", stream=True))
     assert (found.request.text_bytes, found.request.messages) == (5, 1)
@@ -150,7 +153,7 @@ def test_an_estimate_is_told_with_its_ratios() -> None:
 
 def test_a_plan_is_the_boundary_s_and_a_compressed_one_says_why() -> None:
     served = served_model()
-    names = [pool.name for pool in served.pools]
+    names = [pool.name for pool in served.fleet.pools]
     found = plan_section(served=served, planned=plan(1), plan=plan(1))
     assert found == PlanSection(pool=names[1], reason="fits")
     compressed = plan(0, compress=True, reason="within_gamma")
@@ -161,7 +164,7 @@ def test_a_plan_is_the_boundary_s_and_a_compressed_one_says_why() -> None:
 def test_observe_mode_says_where_the_boundary_would_have_sent_it() -> None:
     served = observing(served_model())
     elsewhere = plan_section(served=served, planned=plan(0), plan=plan(1, reason="observed"))
-    assert (elsewhere.would_route, elsewhere.reason) == (served.pools[0].name, "fits")
+    assert (elsewhere.would_route, elsewhere.reason) == (served.fleet.pools[0].name, "fits")
     same = plan_section(served=served, planned=plan(0), plan=plan(0, reason="observed"))
     assert same.would_route is None
 
@@ -187,8 +190,8 @@ def test_a_managed_lease_is_told_from_its_admission_to_its_end() -> None:
         lease(limits=LIMITS, cost_tokens=120, spilled=True, weight=2.0, issued_unix_s=4.0)
     )
     assert (found.asked_pool, found.alternates) == (
-        served.pools[0].name,
-        (served.pools[1].name,),
+        served.fleet.pools[0].name,
+        (served.fleet.pools[1].name,),
     )
     assert (found.reserved_tokens, found.reserved_kv_bytes) == (300, 7), "as it was taken"
     assert (found.admitted_unix_s, found.settled_unix_s) == (4.0, 9.0)

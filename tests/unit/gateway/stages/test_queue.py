@@ -4,14 +4,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
-import msgspec
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.policy.model_runtime import QueueRules, ServedModel
+from gateway.policy.model_runtime import ModelRuntime, QueueRules
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.stages import queue
-from tests.builders import served_model
+from tests.builders import changed, served_model
 
 
 def crowded(waiting: int) -> Scheduler:
@@ -19,10 +18,10 @@ def crowded(waiting: int) -> Scheduler:
     return cast("Scheduler", SimpleNamespace(waiting=(0, waiting, 0)))
 
 
-async def crowd(served: ServedModel, scheduler: Scheduler, jobs: list[Job]) -> None:
+async def crowd(served: ModelRuntime, scheduler: Scheduler, jobs: list[Job]) -> None:
     for job in jobs:
         job.owner = asyncio.get_running_loop().create_future()
-        served.queued[job] = scheduler
+        served.scheduling.queued[job] = scheduler
 
 
 def job(client: str, band: int = 1, share: float = 1.0, tenant: str = "") -> Job:
@@ -44,7 +43,7 @@ def job(client: str, band: int = 1, share: float = 1.0, tenant: str = "") -> Job
 async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
     held: list[Job], asking: Job, displaced: int
 ) -> None:
-    served = msgspec.structs.replace(served_model(), queue=QueueRules(limit=3, timeout_s=9.0))
+    served = changed(served_model(), queue=QueueRules(limit=3, timeout_s=9.0))
     scheduler = crowded(4)
     await crowd(served, scheduler, held)
     if displaced == len(held):

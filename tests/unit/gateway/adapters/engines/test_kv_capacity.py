@@ -1,17 +1,16 @@
 """KV capacity as engines tell it: read once each time a worker comes up."""
 
-import msgspec
 import pytest
 
 from gateway.adapters.engines import kv_capacity
 from gateway.adapters.engines.kv_capacity import EngineKv, kv_tokens
 from gateway.adapters.engines.probes import Prober
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.state import render_metrics
-from tests.builders import address, routing, served_model
+from tests.builders import address, changed, routing, served_model
 from tests.fakes import FakeEngines, Script, broken, failure, whole
 
 INFO = (
@@ -21,10 +20,10 @@ INFO = (
 
 
 @pytest.fixture
-def served() -> ServedModel:
+def served() -> ModelRuntime:
     """One pool of two workers, 1,024 bytes a token."""
     model = served_model(table=routing(("only", 8192, None)), workers=(2,))
-    return msgspec.structs.replace(
+    return changed(
         model,
         workers=((address("w0", port=1), address("w1", port=2, api_key="sk-engine")),),
         kv_bytes_per_token=1024,
@@ -40,7 +39,7 @@ def engines() -> FakeEngines:
     return made
 
 
-def prober(served: ServedModel, kv: EngineKv, engines: FakeEngines) -> Prober:
+def prober(served: ModelRuntime, kv: EngineKv, engines: FakeEngines) -> Prober:
     return Prober([served], interval_s=1.0, timeout_s=1.0, upstream=engines, kv=kv)
 
 
@@ -49,7 +48,7 @@ def page(*infos: str) -> str:
 
 
 async def test_blocks_times_their_size_times_bytes_a_token(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "100")), port=1)
     engines.answer("/metrics", page(INFO % (0, "200")), port=2)
@@ -65,7 +64,7 @@ async def test_blocks_times_their_size_times_bytes_a_token(
 
 
 async def test_data_parallel_engines_of_a_worker_add_up(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10"), INFO % (1, "20")))
     kv = EngineKv()
@@ -74,7 +73,7 @@ async def test_data_parallel_engines_of_a_worker_add_up(
 
 
 async def test_a_worker_is_asked_once_until_it_was_away(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
     kv = EngineKv()
@@ -108,7 +107,7 @@ async def test_a_worker_is_asked_once_until_it_was_away(
     ],
 )
 async def test_what_is_not_told_is_unknown(
-    served: ServedModel,
+    served: ModelRuntime,
     engines: FakeEngines,
     answer: Script,
 ) -> None:
@@ -119,7 +118,7 @@ async def test_what_is_not_told_is_unknown(
 
 
 async def test_an_engine_that_tells_no_longer_is_unknown_again(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
     kv = EngineKv()
@@ -133,7 +132,7 @@ async def test_an_engine_that_tells_no_longer_is_unknown_again(
 
 @pytest.mark.parametrize("script", [failure("reset"), whole(200, b"vllm:", broken("timeout"))])
 async def test_a_metrics_page_that_breaks_off_harms_nobody(
-    served: ServedModel, engines: FakeEngines, script: Script
+    served: ModelRuntime, engines: FakeEngines, script: Script
 ) -> None:
     engines.play("/metrics", script)
     kv = EngineKv()
@@ -142,7 +141,7 @@ async def test_a_metrics_page_that_breaks_off_harms_nobody(
 
 
 async def test_a_page_without_end_tells_nothing(
-    served: ServedModel,
+    served: ModelRuntime,
     engines: FakeEngines,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,10 +153,10 @@ async def test_a_page_without_end_tells_nothing(
 
 
 async def test_without_bytes_a_token_nobody_is_asked(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
-    plain = msgspec.structs.replace(served, kv_bytes_per_token=0)
+    plain = changed(served, kv_bytes_per_token=0)
     await prober(plain, EngineKv(), engines).probe(plain, 0, 0)
     assert engines.asked("/metrics") == 0
 

@@ -4,19 +4,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 
 from gateway.adapters.engines import metrics_scraper
 from gateway.adapters.engines.metrics_scraper import JITTER, EngineMetrics
 from gateway.policy.fleet.engine_telemetry import STALE_S, kv_usage
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
-from tests.builders import address, routing, served_model
+from tests.builders import address, changed, routing, served_model
 from tests.fakes import HANG, FakeEngines, failure
 
 PAGE = (
@@ -26,10 +25,10 @@ PAGE = (
 
 
 @pytest.fixture
-def served() -> ServedModel:
+def served() -> ModelRuntime:
     """One pool of two workers."""
     model = served_model(table=routing(("only", 8192, None)), workers=(2,))
-    return msgspec.structs.replace(
+    return changed(
         model, workers=((address("w0", port=1), address("w1", port=2, api_key="sk-engine")),)
     )
 
@@ -40,14 +39,14 @@ def engines() -> FakeEngines:
 
 
 @pytest.fixture
-async def metrics(served: ServedModel, engines: FakeEngines) -> AsyncIterator[EngineMetrics]:
+async def metrics(served: ModelRuntime, engines: FakeEngines) -> AsyncIterator[EngineMetrics]:
     made = EngineMetrics([served], lambda: 10.0, upstream=engines)
     yield made
     await made.close()
 
 
 async def test_a_page_fills_the_view(
-    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics
+    served: ModelRuntime, engines: FakeEngines, metrics: EngineMetrics
 ) -> None:
     engines.answer("/metrics", PAGE % 5, port=2)
     assert await metrics.read(served, 0, 1)
@@ -58,7 +57,7 @@ async def test_a_page_fills_the_view(
     assert (worker.api_key, call.method) == ("sk-engine", "GET")
 
 
-async def test_a_restart_is_told_once(served: ServedModel, engines: FakeEngines) -> None:
+async def test_a_restart_is_told_once(served: ModelRuntime, engines: FakeEngines) -> None:
     told: list[tuple[str, int, int]] = []
     metrics = EngineMetrics(
         [served],
@@ -75,7 +74,7 @@ async def test_a_restart_is_told_once(served: ServedModel, engines: FakeEngines)
 
 @pytest.mark.parametrize("status", [404, 500])
 async def test_without_a_page_nothing_is_recorded(
-    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics, status: int
+    served: ModelRuntime, engines: FakeEngines, metrics: EngineMetrics, status: int
 ) -> None:
     engines.answer("/metrics", PAGE % 5, status)
     assert not await metrics.read(served, 0, 0)
@@ -83,14 +82,14 @@ async def test_without_a_page_nothing_is_recorded(
 
 
 async def test_an_engine_that_cannot_be_reached_raises_nothing(
-    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics
+    served: ModelRuntime, engines: FakeEngines, metrics: EngineMetrics
 ) -> None:
     engines.play("/metrics", failure("connect"))
     assert not await metrics.read(served, 0, 0)
 
 
 async def test_a_page_that_never_ends_is_left(
-    served: ServedModel,
+    served: ModelRuntime,
     engines: FakeEngines,
     metrics: EngineMetrics,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,7 +100,7 @@ async def test_a_page_that_never_ends_is_left(
 
 
 async def test_an_engine_that_hangs_is_left_after_the_time_out(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.play("/metrics", HANG)
     metrics = EngineMetrics([served], lambda: 0.0, timeout_s=0.01, upstream=engines)
@@ -110,7 +109,7 @@ async def test_an_engine_that_hangs_is_left_after_the_time_out(
 
 
 async def test_unknown_names_warn_once(
-    served: ServedModel,
+    served: ModelRuntime,
     engines: FakeEngines,
     metrics: EngineMetrics,
     caplog: pytest.LogCaptureFixture,
@@ -130,7 +129,7 @@ async def test_unknown_names_warn_once(
 
 
 async def test_workers_are_read_in_the_background_until_closed(
-    served: ServedModel, engines: FakeEngines
+    served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", PAGE % 5, port=1)
     metrics = EngineMetrics([served], lambda: 3.0, interval_s=0.05, upstream=engines)
@@ -163,7 +162,7 @@ def test_many_workers_are_asked_less_often_but_before_what_they_said_is_stale(
 
 @pytest.mark.parametrize("render", [render_metrics, render_sglang])
 async def test_the_mock_engines_pages_are_understood(
-    served: ServedModel, engines: FakeEngines, metrics: EngineMetrics, render: object
+    served: ModelRuntime, engines: FakeEngines, metrics: EngineMetrics, render: object
 ) -> None:
     assert callable(render)
     driver = Driver(MockConfig(model="m", profile=PROFILES["llama-3-70b-a100"]))

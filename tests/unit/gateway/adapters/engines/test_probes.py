@@ -14,20 +14,20 @@ from gateway.adapters.engines.probes import FIRST_AT_ONCE, Prober
 from gateway.adapters.upstream import HttpUpstream
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress
-from tests.builders import address, routing, served_model
+from tests.builders import address, changed, routing, served_model
 from tests.fakes import HANG, FakeClock, FakeEngines, Script, failure, whole
 
 
-def fleet_of(workers: int) -> ServedModel:
+def fleet_of(workers: int) -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(workers,))
     addresses = tuple(address(f"w{n}", port=n + 1) for n in range(workers))
-    return msgspec.structs.replace(model, workers=(addresses,))
+    return changed(model, workers=(addresses,))
 
 
-def prober(served: ServedModel, engines: FakeEngines) -> Prober:
+def prober(served: ModelRuntime, engines: FakeEngines) -> Prober:
     return Prober([served], interval_s=2.0, timeout_s=0.05, upstream=engines)
 
 
@@ -55,16 +55,16 @@ async def test_who_answers_health_is_in_the_rotation(
     engines.play("/v1/models", models)
     probing = prober(served, engines)
     assert await probing.probe(served, 0, 0) is ok
-    assert served.pools[0].up == [ok]
+    assert served.fleet.pools[0].up == [ok]
 
 
 @pytest.mark.parametrize("up", [True, False])
 async def test_a_probe_that_could_not_be_sent_says_nothing_of_the_engine(*, up: bool) -> None:
     served, engines = fleet_of(1), FakeEngines()
-    fleet.probed(served.pools[0], 0, ok=up)
+    fleet.probed(served.fleet.pools[0], 0, ok=up)
     engines.play("/health", failure("local"))
     assert await prober(served, engines).probe(served, 0, 0) is up
-    assert served.pools[0].up == [up]
+    assert served.fleet.pools[0].up == [up]
 
 
 @pytest.mark.parametrize(
@@ -118,18 +118,18 @@ async def test_who_is_not_ready_is_named_with_the_reason(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert not await probing.probe(served, 0, 0)
-    assert served.pools[0].why_down[0].startswith(why)
+    assert served.fleet.pools[0].why_down[0].startswith(why)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"worker w0 of m/only is not ready: {why}")
 
 
 async def test_a_key_that_is_refused_is_told_from_one_that_is_missing() -> None:
     served, engines = fleet_of(1), FakeEngines()
-    keyed = msgspec.structs.replace(served, workers=((address("w0", port=1, api_key="sk"),),))
+    keyed = changed(served, workers=((address("w0", port=1, api_key="sk"),),))
     engines.answer("/health")
     engines.answer("/v1/models", "{}", status=403)
     assert not await prober(keyed, engines).probe(keyed, 0, 0)
-    assert "it refuses the key" in keyed.pools[0].why_down[0]
+    assert "it refuses the key" in keyed.fleet.pools[0].why_down[0]
 
 
 async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there() -> None:
@@ -138,16 +138,14 @@ async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there()
     engines.answer("/v1/models", OTHER)
     probing = prober(served, engines)
     assert not await probing.probe(served, 0, 0)
-    assert fleet.available(served.pools[0], 0.0) == []
+    assert fleet.available(served.fleet.pools[0], 0.0) == []
     engines.answer("/v1/models", '{"data": [{"id": "m"}]}')
     assert await probing.probe(served, 0, 0)
     assert await probing.probe(served, 0, 0)
-    assert fleet.available(served.pools[0], 0.0) == [0]
-    assert served.pools[0].why_down == [""]
+    assert fleet.available(served.fleet.pools[0], 0.0) == [0]
+    assert served.fleet.pools[0].why_down == [""]
     assert engines.asked("/v1/models") == 2, "not with every probe"
-    named = msgspec.structs.replace(
-        served, workers=((address("w0", port=1, served_model="base-2"),),)
-    )
+    named = changed(served, workers=((address("w0", port=1, served_model="base-2"),),))
     engines.answer("/v1/models", OTHER)
     assert await prober(named, engines).probe(named, 0, 0)
 
@@ -195,10 +193,10 @@ async def test_a_worker_that_streams_stays_in_the_rotation_whatever_probes_miss(
     assert await probing.probe(served, 0, 0)
     engines.play("/health", HANG)
     tokens = iter(range(1, 100))
-    served.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: next(tokens)))
+    served.fleet.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: next(tokens)))
     for _ in range(5):
         assert not await probing.probe(served, 0, 0)
-        assert fleet.available(served.pools[0], 0.0) == [0]
+        assert fleet.available(served.fleet.pools[0], 0.0) == [0]
 
 
 async def test_a_worker_that_answers_nobody_leaves_with_the_third_miss() -> None:
@@ -207,11 +205,11 @@ async def test_a_worker_that_answers_nobody_leaves_with_the_third_miss() -> None
     probing = prober(served, engines)
     assert await probing.probe(served, 0, 0)
     engines.play("/health", HANG)
-    served.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: 7))
+    served.fleet.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: 7))
     up = []
     for _ in range(5):
         await probing.probe(served, 0, 0)
-        up += served.pools[0].up
+        up += served.fleet.pools[0].up
     # Its stream had grown before the first miss, and never again.
     assert up == [True, True, True, False, False]
 
@@ -225,8 +223,8 @@ async def test_a_refused_connection_needs_no_second_probe() -> None:
     gone.__cause__ = ConnectionRefusedError()
     engines.play("/health", gone)
     await probing.probe(served, 0, 0)
-    assert served.pools[0].up == [False]
-    assert served.pools[0].refused == [True]
+    assert served.fleet.pools[0].up == [False]
+    assert served.fleet.pools[0].refused == [True]
 
 
 async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> None:
@@ -238,10 +236,10 @@ async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> N
     for _ in range(4):
         asyncio.get_running_loop().call_soon(time.sleep, 0.25)
         assert await probing.probe(served, 0, 0), "the verdict before stands"
-    assert served.pools[0].up == [True]
+    assert served.fleet.pools[0].up == [True]
     for _ in range(3):
         await probing.probe(served, 0, 0)
-    assert served.pools[0].up == [False], "the engine's own silence counts"
+    assert served.fleet.pools[0].up == [False], "the engine's own silence counts"
     await probing.close()
 
 
@@ -261,7 +259,9 @@ class Frost:
             on_frozen=lambda *_: self.told.append(self.clock()),
         )
         self.tokens = [0]
-        self.served.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: self.tokens[0]))
+        self.served.fleet.pools[0].progress.begin(
+            0, Pending(None, 0.0, 1.0, lambda: self.tokens[0])
+        )
 
     async def live(self, seconds: int) -> None:
         for _ in range(0, seconds, 2):

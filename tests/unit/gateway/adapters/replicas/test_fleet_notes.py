@@ -9,7 +9,7 @@ import pytest
 from gateway.adapters.replicas import fleet_notes
 from gateway.adapters.replicas.fleet_notes import HOMES_TOLD_S, FleetNotes
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel, drain_worker
+from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.policy.pools.conversations import Home, ResponseHomes
 from tests.builders import served_model
 from tests.fakes import FakeClock
@@ -24,13 +24,13 @@ class Replicas:
     def __init__(self, count: int = 2) -> None:
         self.clock = FakeClock(100.0)
         self.boards = Boards()
-        self.served: list[ServedModel] = []
+        self.served: list[ModelRuntime] = []
         self.notes: list[FleetNotes] = []
         self.wall_clocks: list[FakeClock] = []
         for _ in range(count):
             self.join()
 
-    def join(self, workers: tuple[int, int] = (2, 1)) -> ServedModel:
+    def join(self, workers: tuple[int, int] = (2, 1)) -> ModelRuntime:
         served = served_model(workers=workers)
         name = f"replica {len(self.served)}"
         self.served.append(served)
@@ -52,13 +52,13 @@ class Replicas:
         self.notes[replica].drained(worker, on=on)
 
 
-def draining(served: ServedModel) -> list[bool]:
-    return served.pools[0].draining
+def draining(served: ModelRuntime) -> list[bool]:
+    return served.fleet.pools[0].draining
 
 
 def test_an_engine_is_drained_in_all_replicas_and_the_newest_change_holds() -> None:
     replicas = Replicas(3)
-    worker = replicas.served[0].pools[0].workers[1]
+    worker = replicas.served[0].fleet.pools[0].workers[1]
     replicas.drain(0, worker, on=True)
     replicas.exchange()
     assert [draining(served) for served in replicas.served] == [[False, True]] * 3
@@ -70,7 +70,7 @@ def test_an_engine_is_drained_in_all_replicas_and_the_newest_change_holds() -> N
 def test_an_undo_holds_also_where_the_clock_of_the_drain_was_ahead() -> None:
     replicas = Replicas(3)
     replicas.wall_clocks[0].advance(10.0)
-    worker = replicas.served[0].pools[0].workers[1]
+    worker = replicas.served[0].fleet.pools[0].workers[1]
     for on in (True, False, True):
         replicas.drain(0, worker, on=on)
         replicas.exchange()
@@ -81,7 +81,7 @@ def test_an_undo_holds_also_where_the_clock_of_the_drain_was_ahead() -> None:
 
 def test_of_two_changes_at_the_same_time_one_holds_everywhere() -> None:
     replicas = Replicas(2)
-    worker = replicas.served[0].pools[0].workers[1]
+    worker = replicas.served[0].fleet.pools[0].workers[1]
     replicas.drain(0, worker, on=False)
     replicas.drain(1, worker, on=True)
     replicas.exchange()
@@ -90,7 +90,7 @@ def test_of_two_changes_at_the_same_time_one_holds_everywhere() -> None:
 
 def test_a_replica_that_starts_later_hears_of_drains_from_whoever_lives() -> None:
     replicas = Replicas(2)
-    replicas.drain(0, replicas.served[0].pools[0].workers[0], on=True)
+    replicas.drain(0, replicas.served[0].fleet.pools[0].workers[0], on=True)
     replicas.exchange()
     del replicas.boards.notes["replica 0"], replicas.notes[0]
     late = replicas.join()
@@ -100,8 +100,8 @@ def test_a_replica_that_starts_later_hears_of_drains_from_whoever_lives() -> Non
 
 def test_one_failure_confirms_an_ejection_elsewhere() -> None:
     replicas = Replicas(2)
-    one, two = (served.pools[0] for served in replicas.served)
-    rules = replicas.served[0].health
+    one, two = (served.fleet.pools[0] for served in replicas.served)
+    rules = replicas.served[0].fleet.health
     fleet.eject(one, 1, rules, replicas.clock())
     replicas.exchange()
     assert fleet.available(two, replicas.clock()) == [0, 1], "not copied"
@@ -112,9 +112,9 @@ def test_one_failure_confirms_an_ejection_elsewhere() -> None:
 
 def test_own_success_outweighs_what_others_say() -> None:
     replicas = Replicas(2)
-    two = replicas.served[1].pools[0]
-    rules = replicas.served[0].health
-    fleet.eject(replicas.served[0].pools[0], 1, rules, replicas.clock())
+    two = replicas.served[1].fleet.pools[0]
+    rules = replicas.served[0].fleet.health
+    fleet.eject(replicas.served[0].fleet.pools[0], 1, rules, replicas.clock())
     replicas.exchange()
     fleet.succeeded(two, 1)
     assert not fleet.failed(two, 1, rules, replicas.clock())
@@ -122,8 +122,8 @@ def test_own_success_outweighs_what_others_say() -> None:
 
 def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
     replicas = Replicas(2)
-    one, two = (served.pools[0] for served in replicas.served)
-    rules = replicas.served[0].health
+    one, two = (served.fleet.pools[0] for served in replicas.served)
+    rules = replicas.served[0].fleet.health
     fleet.eject(one, 1, rules, replicas.clock())
     while one.ejected_until_s[1] > replicas.clock():
         replicas.exchange()
@@ -134,13 +134,13 @@ def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
 
 def test_stored_responses_are_found_by_all_and_told_for_a_while_only() -> None:
     replicas = Replicas(2)
-    replicas.served[0].homes.remember("resp-1", HOME)
+    replicas.served[0].fleet.homes.remember("resp-1", HOME)
     replicas.exchange()
-    assert replicas.served[1].homes.find("resp-1") == HOME
+    assert replicas.served[1].fleet.homes.find("resp-1") == HOME
     replicas.clock.advance(HOMES_TOLD_S)
     late = replicas.join()
     replicas.exchange()
-    assert late.homes.find("resp-1") is None
+    assert late.fleet.homes.find("resp-1") is None
 
 
 def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +149,14 @@ def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> N
     learn = ResponseHomes.learn
 
     def note(homes: ResponseHomes, response_id: str, home: Home) -> None:
-        if homes is replicas.served[1].homes:
+        if homes is replicas.served[1].fleet.homes:
             learned.append(response_id)
         learn(homes, response_id, home)
 
     monkeypatch.setattr(ResponseHomes, "learn", note)
     for number in range(3):
-        replicas.served[0].homes.remember(f"r{number}", HOME)
-        replicas.served[0].homes.remember(f"s{number}", HOME)
+        replicas.served[0].fleet.homes.remember(f"r{number}", HOME)
+        replicas.served[0].fleet.homes.remember(f"s{number}", HOME)
         replicas.exchange()
     assert learned == ["r0", "s0", "r1", "s1", "r2", "s2"]
 
@@ -164,14 +164,14 @@ def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_replica_of_other_workers_takes_over_drains_only() -> None:
     replicas = Replicas(1)
     other = replicas.join(workers=(3, 1))
-    worker = replicas.served[0].pools[0].workers[1]
-    fleet.eject(replicas.served[0].pools[0], 1, other.health, replicas.clock())
-    replicas.served[0].homes.remember("resp-1", HOME)
+    worker = replicas.served[0].fleet.pools[0].workers[1]
+    fleet.eject(replicas.served[0].fleet.pools[0], 1, other.fleet.health, replicas.clock())
+    replicas.served[0].fleet.homes.remember("resp-1", HOME)
     replicas.drain(0, worker, on=True)
     replicas.exchange()
-    assert other.homes.find("resp-1") is None
-    assert other.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
-    assert other.pools[0].draining[1]
+    assert other.fleet.homes.find("resp-1") is None
+    assert other.fleet.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
+    assert other.fleet.pools[0].draining[1]
 
 
 @pytest.mark.parametrize("note", [b"", b"\xc1", msgspec.msgpack.encode({"workers": "x"})])
@@ -187,7 +187,7 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         replicas.notes[0].drained(f"w{number}", on=True)
     for number in range(2 * fleet_notes.MOST_HOMES):
-        replicas.served[0].homes.remember(f"r{number}", HOME)
+        replicas.served[0].fleet.homes.remember(f"r{number}", HOME)
     replicas.exchange()
     (told,) = replicas.boards.notes["replica 0"].values()
     note = fleet_notes._decode(told)

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.gossip import PrefixNews
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.profile import DEFAULT
 from gateway.policy.quartz.quartz import Quartz
 from gateway.policy.scheduling.scheduler import Job
 from predictor.online import PrefillPredictor
-from tests.builders import served_model
+from tests.builders import changed, served_model
 from tests.fakes import FakeClock
 
 
@@ -25,7 +25,7 @@ def exchange(notes: SchedulerNotes) -> None:
 
 
 def notes_of(
-    served: ServedModel,
+    served: ModelRuntime,
     boards: "Boards",
     replica: str,
     replicas: Callable[[], int] = lambda: 2,
@@ -57,11 +57,11 @@ class View:
         return [held[name] for held in others if name in held]
 
 
-def replica() -> tuple[ServedModel, Quartz, PrefillPredictor]:
+def replica() -> tuple[ModelRuntime, Quartz, PrefillPredictor]:
     plain = served_model(workers=(2, 1))
     predictor = PrefillPredictor(workers=2)
-    scheduler = Quartz(plain.pools[0], predictor, DEFAULT)
-    served = msgspec.structs.replace(
+    scheduler = Quartz(plain.fleet.pools[0], predictor, DEFAULT)
+    served = changed(
         plain,
         schedulers=(scheduler, None),
         predictors=(predictor, predictor),
@@ -116,10 +116,10 @@ def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_other
     points = ((512, 1), (1024, 2), (2048, 3))
     first = notes_of(one, boards, "a")
     exchange(first)
-    one.news[0].sent(points, 1, 0.25)
+    one.scheduling.news[0].sent(points, 1, 0.25)
     exchange(first)
     exchange(notes_of(two, boards, "b"))
-    assert two.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
+    assert two.scheduling.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
 
 
 def test_alone_nothing_is_kept_nor_told() -> None:
@@ -129,15 +129,15 @@ def test_alone_nothing_is_kept_nor_told() -> None:
     notes = notes_of(served, boards, "a", lambda: others)
     exchange(notes)
     for digest in range(10):
-        served.news[0].sent(((512, digest),), 1, 0.25)
-    assert len(served.news[0]) == 10
+        served.scheduling.news[0].sent(((512, digest),), 1, 0.25)
+    assert len(served.scheduling.news[0]) == 10
     others = 1
     exchange(notes)  # the last word, and hearing that nobody is left
     boards.notes.clear()
     for _ in range(2):
-        served.news[0].sent(((512, 1),), 1, 0.25)
+        served.scheduling.news[0].sent(((512, 1),), 1, 0.25)
         exchange(notes)
-    assert len(served.news[0]) == 0
+    assert len(served.scheduling.news[0]) == 0
     assert boards.notes == {}
 
 
@@ -154,7 +154,7 @@ def test_a_pool_with_other_workers_is_another_pool() -> None:
     boards = Boards()
     one, scheduler, _ = replica()
     two, other, _ = replica()
-    two.pools[0].workers = tuple(reversed(two.pools[0].workers))
+    two.fleet.pools[0].workers = tuple(reversed(two.fleet.pools[0].workers))
     first = notes_of(one, boards, "a")
     second = notes_of(two, boards, "b")
     scheduler.submit(job(4000), 0.1)

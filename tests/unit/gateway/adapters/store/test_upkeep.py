@@ -12,7 +12,7 @@ from gateway.adapters.store.upkeep import STEP_S, Keeper, ModelSpec
 from gateway.policy.admission.capacity import SURVEY_SLICE, WorkerShare
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.lease import Ask
@@ -33,7 +33,7 @@ SPOT = entitled("spot", "spot", created=3)
 class Recording(Around):
     """The embedded store, which remembers what was published and can fail."""
 
-    def __init__(self, served: ServedModel, clock: FakeClock, book: TokenPool) -> None:
+    def __init__(self, served: ModelRuntime, clock: FakeClock, book: TokenPool) -> None:
         super().__init__(MemoryLeases({"m": served}, clock, {"m": book}, wall_clock=clock))
         self.published: list[Terms] = []
         self.ticks = 0
@@ -65,7 +65,7 @@ class Kept:
         self.engine_kv = 0
         self.spec = ModelSpec(
             base=base,
-            pools=self.served.pools,
+            pools=self.served.fleet.pools,
             shares=SHARES,
             entitlements=lambda: self.entitlements,
             kv_bytes=lambda _pool, _worker: self.engine_kv,
@@ -77,7 +77,7 @@ class Kept:
         await self.keeper.step()
 
     def worker(self, *, up: bool) -> None:
-        fleet.probed(self.served.pools[0], 1, ok=up)
+        fleet.probed(self.served.fleet.pools[0], 1, ok=up)
 
     @property
     def terms(self) -> Terms:
@@ -145,7 +145,7 @@ async def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
     kept = Kept(msgspec.structs.replace(OLD, tokens_per_s=20.0), SPOT)
     await kept.step()
     for worker in (0, 1):
-        fleet.drain(kept.served.pools[0], worker, on=True)
+        fleet.drain(kept.served.fleet.pools[0], worker, on=True)
     for _ in range(3):
         await kept.step()
     assert kept.terms.slots == (0, 2)
@@ -312,10 +312,10 @@ async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
 async def test_a_pool_whose_workers_all_missed_their_probes_keeps_its_places() -> None:
     kept = Kept(OLD)
     await kept.step()
-    (worker,) = kept.served.pools[1].siblings[0]
-    fleet.missed(kept.served.pools[1], worker, "no answer", answers=False)
+    (worker,) = kept.served.fleet.pools[1].siblings[0]
+    fleet.missed(kept.served.fleet.pools[1], worker, "no answer", answers=False)
     await kept.step()
     assert kept.store.published[-1].slots == (8, 2)
-    fleet.unreachable(kept.served.pools[1], worker)
+    fleet.unreachable(kept.served.fleet.pools[1], worker)
     await kept.step()
     assert kept.store.published[-1].slots == (8, 0)

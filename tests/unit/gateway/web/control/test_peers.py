@@ -101,8 +101,12 @@ async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
 
 async def test_load_is_added_up() -> None:
     served = served_model()
-    served.pools[0].inflight, served.pools[0].active[1], served.pools[0].tokens[1] = 3, 2, 900
-    served.pools[0].beyond_window_tokens = 9_003
+    (
+        served.fleet.pools[0].inflight,
+        served.fleet.pools[0].active[1],
+        served.fleet.pools[0].tokens[1],
+    ) = 3, 2, 900
+    served.fleet.pools[0].beyond_window_tokens = 9_003
     others = Odd(2)
     answer_load(others, [served])
     shown: list[dict[str, Any]] = [

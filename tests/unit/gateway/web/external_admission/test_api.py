@@ -10,7 +10,7 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ServedModel
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask
@@ -22,7 +22,7 @@ from gateway.web.external_admission import held_slots, service
 from gateway.web.external_admission.api import MAX_BODY_BYTES, admission_router
 from gateway.web.external_admission.service import AdmissionDesk
 from gateway.web.metrics.page import MetricsPage
-from tests.builders import served_model, short_and_long
+from tests.builders import changed, served_model, short_and_long
 from tests.fakes import FakeClock, ListSink
 
 ACME = {"authorization": "Bearer sk-acme"}
@@ -50,7 +50,7 @@ class Bench:
         self,
         *,
         default_max_tokens: int | None = None,
-        slot_tokens_per_s: float = served_model().slot_tokens_per_s,
+        slot_tokens_per_s: float = served_model().admission.slot_tokens_per_s,
         held_share: float = 1.0,
         service_class: Any = "elastic",
     ) -> None:
@@ -59,7 +59,7 @@ class Bench:
         self.metrics = Metrics()
         self.draining = False
         table = short_and_long(default_max_tokens=default_max_tokens)
-        self.served: ServedModel = msgspec.structs.replace(
+        self.served: ModelRuntime = changed(
             served_model(table=table), slot_tokens_per_s=slot_tokens_per_s, held_share=held_share
         )
         self.book = TokenPool(Terms(slots=(8, 8), largest_tokens=65536))
@@ -392,7 +392,7 @@ async def test_what_was_used_is_charged_where_it_is_more_than_the_time_held() ->
 
 async def test_other_proxies_hold_a_share_of_a_pool_beyond_reserved_baselines() -> None:
     bench = Bench(held_share=0.5, service_class="spot")
-    pool = bench.served.pools[0]
+    pool = bench.served.fleet.pools[0]
     most = len(pool.workers) * pool.slots_per_worker // 2 // 2  # of two gateways
     leases = [(await bench.authorize()).json()["lease_id"] for _ in range(most)]
     refused = await bench.authorize()
@@ -406,7 +406,7 @@ async def test_other_proxies_hold_a_share_of_a_pool_beyond_reserved_baselines() 
 @pytest.mark.parametrize("managed", [True, False])
 async def test_where_admission_refuses_nobody_there_is_no_share(managed: bool) -> None:
     bench = Bench(held_share=0.01, service_class="spot")
-    msgspec.structs.force_setattr(bench.served, "observe_admission", managed)
+    msgspec.structs.force_setattr(bench.served.admission, "observe", managed)
     if not managed:
         bench.store = MemoryLeases(
             {"m": bench.served}, bench.clock, {}, wall_clock=bench.clock, jitter=lambda: 0.0

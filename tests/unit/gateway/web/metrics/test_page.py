@@ -94,7 +94,7 @@ def test_boundaries_and_the_distance_from_the_plan_are_shown() -> None:
         watch.drift.add(500)
     watch.shares = (0.02,)
     served.move_boundaries((7000,))
-    served.pools[0].beyond_window_tokens = 9003
+    served.fleet.pools[0].beyond_window_tokens = 9003
     lines = shown.render().decode().splitlines()
     assert 'sluice_boundary_tokens{model="m",pool="short"} 7000.0' in lines
     assert 'sluice_pool_beyond_window_tokens{model="m",pool="short"} 9003.0' in lines

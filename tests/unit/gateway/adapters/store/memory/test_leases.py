@@ -20,8 +20,8 @@ async def test_workers_that_are_ejected_leave_the_pool_overloaded_until_they_ret
     clock = FakeClock()
     served = served_model(workers=(2, 1), slots=2, spill_queue=0)
     store = MemoryLeases({"m": served}, clock)
-    for _ in range(served.health.eject_after):
-        fleet.failed(served.pools[SHORT], 0, served.health, clock())
+    for _ in range(served.fleet.health.eject_after):
+        fleet.failed(served.fleet.pools[SHORT], 0, served.fleet.health, clock())
     for n in range(2):
         await store.admit(ask(f"{n}"))
     assert (await store.admit(ask("x", alternates=(LONG,)))).pool == LONG
@@ -33,4 +33,4 @@ async def test_models_are_counted_apart() -> None:
     one, two = served_model(name="one"), served_model(name="two")
     store = MemoryLeases({"one": one, "two": two}, FakeClock())
     await store.admit(ask("a", model="one"))
-    assert (one.pools[SHORT].inflight, two.pools[SHORT].inflight) == (1, 0)
+    assert (one.fleet.pools[SHORT].inflight, two.fleet.pools[SHORT].inflight) == (1, 0)

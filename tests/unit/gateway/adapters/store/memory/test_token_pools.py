@@ -19,7 +19,7 @@ from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
-from tests.builders import served_model
+from tests.builders import changed, served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled, pool
 
@@ -30,7 +30,7 @@ class Opened:
     def __init__(self, *entitlements: Entitlement, observe: bool = False, **terms: Any) -> None:
         self.clock = FakeClock(NOW_S)
         self.book = pool(*entitlements, **{"slots": (4, 4), **terms})
-        self.served = msgspec.structs.replace(served_model(), observe_admission=observe)
+        self.served = changed(served_model(), observe=observe)
         self.store = MemoryLeases(
             {"m": self.served}, self.clock, {"m": self.book}, wall_clock=self.clock
         )
@@ -128,7 +128,7 @@ async def test_an_unforced_transfer_that_is_denied_leaves_the_lease_where_it_is(
     lease = await opened.admit("a")
     with pytest.raises(RateLimited):
         await opened.store.transfer(lease, 1, force=False)
-    assert [p.inflight for p in opened.served.pools] == [1, 0]
+    assert [p.inflight for p in opened.served.fleet.pools] == [1, 0]
     moved = await opened.store.transfer(lease, 1)
     assert (moved.pool, [p.inflight for p in opened.book.pools]) == (1, [0, 1])
 
