@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from compressor.chars import hash_table, tables
-from compressor.extract import Counter, Limits, extract, size_bytes
+from compressor.extract import Counter, ExtractLimits, extract, size_bytes
 from compressor.lexicon import ABBREVIATIONS, ASKING_WORDS, STOP_WORDS
 from compressor.messages import (
-    Prompt,
+    PromptText,
     all_texts,
     read_anthropic,
     read_chat,
@@ -130,7 +130,7 @@ def _limits(
     max_cut: float,
     profile: Profile,
     counter: Counter | None,
-) -> Limits:
+) -> ExtractLimits:
     if not bytes_per_token > 0:
         raise ValueError("bytes_per_token must be above 0")
     if not 0 < safety <= 1:
@@ -139,11 +139,11 @@ def _limits(
         raise ValueError("max_cut must be at least 0 and below 1")
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; there are {', '.join(PROFILES)}")
-    return Limits(tokens, bytes_per_token, safety, max_cut, profile, counter)
+    return ExtractLimits(tokens, bytes_per_token, safety, max_cut, profile, counter)
 
 
 def _answered(
-    body: Body, read: Callable[[Body], Prompt], limits: Limits, category: str | None
+    body: Body, read: Callable[[Body], PromptText], limits: ExtractLimits, category: str | None
 ) -> Compressed[Body] | Refused:
     """Read, extract and write back; the result has the type of the caller's body."""
     try:

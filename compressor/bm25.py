@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compressor.chars import Ints
-from compressor.terms import Floats, Terms, sums
+from compressor.terms import Floats, TermMatrix, sums
 
 K1: Final = 1.2
 B: Final = 0.75
@@ -31,7 +31,7 @@ class Relevance:
 
 
 def relevance(
-    terms: Terms, wanted: Ints, passages: Ints, asking: npt.NDArray[np.bool_]
+    terms: TermMatrix, wanted: Ints, passages: Ints, asking: npt.NDArray[np.bool_]
 ) -> Relevance:
     """How well units and their passages match the sorted terms `wanted`.
 

@@ -101,7 +101,7 @@ def _folded(char: str, code: int) -> int:
     return ord(char)
 
 
-_MOST_KEPT: Final = 1 << 21
+_MAX_RETAINED: Final = 1 << 21
 """Most powers kept between calls: 16 MiB."""
 
 
@@ -118,7 +118,7 @@ class _Powers:
         size = max(1 << 17, 1 << size.bit_length())
         forward = np.cumprod(np.full(size, _BASE, np.uint32), dtype=np.uint32)
         back = np.cumprod(np.full(size, _INVERSE, np.uint32), dtype=np.uint32)
-        if size <= _MOST_KEPT:
+        if size <= _MAX_RETAINED:
             self.forward, self.back = forward, back
         return forward, back
 

@@ -24,7 +24,7 @@ CODE_LINES: Final = 0.40
 BLOCKS: Final = 0.6
 _LONG_WORD: Final = 16
 _KINDS: Final[dict[str, Reason]] = {"`": "code", "~": "code", "{": "json", "[": "json"}
-_LEAST_LINES: Final = 8
+_MIN_LINES: Final = 8
 _LINE_ENDS: Final = np.zeros(128, np.bool_)
 _LINE_ENDS[[ord(c) for c in "{};\\):,]("]] = True
 
@@ -65,6 +65,6 @@ def _is_code(ground: Ground, blocks: list[tuple[int, int]], solid: int) -> bool:
         ends = ends[(inner < 0) | (ends > edges[inner, 1])]
         for start, end in blocks:
             brackets[start:end] = False
-    if len(ends) < _LEAST_LINES or np.count_nonzero(brackets) < CODE_BRACKETS * solid:
+    if len(ends) < _MIN_LINES or np.count_nonzero(brackets) < CODE_BRACKETS * solid:
         return False
     return float(_LINE_ENDS[np.minimum(chars.codes[ends - 1], 127)].mean()) >= CODE_LINES

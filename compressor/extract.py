@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.messages import SYSTEM_ROLES, Path, Prompt, Slot, all_texts
-from compressor.plan import Plan, planned
+from compressor.messages import SYSTEM_ROLES, Path, PromptText, Slot, all_texts
+from compressor.plan import ExtractPlan, planned
 from compressor.protect import is_json
 from compressor.result import Reason, Refused, Trace
 from compressor.score import Profile
@@ -36,7 +36,7 @@ _FULL: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ExtractLimits:
     """The limits of an extract."""
 
     tokens: int
@@ -71,7 +71,7 @@ def size_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def extract(prompt: Prompt, limits: Limits) -> Extract | Refused:
+def extract(prompt: PromptText, limits: ExtractLimits) -> Extract | Refused:
     """An extract of the prompt's slots that fits, or the reason for refusing."""
     budget = limits.budget_bytes
     before = sum(map(size_bytes, all_texts(prompt)))
@@ -116,7 +116,7 @@ def _is_free(slot: Slot, budget: int) -> bool:
 
 
 def _fitted(
-    plan: Plan, prompt: Prompt, limits: Limits, before: int, protected: int
+    plan: ExtractPlan, prompt: PromptText, limits: ExtractLimits, before: int, protected: int
 ) -> Extract | tuple[Reason, str]:
     """The fullest extract that fits, by bytes or by count."""
     budget = limits.budget_bytes
@@ -152,7 +152,9 @@ def _better(best: Extract | None, found: Extract, tokens: int) -> Extract:
     return replace(found, tokens_after=tokens)
 
 
-def _extracted(plan: Plan, kept: npt.NDArray[np.bool_], before: int, protected: int) -> Extract:
+def _extracted(
+    plan: ExtractPlan, kept: npt.NDArray[np.bool_], before: int, protected: int
+) -> Extract:
     layout = plan.layout
     chars, spans = layout.ground.chars, layout.parts.spans
     texts = {
@@ -186,7 +188,7 @@ def _extracted(plan: Plan, kept: npt.NDArray[np.bool_], before: int, protected: 
 
 
 def _lost(
-    plan: Plan, kept: npt.NDArray[np.bool_], found: Extract, budget: int, protected: int
+    plan: ExtractPlan, kept: npt.NDArray[np.bool_], found: Extract, budget: int, protected: int
 ) -> tuple[Reason, str] | None:
     """Why an extract lost too much: a large block, or most of its budget."""
     spans = plan.layout.parts.spans
@@ -209,5 +211,5 @@ def counted(counter: Counter, text: str) -> int:
         return counter(text.encode("utf-8", "replace").decode())
 
 
-def _texts_after(prompt: Prompt, texts: dict[Path, str]) -> list[str]:
+def _texts_after(prompt: PromptText, texts: dict[Path, str]) -> list[str]:
     return [texts.get(slot.path, slot.text) for slot in prompt.slots] + prompt.fixed

@@ -18,7 +18,7 @@ Path = tuple[str | int, ...]
 SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 TOOL_ROLES: Final = frozenset({"tool", "function"})
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
-_KEPT: Final = ("refusal", "reasoning_content", "reasoning", "name", "annotations", "audio")
+_OTHER_TEXT: Final = ("refusal", "reasoning_content", "reasoning", "name", "annotations", "audio")
 """Fixed fields of a message, besides its content and calls."""
 _MEDIA_PARTS: Final = frozenset(
     {
@@ -40,7 +40,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Prompt:
+class PromptText:
     """All text of a body, in order."""
 
     slots: list[Slot] = field(default_factory=list)
@@ -64,21 +64,21 @@ class Prompt:
                 self.fixed.append(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def read_prompt(text: str) -> Prompt:
+def read_prompt(text: str) -> PromptText:
     """A completions prompt: one user message."""
-    prompt = Prompt(turn=0)
+    prompt = PromptText(turn=0)
     prompt.add((), "user", text)
     return prompt
 
 
-def read_chat(messages: Sequence[Mapping[str, Any]]) -> Prompt:
+def read_chat(messages: Sequence[Mapping[str, Any]]) -> PromptText:
     """OpenAI chat messages."""
-    prompt = Prompt()
+    prompt = PromptText()
     for index, message in enumerate(messages):
         role = str(message.get("role", "user"))
         prompt.begin(role)
         _content(prompt, (index, "content"), role, message.get("content"))
-        prompt.keep(*(message.get(name) for name in _KEPT))
+        prompt.keep(*(message.get(name) for name in _OTHER_TEXT))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or call.get("custom") or {}
             prompt.keep(function.get("name"), function.get("arguments"), function.get("input"))
@@ -87,9 +87,9 @@ def read_chat(messages: Sequence[Mapping[str, Any]]) -> Prompt:
     return prompt
 
 
-def read_anthropic(request: Mapping[str, Any]) -> Prompt:
+def read_anthropic(request: Mapping[str, Any]) -> PromptText:
     """`system` and `messages` of an Anthropic request."""
-    prompt = Prompt()
+    prompt = PromptText()
     _content(prompt, ("system",), "system", request.get("system"))
     for index, message in enumerate(request.get("messages") or ()):
         role, content = str(message.get("role", "user")), message.get("content")
@@ -102,9 +102,9 @@ def read_anthropic(request: Mapping[str, Any]) -> Prompt:
     return prompt
 
 
-def read_responses(request: Mapping[str, Any]) -> Prompt:
+def read_responses(request: Mapping[str, Any]) -> PromptText:
     """`instructions` and `input` of a responses request."""
-    prompt = Prompt()
+    prompt = PromptText()
     _content(prompt, ("instructions",), "system", request.get("instructions"))
     given = request.get("input")
     if isinstance(given, str):
@@ -126,7 +126,7 @@ def read_responses(request: Mapping[str, Any]) -> Prompt:
     return prompt
 
 
-def _content(prompt: Prompt, path: Path, role: str, content: object) -> None:
+def _content(prompt: PromptText, path: Path, role: str, content: object) -> None:
     if isinstance(content, str):
         prompt.add(path, role, content)
         return
@@ -137,7 +137,7 @@ def _content(prompt: Prompt, path: Path, role: str, content: object) -> None:
             _part(prompt, (*path, index), role, part)
 
 
-def _part(prompt: Prompt, path: Path, role: str, part: Mapping[str, Any]) -> None:
+def _part(prompt: PromptText, path: Path, role: str, part: Mapping[str, Any]) -> None:
     kind = part.get("type", "text")
     if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         prompt.add((*path, "text"), role, part["text"])
@@ -166,7 +166,7 @@ def written(body: Any, texts: Mapping[Path, str]) -> Any:
     return copied
 
 
-def all_texts(prompt: Prompt) -> Iterator[str]:
+def all_texts(prompt: PromptText) -> Iterator[str]:
     """Every text that the engine sees."""
     yield from (slot.text for slot in prompt.slots)
     yield from prompt.fixed

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from compressor.terms import Floats, Terms
+from compressor.terms import Floats, TermMatrix
 
 
-def novelty(terms: Terms) -> Floats:
+def novelty(terms: TermMatrix) -> Floats:
     """Share of a unit's distinct terms that no earlier unit has, in [0, 1]; shape (units,)."""
     first = np.empty(len(terms.spread), np.int64)
     # Assigned from the end: the earliest unit is written last.

@@ -17,12 +17,12 @@ from compressor.content import unfit
 from compressor.messages import SYSTEM_ROLES, Slot
 from compressor.passages import Passages, passages
 from compressor.protect import Block, blocks
-from compressor.question import NEAR, SHORT_BYTES, Asked, asked, asking_units
+from compressor.question import NEAR, SHORT_BYTES, QuestionTerms, asked, asking_units
 from compressor.result import TIERS, Reason
 from compressor.score import Profile, scores
 from compressor.segment import Ground, ground_of, segment
 from compressor.select import Costs, costs_of
-from compressor.terms import Floats, Terms, terms_of
+from compressor.terms import Floats, TermMatrix, terms_of
 
 HEAD_UNITS, TAIL_UNITS = 3, 2
 EDGE_SHARE: Final = 0.10
@@ -53,7 +53,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExtractPlan:
     """A layout with the cost and value of each unit; several budgets can be tried on it."""
 
     layout: Layout
@@ -75,7 +75,7 @@ class Plan:
 
 def planned(
     texts: Sequence[Slot], budget_bytes: int, profile: Profile
-) -> Plan | tuple[Reason, str]:
+) -> ExtractPlan | tuple[Reason, str]:
     """Plan the texts, or return why they must not be extracted from."""
     starts, ends, joined = _joined(texts)
     ground = ground_of(chars_of(joined))
@@ -89,7 +89,7 @@ def planned(
     terms = terms_of(ground, parts.spans)
     question = _question(layout, terms)
     costs = costs_of(ground.chars, parts, firsts)
-    return Plan(
+    return ExtractPlan(
         layout=layout,
         costs=costs,
         section=_detached(layout, question.units),
@@ -106,12 +106,12 @@ def _joined(texts: Sequence[Slot]) -> tuple[Ints, Ints, str]:
     return starts, starts + sizes, _JOIN.join([slot.text for slot in texts])
 
 
-def _question(layout: Layout, terms: Terms) -> Asked:
+def _question(layout: Layout, terms: TermMatrix) -> QuestionTerms:
     """The last user message's question; the texts of one turn are one message."""
     roles = [slot.role == "user" and bool(slot.text.strip()) for slot in layout.texts]
     users = [index for index, user in enumerate(roles) if user]
     if not users:
-        return Asked(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return QuestionTerms(np.zeros(0, np.int64), np.zeros(0, np.int64))
     plain = ~layout.parts.furniture
     if layout.blocks:
         begins = np.array([start for start, _ in layout.blocks], np.int64)

@@ -20,7 +20,7 @@ from compressor.segment import Ground
 
 Block = tuple[int, int]
 
-LEAST_JSON_CHARS: Final = 20
+MIN_JSON_CHARS: Final = 20
 _JSON_TRIES: Final = 200
 _FENCE: Final = re.compile(r"^[ \t]{0,12}(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _RULE: Final = re.compile(r"^[ \t]*\|?[ \t]*:?-+:?[ \t]*\|[-:| \t\r]*$", re.MULTILINE)
@@ -150,6 +150,6 @@ def _json(ground: Ground) -> Iterator[Block]:
             _, end = _DECODER.raw_decode(chars.text, start)
         except (ValueError, RecursionError):
             continue
-        if end - start >= LEAST_JSON_CHARS:
+        if end - start >= MIN_JSON_CHARS:
             yield start, end
             done = end

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from compressor.chars import Ints, hash_table
 from compressor.lexicon import ASKING_WORDS
 from compressor.segment import Spans
-from compressor.terms import Terms
+from compressor.terms import TermMatrix
 
 SHORT_BYTES: Final = 600
 NEAR: Final = 6
@@ -36,7 +36,7 @@ _TRAIL: Final = "\"')]}*_`”’»」』）"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionTerms:
     """The units of the question, and its terms."""
 
     units: Ints
@@ -92,16 +92,16 @@ def _paragraph(spans: Spans, own: Ints, at: int) -> list[int]:
     return units.tolist() if short and len(units) < len(own) else []
 
 
-def asked(terms: Terms, units: Ints, earlier: list[Ints]) -> Asked:
+def asked(terms: TermMatrix, units: Ints, earlier: list[Ints]) -> QuestionTerms:
     """The question's terms; `earlier` are units of earlier user messages, the nearest first."""
     for source in (units, *earlier):
         found = _content(terms, source)
         if len(found):
-            return Asked(units, found)
-    return Asked(units, np.zeros(0, np.int64))
+            return QuestionTerms(units, found)
+    return QuestionTerms(units, np.zeros(0, np.int64))
 
 
-def _content(terms: Terms, units: Ints) -> Ints:
+def _content(terms: TermMatrix, units: Ints) -> Ints:
     mask = np.zeros(terms.units, np.bool_)
     mask[units] = True
     table = np.zeros(len(terms.spread), np.bool_)

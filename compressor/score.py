@@ -14,9 +14,9 @@ from compressor.bm25 import relevance
 from compressor.novelty import novelty
 from compressor.passages import Passages
 from compressor.position import lead, position
-from compressor.question import Asked
+from compressor.question import QuestionTerms
 from compressor.segment import Ground
-from compressor.terms import Floats, Terms
+from compressor.terms import Floats, TermMatrix
 from compressor.textrank import textrank
 from compressor.tfidf import tfidf
 
@@ -55,7 +55,12 @@ AGE: Final = 0.30
 
 
 def scores(
-    ground: Ground, terms: Terms, parts: Passages, asked: Asked, ages: Floats, profile: Profile
+    ground: Ground,
+    terms: TermMatrix,
+    parts: Passages,
+    asked: QuestionTerms,
+    ages: Floats,
+    profile: Profile,
 ) -> Floats:
     """Score of each unit; `ages` is 0 for the current turn up to 1 for the oldest."""
     weights = PROFILES[profile]

@@ -23,7 +23,7 @@ _BI: Final = np.uint32(0x1E98DF25)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TermMatrix:
     """The matrix in coordinates, sorted by unit, then term; `count` is the frequency.
 
     Terms are numbered from 0 in the order of their hashes, so that tables of them are small.
@@ -46,7 +46,7 @@ def sums(index: Ints, weights: Floats, size: int) -> Floats:
     return np.bincount(index, weights, size).astype(np.float64, copy=False)
 
 
-def terms_of(ground: Ground, spans: Spans) -> Terms:
+def terms_of(ground: Ground, spans: Spans) -> TermMatrix:
     """The terms of each unit, without stop words."""
     total = len(spans.starts)
     groups = [_numbered(spans, at, term) for at, term in _occurrences(ground)]
@@ -70,7 +70,7 @@ def terms_of(ground: Ground, spans: Spans) -> Terms:
     places[hashes] = np.arange(len(hashes), dtype=np.int32)
     columns = places[columns].astype(np.int64)
     spread = np.bincount(columns, minlength=len(hashes))
-    return Terms(total, rows, columns, count, lengths, spread, hashes)
+    return TermMatrix(total, rows, columns, count, lengths, spread, hashes)
 
 
 def _numbered(

@@ -10,14 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from compressor.terms import Floats, Terms, sums
+from compressor.terms import Floats, TermMatrix, sums
 
 DAMPING: Final = 0.85
 STEPS: Final = 4
-_LEAST: Final = 1e-9
+_MIN_DEGREE: Final = 1e-9
 
 
-def textrank(terms: Terms) -> Floats:
+def textrank(terms: TermMatrix) -> Floats:
     """Centrality of each unit in [0, 1], the highest being 1; shape (units,)."""
     total = terms.units
     shared = np.flatnonzero(terms.spread[terms.term] > 1)
@@ -38,7 +38,7 @@ def textrank(terms: Terms) -> Floats:
         return sums(unit, value * down[term], total) - own * weights
 
     degrees = step(np.ones(total))
-    inverse = np.where(degrees > _LEAST, 1 / np.maximum(degrees, _LEAST), 0.0)
+    inverse = np.where(degrees > _MIN_DEGREE, 1 / np.maximum(degrees, _MIN_DEGREE), 0.0)
     ranks_now = np.full(total, 1 / total)
     for _ in range(STEPS):
         ranks_now = (1 - DAMPING) / total + DAMPING * step(ranks_now * inverse)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from compressor.terms import Floats, Terms, sums
+from compressor.terms import Floats, TermMatrix, sums
 
 
-def tfidf(terms: Terms) -> Floats:
+def tfidf(terms: TermMatrix) -> Floats:
     """Mean of ln(n / df) over a unit's terms in [0, 1], the highest being 1; shape (units,)."""
     idf = np.log(terms.units / terms.spread)[terms.term]
     means: Floats = sums(terms.unit, terms.count * idf, terms.units) / np.maximum(terms.lengths, 1)

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.errors import Refusal
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.estimate.merge import Learned, Peer
+from gateway.policy.estimate.merge import Learned, PeerRecord
 from gateway.policy.token_pool.terms import Terms
 from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.endpoint import Endpoint
@@ -270,7 +270,7 @@ class Removal(Record, frozen=True, kw_only=True):
     """Modification time of the file that dropped it; 0 when an admin deleted it."""
 
 
-class Kept(Record, frozen=True, kw_only=True):
+class DirectoryState(Record, frozen=True, kw_only=True):
     """The content of a directory, or the part of it that changed."""
 
     revision: int
@@ -295,10 +295,10 @@ class Written(Record, frozen=True, kw_only=True):
 class Directory(Protocol):
     """Stores entitlements that change at run time. Raises StateFailure."""
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """The whole content."""
 
-    async def changes(self, since: int, mark: str) -> Kept | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState | None:
         """Changes after revision `since`; None if the directory does not know the write `mark`."""
 
     async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
@@ -373,10 +373,10 @@ class RecordSink(Protocol):
         """Take one record. Never blocks or raises; dropped records are counted."""
 
 
-class Heard(Record, frozen=True, kw_only=True):
+class ExchangeResult(Record, frozen=True, kw_only=True):
     """The result of an exchange, by model."""
 
-    peers: Mapping[str, tuple[Peer, ...]] = msgspec.field(default_factory=dict)
+    peers: Mapping[str, tuple[PeerRecord, ...]] = msgspec.field(default_factory=dict)
     """Records that other replicas published since the last exchange; each is returned once."""
     missing: frozenset[str] = frozenset()
     """Models for which the store holds no record of this process."""
@@ -389,7 +389,7 @@ class EstimatorState(Protocol):
     def interval_s(self) -> float:
         """Seconds between two exchanges; 0 to never exchange."""
 
-    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
         """Publish this process's record of each model (None: unchanged) and read the others'.
 
         The first exchange returns every stored record. A newer record replaces an older one of

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.profile import NodeProfile
-from planner.records import Asked, EqualNodes, FleetPlan, Question
+from planner.records import AskedLimits, EqualNodes, FleetPlan, Question
 from planner.search import loads_of, pool_loads, size
 from planner.sizing import Loads, paged_slots, run_with
 from planner.workload.moments import Prepared, prepare
 from planner.workload.workload import Workload, from_lengths
 
-_MOST_SHARES: Final = 512
+_MAX_SHARES: Final = 512
 
 
 def equal_nodes(
@@ -30,7 +30,7 @@ def equal_nodes(
     if any(pool.node != node for pool in two.pools) or total < 2:
         return None
     b_short = two.boundaries[0]
-    shares = np.unique(np.linspace(1, total - 1, min(total - 1, _MOST_SHARES)).round())
+    shares = np.unique(np.linspace(1, total - 1, min(total - 1, _MAX_SHARES)).round())
     short = _pool(question, prepared, node, b_short, shares.size, long=False)
     long = _pool(question, prepared, node, b_short, shares.size, long=True)
     first, second = run_with(short, node, shares), run_with(long, node, total - shares)
@@ -81,7 +81,7 @@ def _pool(
     )
 
 
-def asked_against_used(question: Question, fleet: FleetPlan) -> Asked | None:
+def asked_against_used(question: Question, fleet: FleetPlan) -> AskedLimits | None:
     """Compare routing by requested limits with routing by tokens used, at one boundary.
 
     None if the workload has no requested limits. A request without a limit counts as asking for the
@@ -97,7 +97,7 @@ def asked_against_used(question: Question, fleet: FleetPlan) -> Asked | None:
     by_asked, by_used = pairs.prompts + limits <= boundary, pairs.totals <= boundary
     mass = pairs.weights
     known = float(mass[limited].sum())
-    return Asked(
+    return AskedLimits(
         asked_mean_tokens=float(limits[limited] @ mass[limited]) / known if known else 0.0,
         used_mean_tokens=float(pairs.answers @ mass),
         unlimited_share=1 - known,

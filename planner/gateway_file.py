@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from gateway.policy.estimate.length_drift import bucket_edges, plan_points
-from planner.records import Plan, PoolPlan
+from planner.records import PlanResult, PoolPlan
 from planner.workload.workload import Workload
 
 _POINTS_A_LINE: Final = 6
 
 
-def gateway_file(plan: Plan, workers: Mapping[str, Sequence[str]] | None = None) -> str:
+def gateway_file(plan: PlanResult, workers: Mapping[str, Sequence[str]] | None = None) -> str:
     """YAML that `sluice check` accepts; `workers` maps pools to URLs."""
     return "\n".join([*_lines(plan, workers or {}), ""])
 
 
-def assign_workers(plan: Plan, given: Sequence[str]) -> dict[str, list[str]]:
+def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str]]:
     """Assign each `POOL=URL` to its pool; bare URLs fill the pools in order, up to their nodes."""
     pools = {pool.name: pool for pool in plan.chosen.pools}
     found: dict[str, list[str]] = {name: [] for name in pools}
@@ -39,7 +39,7 @@ def assign_workers(plan: Plan, given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _lines(plan: Plan, workers: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _lines(plan: PlanResult, workers: Mapping[str, Sequence[str]]) -> Iterator[str]:
     question, fleet = plan.question, plan.chosen
     node = fleet.pools[0].node
     goals = question.goals
@@ -78,7 +78,7 @@ def _planned_lines(workload: Workload) -> Iterator[str]:
         yield f"        {'[' if not start else ' '}{listed}{last or ']'}"
 
 
-def _pool_lines(pool: PoolPlan, plan: Plan, urls: Sequence[str]) -> Iterator[str]:
+def _pool_lines(pool: PoolPlan, plan: PlanResult, urls: Sequence[str]) -> Iterator[str]:
     window = pool.window_tokens
     if pool.boundary_tokens is not None and plan.question.mode == "paged":
         window = min(2 * window, plan.question.window)

@@ -11,7 +11,7 @@ from planner.compare import asked_against_used, equal_nodes
 from planner.fleets import from_grid, from_ranges
 from planner.paper.fleets import paper_one, paper_pairs
 from planner.profile import NodeProfile
-from planner.records import EqualNodes, FleetPlan, Plan, Question
+from planner.records import EqualNodes, FleetPlan, PlanResult, Question
 from planner.search import Grid, Mode, sweep
 from planner.split import Ranges, cheapest_splits, size_ranges, whole_range
 from planner.verdict import notes_of
@@ -22,7 +22,7 @@ _ONE_SLOTS, _ONE_PAGED = "one pool, slots", "one pool, paged"
 _TWO, _COMPRESSED = "two pools", "two, compressed"
 
 
-def make_plan(question: Question) -> Plan:
+def make_plan(question: Question) -> PlanResult:
     """The cheapest fleet that meets the goals; raises PlanError for an inconsistent question.
 
     Ties go to fewer pools, then to no compression. A fixed boundary selects the two (or more) pools
@@ -49,7 +49,7 @@ def make_plan(question: Question) -> Plan:
         wide = looked_at.gamma if looked_at.gamma > 1 else 1.5
         shape = shape_of(question.workload, looked_at.boundaries[0], wide)
     retrofit, codesign = _theorem_2(tables, question, compressed)
-    plan = Plan(
+    plan = PlanResult(
         question=question,
         chosen=chosen,
         one_by_slots=one_slots,

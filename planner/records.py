@@ -141,7 +141,7 @@ class EqualNodes(msgspec.Struct, frozen=True, kw_only=True):
     long_tpot_s: float
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class AskedLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that clients requested, compared with the tokens that answers used."""
 
     asked_mean_tokens: float
@@ -156,7 +156,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     nodes_used: int | None
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen fleet and its alternatives."""
 
     question: Question
@@ -180,7 +180,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of a fleet sized without compression but deployed with it (Theorem 2)."""
     codesign_nodes: int | None
     equal_nodes: EqualNodes | None
-    asked: Asked | None
+    asked: AskedLimits | None
     grid: tuple[tuple[float, ...], ...] = ()
     """$ per hour at every boundary and gamma; infinite if the goals cannot be met."""
     grid_boundaries: tuple[int, ...] = ()

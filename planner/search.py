@@ -16,7 +16,7 @@ Mode = Literal["paper", "exact", "mix", "corrected", "paged"]
 
 _TAIL: Final = 0.99
 _ROUNDING: Final = 1e-9
-_LEAST_RATE: Final = 0.01
+_MIN_RATE: Final = 0.01
 """Requests per second below which a long pool gets no node (exact)."""
 
 
@@ -82,7 +82,7 @@ def pool_loads(
     flat = np.broadcast_to(sums, (ROWS, *shape)).reshape(ROWS, -1)
     counted = np.broadcast_to(counted, (p.levels.size, *shape)).reshape(p.levels.size, -1)
     rates = (rate * ((1 - share) if long else share)).ravel()
-    rates = np.where(rates <= (_LEAST_RATE if mode == "exact" else _ROUNDING * rate), 0.0, rates)
+    rates = np.where(rates <= (_MIN_RATE if mode == "exact" else _ROUNDING * rate), 0.0, rates)
     slots: Floats | float
     if mode == "paged":
         slots = paged_slots(flat, profile)

@@ -42,10 +42,10 @@ from planner.workload.workload import Floats
 WaitOf = Callable[[Floats, NDArray[np.intp]], Floats]
 """(nodes, indices of pools) -> waiting times, seconds."""
 
-_LEAST_VARIATION: Final = 0.01
+_MIN_VARIATION: Final = 0.01
 _NORMAL_P99: Final = 2.326
 _CEIL_SLACK: Final = 1e-9
-_MOST_STEPS: Final = 64
+_MAX_STEPS: Final = 64
 KV_USED: Final = 0.9
 """Share of the KV cache that a paged pool is planned to fill."""
 
@@ -175,7 +175,7 @@ def _means(loads: Loads, profile: NodeProfile) -> _Means:
         steps=steps,
         prompt=prompt,
         variation=np.maximum(
-            sums[STEPS2] / mass / np.maximum(steps**2, 1e-300) - 1, _LEAST_VARIATION
+            sums[STEPS2] / mass / np.maximum(steps**2, 1e-300) - 1, _MIN_VARIATION
         ),
         demand=demand,
         spread=_NORMAL_P99 * profile.h_s_per_token * np.sqrt(square * occupancy),
@@ -219,7 +219,7 @@ def _full_service(loads: Loads, profile: NodeProfile) -> tuple[Floats, Floats, F
     mass = np.maximum(s[MASS], 1e-300)
     mean = (w * s[STEPS] + grow * s[STEP_TOKENS]) / mass
     square = w * w * s[STEPS2] + 2 * w * grow * s[STEPS2_TOKENS] + grow**2 * s[STEPS2_TOKENS2]
-    variation = np.maximum(square / mass / np.maximum(mean**2, 1e-300) - 1, _LEAST_VARIATION)
+    variation = np.maximum(square / mass / np.maximum(mean**2, 1e-300) - 1, _MIN_VARIATION)
     return mean, variation, mean * mass / np.maximum(s[STEPS], 1e-300)
 
 
@@ -243,10 +243,10 @@ def _raise_until(floor: Floats, wait_of: WaitOf, limit: Floats) -> tuple[Floats,
     active = np.flatnonzero((floor > 0) & np.isfinite(floor))
     wait[active] = wait_of(nodes[active], active)
     over = active[wait[active] > limit[active]]
-    for step in range(_MOST_STEPS):
+    for step in range(_MAX_STEPS):
         if over.size == 0:
             break
-        nodes[over] += 1 if step < _MOST_STEPS // 2 else np.maximum(1, nodes[over] // 16)
+        nodes[over] += 1 if step < _MAX_STEPS // 2 else np.maximum(1, nodes[over] // 16)
         wait[over] = wait_of(nodes[over], over)
         over = over[wait[over] > limit[over]]
     nodes[over] = np.inf

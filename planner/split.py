@@ -85,12 +85,12 @@ def cheapest_splits(choices: list[Ranges], most_pools: int) -> dict[int, list[tu
     best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
     for pools in range(1, min(most_pools, last) + 1):
         for high in range(pools, last + 1):
-            ways = [
+            variants = [
                 (best[pools - 1, low][0] + cost[low, high][0], low)
                 for low in range(pools - 1, high)
                 if (pools - 1, low) in best
             ]
-            total, low = min(ways, default=(np.inf, 0))
+            total, low = min(variants, default=(np.inf, 0))
             if np.isfinite(total):
                 before = best[pools - 1, low][1]
                 best[pools, high] = (total, [*before, cost[low, high][1]])

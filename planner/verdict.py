@@ -3,10 +3,10 @@
 import math
 
 from planner.goals import Goals
-from planner.records import FleetPlan, Plan
+from planner.records import FleetPlan, PlanResult
 
 
-def notes_of(plan: Plan) -> tuple[str, ...]:
+def notes_of(plan: PlanResult) -> tuple[str, ...]:
     """The plan's conclusions, its limits and its assumptions."""
     notes = [_answer(plan)]
     notes += _limits(plan)
@@ -45,7 +45,7 @@ def notes_of(plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _answer(plan: Plan) -> str:
+def _answer(plan: PlanResult) -> str:
     chosen = plan.chosen
     if not chosen.feasible:
         return f"no fleet meets the goals{_easier(plan)}"
@@ -66,7 +66,7 @@ def _answer(plan: Plan) -> str:
     return f"{chosen.label}: {fleet_line(chosen)} nodes{saved}"
 
 
-def _easier(plan: Plan) -> str:
+def _easier(plan: PlanResult) -> str:
     """Advice on how to meet the SLO; names the TTFT of the longest prompt if that exceeds it."""
     goals: Goals = plan.question.goals
     node = plan.question.long_node or plan.question.nodes[0]
@@ -81,7 +81,7 @@ def _easier(plan: Plan) -> str:
     )
 
 
-def _limits(plan: Plan) -> list[str]:
+def _limits(plan: PlanResult) -> list[str]:
     """Alternatives that the SLO rules out, and pools sized by the SLO rather than by slots."""
     out = []
     for fleet in (plan.one_paged, plan.two, plan.compressed):
@@ -98,7 +98,7 @@ def _limits(plan: Plan) -> list[str]:
     return out
 
 
-def _shape(plan: Plan) -> list[str]:
+def _shape(plan: PlanResult) -> list[str]:
     shape = plan.shape
     if shape is None:
         return []

@@ -13,7 +13,7 @@ from predictor.artifact import Artifact
 from predictor.calibrate import BUCKETS, bucket_name
 from predictor.features import HIT, LOCALITY
 from predictor.online import PrefillPredictor
-from predictor.rows import Row
+from predictor.rows import PrefillRow
 
 _LINEAR_ROWS: Final = 4000
 _POINTS: Final = 2000
@@ -27,7 +27,9 @@ def pinball(actual: Floats, quantile: Floats, alpha: float) -> float:
     return float(np.maximum(alpha * error, (alpha - 1) * error).mean())
 
 
-def judge(artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]) -> dict[str, Any]:
+def judge(
+    artifact: Artifact, learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow]
+) -> dict[str, Any]:
     """A report: pinball losses, raw and calibrated coverage in all and by bucket, plot points.
 
     Calibration runs as online: each row is predicted before it is learned from.
@@ -69,7 +71,7 @@ def judge(artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]) -
 
 
 def replay(
-    artifact: Artifact | None, rows: Sequence[Row], predictor: PrefillPredictor | None = None
+    artifact: Artifact | None, rows: Sequence[PrefillRow], predictor: PrefillPredictor | None = None
 ) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.int64]]:
     """Predict and learn the rows in order: actual, mean, raw and calibrated quantile, bucket.
 
@@ -92,14 +94,14 @@ def replay(
 
 
 def _baselines(
-    artifact: Artifact, learned: Sequence[Row], held_out: Sequence[Row]
+    artifact: Artifact, learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow]
 ) -> dict[str, float]:
     """Losses of a constant quantile, of a linear quantile regression, and of the prior."""
     alpha = artifact.alpha
     y = np.array([row.prefill_s for row in learned])
     actual = np.array([row.prefill_s for row in held_out])
     prior = PrefillPredictor(None, workers=1, alpha=alpha)
-    one = [Row(x=row.x, prefill_s=row.prefill_s) for row in held_out]
+    one = [PrefillRow(x=row.x, prefill_s=row.prefill_s) for row in held_out]
     _, _, _, online, _ = replay(None, one, prior)
     losses = {
         "constant": pinball(actual, np.full(len(actual), np.quantile(y, alpha)), alpha),
@@ -111,7 +113,9 @@ def _baselines(
     return losses
 
 
-def _linear(learned: Sequence[Row], held_out: Sequence[Row], alpha: float) -> Floats | None:
+def _linear(
+    learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow], alpha: float
+) -> Floats | None:
     """Predictions of a linear quantile regression; None when it does not converge."""
     x, y = np.array([row.x for row in learned]), np.array([row.prefill_s for row in learned])
     spread = x.std(axis=0)

@@ -24,7 +24,7 @@ from predictor.speeds import Speeds
 from predictor.tenants import Tenants
 
 CALIBRATIONS: Final = ("bucketed", "adaptive")
-_MOST_S: Final = 1e6
+_MAX_S: Final = 1e6
 """Longer times are ignored: the clock was changed."""
 _RECENTRE: Final = 16
 _WORKERS_AN_OBSERVATION: Final = 4
@@ -176,7 +176,7 @@ class PrefillPredictor:
 
         Impossible times are ignored.
         """
-        if not (0.0 <= actual_s < _MOST_S and 0.0 < mean_s < _MOST_S):  # NaN fails too
+        if not (0.0 <= actual_s < _MAX_S and 0.0 < mean_s < _MAX_S):  # NaN fails too
             return
         actual_s = max(actual_s, FLOOR_S)
         self.observed += 1

@@ -27,9 +27,9 @@ _NOISE: Final = 0.1
 _FORGET: Final = 0.998
 _DOWN: Final = -0.8
 _UP: Final = 3.0
-_LEAST: Final = (0.02, 0.0, 0.02, 0.0, 0.0)
-_MOST: Final = 100.0
-"""A constant stays between _LEAST and _MOST times its starting value."""
+_MIN_SCALES: Final = (0.02, 0.0, 0.02, 0.0, 0.0)
+_MAX_SCALE: Final = 100.0
+"""A constant stays between _MIN_SCALES and _MAX_SCALE times its starting value."""
 _SETTLED: Final = 200
 _EVERY: Final = 4
 
@@ -92,7 +92,7 @@ class Prior:
         per_token_s = self.s[2]
         least = (1e-5, 1e-6, 0.0, per_token_s / 8, per_token_s / 8)
         self._scale = [max(value, low) for value, low in zip(self.s, least, strict=True)]
-        self._low = [share * v for share, v in zip(_LEAST, self._scale, strict=True)]
+        self._low = [share * v for share, v in zip(_MIN_SCALES, self._scale, strict=True)]
         self._most = [value * value for value in self._scale]
         self._cov = [[v if i == j else 0.0 for j in range(SIZE)] for i, v in enumerate(self._most)]
         self._turn = 0
@@ -151,7 +151,7 @@ class Prior:
         error = min(max(actual_s / mean_s - 1.0, _DOWN), _UP)
         for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
             gain = along[i] / spread
-            self.s[i] = min(max(self.s[i] + gain * error, low), _MOST * scale)
+            self.s[i] = min(max(self.s[i] + gain * error, low), _MAX_SCALE * scale)
             cov[i] = [(c - gain * a) / _FORGET for c, a in zip(cov[i], along, strict=True)]
         self._bound()
 
@@ -168,9 +168,9 @@ class Prior:
     def stretch(self, factor: float) -> None:
         """Scale all constants: all workers turned out slower by this factor."""
         for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
-            self.s[i] = min(max(self.s[i] * factor, low), _MOST * scale)
+            self.s[i] = min(max(self.s[i] * factor, low), _MAX_SCALE * scale)
 
     def adopt(self, s: Sequence[float], pull: float) -> None:
         """Move towards another replica's constants by the share `pull`, 0..1."""
         for i, (low, scale) in enumerate(zip(self._low, self._scale, strict=True)):
-            self.s[i] += pull * (min(max(s[i], low), _MOST * scale) - self.s[i])
+            self.s[i] += pull * (min(max(s[i], low), _MAX_SCALE * scale) - self.s[i])

@@ -16,11 +16,11 @@ _OLD_NAMES: Final = {
     "estimated_output_tokens": "output_tokens",
 }
 """Renamed fields of schema 1, which had no sections; other fields kept their names."""
-_MOST_TOKENS: Final = 1 << 32
-_MOST_S: Final = 3600.0
+_MAX_TOKENS: Final = 1 << 32
+_MAX_S: Final = 3600.0
 
 
-class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class PrefillRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One prefill: the features when the request was bound, and the time it took."""
 
     x: tuple[float, ...]
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Found(msgspec.Struct, kw_only=True):
     """The rows of a log, and counts of the lines that were not usable."""
 
-    rows: list[Row] = []
+    rows: list[PrefillRow] = []
     """In the log's order."""
     lines: int = 0
     unreadable: int = 0
@@ -85,7 +85,7 @@ def _take(record: Mapping[str, Any], found: Found, model: str | None, pool: str 
     found.rows.append(row)
 
 
-def row_of(record: Mapping[str, Any]) -> Row | None:
+def row_of(record: Mapping[str, Any]) -> PrefillRow | None:
     """One record's row; None when a field is missing or out of range.
 
     The prompt's length is the router's estimate, unless the prompt was compressed after it.
@@ -104,11 +104,11 @@ def row_of(record: Mapping[str, Any]) -> Row | None:
     usage = told.get("worker_kv_usage")
     usage = 0.0 if usage is None else usage
     prefill_s, cap = told.get("prefill_s"), told.get("cap_tokens")
-    if not all(_number(value, _MOST_TOKENS) for value in tokens) or not tokens[0]:
+    if not all(_number(value, _MAX_TOKENS) for value in tokens) or not tokens[0]:
         return None
-    if not _number(usage, 1e6) or not _number(prefill_s, _MOST_S) or not prefill_s:
+    if not _number(usage, 1e6) or not _number(prefill_s, _MAX_S) or not prefill_s:
         return None
-    if cap is not None and not _number(cap, _MOST_TOKENS):
+    if cap is not None and not _number(cap, _MAX_TOKENS):
         return None
     prompt, hit, output, backlog, active = (int(value) for value in tokens)
     x = features(
@@ -121,7 +121,7 @@ def row_of(record: Mapping[str, Any]) -> Row | None:
         backlog_tokens=backlog,
         kv_usage=float(usage),
     )
-    return Row(x=x, prefill_s=float(prefill_s), worker=str(record.get("worker") or ""))
+    return PrefillRow(x=x, prefill_s=float(prefill_s), worker=str(record.get("worker") or ""))
 
 
 def _figures(record: Mapping[str, Any]) -> Mapping[str, Any]:

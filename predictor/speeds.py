@@ -19,10 +19,10 @@ from predictor.tenants import SPEED_PULL, Pulls, held
 
 _LIMIT: Final = log(20.0)
 _SMOOTH: Final = 0.03
-_LEAST_GAIN: Final = 0.005
-_MOST_GAIN: Final = 0.2
+_MIN_GAIN: Final = 0.005
+_MAX_GAIN: Final = 0.2
 _USUAL: Final = 0.02
-_MOST_WEIGHT: Final = 3.0
+_MAX_WEIGHT: Final = 3.0
 _DOWN: Final = -0.75
 _UP: Final = 2.0
 _PULL: Final = 0.05
@@ -67,7 +67,7 @@ class Speeds:
         if not self._usual_s:
             self._usual_s = predicted_s
         self._usual_s += _USUAL * (predicted_s - self._usual_s)
-        weight = min(predicted_s / self._usual_s, _MOST_WEIGHT)
+        weight = min(predicted_s / self._usual_s, _MAX_WEIGHT)
         weighed = weight * error
         trends, workers = self._trend, len(self._trend)
         step = _SMOOTH * (weighed - trends[worker])
@@ -80,7 +80,7 @@ class Speeds:
         # The part of the trend that is this worker's own and not shared by the others.
         apart = min(abs(trend), abs(trend - others)) if trend * (trend - others) > 0 else 0.0
         track = min(apart / size, 1.0) if size > 0.0 else 0.0
-        gain = min(weight * (_LEAST_GAIN + (_MOST_GAIN - _LEAST_GAIN) * track * track), 0.5)
+        gain = min(weight * (_MIN_GAIN + (_MAX_GAIN - _MIN_GAIN) * track * track), 0.5)
         self.seen[worker] += 1
         before = self._log[worker]
         change = log(1.0 + gain * error)

@@ -14,7 +14,7 @@ from typing import Any, Final
 Pulls = dict[int, float]
 """One tenant's summed changes, by the index of the logarithm."""
 
-MOST_TENANTS: Final = 256
+MAX_TENANTS: Final = 256
 """Tenants tracked separately; all further ones share one bound."""
 SPEED_PULL: Final = log(2.0)
 """Bound for a worker's speed, as a logarithm."""
@@ -47,7 +47,7 @@ class Tenants:
         if pulls is None:
             if not client:
                 return None
-            if len(known) >= MOST_TENANTS:
+            if len(known) >= MAX_TENANTS:
                 client = ""
                 pulls = known.get(client)
             if pulls is None:

@@ -27,14 +27,14 @@ from predictor.artifact import (
 from predictor.features import FEATURES, UNCACHED
 from predictor.judge import judge
 from predictor.prior import Prior, PriorRates
-from predictor.rows import Row
+from predictor.rows import PrefillRow
 
 LEAVES: Final = 128
 LEAF_ROWS: Final = 60
 """Least rows in a leaf: fewer do not determine a .95 quantile."""
 HELD_OUT: Final = 0.25
-LEAST_ROWS: Final = 1000
-MOST_ROWS: Final = 400_000
+MIN_ROWS: Final = 1000
+MAX_ROWS: Final = 400_000
 """Most rows, the newest; more cost memory and minutes, and are outdated."""
 BOOST_TREES: Final = 60
 BOOST_LEAVES: Final = 8
@@ -45,11 +45,11 @@ Floats = NDArray[np.float64]
 
 
 class TooFewRows(ValueError):
-    """Fewer than LEAST_ROWS usable rows; the message has both numbers."""
+    """Fewer than MIN_ROWS usable rows; the message has both numbers."""
 
 
 def train(
-    rows: Sequence[Row],
+    rows: Sequence[PrefillRow],
     *,
     alpha: float = 0.95,
     boosted: bool = False,
@@ -59,11 +59,11 @@ def train(
 ) -> Artifact:
     """Train on rows in order of time; `report` is `judge`'s on the newest quarter.
 
-    Raises TooFewRows below LEAST_ROWS.
+    Raises TooFewRows below MIN_ROWS.
     """
-    if len(rows) < LEAST_ROWS:
-        raise TooFewRows(f"{len(rows)} usable rows; training takes at least {LEAST_ROWS}")
-    rows = rows[-MOST_ROWS:]
+    if len(rows) < MIN_ROWS:
+        raise TooFewRows(f"{len(rows)} usable rows; training takes at least {MIN_ROWS}")
+    rows = rows[-MAX_ROWS:]
     cut = len(rows) - int(len(rows) * HELD_OUT)
     learned, held_out = rows[:cut], rows[cut:]
     x = np.array([row.x for row in learned], dtype=np.float64)
@@ -130,7 +130,9 @@ def fit_boosted(x: Floats, y: Floats, *, alpha: float, seed: int) -> Boosted:
     return Boosted(start=float(np.quantile(np.log(y), alpha)), trees=tuple(trees))
 
 
-def worker_slowness(rows: Sequence[Row], x: Floats, y: Floats, seed: int) -> dict[str, float]:
+def worker_slowness(
+    rows: Sequence[PrefillRow], x: Floats, y: Floats, seed: int
+) -> dict[str, float]:
     """Each worker's time relative to a common tree's prediction, scaled to a median of 1.
 
     So the artifact describes a median worker, and each worker's factor is learned online.

@@ -15,7 +15,7 @@ from simulator.mock_server import FaultError, Faults, MockApp, MockConfig, parse
 from simulator.mock_server.api.config import OverflowWording
 
 
-class _Server(uvicorn.Server):
+class _MockServer(uvicorn.Server):
     """Prints its address once it listens; on SIGTERM it stops at once without draining."""
 
     def __init__(self, config: uvicorn.Config, model: str) -> None:
@@ -54,7 +54,7 @@ def make_server(config: MockConfig, *, host: str, port: int) -> uvicorn.Server:
         backlog=4096,
         timeout_keep_alive=75,
     )
-    return _Server(options, config.model)
+    return _MockServer(options, config.model)
 
 
 def _profile(

@@ -11,7 +11,7 @@ from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
-from gateway.policy.pools.conversations import ResponseHomes
+from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.request.head import read_head
 from gateway.records.attempt import WorkerAddress
@@ -113,7 +113,7 @@ def served_model(
             ),
             workers=tuple(tuple(address(w) for w in known) for known in ids),
             health=HealthRules(eject_after=eject_after),
-            homes=ResponseHomes(),
+            response_affinity=ResponseAffinity(),
             max_attempts=max_attempts,
         ),
         admission=ModelAdmission(spill_queue=spill_queue),

@@ -10,7 +10,7 @@ from gateway.adapters.entitlements.registry import Registry
 from gateway.adapters.store.directory import MemoryDirectory
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape, terms_from
-from gateway.ports import AccountView, EntitlementEntry, Kept, PoolView, Written
+from gateway.ports import AccountView, DirectoryState, EntitlementEntry, PoolView, Written
 from gateway.stages.authenticate import Keyring
 from tests.fakes import FakeClock
 
@@ -95,12 +95,12 @@ class FlakyDirectory(MemoryDirectory):
         if self.fail_with is not None:
             raise self.fail_with
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """See Directory."""
         self._called()
         return await super().load()
 
-    async def changes(self, since: int, mark: str) -> Kept | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState | None:
         """See Directory."""
         self._called()
         return await super().changes(since, mark)
@@ -120,7 +120,7 @@ class FlakyDirectory(MemoryDirectory):
         MemoryDirectory.__init__(self)
 
 
-class Desk:
+class EntitlementRig:
     """A registry over fakes; several over one directory are replicas."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Desk:
 
     async def start(
         self, *file: EntitlementEntry, guarded: bool = True, file_unix_s: float = 0.0
-    ) -> "Desk":
+    ) -> "EntitlementRig":
         """Start without the task that polls: tests poll."""
         await self.sync.begin(File(file, file_unix_s), guarded=guarded)
         return self

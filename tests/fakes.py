@@ -8,12 +8,12 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
-from gateway.policy.estimate.merge import Learned, Peer, Sums
+from gateway.policy.estimate.merge import Learned, PartState, PeerRecord
 from gateway.policy.request.header_lines import pairs_of
 from gateway.ports import (
     CompressResult,
     CompressTask,
-    Heard,
+    ExchangeResult,
     Lines,
     Settlement,
     UpstreamCall,
@@ -339,7 +339,7 @@ class FakeShared:
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
-        self.records: dict[str, dict[str, tuple[int, float, dict[str, Sums]]]] = {}
+        self.records: dict[str, dict[str, tuple[int, float, dict[str, PartState]]]] = {}
         """Model -> replica -> (revision, time, record)."""
         self.revision = 0
 
@@ -357,7 +357,7 @@ class FakeState:
         self._shared = shared
         self._since: dict[str, int] = {}
 
-    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
         """See EstimatorState."""
         self.exchanges += 1
         if self.fail_with is not None:
@@ -368,7 +368,7 @@ class FakeState:
             kept = self._shared.records.setdefault(model, {})
             since = self._since.get(model, 0)
             found = tuple(
-                Peer(age_s=now_s - at_s, parts=parts)
+                PeerRecord(age_s=now_s - at_s, parts=parts)
                 for replica, (revision, at_s, parts) in kept.items()
                 if replica != self.replica and revision > since
             )
@@ -380,7 +380,7 @@ class FakeState:
                 kept[self.replica] = (self._shared.revision, now_s, dict(record))
             if self.replica not in kept:
                 missing.add(model)
-        return Heard(peers=peers, missing=frozenset(missing))
+        return ExchangeResult(peers=peers, missing=frozenset(missing))
 
     async def close(self) -> None:
         """See EstimatorState."""

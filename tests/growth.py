@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-MOST_GROWTH = 2.2
+MAX_GROWTH = 2.2
 """Of the time, each time that the input doubles: the mean of `_DOUBLINGS` of them.
 
 One doubling alone may cross the size of a cache and take a little longer than that.
 """
 _DOUBLINGS = 3
 _ROUNDS = 200
-_LEAST_S = 0.0005
+_MIN_S = 0.0005
 
 Input = TypeVar("Input")
 
@@ -23,13 +23,13 @@ def assert_linear(
     size: int = 1000,
     most: int = 1_000_000,
 ) -> None:
-    """Check that `run(make(n))` takes at most MOST_GROWTH times longer for twice the `n`.
+    """Check that `run(make(n))` takes at most MAX_GROWTH times longer for twice the `n`.
 
     From `size` on an `n` is looked for that takes long enough to be measured; what takes less
     at `most` passes. It is doubled once more and compared with an eighth of that. Processor
     time of this thread, the least of several runs each, so that other work does not count.
     """
-    while _taken_s(run, make(size)) < _LEAST_S:
+    while _taken_s(run, make(size)) < _MIN_S:
         if 2 * size > most:
             return
         size *= 2
@@ -41,7 +41,7 @@ def assert_linear(
         for _ in range(_ROUNDS):
             small_s = min(small_s, _taken_s(run, small))
             large_s = min(large_s, _taken_s(run, large))
-            if large_s <= MOST_GROWTH**_DOUBLINGS * small_s and _ >= 2:
+            if large_s <= MAX_GROWTH**_DOUBLINGS * small_s and _ >= 2:
                 return
     finally:
         if enabled:

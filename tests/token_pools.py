@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from gateway.policy.admission import admission
-from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -22,20 +22,20 @@ def entitled(name: str = "e", service_class: ServiceClass = "elastic", **terms: 
 
 def pool(*entitlements: Entitlement, slots: tuple[int, ...] = (4,), **terms: Any) -> TokenPool:
     """A model's pools with these entitlements, created in this order unless they say."""
-    book = TokenPool(Terms(slots=slots, **terms))
+    token_pool = TokenPool(Terms(slots=slots, **terms))
     for number, each in enumerate(entitlements, start=1):
-        book.define(each if each.created else msgspec.structs.replace(each, created=number))
-    return book
+        token_pool.define(each if each.created else msgspec.structs.replace(each, created=number))
+    return token_pool
 
 
-def request(lease_id: str = "a", entitlement: str = "e", **more: Any) -> Request:
+def request(lease_id: str = "a", entitlement: str = "e", **more: Any) -> AdmissionRequest:
     """A request of 100 tokens and one sequence to the first pool."""
     known: dict[str, Any] = {"pool": 0, "estimate_tokens": 100, **more}
-    return Request(lease_id=lease_id, entitlement=entitlement, **known)
+    return AdmissionRequest(lease_id=lease_id, entitlement=entitlement, **known)
 
 
 def admit(
-    book: TokenPool,
+    token_pool: TokenPool,
     lease_id: str = "a",
     entitlement: str = "e",
     *,
@@ -44,18 +44,22 @@ def admit(
     **more: Any,
 ) -> Grant | Denial:
     """Ask for a lease."""
-    return admission.admit(book, request(lease_id, entitlement, **more), at, observe=observe)
+    return admission.admit(token_pool, request(lease_id, entitlement, **more), at, observe=observe)
 
 
-def granted(book: TokenPool, lease_id: str = "a", entitlement: str = "e", **more: Any) -> Grant:
+def granted(
+    token_pool: TokenPool, lease_id: str = "a", entitlement: str = "e", **more: Any
+) -> Grant:
     """A lease that must be given."""
-    found = admit(book, lease_id, entitlement, **more)
+    found = admit(token_pool, lease_id, entitlement, **more)
     assert isinstance(found, Grant), found
     return found
 
 
-def denied(book: TokenPool, lease_id: str = "a", entitlement: str = "e", **more: Any) -> Denial:
+def denied(
+    token_pool: TokenPool, lease_id: str = "a", entitlement: str = "e", **more: Any
+) -> Denial:
     """A lease that must be refused."""
-    found = admit(book, lease_id, entitlement, **more)
+    found = admit(token_pool, lease_id, entitlement, **more)
     assert isinstance(found, Denial), found
     return found

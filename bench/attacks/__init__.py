@@ -10,7 +10,7 @@ import os
 
 from bench.attacks.attacker import Outcomes, attack
 from bench.attacks.cases import FAMILIES, stream_of_cases
-from bench.attacks.target import Target, Watch
+from bench.attacks.target import HealthWatch, Target
 from bench.common.report import Report, Row, at_most, equals
 
 CASES = 200_000
@@ -35,7 +35,7 @@ def rows(*, cases: int, seed: int) -> list[Row]:
         warm_up = min(_WARM_UP, cases // 3)
         asyncio.run(attack(target.port, attacks, warm_up, outcomes))
         before_mib = target.settled_rss_mib()
-        with Watch(target) as watch:
+        with HealthWatch(target) as watch:
             asyncio.run(attack(target.port, attacks, cases - warm_up, outcomes))
         after_mib = target.settled_rss_mib()
         return [

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from bench.attacks.case import Case
+from bench.attacks.case import AttackCase
 
 CLIENTS: Final = 48
 _ANSWER_LIMIT_S: Final = 15.0
@@ -31,7 +31,7 @@ class Outcomes:
         self.examples: list[str] = []
         self.silent: list[str] = []
 
-    def add(self, case: Case, status: int | None, answer: bytes) -> None:
+    def add(self, case: AttackCase, status: int | None, answer: bytes) -> None:
         """Count one case's end; `status` None where no answer came."""
         self.families[case.family] += 1
         if status is not None:
@@ -44,13 +44,13 @@ class Outcomes:
             _note(self.silent, case, answer)
 
 
-def _note(examples: list[str], case: Case, answer: bytes) -> None:
+def _note(examples: list[str], case: AttackCase, answer: bytes) -> None:
     if len(examples) < _MAX_EXAMPLES:
         sent = b"".join(step for step in case.steps if isinstance(step, bytes))
         examples.append(f"{case.family}: {sent[:600]!r} -> {answer[:400]!r}")
 
 
-async def attack(port: int, cases: Iterator[Case], count: int, outcomes: Outcomes) -> None:
+async def attack(port: int, cases: Iterator[AttackCase], count: int, outcomes: Outcomes) -> None:
     """Send the next `count` cases from many clients at a time, each from an address of its own."""
     taken = itertools.islice(cases, count)
 
@@ -66,7 +66,7 @@ async def attack(port: int, cases: Iterator[Case], count: int, outcomes: Outcome
             group.create_task(client(number))
 
 
-async def _one(port: int, source: str, case: Case) -> tuple[int | None, bytes]:
+async def _one(port: int, source: str, case: AttackCase) -> tuple[int | None, bytes]:
     loop = asyncio.get_running_loop()
     with socket.socket() as client:
         client.setblocking(False)
@@ -84,7 +84,7 @@ async def _one(port: int, source: str, case: Case) -> tuple[int | None, bytes]:
         return int(status[1]) if status else None, bytes(answer)
 
 
-async def _send(client: socket.socket, case: Case) -> None:
+async def _send(client: socket.socket, case: AttackCase) -> None:
     loop = asyncio.get_running_loop()
     for step in case.steps:
         if isinstance(step, bytes):
@@ -98,7 +98,7 @@ async def _send(client: socket.socket, case: Case) -> None:
             client.shutdown(socket.SHUT_WR)
 
 
-async def _read(client: socket.socket, case: Case, answer: bytearray) -> None:
+async def _read(client: socket.socket, case: AttackCase, answer: bytearray) -> None:
     loop = asyncio.get_running_loop()
     while case.read_bytes is None or len(answer) < case.read_bytes:
         piece = await loop.sock_recv(client, 65536)

@@ -8,7 +8,7 @@ Step = bytes | float | Literal["half-close"]
 """Bytes to send, seconds to wait, or the end of what the client sends."""
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class AttackCase(msgspec.Struct, frozen=True, kw_only=True):
     """One connection's life."""
 
     family: str

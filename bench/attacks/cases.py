@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from bench.attacks.bodies import HONEST, honest, hostile
-from bench.attacks.case import Case, Step
+from bench.attacks.case import AttackCase, Step
 from bench.attacks.forms import PATHS, form
 from bench.common.everything_on import KEY
 
@@ -77,7 +77,7 @@ _METHODS: Final = (
 _VERSIONS: Final = (b"HTTP/1.1",) * 6 + (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/1.2", b"", b"HTTP/1.1 x")
 
 
-def stream_of_cases(seed: int) -> Iterator[Case]:
+def stream_of_cases(seed: int) -> Iterator[AttackCase]:
     """Cases without end, families in turn by their weight; the same for the same seed."""
     rng = Random(seed)
     names, weights = list(FAMILIES), [weight for weight, _ in FAMILIES.values()]
@@ -86,13 +86,13 @@ def stream_of_cases(seed: int) -> Iterator[Case]:
         yield FAMILIES[name][1](rng)
 
 
-def _json(rng: Random) -> Case:
+def _json(rng: Random) -> AttackCase:
     path = rng.choice(list(HONEST))
     body = honest(rng, path) if rng.random() < 0.15 else hostile(rng, path)
-    return Case(family="json", steps=(_request(path, body),), whole=True)
+    return AttackCase(family="json", steps=(_request(path, body),), whole=True)
 
 
-def _heads(rng: Random) -> Case:
+def _heads(rng: Random) -> AttackCase:
     path = rng.choice(_CONTROL) if rng.random() < 0.4 else rng.choice(list(HONEST))
     body = honest(rng, path) if path in HONEST else b""
     lines = [rng.choice(_HEAD_FAULTS) for _ in range(rng.choice((0, 1, 1, 2)))]
@@ -107,34 +107,38 @@ def _heads(rng: Random) -> Case:
         head += b"content-length: %d\r\n" % len(body)
     for line in lines:
         head += line.encode("latin-1") + b"\r\n"
-    return Case(family="heads", steps=(head + b"\r\n" + body,))
+    return AttackCase(family="heads", steps=(head + b"\r\n" + body,))
 
 
-def _framing(rng: Random) -> Case:
+def _framing(rng: Random) -> AttackCase:
     body = honest(rng, _CHAT)
     kind = rng.randrange(6)
     if kind == 0:  # a length that is not the body's
         length = len(body) + rng.choice((-len(body), -5, -1, 1, 5, 10_000))
-        return Case(family="framing", steps=(_head(_CHAT, f"content-length: {length}") + body,))
+        return AttackCase(
+            family="framing", steps=(_head(_CHAT, f"content-length: {length}") + body,)
+        )
     if kind == 1:  # requests one behind the other
         more = b"".join(_request(_CHAT, honest(rng, _CHAT)) for _ in range(rng.randint(1, 8)))
-        return Case(family="framing", steps=(_request(_CHAT, body) + more,))
+        return AttackCase(family="framing", steps=(_request(_CHAT, body) + more,))
     if kind == 2:  # both ways at once
         both = f"content-length: {len(body)}\r\ntransfer-encoding: chunked"
-        return Case(family="framing", steps=(_head(_CHAT, both) + _chunked(rng, body, odd=False),))
+        return AttackCase(
+            family="framing", steps=(_head(_CHAT, both) + _chunked(rng, body, odd=False),)
+        )
     odd = kind >= 4
     sent = _head(_CHAT, "transfer-encoding: chunked") + _chunked(rng, body, odd=odd)
-    return Case(family="framing", steps=(sent,), whole=not odd)
+    return AttackCase(family="framing", steps=(sent,), whole=not odd)
 
 
-def _forms(rng: Random) -> Case:
+def _forms(rng: Random) -> AttackCase:
     faulty = rng.random() < 0.85
     media, body = form(rng, faulty=faulty)
     sent = _request(rng.choice(PATHS), body, media=media)
-    return Case(family="forms", steps=(sent,), whole=True)
+    return AttackCase(family="forms", steps=(sent,), whole=True)
 
 
-def _trailers(rng: Random) -> Case:
+def _trailers(rng: Random) -> AttackCase:
     body = honest(rng, _CHAT)
     trailer = rng.choice(
         (
@@ -152,10 +156,10 @@ def _trailers(rng: Random) -> Case:
     steps: tuple[Step, ...] = (sent,)
     if rng.random() < 0.2:  # without an end
         steps = (sent.removesuffix(b"\r\n"), 0.01, b"x-b: 2\r\n" * 50)
-    return Case(family="trailers", steps=steps)
+    return AttackCase(family="trailers", steps=steps)
 
 
-def _slow(rng: Random) -> Case:
+def _slow(rng: Random) -> AttackCase:
     body = honest(rng, _CHAT)
     if rng.random() < 0.5:
         sent = _request(_CHAT, body)
@@ -166,24 +170,24 @@ def _slow(rng: Random) -> Case:
     steps: list[Step] = []
     for piece in pieces:
         steps += [piece, rng.choice((0.0, 0.001, 0.02))]
-    return Case(family="slow", steps=tuple(steps), whole=True)
+    return AttackCase(family="slow", steps=tuple(steps), whole=True)
 
 
-def _half_closed(rng: Random) -> Case:
+def _half_closed(rng: Random) -> AttackCase:
     body = honest(rng, _CHAT)
     sent = _request(_CHAT, body)
     kind = rng.randrange(4)
     if kind == 0:  # whole, and then no more
-        return Case(family="half-closed", steps=(sent, "half-close"), whole=True)
+        return AttackCase(family="half-closed", steps=(sent, "half-close"), whole=True)
     if kind == 1:  # not whole, and then no more
         cut = rng.randrange(len(sent))
-        return Case(family="half-closed", steps=(sent[:cut], "half-close"))
+        return AttackCase(family="half-closed", steps=(sent[:cut], "half-close"))
     if kind == 2:  # leaves at once
-        return Case(family="half-closed", steps=(sent,), read_bytes=0)
-    return Case(family="half-closed", steps=(sent,), read_bytes=rng.choice((1, 20, 300, 900)))
+        return AttackCase(family="half-closed", steps=(sent,), read_bytes=0)
+    return AttackCase(family="half-closed", steps=(sent,), read_bytes=rng.choice((1, 20, 300, 900)))
 
 
-def _behind(rng: Random) -> Case:
+def _behind(rng: Random) -> AttackCase:
     stream = rng.random() < 0.7
     body = honest(rng, _CHAT)
     if stream:
@@ -196,10 +200,10 @@ def _behind(rng: Random) -> Case:
     steps: list[Step] = [_request(_CHAT, body), rng.choice((0.0, 0.002, 0.01)), garbage]
     if rng.random() < 0.3:
         steps += [0.001, rng.choice((b"y" * 70_000, "half-close"))]
-    return Case(family="behind", steps=tuple(steps), read_bytes=rng.choice((None, 10, 700)))
+    return AttackCase(family="behind", steps=tuple(steps), read_bytes=rng.choice((None, 10, 700)))
 
 
-FAMILIES: Final[Mapping[str, tuple[float, Callable[[Random], Case]]]] = {
+FAMILIES: Final[Mapping[str, tuple[float, Callable[[Random], AttackCase]]]] = {
     "json": (6.0, _json),
     "heads": (3.0, _heads),
     "framing": (2.0, _framing),

@@ -102,7 +102,7 @@ class Target:
         return rss_kib(self._process.pid) / 1024
 
 
-class Watch:
+class HealthWatch:
     """Asks the gateway's /health, and an engine's, all the time, from a process of its own."""
 
     def __init__(self, target: Target) -> None:

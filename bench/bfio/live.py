@@ -30,7 +30,7 @@ from bench.bfio.ranks import (
     SCHEDULERS,
     SLOTS,
     Measured,
-    Work,
+    RankWork,
     measure,
     work,
 )
@@ -47,7 +47,7 @@ WARM_UP_S: Final = 20.0
 COUNTED_S: Final = 60.0
 VIRTUAL_GAIN: Final = 6.0
 LIVE_GAIN: Final = 4.0
-MOST_CHUNKS: Final = 3000.0
+MAX_CHUNKS: Final = 3000.0
 _QUEUE_LIMIT: Final = 1000
 
 
@@ -146,7 +146,7 @@ def live_rows(found: dict[str, list[Live]]) -> list[Row]:
     lag_ms = 1000 * max(o.lag_s for o in every)
     return [
         *rows,
-        at_most("live: most chunks/s", max(o.chunks_per_s for o in every), MOST_CHUNKS),
+        at_most("live: most chunks/s", max(o.chunks_per_s for o in every), MAX_CHUNKS),
         at_most("live: bfio, most that waited", waiting, CLIENTS - RANKS * SLOTS),
         equals(
             "live: requests that failed",
@@ -166,7 +166,7 @@ def experiment(
         profile.write_bytes(msgspec.json.encode(PROFILE))
         mock = ("--profile-file", str(profile), "--dp-ranks", str(RANKS), "--speed", str(SPEED))
         with fleet_of(policy, mock) as fleet:
-            load = Load(fleet, work(number, MEAN_OUTPUT))
+            load = BarrierLoad(fleet, work(number, MEAN_OUTPUT))
             return asyncio.run(load.run(warm_up_s, counted_s))
 
 
@@ -188,10 +188,10 @@ def fleet_of(policy: str, mock: Sequence[str]) -> Fleet:
     return fleet
 
 
-class Load:
+class BarrierLoad:
     """Clients that ask again when they have their answer."""
 
-    def __init__(self, fleet: Fleet, asked: Work) -> None:
+    def __init__(self, fleet: Fleet, asked: RankWork) -> None:
         self._fleet = fleet
         self._work = asked
         self._next = 0

@@ -18,7 +18,7 @@ from bench.common.report import Row, at_least, at_most
 from gateway.policy.bfio.lookahead import horizon_steps
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import Oracle
-from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobin
+from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobinPolicy
 from simulator.barrier.records import BarrierSpec
 from simulator.barrier.summary import Summary, longest_service, summarise
 from simulator.barrier.work import OUTPUT_MEAN, poisson
@@ -110,20 +110,20 @@ def _depths(advance: Advance) -> list[Row]:
 
 def _open(advance: Advance) -> list[Row]:
     """Poisson arrivals at RHO of BF-IO's saturated throughput: FCFS's own is below that."""
-    ways: dict[str, tuple[type[Policy], int | None]] = {
-        "instant, round robin": (RoundRobin, None),
+    variants: dict[str, tuple[type[Policy], int | None]] = {
+        "instant, round robin": (RoundRobinPolicy, None),
         "instant, JSQ": (Jsq, None),
         "instant, least KV": (LeastKv, None),
         "central, FCFS": (Fcfs, 0),
         "central, least KV": (LeastKv, 0),
     }
-    found: dict[str, list[Summary]] = {name: [] for name in (*ways, "central, BF-IO")}
+    found: dict[str, list[Summary]] = {name: [] for name in (*variants, "central, BF-IO")}
     for seed in SEEDS:
         work = burst(seed)
         full = summary("BF-IO H=0", seed).throughput
         rate = RHO * full / float(work.output_tokens.mean())
         work = poisson(work, rate, np.random.default_rng([seed, 1]))
-        for name, (make, depth) in ways.items():
+        for name, (make, depth) in variants.items():
             run = simulate_group(BarrierSpec(depth=depth), work, make(), drain=True)
             found[name].append(summarise(run))
             advance()

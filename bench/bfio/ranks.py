@@ -51,7 +51,7 @@ SCHEDULERS: Final[dict[str, MakeScheduler]] = {
 }
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class RankWork(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in order: prompt and output, in tokens."""
 
     prompts: Sequence[int]
@@ -72,18 +72,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were neither sent nor waiting at the end."""
 
 
-def work(seed: int, mean_output: float = 250.0, count: int = _REQUESTS) -> Work:
+def work(seed: int, mean_output: float = 250.0, count: int = _REQUESTS) -> RankWork:
     """B-like: prompts lognormal of mean 870 and deviation 1,060, outputs geometric."""
     random = np.random.default_rng(seed)
     spread = np.log(1 + (1060 / 870) ** 2)
     prompts = random.lognormal(np.log(870) - spread / 2, np.sqrt(spread), count)
     outputs = np.minimum(random.geometric(1 / mean_output, count), 4096)
-    return Work(prompts=np.clip(prompts, 1, 16_000).astype(int).tolist(), outputs=outputs.tolist())
+    return RankWork(
+        prompts=np.clip(prompts, 1, 16_000).astype(int).tolist(), outputs=outputs.tolist()
+    )
 
 
 def measure(make: MakeScheduler, seed: int, *, steps: int = 4000, warm_up: int = 1200) -> Measured:
     """Saturate the group through this scheduler."""
-    run = _Run(make, work(seed))
+    run = _RankRun(make, work(seed))
     for _ in range(warm_up):
         run.step()
     run.clear()
@@ -92,10 +94,10 @@ def measure(make: MakeScheduler, seed: int, *, steps: int = 4000, warm_up: int =
     return run.measured()
 
 
-class _Run:
+class _RankRun:
     """Clients, scheduler and engine, step by step."""
 
-    def __init__(self, make: MakeScheduler, asked: Work) -> None:
+    def __init__(self, make: MakeScheduler, asked: RankWork) -> None:
         names = tuple(f"engine#{rank}" for rank in range(RANKS))
         self._pool = PoolState("ranks", names, SLOTS, [range(RANKS)])
         self._scheduler = make(self._pool)

@@ -9,9 +9,9 @@ import numpy as np
 from predictor.survival import OTHER, OutputSurvival
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import BySurvival, Oracle
-from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobin
-from simulator.barrier.records import BarrierSpec, Floats, History, Work
-from simulator.barrier.state import Group
+from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobinPolicy
+from simulator.barrier.records import BarrierSpec, BarrierWork, Floats, History
+from simulator.barrier.state import BarrierGroup
 from simulator.barrier.summary import Summary, summarise
 from simulator.barrier.work import like_burst, of_lengths
 
@@ -27,7 +27,7 @@ LONGEST_TOKENS: Final = 4200
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "FCFS": Fcfs,
     "JSQ": Jsq,
-    "round robin": RoundRobin,
+    "round robin": RoundRobinPolicy,
     "power of 2": PowerOfD,
     "least KV": LeastKv,
     "BF-IO H=0": BfIo,
@@ -39,7 +39,7 @@ Advance = Callable[[], None]
 
 
 @cache
-def burst(seed: int) -> Work:
+def burst(seed: int) -> BarrierWork:
     """The workload that stands for BurstGPT."""
     return like_burst(REQUESTS, np.random.default_rng(seed))
 
@@ -61,7 +61,7 @@ def mean_of(summaries: Sequence[Summary], figure: str) -> float:
     return float(np.mean([getattr(found, figure) for found in summaries]))
 
 
-def by_class(seed: int) -> tuple[Work, list[int]]:
+def by_class(seed: int) -> tuple[BarrierWork, list[int]]:
     """As long prompts; outputs that go by their class, within a fifth, of the same mean."""
     random = np.random.default_rng([seed, 2])
     prompts = like_burst(REQUESTS, random).prompt_tokens
@@ -70,7 +70,7 @@ def by_class(seed: int) -> tuple[Work, list[int]]:
     return of_lengths(prompts, np.rint(outputs)), kinds.tolist()
 
 
-def by_kaplan_meier(work: Work, horizon: int, kinds: Sequence[int] | None = None) -> Summary:
+def by_kaplan_meier(work: BarrierWork, horizon: int, kinds: Sequence[int] | None = None) -> Summary:
     """BF-IO that looks ahead by what it has learned in the same run of answers' lengths.
 
     `kinds`: each request's class; None where they are not told apart.
@@ -78,7 +78,7 @@ def by_kaplan_meier(work: Work, horizon: int, kinds: Sequence[int] | None = None
     known = OutputSurvival()
     names = [f"class {kind}" for kind in CLASSES] if kinds is not None else [OTHER]
 
-    def learn(_: Group, ended: Sequence[int]) -> None:
+    def learn(_: BarrierGroup, ended: Sequence[int]) -> None:
         for request in ended:
             name = names[kinds[request]] if kinds is not None else OTHER
             known.observe(name, int(work.output_tokens[request]), censored=False)

@@ -11,7 +11,7 @@ from planner.readers.traces import read_workload
 from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo, Fcfs
-from simulator.barrier.records import Work
+from simulator.barrier.records import BarrierWork
 from simulator.barrier.summary import summarise
 from simulator.barrier.work import of_lengths
 
@@ -38,7 +38,7 @@ def rows(data: Path | None, advance: Advance) -> list[Row]:
     return found
 
 
-def read(file: Path) -> Work:
+def read(file: Path) -> BarrierWork:
     """Both lengths of every request."""
     pairs = read_workload(file.read_text("utf-8"), name=file.name).pairs
     if pairs is None:
@@ -46,7 +46,7 @@ def read(file: Path) -> Work:
     return of_lengths(np.asarray(pairs.prompts), np.asarray(pairs.answers))
 
 
-def _trace(name: str, work: Work, advance: Advance) -> list[Row]:
+def _trace(name: str, work: BarrierWork, advance: Advance) -> list[Row]:
     plain_run = simulate_group(GROUP, work, Fcfs())
     advance()
     skip = min(_WARM_UP, round(_WARM_UP_SHARE * len(plain_run.dt_s)))

@@ -26,7 +26,7 @@ MODEL = "bench-model"
 ADMIN_KEY = "bench-admin-key"
 
 
-class Engine:
+class EngineProcess:
     """One mock engine process."""
 
     def __init__(self, pool: str, port: int, command: list[str]) -> None:
@@ -65,7 +65,7 @@ class Engine:
         return requests
 
 
-class Replica:
+class GatewayProcess:
     """One gateway process, or several on one port (`server.workers`)."""
 
     def __init__(self, port: int, config: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Fleet:
         shapes = [("short", short_window, short_slots)] * short
         shapes += [("long", long_window, long_slots)] * long
         self.engines = [
-            Engine(pool, port, _mock(port, window, slots, mock))
+            EngineProcess(pool, port, _mock(port, window, slots, mock))
             for port, (pool, window, slots) in zip(ports, shapes, strict=False)
         ]
         own, *others = ports[short + long :]
@@ -162,10 +162,10 @@ class Fleet:
             ],
             **(config or {}),
         }
-        self.replicas = [Replica(own, config_of_first)]
+        self.replicas = [GatewayProcess(own, config_of_first)]
         for port, more in zip(others, further, strict=True):
             told = {**config_of_first, "server": {**section, "port": port}, **more}
-            self.replicas.append(Replica(port, told))
+            self.replicas.append(GatewayProcess(port, told))
         self.port = own
         self.url = self.replicas[0].url
         self.gateway: subprocess.Popen[bytes] | None = None
@@ -191,15 +191,15 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def pool(self, name: str) -> list[Engine]:
+    def pool(self, name: str) -> list[EngineProcess]:
         """The engines of a pool."""
         return [e for e in self.engines if e.pool == name]
 
-    def start_engine(self, engine: Engine) -> None:
+    def start_engine(self, engine: EngineProcess) -> None:
         """Start (or start again) an engine's process."""
         engine.process = self._children.start(engine.command, quiet=True)
 
-    def kill_engine(self, engine: Engine, sig: signal.Signals = signal.SIGKILL) -> None:
+    def kill_engine(self, engine: EngineProcess, sig: signal.Signals = signal.SIGKILL) -> None:
         """Kill an engine's process."""
         if engine.process is not None:
             self._children.forget(engine.process)
@@ -207,18 +207,18 @@ class Fleet:
             engine.process.wait(10.0)
             engine.process = None
 
-    def start_replica(self, replica: Replica) -> None:
+    def start_replica(self, replica: GatewayProcess) -> None:
         """Start (or start again) a gateway's process."""
         replica.process = self._children.start(replica.command, env=replica.env, quiet=True)
         self.gateway = self.replicas[0].process
 
-    def wait_ready(self, replica: Replica) -> None:
+    def wait_ready(self, replica: GatewayProcess) -> None:
         """Wait until it, and each of its processes, says that it is."""
         for url in (replica.url, *replica.managed_at):
             self._children.wait_for(f"{url}/ready")
 
     def kill_replica(
-        self, replica: Replica, sig: signal.Signals = signal.SIGKILL, limit_s: float = 10.0
+        self, replica: GatewayProcess, sig: signal.Signals = signal.SIGKILL, limit_s: float = 10.0
     ) -> None:
         """Kill a gateway's process, and wait for its end."""
         if replica.process is not None:
@@ -272,7 +272,7 @@ def read_metrics(url: str) -> dict[str, float]:
     return values
 
 
-def _serve(replica: Replica, folder: Path) -> list[str]:
+def _serve(replica: GatewayProcess, folder: Path) -> list[str]:
     file = folder / f"sluice-{replica.port}.yaml"
     file.write_text(yaml.safe_dump(replica.config, sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]

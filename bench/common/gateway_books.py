@@ -20,7 +20,7 @@ from gateway.records.decision import (
 )
 
 REQUESTS: Final = "sluice_requests_total"
-_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+_READ_BYTES: Final = 4 * 1024 * 1024
 
 
 class Try(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +76,7 @@ class LogReader:
             return b""
         with self._path.open("rb") as file:
             file.seek(self._at)
-            data = file.read(_AT_ONCE_BYTES)
+            data = file.read(_READ_BYTES)
         whole = data[: data.rfind(b"\n") + 1]
         if self._forget and whole:
             # But its last byte, by which whoever appends sees that the line is whole.

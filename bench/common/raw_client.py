@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class RawAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What came back, whole. Names of headers are in lower case."""
 
     status: int
@@ -35,7 +35,7 @@ class RawClient:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> RawAnswer:
         """Send and read to the end. Raises OSError, EOFError; cancelling leaves the server."""
         whole = self.asked = False
         try:
@@ -61,7 +61,7 @@ class RawClient:
             self._streams = None
 
 
-async def _read(reader: asyncio.StreamReader) -> Answer:
+async def _read(reader: asyncio.StreamReader) -> RawAnswer:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
     headers = {}
     for line in filter(None, lines):
@@ -71,7 +71,7 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
         body = await reader.readexactly(int(headers["content-length"]))
     else:
         body = await _chunks(reader)
-    return Answer(status=int(first.split()[1]), headers=headers, body=body)
+    return RawAnswer(status=int(first.split()[1]), headers=headers, body=body)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:

@@ -26,7 +26,7 @@ from simulator.mock_server import tokenizer
 Kind = Literal["prose", "code", "json", "cjk", "other-script"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
-_LEAST_RUN, _LONGEST_RUN = 100, 4000
+_MIN_RUN, _LONGEST_RUN = 100, 4000
 """Tokens taken from one source at a stretch, log-uniform."""
 _PLAIN = frozenset(string.ascii_letters + " .,;:'\"-?!")
 _DOCSTRING = re.compile(r'^[ \t]*r?"""(.*?)"""[ \t]*\n', re.DOTALL | re.MULTILINE)
@@ -67,7 +67,7 @@ _VOCABULARY = [
 ]
 
 
-class Document(msgspec.Struct, frozen=True):
+class SampleText(msgspec.Struct, frozen=True):
     """A text and the mock engine's count of its tokens, template not included."""
 
     pieces: tuple[str, ...]
@@ -88,12 +88,12 @@ class _Chunk(msgspec.Struct, frozen=True):
 _Source = tuple[_Chunk, ...]
 
 
-def document(kind: Kind, tokens: int, rng: random.Random) -> Document:
+def document(kind: Kind, tokens: int, rng: random.Random) -> SampleText:
     """A document of about `tokens` tokens (at least 8), drawn with `rng`."""
     return _json_document(tokens, rng) if kind == "json" else _text_document(kind, tokens, rng)
 
 
-def _text_document(kind: Kind, tokens: int, rng: random.Random) -> Document:
+def _text_document(kind: Kind, tokens: int, rng: random.Random) -> SampleText:
     sources = _sources(kind)
     if kind in _LANGUAGES:
         # A document is in one language, on a few subjects: some sentences and not others.
@@ -103,7 +103,7 @@ def _text_document(kind: Kind, tokens: int, rng: random.Random) -> Document:
     rest = tokens
     while rest > 0:
         source = rng.choice(sources)
-        run = min(rest, round(_LEAST_RUN * (_LONGEST_RUN / _LEAST_RUN) ** rng.random()))
+        run = min(rest, round(_MIN_RUN * (_LONGEST_RUN / _MIN_RUN) ** rng.random()))
         at = rng.randrange(len(source))
         texts: list[str] = []
         while run > 0:
@@ -115,7 +115,7 @@ def _text_document(kind: Kind, tokens: int, rng: random.Random) -> Document:
             rest -= chunk.tokens
             at = rng.randrange(len(source)) if kind in _LANGUAGES else at + 1
         pieces.append("".join(texts))
-    return Document(tuple(pieces), tokens - rest)
+    return SampleText(tuple(pieces), tokens - rest)
 
 
 def _cut(chunk: _Chunk, tokens: int) -> _Chunk:
@@ -192,7 +192,7 @@ def _is_code(lines: Sequence[str]) -> bool:
 # -- JSON
 
 
-def _json_document(tokens: int, rng: random.Random) -> Document:
+def _json_document(tokens: int, rng: random.Random) -> SampleText:
     """An array of records of one to three shapes, minified."""
     shapes = rng.sample(_records(), rng.randint(2, 4))
     texts: list[str] = []
@@ -207,7 +207,7 @@ def _json_document(tokens: int, rng: random.Random) -> Document:
             chunk = max(small, key=lambda c: c.tokens)
         texts.append(chunk.text)
         rest -= chunk.tokens
-    return Document(("[" + ",".join(texts) + "]",), tokens - rest)
+    return SampleText(("[" + ",".join(texts) + "]",), tokens - rest)
 
 
 @cache

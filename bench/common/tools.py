@@ -176,7 +176,7 @@ class LoadRun:
         return line
 
 
-class Load:
+class HttpLoad:
     """Requests of one kind to one or several ports of 127.0.0.1."""
 
     def __init__(self, tool: Path, ports: int | Sequence[int], body: Path) -> None:

@@ -10,7 +10,7 @@ _BYTES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TextOutcome:
     """What became of one text."""
 
     name: str
@@ -46,20 +46,20 @@ def texts() -> dict[str, str]:
     return found
 
 
-def hostile() -> list[Outcome]:
+def hostile() -> list[TextOutcome]:
     """Each text cut to 70 % of its bytes, a question after it."""
     return [_tried(name, text) for name, text in texts().items()]
 
 
-def _tried(name: str, text: str) -> Outcome:
+def _tried(name: str, text: str) -> TextOutcome:
     messages = [{"role": "user", "content": f"{text}\n\nQuestion: What does it say?"}]
     size = len(text.encode("utf-8", "surrogatepass"))
     started = time.perf_counter()
     found = compressor.compress(messages, int(size * 0.7), 1.0, safety=1.0)
     ms = 1000 * (time.perf_counter() - started)
     if isinstance(found, compressor.Refused):
-        return Outcome(name, found.reason, True, ms)
+        return TextOutcome(name, found.reason, True, ms)
     after = found.messages[0]["content"]
     kept = len(after.encode("utf-8", "surrogatepass"))
     holds = 0.5 * found.budget_bytes <= kept <= found.budget_bytes
-    return Outcome(name, f"{100 * found.cut:.0f} % cut", holds, ms)
+    return TextOutcome(name, f"{100 * found.cut:.0f} % cut", holds, ms)

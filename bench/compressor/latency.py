@@ -19,7 +19,7 @@ _CJK: Final = 3.5
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class TokenRange:
     """Prompts of a token range, and what the paper measured on its own."""
 
     name: str
@@ -28,17 +28,17 @@ class Band:
     """p50, p95, p99."""
 
 
-BANDS: Final = (
-    Band("LMSYS, 1.5K-2.3K", (1536, 2304), (1.2, 3.1, 5.2)),
-    Band("Azure, 4K-6K", (4096, 6144), (1.8, 4.2, 6.5)),
-    Band("Agent-heavy, 8K-12K", (8192, 12_288), (3.4, 6.2, 7.8)),
-    Band("16K-32K", (16_384, 32_768), None),
+TOKEN_RANGES: Final = (
+    TokenRange("LMSYS, 1.5K-2.3K", (1536, 2304), (1.2, 3.1, 5.2)),
+    TokenRange("Azure, 4K-6K", (4096, 6144), (1.8, 4.2, 6.5)),
+    TokenRange("Agent-heavy, 8K-12K", (8192, 12_288), (3.4, 6.2, 7.8)),
+    TokenRange("16K-32K", (16_384, 32_768), None),
 )
 
 
-def prompts_of(band: Band) -> list[Messages]:
+def prompts_of(token_range: TokenRange) -> list[Messages]:
     """English questions among so much documentation."""
-    low, high = (int(tokens * _ENGLISH) for tokens in band.tokens)
+    low, high = (int(tokens * _ENGLISH) for tokens in token_range.tokens)
     return [p.messages for p in english((max(low - 1000, 500), max(high - 3000, 800)))]
 
 

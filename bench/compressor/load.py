@@ -136,16 +136,16 @@ def _rows(tested: Side, control: Side, idle: Side) -> list[Row]:
 def _prompts() -> Prompts:
     rng = random.Random(7)
     plain = [_body(document("prose", 900, rng).text) for _ in range(40)]
-    band: list[bytes] = []
+    borderline: list[bytes] = []
     shorter: list[bytes] = []
-    while len(band) < 12:
+    while len(borderline) < 12:
         text = document("prose", 9_300, rng).text
         text += "\n\nWhat does this say about reading files?"
         found = compress([{"role": "user", "content": text}], BUDGET_TOKENS, BYTES_PER_TOKEN)
         if isinstance(found, Compressed):
-            band.append(_body(text))
+            borderline.append(_body(text))
             shorter.append(orjson.dumps({**_fields(), "messages": found.body}))
-    return Prompts(tuple(plain), tuple(band), tuple(shorter))
+    return Prompts(tuple(plain), tuple(borderline), tuple(shorter))
 
 
 def _body(text: str) -> bytes:

@@ -17,7 +17,7 @@ from pydoc_data.topics import topics
 from typing import Any, Final, Literal
 
 from bench.common.sentences import ARABIC, CHINESE, HINDI, JAPANESE, RUSSIAN
-from bench.compressor.english import ENGLISH, HOPS, Asked
+from bench.compressor.english import ENGLISH, HOPS, AskedSentence
 from bench.compressor.languages import LANGUAGES
 
 Place = Literal["start", "middle", "end"]
@@ -40,7 +40,7 @@ _FILLER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptCase:
     """A prompt, and the sentences it cannot be answered without."""
 
     kind: Kind
@@ -58,12 +58,12 @@ class Passage:
     text: str
 
 
-def prompts() -> list[Prompt]:
+def prompts() -> list[PromptCase]:
     """Every prompt: questions and answers in eight languages, multi-hop, cross-lingual."""
     return [*english(), *multi_hop(), *other_languages()]
 
 
-def english(chars: tuple[int, int] = PROMPT_CHARS) -> list[Prompt]:
+def english(chars: tuple[int, int] = PROMPT_CHARS) -> list[PromptCase]:
     """Each English question with its passage at three places, among `chars` of others."""
     found = []
     rng = random.Random(1)
@@ -77,11 +77,11 @@ def english(chars: tuple[int, int] = PROMPT_CHARS) -> list[Prompt]:
             others = _distractors(gold, rng, chars)
             wrap = rng.random() < 0.5
             text = _laid_out([passage], others, place, next(forms), asked.question, rng, wrap=wrap)
-            found.append(Prompt("qa", "English", place, _messages(text, rng), (gold,)))
+            found.append(PromptCase("qa", "English", place, _messages(text, rng), (gold,)))
     return found
 
 
-def multi_hop() -> list[Prompt]:
+def multi_hop() -> list[PromptCase]:
     """Two passages are needed; the others' passages of the same kind stand between."""
     found = []
     rng = random.Random(2)
@@ -94,11 +94,11 @@ def multi_hop() -> list[Prompt]:
             rng.shuffle(others)
             text = _laid_out([p for p, _ in pairs], others, place, next(forms), hops.question, rng)
             gold = tuple(sentence for _, sentence in pairs)
-            found.append(Prompt("multi-hop", "English", place, _messages(text, rng), gold))
+            found.append(PromptCase("multi-hop", "English", place, _messages(text, rng), gold))
     return found
 
 
-def other_languages() -> list[Prompt]:
+def other_languages() -> list[PromptCase]:
     """Each fact asked for in its own language, and in English."""
     found = []
     rng = random.Random(3)
@@ -117,7 +117,7 @@ def other_languages() -> list[Prompt]:
                 )
                 for kind, question in asked:
                     text = _laid_out([passage], others, place, form, question, rng)
-                    found.append(Prompt(kind, language, place, _messages(text, rng), (gold,)))
+                    found.append(PromptCase(kind, language, place, _messages(text, rng), (gold,)))
     return found
 
 
@@ -204,7 +204,7 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield joined
 
 
-def _located(asked: Asked) -> tuple[Passage, str] | None:
+def _located(asked: AskedSentence) -> tuple[Passage, str] | None:
     """The passage around the answer and the answer; None when this Python has it not."""
     paragraphs = _pages().get(asked.source, ())
     wanted = " ".join(asked.gold.split())

@@ -19,8 +19,15 @@ from bench.compressor.fidelity import (
     rouge_l_recall,
 )
 from bench.compressor.hostile import hostile
-from bench.compressor.latency import BANDS, ROUNDS, best_ms, cjk_prompts, percentiles, prompts_of
-from bench.compressor.prompts import PLACES, Prompt, prompts
+from bench.compressor.latency import (
+    ROUNDS,
+    TOKEN_RANGES,
+    best_ms,
+    cjk_prompts,
+    percentiles,
+    prompts_of,
+)
+from bench.compressor.prompts import PLACES, PromptCase, prompts
 from bench.compressor.safety import REDUCTIONS as SAFETY_REDUCTIONS
 from bench.compressor.safety import VOCABULARIES, kinds, measured
 from bench.compressor.trials import METHODS, REDUCTIONS, Trial, size_of, trial
@@ -64,7 +71,7 @@ def run(plot: Path | None = None) -> Report:
     return Report(name="compressor", rows=rows, detail=detail)
 
 
-def _made(made: list[Prompt]) -> Row:
+def _made(made: list[PromptCase]) -> Row:
     languages = {p.language for p in made}
     kinds_made = {k: sum(p.kind == k for p in made) for k in ("qa", "multi-hop", "cross-lingual")}
     sizes = sorted(size_of(p.messages) for p in made)
@@ -175,7 +182,7 @@ def _cross_lingual(trials: list[Trial]) -> list[Row]:
     return rows
 
 
-def _table_7(made: list[Prompt]) -> list[Row]:
+def _table_7(made: list[PromptCase]) -> list[Row]:
     chosen = [p.messages for p in made if p.kind == "qa" and p.language == "English"]
     bags = [bag(messages) for messages in chosen]
     idf = inverse_frequencies(bags)
@@ -225,10 +232,12 @@ def _table_7_row(name: str, profile: str, values: list[float]) -> Row:
 def _latencies() -> dict[str, list[tuple[int, float]]]:
     """Bytes and best time of each prompt, by band."""
     found = {}
-    for band in BANDS:
-        texts = prompts_of(band)[:: 1 if band.tokens[1] < 16_000 else 4]
-        found[band.name] = list(zip(map(size_of, texts), best_ms(texts, "default"), strict=True))
-    texts = prompts_of(BANDS[2])
+    for token_range in TOKEN_RANGES:
+        texts = prompts_of(token_range)[:: 1 if token_range.tokens[1] < 16_000 else 4]
+        found[token_range.name] = list(
+            zip(map(size_of, texts), best_ms(texts, "default"), strict=True)
+        )
+    texts = prompts_of(TOKEN_RANGES[2])
     found["Agent-heavy, 8K-12K, profile paper"] = list(
         zip(map(size_of, texts), best_ms(texts, "paper"), strict=True)
     )
@@ -241,8 +250,8 @@ def _latencies() -> dict[str, list[tuple[int, float]]]:
 
 def _latency_rows(latencies: dict[str, list[tuple[int, float]]]) -> list[Row]:
     rows = []
-    published = {band.name: band.published_ms for band in BANDS}
-    gate = BANDS[2].name
+    published = {token_range.name: token_range.published_ms for token_range in TOKEN_RANGES}
+    gate = TOKEN_RANGES[2].name
     note = f"best of {ROUNDS} rounds for each prompt; the machine may be shared"
     for name, points in latencies.items():
         found = percentiles([ms for _, ms in points])

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 
 import compressor
-from bench.compressor.prompts import Messages, Prompt
+from bench.compressor.prompts import Messages, PromptCase
 from compressor.messages import read_chat, written
 from compressor.plan import planned
 from compressor.select import rendered, selected
@@ -23,7 +23,7 @@ REDUCTIONS: Final = (0.10, 0.154, 0.25, 0.40, 0.50)
 class Trial:
     """One prompt compressed once."""
 
-    prompt: Prompt
+    prompt: PromptCase
     method: Method
     reduction: float
     kept: bool
@@ -38,7 +38,7 @@ def size_of(messages: Messages) -> int:
     return sum(len(message["content"].encode()) for message in messages)
 
 
-def trial(prompt: Prompt, method: Method, reduction: float) -> Trial:
+def trial(prompt: PromptCase, method: Method, reduction: float) -> Trial:
     """`prompt` cut to 1 - `reduction` of its bytes: no estimate of tokens is involved."""
     size = size_of(prompt.messages)
     budget = int(size * (1 - reduction))

@@ -12,9 +12,9 @@ import msgspec
 
 from bench.common.report import Row, at_most
 from planner.workload.library import SHIPPED
-from simulator.experiments.boundary_auto import Scenario, Steered, run
+from simulator.experiments.boundary_auto import BoundaryScenario, Steered, run
 
-SCENARIO: Final = Scenario(
+SCENARIO: Final = BoundaryScenario(
     lengths=SHIPPED["azure"].workload.as_cdf().points,
     rate_before=20.0,
     rate_after=28.0,
@@ -52,7 +52,7 @@ def _untargeted(row: Row) -> Row:
     return msgspec.structs.replace(row, target=None, holds=None)
 
 
-def _rows(name: str, scenario: Scenario, runs: list[Steered]) -> list[Row]:
+def _rows(name: str, scenario: BoundaryScenario, runs: list[Steered]) -> list[Row]:
     ends = ", ".join(str(found.minutes[-1].boundary) for found in runs)
     settled = max(found.settling_s for found in runs) / 60
     after = max(found.share(scenario.step_s + WITHIN_S, scenario.end_s) for found in runs)

@@ -50,7 +50,7 @@ LOG_RATE, LOG_S = 2.5, 60.0
 RATE: Final = 13.0
 SLO_MS: Final = 2500
 FEWEST_ENGINES: Final = 4
-MOST_CHUNKS_PER_S: Final = 3000.0
+MAX_CHUNKS_PER_S: Final = 3000.0
 _LAG_SHARE: Final = 0.1
 
 
@@ -62,7 +62,7 @@ def run(plot: Path | None = None, duration_s: float = 120.0) -> Report:
         Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bars,
     ):
         task = bars.add_task("a log of some traffic", total=4)
-        lab = Lab(Path(folder))
+        lab = CommandLab(Path(folder))
         lab.record()
         bars.update(task, advance=1, description="planning")
         planned = lab.plan(RATE)
@@ -85,7 +85,7 @@ def run(plot: Path | None = None, duration_s: float = 120.0) -> Report:
     return Report(name="plan-serve-replay", rows=rows, detail=detail)
 
 
-class Lab:
+class CommandLab:
     """The commands, in a folder of their own."""
 
     def __init__(self, folder: Path) -> None:
@@ -237,8 +237,8 @@ def _judged(name: str, found: dict[str, Any], *, holds: bool) -> list[Row]:
         Row(
             metric=f"{name}: tokens written a second",
             measured=found["chunks_per_s"],
-            target=f"<= {MOST_CHUNKS_PER_S:g}",
-            holds=found["chunks_per_s"] <= MOST_CHUNKS_PER_S,
+            target=f"<= {MAX_CHUNKS_PER_S:g}",
+            holds=found["chunks_per_s"] <= MAX_CHUNKS_PER_S,
         ),
     ]
 

@@ -19,7 +19,7 @@ from rich.progress import track
 from planner.workload.library import SHIPPED
 from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
-from simulator.experiments.verdict_records import Goals, Verdict, faults_of
+from simulator.experiments.verdict_records import FleetVerdict, LatencyGoals, faults_of
 from simulator.fleet import arrivals
 from simulator.fleet.fleet import simulate
 from simulator.fleet.outcome import PoolSummary
@@ -36,7 +36,7 @@ _SHARE: Final = 0.8
 Found = TypeVar("Found")
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class FleetCase(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet of one of FleetOpt's workloads at its boundary."""
 
     workload: str
@@ -92,7 +92,10 @@ class EvenLengths:
 
 
 def run_all(
-    work: Callable[[Case], Found], cases: Sequence[Case], what: str, processes: int = _PROCESSES
+    work: Callable[[FleetCase], Found],
+    cases: Sequence[FleetCase],
+    what: str,
+    processes: int = _PROCESSES,
 ) -> list[Found]:
     """Results in order; a progress bar on stderr where that is a terminal."""
     console = Console(stderr=True)
@@ -110,7 +113,7 @@ def run_all(
         return told(pool.map(work, cases))
 
 
-def judged(case: Case) -> Verdict:
+def judged(case: FleetCase) -> FleetVerdict:
     """Each pool alone, held to waits as the papers' tables are."""
     shipped = SHIPPED[case.workload]
     make = by_slots if case.counting == "slots" else paged
@@ -130,7 +133,7 @@ def judged(case: Case) -> Verdict:
     )
 
 
-def measured(case: Case) -> PagedRun:
+def measured(case: FleetCase) -> PagedRun:
     """The whole fleet at once: so that short and long requests can be told apart in one pool."""
     shipped = SHIPPED[case.workload]
     make = by_slots if case.counting == "slots" else paged
@@ -142,7 +145,7 @@ def measured(case: Case) -> PagedRun:
     low_s, _ = outcome.window_s()
     settled = outcome.arrival_s >= low_s
     short = outcome.prompt_tokens + outcome.output_tokens <= shipped.b_short + 1
-    goals = Goals(slo_s=TTFT_SLO_S)
+    goals = LatencyGoals(slo_s=TTFT_SLO_S)
     return PagedRun(
         pools=summary.pools,
         faults=tuple(faults_of(pool, goals) for pool in summary.pools),
@@ -152,7 +155,7 @@ def measured(case: Case) -> PagedRun:
     )
 
 
-def _lengths(case: Case) -> Lengths:
+def _lengths(case: FleetCase) -> Lengths:
     points = SHIPPED[case.workload].workload.as_cdf().points
     return EvenLengths(points) if case.even else CdfLengths(points, _SHARE)
 

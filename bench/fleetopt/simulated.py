@@ -7,14 +7,14 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Row
-from bench.fleetopt.runs import TTFT_SLO_S, Case, Class, PagedRun, judged, measured, run_all
+from bench.fleetopt.runs import TTFT_SLO_S, Class, FleetCase, PagedRun, judged, measured, run_all
 from planner.goals import Goals
 from planner.plan import make_plan
-from planner.records import FleetPlan, Plan, PoolPlan, Question
+from planner.records import FleetPlan, PlanResult, PoolPlan, Question
 from planner.search import Mode
 from planner.workload.library import SHIPPED
 from simulator.experiments.speed import INSTANCES, SLOTS, stated_load
-from simulator.experiments.verdict_records import PoolVerdict, Verdict
+from simulator.experiments.verdict_records import FleetVerdict, PoolVerdict
 from simulator.fleet.fleet import simulate
 
 NAMES: Final = {"azure": "Azure", "lmsys": "LMSYS", "agent-heavy": "Agent-heavy"}
@@ -27,7 +27,7 @@ SERVICES: Final = {"azure": 10, "lmsys": 10, "agent-heavy": 40}
 """A pool whose iterations are seven times as long as empty ones settles as much more slowly."""
 _ONE_POOL_REQUESTS: Final = {"azure": 500_000, "lmsys": 1_500_000, "agent-heavy": 500_000}
 _PUBLISHED_REQUESTS: Final = 500_000
-_LEAST_COMPARED: Final = 1000
+_MIN_COMPARED: Final = 1000
 _SPEED_RUNS: Final = 5
 _SPEED_LIMIT_S: Final = 1.0
 
@@ -65,11 +65,13 @@ def speed(runs: int = _SPEED_RUNS, requests: int = 100_000) -> Row:
 def verdict_rows(scale: float = 1.0, processes: int = 2) -> list[Row]:
     """Published and corrected fleets by slots; `scale` makes runs shorter."""
     rejected = [
-        _scaled(Case(workload=w, nodes=n, gamma=g, requests=_PUBLISHED_REQUESTS, even=False), scale)
+        _scaled(
+            FleetCase(workload=w, nodes=n, gamma=g, requests=_PUBLISHED_REQUESTS, even=False), scale
+        )
         for w, n, g in _REJECTED
     ]
     routed = [
-        _scaled(Case(workload=w, nodes=nodes, requests=_PUBLISHED_REQUESTS), scale)
+        _scaled(FleetCase(workload=w, nodes=nodes, requests=_PUBLISHED_REQUESTS), scale)
         for w, (nodes, _) in _TABLE_5.items()
     ]
     planned = [(w, fleet) for w in SHIPPED for fleet in corrected_fleets(w)]
@@ -90,7 +92,7 @@ def paged_rows(requests: int = PAGED_REQUESTS, processes: int = 2) -> list[Row]:
         plan = _plan(name, "paged", 1.0, PAGED_RATE)
         plans.append((name, plan))
         cases += [
-            Case(
+            FleetCase(
                 workload=name,
                 nodes=tuple(pool.serving_nodes for pool in fleet.pools),
                 counting="paged",
@@ -117,11 +119,11 @@ def corrected_fleets(name: str) -> list[FleetPlan]:
     return [plans[0].one_by_slots, *(plan.chosen for plan in plans)]
 
 
-def agreement(case: Case, fleet: FleetPlan, verdict: Verdict) -> list[Row]:
+def agreement(case: FleetCase, fleet: FleetPlan, verdict: FleetVerdict) -> list[Row]:
     """Planned against simulated, pool by pool; pools that few requests reach are left out."""
     rows = []
     for planned, seen in zip(fleet.pools, verdict.pools, strict=True):
-        if seen.requests < _LEAST_COMPARED:
+        if seen.requests < _MIN_COMPARED:
             continue
         at = f"corrected, {_name(case)}, {planned.name}"
         used = 3.0 if planned.name == "short" else 2.0
@@ -172,7 +174,7 @@ def _why_ttft(planned: PoolPlan, seen: PoolVerdict) -> str:
     )
 
 
-def _verdict(case: Case, found: Verdict, *, wanted: bool | None) -> Row:
+def _verdict(case: FleetCase, found: FleetVerdict, *, wanted: bool | None) -> Row:
     words = {True: "accepted", False: "rejected"}
     label = {True: "corrected", False: "published", None: "published"}[wanted]
     worst = max(found.pools, key=lambda pool: pool.wait_p99_s)
@@ -186,7 +188,7 @@ def _verdict(case: Case, found: Verdict, *, wanted: bool | None) -> Row:
     )
 
 
-def _table_5(case: Case, found: Verdict) -> list[Row]:
+def _table_5(case: FleetCase, found: FleetVerdict) -> list[Row]:
     return [
         Row(
             metric=f"Table 5, {NAMES[case.workload]}: rho simulated, {pool.name}",
@@ -252,7 +254,7 @@ def _p99(of: Class, what: str) -> float:
     return of.ttft_p99_s if what == "ttft" else of.tpot_p99_s
 
 
-def _plan(name: str, mode: Mode, gamma: float, rate: float) -> Plan:
+def _plan(name: str, mode: Mode, gamma: float, rate: float) -> PlanResult:
     shipped = SHIPPED[name]
     return make_plan(
         Question(
@@ -267,8 +269,8 @@ def _plan(name: str, mode: Mode, gamma: float, rate: float) -> Plan:
     )
 
 
-def _case(name: str, fleet: FleetPlan) -> Case:
-    return Case(
+def _case(name: str, fleet: FleetPlan) -> FleetCase:
+    return FleetCase(
         workload=name,
         nodes=tuple(pool.serving_nodes for pool in fleet.pools),
         gamma=fleet.gamma,
@@ -278,11 +280,11 @@ def _case(name: str, fleet: FleetPlan) -> Case:
     )
 
 
-def _scaled(case: Case, scale: float) -> Case:
+def _scaled(case: FleetCase, scale: float) -> FleetCase:
     return msgspec.structs.replace(case, requests=int(scale * case.requests))
 
 
-def _name(case: Case) -> str:
+def _name(case: FleetCase) -> str:
     rate = f", {case.rate_per_s:g} req/s" if case.rate_per_s != 1000 else ""
     gamma = f" (gamma {case.gamma:g})" if len(case.nodes) > 1 else ""
     return f"{NAMES[case.workload]} {' + '.join(map(str, case.nodes))}{gamma}{rate}"

@@ -49,7 +49,7 @@ _FAULTS: Final = ("usage-zero", "usage-huge", "usage-none")
 _MOCK: Final = ("--speed", "400", "--prefix-cache-tokens", "0")
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class AccuracyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a load."""
 
     path: str
@@ -60,7 +60,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ClientAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a client saw. `problem` is None when all was well."""
 
     id: str
@@ -78,7 +78,7 @@ def chat(
     name: str,
     stream: bool = False,
     usage: bool = False,
-) -> Ask:
+) -> AccuracyRequest:
     """A conversation whose messages are `pieces`, the last one the user's."""
     roles = ("user", "assistant")
     messages = [
@@ -86,7 +86,7 @@ def chat(
         for i, piece in enumerate(pieces)
     ]
     body = {"model": MODEL, "messages": messages, **_limits(cap_tokens, output_tokens)}
-    return Ask(
+    return AccuracyRequest(
         path="/v1/chat/completions",
         body=orjson.dumps({**body, **_streaming(stream=stream, usage=usage)}),
         kind=kind,
@@ -98,10 +98,10 @@ def chat(
 
 def completion(
     text: str, *, kind: str, cap_tokens: int, output_tokens: int, name: str, stream: bool = False
-) -> Ask:
+) -> AccuracyRequest:
     """A plain prompt."""
     body = {"model": MODEL, "prompt": text, **_limits(cap_tokens, output_tokens)}
-    return Ask(
+    return AccuracyRequest(
         path="/v1/completions",
         body=orjson.dumps({**body, **_streaming(stream=stream, usage=False)}),
         kind=kind,
@@ -121,7 +121,7 @@ def _streaming(*, stream: bool, usage: bool) -> dict[str, Any]:
     return {"stream": True, **({"stream_options": {"include_usage": True}} if usage else {})}
 
 
-def mixed(count: int, seed: int = SEED) -> Iterator[Ask]:
+def mixed(count: int, seed: int = SEED) -> Iterator[AccuracyRequest]:
     """`count` requests: five kinds, streams, near the boundary and far from it."""
     for number in range(count):
         rng = random.Random(f"{seed}-{number}")
@@ -134,7 +134,9 @@ def mixed(count: int, seed: int = SEED) -> Iterator[Ask]:
         yield _mixed_one(rng, rng.choice(texts.KINDS), total - cap, cap, f"mixed-{number}")
 
 
-def _mixed_one(rng: random.Random, kind: texts.Kind, prompt: int, cap: int, name: str) -> Ask:
+def _mixed_one(
+    rng: random.Random, kind: texts.Kind, prompt: int, cap: int, name: str
+) -> AccuracyRequest:
     stream = rng.random() < _STREAMS
     # Answers stay short: they cost the mock engines time and decide nothing here.
     output = max(1, min(cap, round(rng.lognormvariate(3.0, 0.8))))
@@ -167,16 +169,16 @@ def _split(pieces: Sequence[str], parts: int) -> list[str]:
 
 
 def drive(
-    url: str, asks: Iterable[Ask], count: int, label: str, console: Console
-) -> dict[str, Answer]:
+    url: str, asks: Iterable[AccuracyRequest], count: int, label: str, console: Console
+) -> dict[str, ClientAnswer]:
     """Send all requests, CONCURRENCY at a time, taking them in order; answers by id."""
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(label, total=count)
         return asyncio.run(_drive(url, iter(asks), lambda: progress.advance(bar)))
 
 
-async def _drive(url: str, asks: Iterator[Ask], done: Any) -> dict[str, Answer]:
-    answers: dict[str, Answer] = {}
+async def _drive(url: str, asks: Iterator[AccuracyRequest], done: Any) -> dict[str, ClientAnswer]:
+    answers: dict[str, ClientAnswer] = {}
     limits = httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY)
     async with httpx.AsyncClient(
         base_url=url, timeout=300.0, trust_env=False, limits=limits
@@ -187,7 +189,7 @@ async def _drive(url: str, asks: Iterator[Ask], done: Any) -> dict[str, Answer]:
                 try:
                     answer = await _ask(client, ask)
                 except httpx.HTTPError as error:
-                    answer = Answer(id=ask.id, problem=repr(error))
+                    answer = ClientAnswer(id=ask.id, problem=repr(error))
                 answers[ask.id] = answer
                 done()
 
@@ -195,20 +197,22 @@ async def _drive(url: str, asks: Iterator[Ask], done: Any) -> dict[str, Answer]:
     return answers
 
 
-async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
+async def _ask(client: httpx.AsyncClient, ask: AccuracyRequest) -> ClientAnswer:
     headers = {"content-type": "application/json", "x-request-id": ask.id}
     async with client.stream("POST", ask.path, content=ask.body, headers=headers) as response:
         if response.status_code != 200:
             text = (await response.aread()).decode("utf-8", "replace")
-            return Answer(id=ask.id, problem=f"{response.status_code} {text[:200]}")
+            return ClientAnswer(id=ask.id, problem=f"{response.status_code} {text[:200]}")
         if not ask.stream:
             answer = orjson.loads(await response.aread())
             finish = answer["choices"][0]["finish_reason"]
-            return Answer(id=ask.id, problem=None, finish_reason=finish, usage=answer.get("usage"))
+            return ClientAnswer(
+                id=ask.id, problem=None, finish_reason=finish, usage=answer.get("usage")
+            )
         return await _read_stream(response, ask)
 
 
-async def _read_stream(response: httpx.Response, ask: Ask) -> Answer:
+async def _read_stream(response: httpx.Response, ask: AccuracyRequest) -> ClientAnswer:
     finish: str | None = None
     usage: dict[str, Any] | None = None
     complete = False
@@ -220,12 +224,12 @@ async def _read_stream(response: httpx.Response, ask: Ask) -> Answer:
             continue
         event = orjson.loads(line[6:])
         if "error" in event:
-            return Answer(id=ask.id, problem=str(event["error"])[:200])
+            return ClientAnswer(id=ask.id, problem=str(event["error"])[:200])
         for choice in event["choices"]:
             finish = choice.get("finish_reason") or finish
         usage = event.get("usage") or usage
     problem = None if complete and finish else "the stream ended unfinished"
-    return Answer(id=ask.id, problem=problem, finish_reason=finish, usage=usage)
+    return ClientAnswer(id=ask.id, problem=problem, finish_reason=finish, usage=usage)
 
 
 def read_log(file: Path) -> dict[str, DecisionRecord]:
@@ -241,8 +245,8 @@ def read_log(file: Path) -> dict[str, DecisionRecord]:
 class _Case(msgspec.Struct, frozen=True, kw_only=True):
     """A request with the truth about it."""
 
-    ask: Ask
-    answer: Answer
+    ask: AccuracyRequest
+    answer: ClientAnswer
     record: DecisionRecord
 
     @property
@@ -269,9 +273,9 @@ def run(requests: int | None = None) -> Report:
 
 
 def _mixed_phase(count: int, log: Path, console: Console) -> tuple[list[Row], dict[str, Any]]:
-    asks: dict[str, Ask] = {}
+    asks: dict[str, AccuracyRequest] = {}
 
-    def remembered() -> Iterator[Ask]:
+    def remembered() -> Iterator[AccuracyRequest]:
         for ask in mixed(count):
             asks[ask.id] = msgspec.structs.replace(ask, body=b"")
             yield ask
@@ -424,7 +428,7 @@ def _learning_phases(console: Console) -> tuple[list[Row], dict[str, Any]]:
     return rows, {"learned": learned, "ignored": lies["ignored"]}
 
 
-def even(per_kind: int, name: str) -> Iterator[Ask]:
+def even(per_kind: int, name: str) -> Iterator[AccuracyRequest]:
     """Requests of 500 to 1,500 tokens, the kinds in turn, all from the first of 128 on.
 
     Even lengths: the true ratio weighs tokens, so one long document would be most of it.

@@ -18,7 +18,7 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from bench.common.fleet import MODEL, Engine, Fleet
+from bench.common.fleet import MODEL, EngineProcess, Fleet
 from bench.common.report import Report, Row, at_most, equals
 
 CHAT = "/v1/chat/completions"
@@ -109,7 +109,7 @@ async def _long_request(client: httpx.AsyncClient, fleet: Fleet, stream: bool) -
 # Breaking
 
 
-class Seen:
+class ClientView:
     """What the clients of one scenario saw."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Seen:
 def fault_rows(name: str, *, concurrency: int = 24, fault_s: float = 3.0) -> list[Row]:
     """Break one of two short engines under load, mend it, and report."""
     config = {"timeouts": _TIMEOUTS, "health": _HEALTH}
-    seen = Seen()
+    seen = ClientView()
     with Fleet(short=2, long=1, mock=("--speed", "20"), config=config) as fleet:
         victim = fleet.pool("short")[0]
         back_s = asyncio.run(_under_load(fleet, victim, name, seen, concurrency, fault_s))
@@ -149,9 +149,9 @@ def fault_rows(name: str, *, concurrency: int = 24, fault_s: float = 3.0) -> lis
 
 async def _under_load(
     fleet: Fleet,
-    victim: Engine,
+    victim: EngineProcess,
     name: str,
-    seen: Seen,
+    seen: ClientView,
     concurrency: int,
     fault_s: float,
 ) -> float:
@@ -178,7 +178,7 @@ async def _under_load(
     return back_s
 
 
-async def _seconds_until_it_serves(engine: Engine) -> float:
+async def _seconds_until_it_serves(engine: EngineProcess) -> float:
     """From now until the engine finishes a request it got from now on; inf after the limit."""
     begin = time.monotonic()
     finished = engine.finished()
@@ -203,9 +203,12 @@ def _until(attempt: Callable[[], object], limit_s: float = 15.0) -> None:
 
 
 async def _client(
-    client: httpx.AsyncClient, fleet: Fleet, seen: Seen, stop: asyncio.Event, index: int
+    client: httpx.AsyncClient, fleet: Fleet, seen: ClientView, stop: asyncio.Event, index: int
 ) -> None:
-    kinds: list[Callable[[httpx.AsyncClient, Fleet, Seen], Awaitable[None]]] = [_whole, _stream]
+    kinds: list[Callable[[httpx.AsyncClient, Fleet, ClientView], Awaitable[None]]] = [
+        _whole,
+        _stream,
+    ]
     turn = index
     while not stop.is_set():
         await kinds[turn % 2](client, fleet, seen)
@@ -223,7 +226,7 @@ def _body(stream: bool) -> dict[str, object]:
     }
 
 
-async def _whole(client: httpx.AsyncClient, fleet: Fleet, seen: Seen) -> None:
+async def _whole(client: httpx.AsyncClient, fleet: Fleet, seen: ClientView) -> None:
     try:
         answer = await client.post(fleet.url + CHAT, json=_body(stream=False))
     except httpx.HTTPError as error:
@@ -235,7 +238,7 @@ async def _whole(client: httpx.AsyncClient, fleet: Fleet, seen: Seen) -> None:
         seen.add("failed", f"{answer.status_code} {answer.text[:160]}")
 
 
-async def _stream(client: httpx.AsyncClient, fleet: Fleet, seen: Seen) -> None:
+async def _stream(client: httpx.AsyncClient, fleet: Fleet, seen: ClientView) -> None:
     text = ""
     with contextlib.suppress(httpx.HTTPError):
         async with client.stream("POST", fleet.url + CHAT, json=_body(stream=True)) as answer:

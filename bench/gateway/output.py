@@ -26,7 +26,7 @@ from rich.console import Console
 from bench.common import texts
 from bench.common.fleet import Fleet
 from bench.common.report import Report, Row, equals
-from bench.gateway.accuracy import Answer, Ask, chat, drive, read_log
+from bench.gateway.accuracy import AccuracyRequest, ClientAnswer, chat, drive, read_log
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.profile import OutputMode
 from gateway.policy.pools.routing import plan_pool
@@ -63,7 +63,7 @@ class Length(msgspec.Struct, frozen=True):
         return self.prompt + self.answer <= BOUNDARY
 
 
-class Trace(msgspec.Struct, frozen=True):
+class LengthTrace(msgspec.Struct, frozen=True):
     """A trace and the kind of text that its prompts are."""
 
     name: str
@@ -71,16 +71,18 @@ class Trace(msgspec.Struct, frozen=True):
     lengths: list[Length]
 
 
-def read_traces(folder: Path) -> list[Trace]:
+def read_traces(folder: Path) -> list[LengthTrace]:
     """The three traces; raises FileNotFoundError."""
     azure = [
-        Trace(f"azure {name}", kind, _read_azure(folder / f"AzureLLMInferenceTrace_{name}.csv"))
+        LengthTrace(
+            f"azure {name}", kind, _read_azure(folder / f"AzureLLMInferenceTrace_{name}.csv")
+        )
         for name, kind in _AZURE.items()
     ]
     lines = (folder / "mooncake_conversation_trace.jsonl").read_bytes().splitlines()
     rows = [orjson.loads(line) for line in lines]
     mooncake = [Length(row["input_length"], row["output_length"]) for row in rows]
-    return [*azure, Trace("mooncake", "prose", mooncake)]
+    return [*azure, LengthTrace("mooncake", "prose", mooncake)]
 
 
 _AZURE: Final[dict[str, texts.Kind]] = {"conv": "prose", "code": "code"}
@@ -139,7 +141,7 @@ class _Tally(msgspec.Struct):
     """Short, with the estimated prompt and the true answer."""
 
 
-def _in_process_rows(trace: Trace) -> list[Row]:
+def _in_process_rows(trace: LengthTrace) -> list[Row]:
     found = simulate(trace)
     cap = simulate(trace, output_mode="cap")
     n = found.requests
@@ -167,7 +169,7 @@ def _cap_row(metric: str, share: float) -> Row:
     )
 
 
-def simulate(trace: Trace, output_mode: OutputMode = "predicted") -> _Tally:
+def simulate(trace: LengthTrace, output_mode: OutputMode = "predicted") -> _Tally:
     """Every request of a trace, in order, through estimate and plan; each is learned from."""
     routing = Routing(
         pools=(
@@ -226,7 +228,7 @@ class _Served(msgspec.Struct, frozen=True):
     """A live request with what became of it."""
 
     length: Length
-    answer: Answer
+    answer: ClientAnswer
     record: DecisionRecord
 
     @property
@@ -235,7 +237,7 @@ class _Served(msgspec.Struct, frozen=True):
         return (self.record.usage.prompt_tokens or 0) + self.length.answer <= BOUNDARY
 
 
-def _live_rows(traces: Sequence[Trace], console: Console) -> tuple[list[Row], dict[str, Any]]:
+def _live_rows(traces: Sequence[LengthTrace], console: Console) -> tuple[list[Row], dict[str, Any]]:
     rows = []
     served, leases = _serve(traces, LIVE_PER_TRACE, {}, "live", console)
     for trace in traces:
@@ -275,7 +277,7 @@ def _is_cut(served: _Served) -> bool:
 
 
 def _serve(
-    traces: Sequence[Trace], each: int, model: dict[str, Any], label: str, console: Console
+    traces: Sequence[LengthTrace], each: int, model: dict[str, Any], label: str, console: Console
 ) -> tuple[dict[str, list[_Served]], int]:
     """The first `each` requests of every trace, the traces in turn; and leases at the end."""
     lengths = {
@@ -308,7 +310,7 @@ def _serve(
     return served, leases
 
 
-def _ask(name: str, trace: Trace, length: Length) -> Ask:
+def _ask(name: str, trace: LengthTrace, length: Length) -> AccuracyRequest:
     rng = random.Random(name)
     document = texts.document(trace.kind, max(8, length.prompt - _FIXED), rng)
     return chat(

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from bench.common.redis_server import RedisServer, redis_program
 from bench.common.report import Row
 from bench.common.tools import start_engines, tree
-from bench.overhead.peers import MAKERS, Peer, sluice_on_redis
+from bench.overhead.peers import MAKERS, PeerStart, sluice_on_redis
 from sluice.children import ChildDied, Children, free_ports
 
 EMBEDDED: Final = "sluice"
@@ -139,7 +139,7 @@ def _start(
         server = stack.enter_context(RedisServer())
         assert server.process is not None
         pids["redis"] = server.process.pid
-        peer: Peer | None = sluice_on_redis(folder, port, engine_ports, server.url)
+        peer: PeerStart | None = sluice_on_redis(folder, port, engine_ports, server.url)
     else:
         peer = MAKERS[name](folder, port, engine_ports)
     process = None if peer is None else _ready(children, peer, port)
@@ -148,7 +148,7 @@ def _start(
     return Contender(name, port, {"self": process.pid, **pids})
 
 
-def _ready(children: Children, peer: Peer, port: int) -> subprocess.Popen[bytes] | None:
+def _ready(children: Children, peer: PeerStart, port: int) -> subprocess.Popen[bytes] | None:
     process = children.start(peer.command, env=peer.env, quiet=True, silent=True)
     try:
         children.wait_for(f"http://127.0.0.1:{port}{peer.ready_path}")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PEERS = ROOT / ".peers"
 
 
-class Peer(NamedTuple):
+class PeerStart(NamedTuple):
     """One contender: how to start it before the engines."""
 
     name: str
@@ -26,19 +26,19 @@ class Peer(NamedTuple):
     env: dict[str, str] | None = None
 
 
-def sluice(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer:
+def sluice(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
     """The gateway with everything on that it has, embedded state."""
     file = everything(folder, port, urls(engine_ports))
-    return Peer("sluice", serve_command(file), "/ready")
+    return PeerStart("sluice", serve_command(file), "/ready")
 
 
-def sluice_on_redis(folder: Path, port: int, engine_ports: Sequence[int], state: str) -> Peer:
+def sluice_on_redis(folder: Path, port: int, engine_ports: Sequence[int], state: str) -> PeerStart:
     """The same on a Redis at `state`."""
     file = everything(folder, port, urls(engine_ports), state=state)
-    return Peer("sluice on Redis", serve_command(file), "/ready")
+    return PeerStart("sluice on Redis", serve_command(file), "/ready")
 
 
-def sluice_least_loaded(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer:
+def sluice_least_loaded(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
     """The gateway without scheduler, limits, compression and telemetry; embedded state."""
     file = folder / f"least-loaded-{port}.yaml"
     half = len(engine_ports) // 2
@@ -60,7 +60,7 @@ entitlements:
   - {{name: bench, tenant: bench, model: {MODEL}, api_keys: ["sha256:{KEY_SHA256}"]}}
 """
     )
-    return Peer("sluice, least-loaded", serve_command(file), "/ready")
+    return PeerStart("sluice, least-loaded", serve_command(file), "/ready")
 
 
 def urls(ports: Sequence[int]) -> list[str]:
@@ -68,7 +68,7 @@ def urls(ports: Sequence[int]) -> list[str]:
     return [f"http://127.0.0.1:{port}" for port in ports]
 
 
-def nginx(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer | None:
+def nginx(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
     """A bare reverse proxy: the floor."""
     program = shutil.which("nginx")
     if program is None:
@@ -90,10 +90,10 @@ http {{ access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folde
       proxy_set_header Connection ""; proxy_buffering off; }} }} }}
 """
     )
-    return Peer("nginx", [program, "-p", str(folder), "-c", str(file)], "/health")
+    return PeerStart("nginx", [program, "-p", str(folder), "-c", str(file)], "/health")
 
 
-def haproxy(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer | None:
+def haproxy(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
     """Another bare reverse proxy."""
     program = shutil.which("haproxy")
     if program is None:
@@ -117,10 +117,10 @@ backend b
 {servers}
 """
     )
-    return Peer("haproxy", [program, "-f", str(file)], "/health")
+    return PeerStart("haproxy", [program, "-f", str(file)], "/health")
 
 
-def sglang_router(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer | None:
+def sglang_router(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
     """SGLang's Rust router, its per-request logging off."""
     python = PEERS / "sglang-router" / "bin" / "python"
     if not python.exists():
@@ -131,10 +131,10 @@ def sglang_router(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer 
         *("--policy", "round_robin", "--log-level", "warn"),
         *("--prometheus-port", str(free_ports(1)[0])),
     ]
-    return Peer("sglang-router", command, "/health", 2.0)
+    return PeerStart("sglang-router", command, "/health", 2.0)
 
 
-def vllm_router(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer | None:
+def vllm_router(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
     """VLLM's Rust router, its per-request logging off."""
     program = PEERS / "vllm-router" / "bin" / "vllm-router"
     if not program.exists():
@@ -145,10 +145,10 @@ def vllm_router(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer | 
         *("--policy", "round_robin", "--log-level", "warning"),
         *("--prometheus-port", str(free_ports(1)[0])),
     ]
-    return Peer("vllm-router", command, "/health", 2.0)
+    return PeerStart("vllm-router", command, "/health", 2.0)
 
 
-def litellm(folder: Path, port: int, engine_ports: Sequence[int]) -> Peer | None:
+def litellm(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
     """LiteLLM's proxy."""
     program = PEERS / "litellm" / "bin" / "litellm"
     if not program.exists():
@@ -169,10 +169,10 @@ general_settings: {{master_key: {KEY}}}
     command = [str(program), "--config", str(file), "--port", str(port), "--host", "127.0.0.1"]
     # Nothing is fetched from outside.
     env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return Peer("litellm", command, "/health/liveliness", 2.0, env)
+    return PeerStart("litellm", command, "/health/liveliness", 2.0, env)
 
 
-MAKERS: dict[str, Callable[[Path, int, Sequence[int]], Peer | None]] = {
+MAKERS: dict[str, Callable[[Path, int, Sequence[int]], PeerStart | None]] = {
     "sluice": sluice,
     "sluice, least-loaded": sluice_least_loaded,
     "sglang-router": sglang_router,

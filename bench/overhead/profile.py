@@ -160,13 +160,13 @@ def profile_rows(body: bytes) -> list[Row]:
         ("10 count", lambda: request_metrics.count(metrics, found, lengths, served, lease)),
     ]
     rows = [_row(name, call) for name, call in parts]
-    book = TokenPool(Terms(slots=(256, 16), tokens_per_s=1e9, largest_tokens=65_536))
-    book.define(
+    token_pool = TokenPool(Terms(slots=(256, 16), tokens_per_s=1e9, largest_tokens=65_536))
+    token_pool.define(
         Entitlement(
             name=principal.entitlement, model="m", baseline=(64, 4), tokens_per_s=1e8, slo_ms=500
         )
     )
-    managed = MemoryLeases({"m": served}, lambda: 0.0, {"m": book})
+    managed = MemoryLeases({"m": served}, lambda: 0.0, {"m": token_pool})
     cost_us = {}
     for name, leases in (("not managed", store), ("token pools", managed)):
         spent_s = min(

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from bench.common.everything_on import MODEL
 from bench.common.report import Row
-from bench.common.tools import Figures, Load, bodies, cpu_ns
+from bench.common.tools import Figures, HttpLoad, bodies, cpu_ns
 from bench.overhead.contenders import EMBEDDED, ROUTER, TIME_SCALE, Contender, Field, field
 
 CONTENDERS: Final = (EMBEDDED, ROUTER, "nginx")
@@ -29,7 +29,7 @@ CHUNKS: Final = 80
 STREAM_S: Final = CHUNKS * TICK_S
 WARM_UP_S: Final = STREAM_S + 0.5
 WINDOW_S: Final = 3.0 * TIME_SCALE
-MOST_ADDED_US: Final = 5000.0
+MAX_ADDED_US: Final = 5000.0
 LADDER: Final = (100, 200, 300, 400, 500, 640, 800, 1000, 1250, 1600, 2000, 2500, 3200, 4000, 5000)
 """Streams at a time."""
 FLEET_CHUNKS_PER_S: Final = 60 * 64 * 40
@@ -87,7 +87,7 @@ class _Steps:
     def _step(self, name: str | None, streams: int) -> Figures:
         contender = self._field.contenders[name] if name else None
         ports = [contender.port] if contender else self._field.engine_ports
-        load = Load(self._field.load, ports, self._body).start(
+        load = HttpLoad(self._field.load, ports, self._body).start(
             round(1.25 * streams) + 64,
             WARM_UP_S + WINDOW_S,
             streams / STREAM_S,
@@ -152,7 +152,7 @@ def step_holds(seen: Figures) -> bool:
     return (
         seen["errors"] == 0
         and seen["chunks_per_s"] >= 0.95 * seen["offered_per_s"]
-        and seen["added_p99_us"] <= MOST_ADDED_US
+        and seen["added_p99_us"] <= MAX_ADDED_US
     )
 
 
@@ -169,7 +169,7 @@ def _direct_row(steps: _Steps) -> Row:
 
 def rate_rows(name: str, best: Figures | None, beside: Figures) -> list[Row]:
     """Rows of a contender: at its highest step, and at the gateway's."""
-    label = f"{name}: chunks/s per core at added p99 <= {MOST_ADDED_US / 1000:g} ms"
+    label = f"{name}: chunks/s per core at added p99 <= {MAX_ADDED_US / 1000:g} ms"
     if best is None:
         rows = [Row(metric=label, measured=None, note=f"not even {LADDER[0]:,} streams")]
     else:

@@ -16,7 +16,7 @@ from typing import Final
 
 from rich.progress import Progress
 
-from bench.common.tools import Figures, Load, rss_kib, spent
+from bench.common.tools import Figures, HttpLoad, rss_kib, spent
 from bench.overhead.contenders import (
     GATEWAYS,
     LITELLM,
@@ -41,8 +41,8 @@ SLOW_TIMES: Final = 4
 """So many times as long for LiteLLM: it answers the 64 requests in flight nearly at once, two or
 three such lots in RUN_S, and one more or less would be a third of its figure."""
 RATE_PER_S: Final = 50
-LEAST_UTILISATION: Final = 0.9
-_MOST_ROUNDS: Final = 3 * ROUNDS
+MIN_UTILISATION: Final = 0.9
+_MAX_ROUNDS: Final = 3 * ROUNDS
 
 Round = dict[str, Figures]
 """By contender."""
@@ -53,7 +53,7 @@ def main_rounds(field: Field, body: Mapping[str, Path]) -> list[Round]:
     rounds: list[Round] = []
     with Progress(transient=True) as progress:
         task = progress.add_task("rounds", total=(ROUNDS + 1) * len(field.contenders))
-        for number in range(1 + _MOST_ROUNDS):
+        for number in range(1 + _MAX_ROUNDS):
             if enough(rounds):
                 break
             direct = _first_bytes(field.load, field.engine_ports[0], body)
@@ -81,11 +81,11 @@ def counting(rounds: list[Round], name: str, metric: str) -> list[Round]:
     if name not in GATEWAYS or not metric.endswith("cpu_us"):
         return rounds
     busy = metric.replace("cpu_us", "utilisation")
-    return [figures for figures in rounds if figures[name][busy] >= LEAST_UTILISATION]
+    return [figures for figures in rounds if figures[name][busy] >= MIN_UTILISATION]
 
 
 def cost(
-    load: Load,
+    load: HttpLoad,
     contender: Contender,
     connections: int,
     seconds: float,
@@ -126,7 +126,7 @@ def _one(
         for kind in KINDS:
             times = ON_REDIS_TIMES[kind] if contender.name == ON_REDIS else 1
             connections = CONNECTIONS[kind] * times
-            asking = Load(load, contender.port, body[kind])
+            asking = HttpLoad(load, contender.port, body[kind])
             run_s = RUN_S * (SLOW_TIMES if contender.name == LITELLM else 1)
             seen = cost(asking, contender, connections, run_s, turn=turn)
             figures |= {f"{kind}_{key}": value for key, value in seen.items()}
@@ -139,7 +139,7 @@ def _first_bytes(load: Path, port: int, body: Mapping[str, Path]) -> Figures:
     """First-byte times at a low rate, in us."""
     found = {}
     for kind in KINDS:
-        seen = Load(load, port, body[kind]).run(8, FIRST_BYTE_RUN_S, RATE_PER_S)
+        seen = HttpLoad(load, port, body[kind]).run(8, FIRST_BYTE_RUN_S, RATE_PER_S)
         found[f"{kind}_p50_us"] = seen["first_p50_us"]
         found[f"{kind}_p99_us"] = seen["first_p99_us"]
     return found

@@ -15,7 +15,7 @@ import httpx
 
 from bench.common.everything_on import MODEL
 from bench.common.report import Row, at_least, at_most, equals
-from bench.common.tools import Figures, Load, bodies, rss_kib
+from bench.common.tools import Figures, HttpLoad, bodies, rss_kib
 from bench.overhead.contenders import EMBEDDED, Field, field, may_open
 
 STREAMS: Final = 8000
@@ -23,7 +23,7 @@ LOADS: Final = 2
 BEGIN_S: Final = 16.0
 TICK_US: Final = 500_000
 CHUNKS: Final = 48
-MOST_KIB: Final = 45.0
+MAX_KIB: Final = 45.0
 _SPARE_FILES: Final = 1000
 
 
@@ -44,9 +44,9 @@ def _measure(found: Field, folder: Path) -> tuple[list[Figures], float, float]:
     gateway = found.contenders[EMBEDDED]
     pid = gateway.pids["self"]
     for body in bodies(folder, MODEL, max_tokens=2).values():
-        Load(found.load, gateway.port, body).run(64, 1.0)
+        HttpLoad(found.load, gateway.port, body).run(64, 1.0)
     idle_kib = rss_kib(pid)
-    load = Load(found.load, gateway.port, bodies(folder, MODEL, max_tokens=CHUNKS)["stream"])
+    load = HttpLoad(found.load, gateway.port, bodies(folder, MODEL, max_tokens=CHUNKS)["stream"])
     each = STREAMS // LOADS
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         runs = [
@@ -85,5 +85,5 @@ def _rows(seen: list[Figures], each_kib: float, most_open: float) -> list[Row]:
             0.99 * STREAMS,
             f"as the engines say; between chunks {TICK_US // 1000} ms, p99 {p99_ms:.0f} ms",
         ),
-        at_most(f"{label}: KiB each", each_kib, MOST_KIB),
+        at_most(f"{label}: KiB each", each_kib, MAX_KIB),
     ]

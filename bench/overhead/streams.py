@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from bench.common.everything_on import MODEL
 from bench.common.report import Row, at_most
-from bench.common.tools import Figures, Load, bodies
+from bench.common.tools import Figures, HttpLoad, bodies
 from bench.overhead.contenders import (
     EMBEDDED,
     LEAST_LOADED,
@@ -31,7 +31,7 @@ CONTENDERS: Final = (EMBEDDED, LEAST_LOADED, ROUTER, "nginx")
 STREAMS: Final = (32, 120)
 TICK_US: Final = 5000
 RUN_S: Final = 4.0 * TIME_SCALE
-MOST_RATIO: Final = 1.4
+MAX_RATIO: Final = 1.4
 """Of a chunk's CPU over sglang-router's."""
 
 
@@ -47,7 +47,7 @@ def streams_section(folder: Path, tools: tuple[Path, Path]) -> list[Row]:
             for number in range(ROUNDS + 1):
                 figures: Figures = {}
                 for name, contender in found.contenders.items():
-                    load = Load(found.load, contender.port, body)
+                    load = HttpLoad(found.load, contender.port, body)
                     with alone(contender):
                         for streams in STREAMS:
                             seen = cost(load, contender, streams, RUN_S, turn=number)
@@ -72,5 +72,5 @@ def streams_rows(rounds: list[Figures], names: list[str]) -> list[Row]:
             if name in (EMBEDDED, LEAST_LOADED) and ROUTER in names:
                 over = [f[f"{name} {streams}"] / f[f"{ROUTER} {streams}"] for f in rounds]
                 note = f"{min(over):.2f} to {max(over):.2f}"
-                rows.append(at_most(f"{label}, over {ROUTER}", median(over), MOST_RATIO, note))
+                rows.append(at_most(f"{label}, over {ROUTER}", median(over), MAX_RATIO, note))
     return rows

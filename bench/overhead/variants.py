@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from bench.common.everything_on import MODEL
 from bench.common.report import Row
-from bench.common.tools import Load, bodies
+from bench.common.tools import HttpLoad, bodies
 from bench.overhead.contenders import (
     EMBEDDED,
     GATEWAYS,
@@ -26,14 +26,14 @@ from bench.overhead.contenders import (
     Field,
     alone,
 )
-from bench.overhead.rounds import CONNECTIONS, LEAST_UTILISATION, Round, cost
+from bench.overhead.rounds import CONNECTIONS, MIN_UTILISATION, Round, cost
 
 CONTENDERS: Final = (EMBEDDED, ON_REDIS, ROUTER, "nginx")
 MANY: Final = 5000
 RUN_S: Final = 0.6 * TIME_SCALE
 LONG_RUN_S: Final = 1.0 * TIME_SCALE
 """For 1,000 chunks: a stream takes a second at least."""
-_MOST_ROUNDS: Final = 2 * ROUNDS
+_MAX_ROUNDS: Final = 2 * ROUNDS
 
 
 class Variant(NamedTuple):
@@ -74,13 +74,13 @@ def variant_rounds(field: Field, folder: Path) -> Seen:
     seen: Seen = {variant: [] for variant in VARIANTS}
     with Progress(transient=True) as progress:
         task = progress.add_task("variants", total=(1 + ROUNDS) * len(VARIANTS))
-        for number in range(1 + _MOST_ROUNDS):
+        for number in range(1 + _MAX_ROUNDS):
             for variant in VARIANTS:
                 if enough(variant, seen[variant]):
                     continue
                 figures: Round = {}
                 for name, contender in contenders.items():
-                    load = Load(field.load, contender.port, files[variant])
+                    load = HttpLoad(field.load, contender.port, files[variant])
                     run_s = LONG_RUN_S if variant.chunks >= 1000 else RUN_S
                     with alone(contender):
                         figures[name] = cost(
@@ -101,7 +101,7 @@ def counting(variant: Variant, rounds: list[Round], name: str) -> list[Round]:
     """Rounds that count for a contender."""
     if name not in GATEWAYS or variant.connections == 1:
         return rounds
-    return [figures for figures in rounds if figures[name]["utilisation"] >= LEAST_UTILISATION]
+    return [figures for figures in rounds if figures[name]["utilisation"] >= MIN_UTILISATION]
 
 
 def enough(variant: Variant, rounds: list[Round]) -> bool:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from bench.pool_routing.model import AZURE, BOUNDARY, LEAST_SHARE, MOST_SHARE, WINDOW
+from bench.pool_routing.model import AZURE, BOUNDARY, MAX_SHARE, MIN_SHARE, WINDOW
 from gateway.policy.estimate.estimator import SMALL_PROMPT_TOKENS, LengthEstimator
 from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.pools.routing import plan_pool
@@ -164,7 +164,7 @@ def lengths(rng: random.Random, low: int, high: int) -> tuple[int, int]:
     i = bisect_left(_SHARES, drawn, 1, len(_SHARES) - 1)
     part = (drawn - _SHARES[i - 1]) / (_SHARES[i] - _SHARES[i - 1])
     total = max(low + 1, 2, round(_TOKENS[i - 1] + part * (_TOKENS[i] - _TOKENS[i - 1])))
-    share = min(max(rng.gauss(AZURE.output_mean, AZURE.output_std), LEAST_SHARE), MOST_SHARE)
+    share = min(max(rng.gauss(AZURE.output_mean, AZURE.output_std), MIN_SHARE), MAX_SHARE)
     answer = max(1, round(total * share))
     return total - answer, answer
 

@@ -27,7 +27,7 @@ PER_SLOT_S: Final = 0.00065
 CHUNK_TOKENS: Final = 512
 BLOCK_TOKENS: Final = 16
 BLOCKS: Final = 65_536
-MOST_SLOTS: Final = 128
+MAX_SLOTS: Final = 128
 WINDOW: Final = 65_536
 BOUNDARY: Final = 8192
 RATE: Final = 1000.0
@@ -35,15 +35,15 @@ RATE: Final = 1000.0
 HEAD_ONE: Final = 1.08
 HEAD_SHORT: Final = 1.05
 HEAD_LONG: Final = 1.02
-LEAST_SHARE: Final = 0.02
-MOST_SHARE: Final = 0.95
+MIN_SHARE: Final = 0.02
+MAX_SHARE: Final = 0.95
 HOURS_PER_YEAR: Final = 8760
 
 _NODES = 1000
 """Equally likely output shares that the normal is integrated over."""
 
 
-class Traffic(Protocol):
+class BinnedTraffic(Protocol):
     """Requests by total length; `low` < L <= `high` everywhere."""
 
     @property
@@ -57,7 +57,7 @@ class Traffic(Protocol):
         """Mean of the requests in that range; there is at least one."""
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
+class CdfWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """A CDF as [tokens, share up to them], linear between, and how totals split."""
 
     name: str
@@ -88,12 +88,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def mean_output_share(self) -> float:
         """Mean of the clipped normal, in closed form."""
         normal, unit = NormalDist(self.output_mean, self.output_std), NormalDist()
-        a = (LEAST_SHARE - self.output_mean) / self.output_std
-        b = (MOST_SHARE - self.output_mean) / self.output_std
-        below, above = normal.cdf(LEAST_SHARE), 1 - normal.cdf(MOST_SHARE)
+        a = (MIN_SHARE - self.output_mean) / self.output_std
+        b = (MAX_SHARE - self.output_mean) / self.output_std
+        below, above = normal.cdf(MIN_SHARE), 1 - normal.cdf(MAX_SHARE)
         inside = self.output_mean * (1 - below - above)
         inside += self.output_std * (unit.pdf(a) - unit.pdf(b))
-        return LEAST_SHARE * below + inside + MOST_SHARE * above
+        return MIN_SHARE * below + inside + MAX_SHARE * above
 
     def mean_chunks(self, low: float, high: float) -> float:
         """E[ceil(L_in / 512)] in the range: the sum over k of P(L_in > 512 k)."""
@@ -118,12 +118,12 @@ def output_shares(mean: float, std: float) -> NDArray[np.float64]:
     """Equally likely values of the clipped normal, in order."""
     normal = NormalDist(mean, std)
     drawn = [normal.inv_cdf((i + 0.5) / _NODES) for i in range(_NODES)]
-    return np.asarray(np.clip(drawn, LEAST_SHARE, MOST_SHARE), dtype=np.float64)
+    return np.asarray(np.clip(drawn, MIN_SHARE, MAX_SHARE), dtype=np.float64)
 
 
 # The paper's CDFs are unpublished. These were fitted until its throughputs and fleet sizes at
 # a boundary of 8,192 came out; splits as published.
-AZURE: Final = Workload(
+AZURE: Final = CdfWorkload(
     name="Azure",
     breakpoints=(
         (256, 0.10),
@@ -139,7 +139,7 @@ AZURE: Final = Workload(
     output_mean=0.10,
     output_std=0.05,
 )
-LMSYS: Final = Workload(
+LMSYS: Final = CdfWorkload(
     name="LMSYS",
     breakpoints=(
         (32, 0.05),
@@ -159,7 +159,7 @@ LMSYS: Final = Workload(
 )
 
 
-class Pairs:
+class PairTraffic:
     """Traffic as real prompt and answer lengths."""
 
     def __init__(self, prompts: Sequence[int], answers: Sequence[int]) -> None:
@@ -183,13 +183,13 @@ class Pairs:
         return np.asarray((low < self._tokens) & (self._tokens <= high))
 
 
-def read_workload(file: Path, like: Workload) -> Workload:
+def read_workload(file: Path, like: CdfWorkload) -> CdfWorkload:
     """A CDF file of breakpoints, with another workload's name and split."""
     points = tuple((int(tokens), float(share)) for tokens, share in orjson.loads(file.read_bytes()))
     return msgspec.structs.replace(like, breakpoints=points)
 
 
-def read_pairs(*files: Path) -> Pairs:
+def read_pairs(*files: Path) -> PairTraffic:
     """Azure traces of 2023: context and generated tokens."""
     prompts: list[int] = []
     answers: list[int] = []
@@ -198,12 +198,12 @@ def read_pairs(*files: Path) -> Pairs:
             for row in csv.DictReader(lines):
                 prompts.append(int(row["ContextTokens"]))
                 answers.append(int(row["GeneratedTokens"]))
-    return Pairs(prompts, answers)
+    return PairTraffic(prompts, answers)
 
 
 def slots_of(window: int) -> int:
     """Sequences of an engine: its KV blocks over those of a whole window."""
-    return min(MOST_SLOTS, BLOCKS // math.ceil(window / BLOCK_TOKENS))
+    return min(MAX_SLOTS, BLOCKS // math.ceil(window / BLOCK_TOKENS))
 
 
 def iteration_s(slots: int) -> float:
@@ -211,7 +211,7 @@ def iteration_s(slots: int) -> float:
     return BASE_S + PER_SLOT_S * slots
 
 
-def throughput(traffic: Traffic, slots: int, low: float, high: float) -> float:
+def throughput(traffic: BinnedTraffic, slots: int, low: float, high: float) -> float:
     """Requests per second of an instance that serves the range; infinite where it is empty."""
     if traffic.share(low, high) <= 0:
         return math.inf
@@ -282,7 +282,7 @@ def closed_form(alpha: float, rho: float) -> float:
     return alpha * (1 - 1 / rho)
 
 
-def size(traffic: Traffic, boundary: int = BOUNDARY, rate: float = RATE) -> Sizing:
+def size(traffic: BinnedTraffic, boundary: int = BOUNDARY, rate: float = RATE) -> Sizing:
     """Both fleets of a workload."""
     slots = slots_of(boundary)
     return Sizing(

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.pool_routing.learning import AT, CATEGORIES, NOISE, Known, curve
-from bench.pool_routing.model import AZURE, LMSYS, Workload, size
+from bench.pool_routing.model import AZURE, LMSYS, CdfWorkload, size
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _MARKS: Final = {"Azure": "x", "LMSYS": "+"}
@@ -41,7 +41,7 @@ def _savings() -> Figure:
     return figure
 
 
-def _savings_of(axes: Axes, workload: Workload, colour: str) -> None:
+def _savings_of(axes: Axes, workload: CdfWorkload, colour: str) -> None:
     between = [round(b) for b in np.geomspace(1024, 32_768, 41)]
     ours = [100 * size(workload, b).savings for b in between]
     axes.plot(between, ours, color=colour, lw=1.5, label=f"{workload.name}, ours")

@@ -32,8 +32,8 @@ from bench.pool_routing.model import (
     PER_SLOT_S,
     WINDOW,
     Architecture,
+    BinnedTraffic,
     Sizing,
-    Traffic,
     closed_form,
     iteration_s,
     read_pairs,
@@ -424,7 +424,7 @@ def _other_data(folder: Path | None) -> list[Row]:
     ]
 
 
-def _other_rows(name: str, traffic: Traffic, note: str) -> list[Row]:
+def _other_rows(name: str, traffic: BinnedTraffic, note: str) -> list[Row]:
     ours = size(traffic)
     return [
         Row(metric=f"{name}: mu homogeneous, req/s", measured=ours.mu_one, note=note),

@@ -10,7 +10,7 @@ import numpy as np
 from predictor.artifact import Artifact
 from predictor.judge import Floats, pinball, replay
 from predictor.online import PrefillPredictor
-from predictor.rows import Row
+from predictor.rows import PrefillRow
 
 SETTLED: Final = 1_000
 """Requests of a shift after which coverage is asked for."""
@@ -42,8 +42,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 def judged(
     artifact: Artifact | None,
-    before: Sequence[Row],
-    shifted: Sequence[Row],
+    before: Sequence[PrefillRow],
+    shifted: Sequence[PrefillRow],
     predictor: PrefillPredictor,
 ) -> Judged:
     """Calibrate on `before`, then judge on `shifted`."""
@@ -67,7 +67,7 @@ def judged(
     )
 
 
-def learned_after(rows: Sequence[Row], slow: str, predictor: PrefillPredictor) -> int | None:
+def learned_after(rows: Sequence[PrefillRow], slow: str, predictor: PrefillPredictor) -> int | None:
     """Requests of all workers until a slow one is known; None if it never is.
 
     It is at the end of the first 20 of its own whose prefills, summed, are within 20 % of what

@@ -31,7 +31,7 @@ from bench.quartz.workloads import MIXED
 from predictor.artifact import Artifact
 from predictor.features import features
 from predictor.online import PrefillPredictor
-from predictor.rows import Row as Prefill
+from predictor.rows import PrefillRow as Prefill
 from predictor.train import train
 from simulator.experiments.scheduling import WORKER
 
@@ -152,7 +152,7 @@ def _other_ways(
     after: dict[str, list[list[Prefill]]],
 ) -> list[Row]:
     """Boosted quantiles, adaptive conformal inference, and no training at all, by coverage."""
-    ways = {
+    variants = {
         "boosted": _judged(boosted, before, after),
         "adaptive conformal": _judged(tree, before, after, "adaptive"),
         "untrained": {
@@ -161,7 +161,7 @@ def _other_ways(
         },
     }
     rows = []
-    for way, found in ways.items():
+    for way, found in variants.items():
         settled = {name: min(j.settled for j in seeds) for name, seeds in found.items()}
         worst = min(settled, key=settled.__getitem__)
         wide = mean(j.wide for seeds in found.values() for j in seeds)

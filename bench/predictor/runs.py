@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import msgspec
 
-from bench.quartz.workloads import MIXED, Shape, mixed
+from bench.quartz.workloads import MIXED, StreamShape, mixed
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
-from predictor.rows import Row
+from predictor.rows import PrefillRow
 from simulator.engine.engine import EngineProfile
-from simulator.experiments.scheduling import WORKER, Gateway, serve
+from simulator.experiments.scheduling import WORKER, SimulatedGateway, serve
 
 WORKERS: Final = 4
 TRAINING_REQUESTS: Final = 12_000
@@ -47,13 +47,13 @@ def slower(profile: EngineProfile, factor: float) -> EngineProfile:
     )
 
 
-def shape_of(**changes: Any) -> Shape:
+def shape_of(**changes: Any) -> StreamShape:
     """The Mixed workload with some things changed."""
     return msgspec.structs.replace(MIXED, **changes)
 
 
 # Rates keep the fleet below saturation, where a prefill would tell of nothing but the queue.
-SHIFTS: Final[dict[str, tuple[Shape, EngineProfile]]] = {
+SHIFTS: Final[dict[str, tuple[StreamShape, EngineProfile]]] = {
     "More RAG": (shape_of(rag=0.6, rate=9.0), WORKER),
     "Low Reuse": (shape_of(again=0.0, turns=1.0, documents=20_000, rate=9.0), WORKER),
     "Large Budget": (shape_of(output_factor=3.0, cap_tokens=4096, rate=6.0), WORKER),
@@ -67,7 +67,7 @@ class _Recording(PrefillPredictor):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers=workers)
-        self.rows: list[Row] = []
+        self.rows: list[PrefillRow] = []
 
     def observe(
         self,
@@ -80,22 +80,22 @@ class _Recording(PrefillPredictor):
         client: str = "",
     ) -> None:
         """See PrefillPredictor."""
-        self.rows.append(Row(x=x, prefill_s=actual_s, worker=str(worker)))
+        self.rows.append(PrefillRow(x=x, prefill_s=actual_s, worker=str(worker)))
         super().observe(worker, x, mean_s, quantile_s, bucket, actual_s)
 
 
 def rows_of(
-    shape: Shape,
+    shape: StreamShape,
     profiles: EngineProfile | list[EngineProfile],
     requests: int,
     seed: int,
-) -> list[Row]:
+) -> list[PrefillRow]:
     """Every prefill of a workload, in order of first tokens."""
     profiles = profiles if isinstance(profiles, list) else [profiles] * WORKERS
     pool = PoolState("pool", tuple(map(str, range(len(profiles)))), 256)
     predictor = _Recording(len(profiles))
     scheduler = make_scheduler("quartz", pool, predictor=predictor)
     kept = PrefixIndex(len(profiles), capacity_tokens=160_000)
-    gateway = Gateway(pool, scheduler, kept, predictor)
+    gateway = SimulatedGateway(pool, scheduler, kept, predictor)
     serve(mixed(seed, shape, requests), [gateway], profiles=profiles, seed=seed)
     return predictor.rows

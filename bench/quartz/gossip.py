@@ -14,16 +14,16 @@ from gateway.adapters.store.redis.board import EVERY_S
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
-from gateway.policy.pools.conversations import ResponseHomes
+from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.prefix.index import PrefixIndex
-from simulator.experiments.scheduling import WORKER, Gateway
+from simulator.experiments.scheduling import WORKER, SimulatedGateway
 
 _APART: Final = (0.9 * EVERY_S, 1.1 * EVERY_S)
 """Seconds from one exchange of a board to the next."""
 
 
-class _Board:
+class _GossipBoard:
     """One gateway's: what it put up, and what it heard at its last exchange."""
 
     def __init__(self, place: int, told: dict[int, dict[str, bytes]]) -> None:
@@ -46,12 +46,14 @@ class _Board:
 class Gossip:
     """Call it at each tick."""
 
-    def __init__(self, gateways: Sequence[Gateway], seed: int, *, prefixes: bool = True) -> None:
+    def __init__(
+        self, gateways: Sequence[SimulatedGateway], seed: int, *, prefixes: bool = True
+    ) -> None:
         """`prefixes`: whether each hears of the others' prompts."""
         self._random = Random(f"gossip/{seed}")
         self._now_s = 0.0
         told: dict[int, dict[str, bytes]] = {}
-        self._boards = [_Board(place, told) for place in range(len(gateways))]
+        self._boards = [_GossipBoard(place, told) for place in range(len(gateways))]
         self._notes = [
             SchedulerNotes(
                 [_served(gateway, prefixes)],
@@ -69,15 +71,15 @@ class Gossip:
         self._now_s = now_s
         while (due_s := min(self._due_s)) <= now_s:
             place = self._due_s.index(due_s)
-            for _ in self._notes[place].tell():
+            for _ in self._notes[place].send():
                 pass
             self._boards[place].exchange()
-            for _ in self._notes[place].hear():
+            for _ in self._notes[place].receive():
                 pass
             self._due_s[place] += self._random.uniform(*_APART)
 
 
-def _served(gateway: Gateway, prefixes: bool) -> ModelRuntime:
+def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
     index = gateway.prefixes
     if not (prefixes and isinstance(index, PrefixIndex)):
         index = PrefixIndex(len(gateway.pool.workers))  # nobody asks it
@@ -90,13 +92,16 @@ def _served(gateway: Gateway, prefixes: bool) -> ModelRuntime:
         ),
         estimator=LengthEstimator(),
         fleet=ModelFleet(
-            pools=(gateway.pool,), workers=((),), health=HealthRules(), homes=ResponseHomes()
+            pools=(gateway.pool,),
+            workers=((),),
+            health=HealthRules(),
+            response_affinity=ResponseAffinity(),
         ),
         admission=ModelAdmission(spill_queue=0),
         scheduling=ModelScheduling(
             schedulers=(gateway.scheduler,),
             predictors=() if gateway.predictor is None else (gateway.predictor,),
             prefixes=(index,),
-            news=(gateway.news,),
+            prefix_gossip=(gateway.prefix_gossip,),
         ),
     )

@@ -22,7 +22,14 @@ from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine.engine import EngineProfile
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
-from simulator.experiments.scheduling import WORKER, Demand, Gateway, Served, Trouble, serve
+from simulator.experiments.scheduling import (
+    WORKER,
+    Demand,
+    ServedRequest,
+    SimulatedGateway,
+    Trouble,
+    serve,
+)
 from sluice.children import die_with_parent
 
 WORKERS: Final = 4
@@ -51,7 +58,7 @@ POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
 }
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class LabFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of one run."""
 
     p95_s: float
@@ -71,31 +78,31 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
 
 
-def make(policy: str, workers: int = WORKERS) -> Gateway:
+def make(policy: str, workers: int = WORKERS) -> SimulatedGateway:
     """A fresh gateway with this policy, which has learned nothing."""
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), WORKER.max_num_seqs)
     name, profile = POLICIES[policy]
     kind = Uncalibrated if policy == "No Calibration" else PrefillPredictor
     predictor = kind(workers=workers)
     if name == "cache-aware":
-        return Gateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
+        return SimulatedGateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
     if name == "token-fair":
-        return Gateway(pool, TokenFair(pool), PrefixIndex(workers))
+        return SimulatedGateway(pool, TokenFair(pool), PrefixIndex(workers))
     scheduler = make_scheduler(name, pool, profile=profile, predictor=predictor)
     endless = policy == "QUARTZ, endless index"
     prefixes = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
-    return Gateway(pool, scheduler, prefixes, predictor)
+    return SimulatedGateway(pool, scheduler, prefixes, predictor)
 
 
 def run(
     demands: Sequence[Demand],
-    gateways: Sequence[Gateway],
+    gateways: Sequence[SimulatedGateway],
     *,
     seed: int = 0,
     profiles: Sequence[EngineProfile] | None = None,
     troubles: Sequence[Trouble] = (),
     tell_prefixes: bool = True,
-) -> Served:
+) -> ServedRequest:
     """`serve` on the bench's workers, without the garbage collector: there are no cycles.
 
     Several gateways exchange notes; `tell_prefixes`: also of which prompts they sent where.
@@ -123,7 +130,7 @@ def ideal_s(prompt_tokens: np.ndarray) -> np.ndarray:
     return alone
 
 
-def figures(demands: Sequence[Demand], served: Served) -> Figures:
+def figures(demands: Sequence[Demand], served: ServedRequest) -> LabFigures:
     """What is reported of a run."""
     ttft_s = served.ttft_s
     slo_s = np.array([d.slo_s for d in demands])
@@ -135,7 +142,7 @@ def figures(demands: Sequence[Demand], served: Served) -> Figures:
     long = slo_s > slo_s.min()
     within = served.within[SETTLED:]
     span_s = np.nanmax(served.end_s) - demands[0].arrival_s
-    return Figures(
+    return LabFigures(
         p95_s=float(np.quantile(ttft_s, 0.95)),
         p99_s=float(np.quantile(ttft_s, 0.99)),
         violations=float((ttft_s > slo_s).mean()),
@@ -151,11 +158,11 @@ def figures(demands: Sequence[Demand], served: Served) -> Figures:
 
 Task = tuple[str, int, tuple[str, ...], Path | None]
 """Workload, seed, policies, traces."""
-Results = dict[tuple[str, str], list[Figures]]
+Results = dict[tuple[str, str], list[LabFigures]]
 """(workload, policy) -> one entry a seed, in order."""
 
 
-def run_task(task: Task) -> tuple[Task, list[Figures]]:
+def run_task(task: Task) -> tuple[Task, list[LabFigures]]:
     """All policies of a task, on the same requests."""
     workload, seed, policies, data = task
     demands = workloads(data)[workload](seed)
@@ -173,7 +180,7 @@ def processes() -> ProcessPoolExecutor:
 def run_all(tasks: Iterable[Task], done: Callable[[], None]) -> Results:
     """All tasks, a process a core; `done` is called for each."""
     results: Results = {}
-    found: dict[Task, list[Figures]] = {}
+    found: dict[Task, list[LabFigures]] = {}
     listed = list(tasks)
     with processes() as pool:
         for task, values in pool.map(run_task, listed):

@@ -8,11 +8,11 @@ import numpy as np
 
 from bench.common.report import Row, at_least, at_most
 from bench.quartz.lab import WORKERS, figures, make, run
-from bench.quartz.workloads import BURSTY, MIXED, Shape, mixed
-from simulator.experiments.scheduling import WORKER, Demand, Served, Trouble
+from bench.quartz.workloads import BURSTY, MIXED, StreamShape, mixed
+from simulator.experiments.scheduling import WORKER, Demand, ServedRequest, Trouble
 
 GATEWAYS: Final = 4
-KEPT: Final = 0.8
+RETAINED: Final = 0.8
 """Of one gateway's gain, where prompts are told: the target is for what ships."""
 HEAVY_RATE: Final = 11.0
 CALM: Final = msgspec.structs.replace(MIXED, rate=6.5)
@@ -24,19 +24,19 @@ LEARNED: Final = 500
 def gateway_rows(seeds: range, step: Callable[[], None]) -> list[Row]:
     """Four gateways on the workers of one, each request at one of them by chance."""
     rows = []
-    shapes: dict[str, Shape] = {"Mixed": MIXED, "Mixed Bursty": BURSTY}
+    shapes: dict[str, StreamShape] = {"Mixed": MIXED, "Mixed Bursty": BURSTY}
     for workload, shape in shapes.items():
         late: dict[str, list[float]] = {"none": [], "one": [], "four": [], "silent": []}
         tail: dict[str, list[float]] = {name: [] for name in late}
         for seed in seeds:
             demands = mixed(seed, shape)
-            ways = {
+            variants = {
                 "none": [make("FIFO-LL")],
                 "one": [make("QUARTZ")],
                 "four": [make("QUARTZ") for _ in range(GATEWAYS)],
                 "silent": [make("QUARTZ") for _ in range(GATEWAYS)],
             }
-            for name, gateways in ways.items():
+            for name, gateways in variants.items():
                 told = name != "silent"
                 served = run(demands, gateways, seed=seed, tell_prefixes=told)
                 found = figures(demands, served)
@@ -51,7 +51,7 @@ def gateway_rows(seeds: range, step: Callable[[], None]) -> list[Row]:
                 note = f"FIFO-LL {none:.3g}, one {one:.3g}, four {value:.3g}"
                 metric = f"{workload}, 4 gateways, {how}: gain of one kept, {text}"
                 rows.append(
-                    at_least(metric, kept, KEPT, note)
+                    at_least(metric, kept, RETAINED, note)
                     if told
                     else Row(metric=metric, measured=kept, note=note)
                 )
@@ -82,7 +82,7 @@ def heavy_rows(seeds: range, step: Callable[[], None]) -> list[Row]:
     return rows
 
 
-def _others_late(demands: list[Demand], served: Served) -> float:
+def _others_late(demands: list[Demand], served: ServedRequest) -> float:
     others = np.array([d.client != "heavy" for d in demands])
     late = served.ttft_s > np.array([d.slo_s for d in demands])
     return float(late[others].mean())

@@ -29,7 +29,7 @@ Segments = tuple[tuple[int, int], ...]
 Random = np.random.Generator
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class StreamShape(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream is made of."""
 
     rate: float = 10.0
@@ -67,10 +67,10 @@ def blocks_of(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...], int
     return tuple(hashes), tuple(ends[-5:-1]), end
 
 
-class _Stream:
+class _ClientStreams:
     """Conversations and passages of all clients."""
 
-    def __init__(self, shape: Shape, random: Random) -> None:
+    def __init__(self, shape: StreamShape, random: Random) -> None:
         self.shape, self.random = shape, random
         self.numbers = 1_000_000
         self.talks: dict[str, tuple[Segments, float]] = {}
@@ -114,7 +114,7 @@ def demand(
     client: str,
     segments: Segments,
     output: int,
-    shape: Shape,
+    shape: StreamShape,
     slo_s: float,
     kind: str,
 ) -> Demand:
@@ -133,10 +133,10 @@ def demand(
     )
 
 
-def mixed(seed: int, shape: Shape, requests: int = REQUESTS) -> list[Demand]:
+def mixed(seed: int, shape: StreamShape, requests: int = REQUESTS) -> list[Demand]:
     """Chat and RAG of 28 clients; with `rag` 0 or 1, one of them alone."""
     random = np.random.default_rng([seed, 7])
-    stream = _Stream(shape, random)
+    stream = _ClientStreams(shape, random)
     arrivals = [
         (t, f"client-{random.integers(shape.clients)}") for t in _times(shape, random, requests)
     ]
@@ -152,7 +152,7 @@ def mixed(seed: int, shape: Shape, requests: int = REQUESTS) -> list[Demand]:
     ]
 
 
-def _times(shape: Shape, random: Random, requests: int) -> list[float]:
+def _times(shape: StreamShape, random: Random, requests: int) -> list[float]:
     """Poisson arrivals, a part of them moved into bursts."""
     span_s = requests / shape.rate
     bursts = int(shape.bursts * span_s / 60)
@@ -168,8 +168,8 @@ def structured(
 ) -> list[Demand]:
     """Shared prefixes under control: 40 templates of 3,000 tokens, a short rest each."""
     random = np.random.default_rng([seed, 11])
-    shape = Shape(rate=rate)
-    stream = _Stream(shape, random)
+    shape = StreamShape(rate=rate)
+    stream = _ClientStreams(shape, random)
     out = []
     for now_s in _times(shape, random, requests):
         template = int(random.zipf(1.4)) % 40
@@ -186,8 +186,8 @@ def agents(
 ) -> list[Demand]:
     """Agents: 20 turns that grow to 30,000 tokens, four fifths of each prompt seen before."""
     random = np.random.default_rng([seed, 13])
-    shape = Shape(rate=rate, cap_tokens=2048)
-    stream = _Stream(shape, random)
+    shape = StreamShape(rate=rate, cap_tokens=2048)
+    stream = _ClientStreams(shape, random)
     live: list[tuple[str, Segments, float]] = []
     out: list[Demand] = []
     started = 0
@@ -216,7 +216,7 @@ def mooncake(seed: int, rate: float, data: Path | None, requests: int = REQUESTS
     Prompts are cut to a fourth: the trace's mean is 12,000 tokens, served by larger fleets.
     """
     random = np.random.default_rng([seed, 17])
-    shape = Shape(rate=rate, cap_tokens=2048)
+    shape = StreamShape(rate=rate, cap_tokens=2048)
     if data is not None and (data / MOONCAKE_FILE).is_file():
         rows = _trace(data / MOONCAKE_FILE, seed, requests)
     else:
@@ -257,8 +257,8 @@ def _like_mooncake(random: Random, requests: int) -> list[tuple[int, int, Sequen
     return rows
 
 
-MIXED: Final = Shape()
-BURSTY: Final = Shape(rate=9.0, bursts=6.0)
+MIXED: Final = StreamShape()
+BURSTY: Final = StreamShape(rate=9.0, bursts=6.0)
 
 Workload = Callable[[int], list[Demand]]
 """From a seed."""
@@ -267,13 +267,13 @@ Workload = Callable[[int], list[Demand]]
 def workloads(data: Path | None = None) -> dict[str, Workload]:
     """All streams of the bench, by name."""
 
-    def of(shape: Shape) -> Workload:
+    def of(shape: StreamShape) -> Workload:
         return lambda seed: mixed(seed, shape)
 
     replace = msgspec.structs.replace
     return {
-        "Chat": of(Shape(rate=30.0, rag=0.0)),
-        "RAG": of(Shape(rate=6.0, rag=1.0)),
+        "Chat": of(StreamShape(rate=30.0, rag=0.0)),
+        "RAG": of(StreamShape(rate=6.0, rag=1.0)),
         "Structured Prefix-Reuse": lambda seed: structured(seed, 26.0),
         "Mixed": of(MIXED),
         "Mixed Bursty": of(BURSTY),

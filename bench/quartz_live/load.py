@@ -40,7 +40,7 @@ _WORD_TOKENS: Final = 1.27
 """Of the mock's tokenizer, a word of this list and its space."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class TimedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request: when it is due (seconds of the run), what it says, what it may take."""
 
     at_s: float
@@ -49,10 +49,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     slo_s: float
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class TimedAnswer(msgspec.Struct, kw_only=True):
     """How it went. `first_s` is the time to the first byte of the answer; None without one."""
 
-    ask: Ask
+    ask: TimedRequest
     status: int = 0
     first_s: float | None = None
     whole: bool = False
@@ -77,7 +77,7 @@ def _body(messages: Sequence[tuple[str, str]], output_tokens: int) -> bytes:
     )
 
 
-def mixed(number: int, rate_per_s: float, count: int, speed: float) -> list[Ask]:
+def mixed(number: int, rate_per_s: float, count: int, speed: float) -> list[TimedRequest]:
     """Chat in turns (55 %) and retrieval over shared documents (45 %), of 28 clients; Poisson.
 
     The objectives are 2 s and 4 s of model time (QUARTZ, section 5.2).
@@ -107,18 +107,18 @@ def mixed(number: int, rate_per_s: float, count: int, speed: float) -> list[Ask]
                 ("user", f"Context:\n{passages}\n\nQuestion: {question}"),
             ]
             body, slo_s = _body(told, draw.randrange(20, 90)), 4.0
-        out.append(Ask(at_s=at_s, client=f"c{client}", body=body, slo_s=slo_s / speed))
+        out.append(TimedRequest(at_s=at_s, client=f"c{client}", body=body, slo_s=slo_s / speed))
     return out
 
 
-def agents(number: int, count: int, turns: int, speed: float) -> list[list[Ask]]:
+def agents(number: int, count: int, turns: int, speed: float) -> list[list[TimedRequest]]:
     """Agents whose every prompt has 30,000 tokens, 80 % of them the same in each of its turns."""
     out = []
     for agent in range(count):
         kept = text(f"agent {number} {agent}", 24_000)
         out.append(
             [
-                Ask(
+                TimedRequest(
                     at_s=0.0,
                     client=f"a{agent}",
                     body=_body(
@@ -159,32 +159,32 @@ def installed(name: str) -> bool:
     return name not in PEER_SYSTEMS or (PEERS / name / "bin").is_dir()
 
 
-class Load:
+class TimedLoad:
     """Sends requests over connections of their own and notes when their answers begin."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         """Each client's requests go to the `urls` by turns."""
         self._addresses = [url.removeprefix("http://").partition(":")[::2] for url in urls]
         self._turns: Counter[str] = Counter()
-        self.seen: list[Seen] = []
+        self.seen: list[TimedAnswer] = []
         self.late_s = 0.0
         """The latest that a request was sent after it was due."""
 
-    async def open_loop(self, asks: Sequence[Ask]) -> None:
+    async def open_loop(self, asks: Sequence[TimedRequest]) -> None:
         """Each when it is due, whatever became of earlier ones."""
         begin_s = time.monotonic()
 
-        async def one(ask: Ask) -> None:
+        async def one(ask: TimedRequest) -> None:
             await asyncio.sleep(begin_s + ask.at_s - time.monotonic())
             self.late_s = max(self.late_s, time.monotonic() - begin_s - ask.at_s)
             await self._send(ask)
 
         await asyncio.gather(*(one(ask) for ask in asks))
 
-    async def closed_loops(self, loops: Sequence[Sequence[Ask]], pause_s: float) -> None:
+    async def closed_loops(self, loops: Sequence[Sequence[TimedRequest]], pause_s: float) -> None:
         """Each loop's requests one after the other, a pause in between."""
 
-        async def one(place: int, asks: Sequence[Ask]) -> None:
+        async def one(place: int, asks: Sequence[TimedRequest]) -> None:
             await asyncio.sleep(pause_s * place / max(1, len(loops)))
             for ask in asks:
                 await self._send(ask)
@@ -192,8 +192,8 @@ class Load:
 
         await asyncio.gather(*(one(place, asks) for place, asks in enumerate(loops)))
 
-    async def _send(self, ask: Ask) -> None:
-        seen = Seen(ask=ask)
+    async def _send(self, ask: TimedRequest) -> None:
+        seen = TimedAnswer(ask=ask)
         self.seen.append(seen)
         host, port = self._addresses[self._turns[ask.client] % len(self._addresses)]
         self._turns[ask.client] += 1
@@ -217,7 +217,7 @@ class Load:
             seen.whole = False
 
 
-def _head(ask: Ask, host: str) -> bytes:
+def _head(ask: TimedRequest, host: str) -> bytes:
     return (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n"
         f"content-type: application/json\r\nauthorization: Bearer sk-{ask.client}\r\n"

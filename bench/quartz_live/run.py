@@ -34,7 +34,7 @@ from bench.quartz_live.load import (
     PEER_SYSTEMS,
     SEVERAL,
     SYSTEMS,
-    Load,
+    TimedLoad,
     agents,
     installed,
     mixed,
@@ -60,7 +60,7 @@ PAUSE_S: Final = 0.4
 _LATE_SHARE: Final = 0.10
 _WINDOW: Final = 65_536
 _HEARD_S: Final = 3.0
-_KEPT: Final = 0.9
+_RETAINED: Final = 0.9
 """Of one gateway's hit rate, by two."""
 
 ENGINE: Final = EngineProfile(
@@ -152,7 +152,9 @@ def _kept(workload: str, sound: dict[str, list[Run]]) -> list[Row]:
     rates = [median(run.hit_rate for run in runs) for runs in (two, one)]
     note = f"{rates[0]:.3g} and {rates[1]:.3g}"
     return [
-        at_least(f"{workload}: hit rate, {SEVERAL} over quartz", rates[0] / rates[1], _KEPT, note)
+        at_least(
+            f"{workload}: hit rate, {SEVERAL} over quartz", rates[0] / rates[1], _RETAINED, note
+        )
     ]
 
 
@@ -224,12 +226,14 @@ def measure(name: str, workload: str, number: int) -> Run:
                 children.start(command, quiet=True, silent=True)
                 children.wait_for(f"{url}/health")
                 urls = [url]
-            load = Load(urls)
+            load = TimedLoad(urls)
             asyncio.run(_drive(load, urls, workload, number, speed))
             return _judge(load, [read_metrics(engine) for engine in engines])
 
 
-async def _drive(load: Load, urls: Sequence[str], workload: str, number: int, speed: float) -> None:
+async def _drive(
+    load: TimedLoad, urls: Sequence[str], workload: str, number: int, speed: float
+) -> None:
     await _warm_up(urls)
     if workload in LOADS:
         rate_per_s = LOADS[workload] * KNEE_PER_S
@@ -240,7 +244,7 @@ async def _drive(load: Load, urls: Sequence[str], workload: str, number: int, sp
 
 async def _warm_up(urls: Sequence[str]) -> None:
     """A few requests first: routers take a moment to find their workers, replicas one another."""
-    load = Load(urls)
+    load = TimedLoad(urls)
     await asyncio.sleep(_HEARD_S if len(urls) > 1 else 0.0)
     for _ in range(40):
         await load.open_loop(mixed(10_000, 100.0, 4, 1.0))
@@ -249,7 +253,7 @@ async def _warm_up(urls: Sequence[str]) -> None:
         await asyncio.sleep(0.5)
 
 
-def _judge(load: Load, engines: Sequence[dict[str, float]]) -> Run:
+def _judge(load: TimedLoad, engines: Sequence[dict[str, float]]) -> Run:
     answered = [seen.first_s for seen in load.seen if seen.first_s is not None]
     bad = [s for s in load.seen if s.status != 200 or not s.whole or s.first_s is None]
     late = [s for s in load.seen if s.first_s is None or s.first_s > s.ask.slo_s]

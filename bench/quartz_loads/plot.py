@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.quartz_loads.run import DEFAULT, OTHERS, Cell, Found
+from bench.quartz_loads.run import DEFAULT, OTHERS, Found, LoadCell
 
 _COLOURS: Final = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _FIELDS: Final = (
@@ -29,7 +29,7 @@ def draw(found: Found, folder: Path) -> list[Path]:
             loads = sorted({c.load for c, _ in found if (c.scene, c.workers) == (scene, workers)})
             for axis, (field, label) in zip(row, _FIELDS, strict=True):
                 for policy, colour in zip((DEFAULT, *OTHERS), _COLOURS, strict=True):
-                    cells = [Cell(scene=scene, workers=workers, load=x) for x in loads]
+                    cells = [LoadCell(scene=scene, workers=workers, load=x) for x in loads]
                     values = [
                         float(np.mean([getattr(seen, field) for seen in found[cell, policy]]))
                         for cell in cells

@@ -41,7 +41,13 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
-from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER, Demand, Gateway, Served
+from simulator.experiments.scheduling import (
+    BLOCK_TOKENS,
+    WORKER,
+    Demand,
+    ServedRequest,
+    SimulatedGateway,
+)
 
 DEFAULT: Final = "quartz"
 OTHERS: Final = ("sticky", "cache-aware", "least-loaded", "weighted")
@@ -50,7 +56,7 @@ SEEDS: Final = 5
 _HOLDS_SHARE: Final = 0.85
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One run. TTFT in seconds, violations and hits in per cent."""
 
     p50_s: float
@@ -63,7 +69,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, order=True):
+class LoadCell(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """Where runs are compared."""
 
     scene: str
@@ -71,16 +77,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, order=True):
     load: float
 
 
-Task = tuple[Cell, int, tuple[str, ...], Path | None]
+Task = tuple[LoadCell, int, tuple[str, ...], Path | None]
 """Cell, seed, policies, folder with traces."""
-Found = Mapping[tuple[Cell, str], Sequence[Seen]]
+Found = Mapping[tuple[LoadCell, str], Sequence[LoadFigures]]
 """By cell and policy, one entry a seed."""
 
 
 def run(plot: Path | None = None, data: Path | None = None) -> Report:
     """The whole ground, or the part that the environment names."""
     fleets, seeds = asked(FLEETS)
-    cells = [Cell(scene=s, workers=w, load=x) for s, w, x in product(SCENES, fleets, LOADS)]
+    cells = [LoadCell(scene=s, workers=w, load=x) for s, w, x in product(SCENES, fleets, LOADS)]
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("cells", total=len(cells) * seeds)
         found = run_cells(cells, seeds, data, lambda: progress.advance(task))
@@ -99,7 +105,7 @@ def asked(fleets: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def run_cells(
-    cells: Iterable[Cell], seeds: int, data: Path | None, done: Callable[[], None]
+    cells: Iterable[LoadCell], seeds: int, data: Path | None, done: Callable[[], None]
 ) -> Found:
     """All policies in these cells, a process a core."""
     tasks: list[Task] = [
@@ -107,7 +113,7 @@ def run_cells(
         for c in cells
         for seed in range(seeds)
     ]
-    found: dict[tuple[Cell, str], list[Seen]] = {}
+    found: dict[tuple[LoadCell, str], list[LoadFigures]] = {}
     with processes() as pool:
         for (cell, _, policies, _), values in zip(tasks, pool.map(run_task, tasks), strict=True):
             for policy, seen in zip(policies, values, strict=True):
@@ -116,7 +122,7 @@ def run_cells(
     return found
 
 
-def run_task(task: Task) -> list[Seen]:
+def run_task(task: Task) -> list[LoadFigures]:
     """Each policy on the same requests."""
     cell, seed, policies, data = task
     rate = knee(cell.scene, cell.workers) * cell.load
@@ -130,14 +136,14 @@ def run_task(task: Task) -> list[Seen]:
     ]
 
 
-def seen(demands: Sequence[Demand], policy: str, workers: int, seed: int) -> Seen:
+def seen(demands: Sequence[Demand], policy: str, workers: int, seed: int) -> LoadFigures:
     """Run one policy, which has learned nothing before."""
     gateway = make(policy, workers, seed)
     served = simulate(demands, [gateway], seed=seed, profiles=[WORKER] * workers)
     return figures(demands, served)
 
 
-def figures(demands: Sequence[Demand], served: Served) -> Seen:
+def figures(demands: Sequence[Demand], served: ServedRequest) -> LoadFigures:
     """What is compared of a run. RuntimeError where a request was lost: all workers are well."""
     if served.lost:
         raise RuntimeError(f"{served.lost} requests were lost")
@@ -146,7 +152,7 @@ def figures(demands: Sequence[Demand], served: Served) -> Seen:
     others = np.array([d.client != HEAVY for d in demands])
     prompts = sum(d.prompt_tokens for d in demands)
     span_s = float(np.nanmax(served.end_s)) - demands[0].arrival_s
-    return Seen(
+    return LoadFigures(
         p50_s=float(np.quantile(ttft_s, 0.5)),
         p90_s=float(np.quantile(ttft_s, 0.9)),
         p99_s=float(np.quantile(ttft_s, 0.99)),
@@ -157,17 +163,17 @@ def figures(demands: Sequence[Demand], served: Served) -> Seen:
     )
 
 
-def make(policy: str, workers: int, seed: int) -> Gateway:
+def make(policy: str, workers: int, seed: int) -> SimulatedGateway:
     """A fresh gateway with this policy."""
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), WORKER.max_num_seqs)
     if policy == "cache-aware":
-        return Gateway(pool, CacheAware(pool), PrefixIndex(workers))
+        return SimulatedGateway(pool, CacheAware(pool), PrefixIndex(workers))
     if policy == "weighted":
         kv_tokens = WORKER.kv_blocks * BLOCK_TOKENS
-        return Gateway(pool, WeightedScores(pool, kv_tokens, seed), PrefixIndex(workers))
+        return SimulatedGateway(pool, WeightedScores(pool, kv_tokens, seed), PrefixIndex(workers))
     predictor = PrefillPredictor(workers=workers)
     scheduler = make_scheduler(policy, pool, predictor=predictor)
-    return Gateway(pool, scheduler, PrefixIndex(workers), predictor)
+    return SimulatedGateway(pool, scheduler, PrefixIndex(workers), predictor)
 
 
 # What is asked
@@ -186,7 +192,7 @@ _ALLOWED: Final = {"p50_s": 0.05, "p99_s": 0.05, "violations": 1.0}
 """By so much the default may be worse than the best; seconds, or points."""
 
 
-def misses(found: Found, cell: Cell) -> list[Miss]:
+def misses(found: Found, cell: LoadCell) -> list[Miss]:
     """Where the default is worse than the best of the others, beyond what is allowed."""
     out = []
     for field, allowed in _ALLOWED.items():
@@ -222,7 +228,9 @@ def _collapse_rows(found: Found) -> list[Row]:
     for scene, workers in sorted({(c.scene, c.workers) for c, _ in found}):
         far, near = (
             float(
-                _values(found, Cell(scene=scene, workers=workers, load=x), DEFAULT, "hits").mean()
+                _values(
+                    found, LoadCell(scene=scene, workers=workers, load=x), DEFAULT, "hits"
+                ).mean()
             )
             for x in (1.2, 0.8)
         )
@@ -245,11 +253,11 @@ def _heavy_rows(found: Found) -> list[Row]:
     return out
 
 
-def _values(found: Found, cell: Cell, policy: str, field: str) -> np.ndarray:
+def _values(found: Found, cell: LoadCell, policy: str, field: str) -> np.ndarray:
     return np.array([getattr(value, field) for value in found[cell, policy]])
 
 
-def _shown(found: Found, cell: Cell) -> str:
+def _shown(found: Found, cell: LoadCell) -> str:
     p50, p99, late, hits = (
         float(_values(found, cell, DEFAULT, f).mean())
         for f in ("p50_s", "p99_s", "violations", "hits")
@@ -263,7 +271,10 @@ def table(found: Found) -> list[dict[str, object]]:
         {
             **msgspec.structs.asdict(cell),
             "policy": policy,
-            **{f: float(_values(found, cell, policy, f).mean()) for f in Seen.__struct_fields__},
+            **{
+                f: float(_values(found, cell, policy, f).mean())
+                for f in LoadFigures.__struct_fields__
+            },
         }
         for cell, policy in sorted(found)
     ]

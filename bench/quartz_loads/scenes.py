@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from bench.quartz.workloads import CLIENTS, Shape, agents, mixed, mooncake, structured
+from bench.quartz.workloads import CLIENTS, StreamShape, agents, mixed, mooncake, structured
 from simulator.experiments.scheduling import Demand
 
 HEAVY_SCENE: Final = "Heavy client"
@@ -48,7 +48,7 @@ Scene = Callable[[int, float, int, int, Path | None], list[Demand]]
 """From a seed, a rate a second of all workers, workers, requests, and a folder with traces."""
 
 
-def _of(shape: Shape) -> Scene:
+def _of(shape: StreamShape) -> Scene:
     def scene(
         seed: int, rate: float, workers: int, requests: int, data: Path | None
     ) -> list[Demand]:
@@ -66,7 +66,7 @@ def _of(shape: Shape) -> Scene:
 
 def _heavy(seed: int, rate: float, workers: int, requests: int, data: Path | None) -> list[Demand]:
     clients = int(CLIENTS * workers / 4)
-    shape = Shape(rate=rate / 2, heavy=rate / 2, clients=clients)
+    shape = StreamShape(rate=rate / 2, heavy=rate / 2, clients=clients)
     return mixed(seed, shape, requests // 2)
 
 
@@ -87,11 +87,11 @@ def _mooncake(
 
 
 SCENES: Final[Mapping[str, Scene]] = {
-    "Chat": _of(Shape(rag=0.0)),
-    "RAG": _of(Shape(rag=1.0)),
+    "Chat": _of(StreamShape(rag=0.0)),
+    "RAG": _of(StreamShape(rag=1.0)),
     "Structured": _structured,
-    "Mixed": _of(Shape()),
-    "Mixed Bursty": _of(Shape(bursts=6.0)),
+    "Mixed": _of(StreamShape()),
+    "Mixed Bursty": _of(StreamShape(bursts=6.0)),
     "Agents": _agents,
     "Mooncake": _mooncake,
     HEAVY_SCENE: _heavy,

@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 from redis import Redis
 
-from bench.common.fleet import MODEL, Fleet, Replica
+from bench.common.fleet import MODEL, Fleet, GatewayProcess
 from gateway.adapters.store.redis.scripts import Calls, Scripts, record
 
 
@@ -87,12 +87,12 @@ class Books:
         return {k.decode(): record("lease", v) for k, v in found.items()}
 
 
-class Watch:
+class SnapshotWatch:
     """Snapshots one after another while the block runs, on a thread."""
 
-    def __init__(self, books: Books, every_s: float = 0.01) -> None:
+    def __init__(self, token_pools: Books, every_s: float = 0.01) -> None:
         self.taken: list[Snapshot] = []
-        self._books = books
+        self._books = token_pools
         self._every_s = every_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -126,7 +126,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.debited - self.refunded - self.used)
 
 
-def ledger(replica: Replica, exports: Iterable[Path], *, since_unix_s: float = 0.0) -> list[Entry]:
+def ledger(
+    replica: GatewayProcess, exports: Iterable[Path], *, since_unix_s: float = 0.0
+) -> list[Entry]:
     """Every entitlement's, as the admin API tells it; exported is what was settled since then."""
     charged = exported(exports, since_unix_s=since_unix_s)
     found = []
@@ -161,19 +163,19 @@ def exported(files: Iterable[Path], *, since_unix_s: float = 0.0) -> dict[str, i
     return charged
 
 
-def settled(fleet: Fleet, books: Books, limit_s: float) -> Snapshot:
+def settled(fleet: Fleet, token_pools: Books, limit_s: float) -> Snapshot:
     """Wait until nothing is in flight anywhere and exports are written; what Redis has then.
 
     What is left after `limit_s` is returned, not raised: it is a finding.
     """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        now = books.snapshot()
+        now = token_pools.snapshot()
         if not now.leases and not fleet.leases() and not _busy(fleet):
             break
         time.sleep(0.05)
     time.sleep(1.0)  # exports are written twice a second
-    return books.snapshot()
+    return token_pools.snapshot()
 
 
 def _busy(fleet: Fleet) -> bool:

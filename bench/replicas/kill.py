@@ -27,14 +27,14 @@ from bench.replicas.books import (
     ledger,
     settled,
 )
-from bench.replicas.load import Load, Sent, Shape, most_at_once
+from bench.replicas.load import ClientLoad, LoadShape, SentRequest, most_at_once
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 
 GATEWAYS: Final = 4
 HELD: Final = 50
 SERVED: Final = 8
-_SHORT: Final = Shape(output_tokens=16, pause_s=(0.1, 0.3))
-_ENDLESS: Final = Shape(output_tokens=30_000, pause_s=(0.5, 1.0), streamed=1.0)
+_SHORT: Final = LoadShape(output_tokens=16, pause_s=(0.1, 0.3))
+_ENDLESS: Final = LoadShape(output_tokens=30_000, pause_s=(0.5, 1.0), streamed=1.0)
 _ASKED_LIMIT_S: Final = 20.0
 
 
@@ -48,7 +48,7 @@ class Death(msgspec.Struct, kw_only=True):
     first_s: float = 0.0
     last_s: float = 0.0
     """From its death until the first and the last of them was back."""
-    survivors: list[Sent] = msgspec.field(default_factory=list)
+    survivors: list[SentRequest] = msgspec.field(default_factory=list)
     again: int = 0
     """Most that were served at once in their places afterwards."""
     after: Snapshot | None = None
@@ -69,40 +69,40 @@ def rows() -> list[Row]:
             fleet_of(entitlements, told, window_tokens=65_536) as fleet,
             redis.client() as client,
         ):
-            books = Books(client)
-            asyncio.run(_scenario(fleet, books, found))
-            found.after = settled(fleet, books, 15.0)
+            token_pools = Books(client)
+            asyncio.run(_scenario(fleet, token_pools, found))
+            found.after = settled(fleet, token_pools, 15.0)
             found.entries = ledger(fleet.replicas[1], files)
     return _rows(found)
 
 
-async def _scenario(fleet: Fleet, books: Books, found: Death) -> None:
+async def _scenario(fleet: Fleet, token_pools: Books, found: Death) -> None:
     urls = [replica.url for replica in fleet.replicas]
-    holding, serving = Load(urls, _ENDLESS), Load(urls, _SHORT)
+    holding, serving = ClientLoad(urls, _ENDLESS), ClientLoad(urls, _SHORT)
     serving.start(("guaranteed", 1 + n % (GATEWAYS - 1)) for n in range(SERVED))
     holding.start(("holder", 0) for _ in range(HELD))
     until_s = time.monotonic() + _ASKED_LIMIT_S
     while time.monotonic() < until_s:
         await asyncio.sleep(0.05)
-        if books.snapshot().tenants.get("holder", 0) == HELD:
+        if token_pools.snapshot().tenants.get("holder", 0) == HELD:
             break
     await asyncio.sleep(2.0)
     # Nobody asks in its name any more: what is in flight then was in flight before.
     stopping = asyncio.create_task(holding.stop())
     await asyncio.to_thread(fleet.kill_replica, fleet.replicas[0])
     died_s = time.monotonic()
-    leases = [e for e in books.leases().values() if e["entitlement"] == "holder"]
+    leases = [e for e in token_pools.leases().values() if e["entitlement"] == "holder"]
     found.held = len(leases)
     found.estimates = sum(lease["estimate_tokens"] for lease in leases)
     await stopping
-    while left := books.snapshot().tenants["holder"]:
+    while left := token_pools.snapshot().tenants["holder"]:
         if left < found.held and not found.first_s:
             found.first_s = time.monotonic() - died_s
         if time.monotonic() - died_s > 2 * LEASE_TTL_S:
             break
         await asyncio.sleep(0.05)
     found.last_s = time.monotonic() - died_s
-    again = Load(urls, _SHORT)
+    again = ClientLoad(urls, _SHORT)
     again.start(("holder", 1 + n % (GATEWAYS - 1)) for n in range(HELD))
     await asyncio.sleep(4.0)
     await again.stop()
@@ -147,5 +147,5 @@ def _rows(found: Death) -> list[Row]:
     ]
 
 
-def _slowest(sent: list[Sent]) -> float:
+def _slowest(sent: list[SentRequest]) -> float:
     return max((s.length_s for s in sent), default=0.0)

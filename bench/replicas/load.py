@@ -18,7 +18,7 @@ HUNG_S: Final = 30.0
 _TEXT: Final = "The river rose in the night and by morning the lower road was gone. "
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `at_s` monotonic; status 0: broken or hung, -1: its client left."""
 
     tenant: str
@@ -34,7 +34,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
         return self.at_s + self.length_s
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class LoadShape(msgspec.Struct, frozen=True, kw_only=True):
     """How clients ask."""
 
     output_tokens: int
@@ -45,12 +45,12 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Share of requests whose client leaves early."""
 
 
-class Load:
+class ClientLoad:
     """Clients that each ask, wait for the answer and ask again, until told to stop."""
 
-    def __init__(self, urls: Sequence[str], shape: Shape) -> None:
+    def __init__(self, urls: Sequence[str], shape: LoadShape) -> None:
         """`urls` of the gateways."""
-        self.sent: list[Sent] = []
+        self.sent: list[SentRequest] = []
         self.unfinished = 0
         self._urls = urls
         self._shape = shape
@@ -68,7 +68,7 @@ class Load:
         self._stop.set()
         await asyncio.gather(*self._tasks)
 
-    def statuses(self, sent: Iterable[Sent] | None = None) -> Counter[str]:
+    def statuses(self, sent: Iterable[SentRequest] | None = None) -> Counter[str]:
         """How many ended how: `200`, `429 tokens`, ..."""
         chosen = self.sent if sent is None else sent
         return Counter(f"{s.status} {s.reason}".strip() for s in chosen)
@@ -91,7 +91,7 @@ class Load:
 
     async def _ask(
         self, client: RawClient, tenant: str, gateway: int, body: bytes, limit_s: float
-    ) -> Sent:
+    ) -> SentRequest:
         at_s = time.monotonic()
         self.unfinished += 1
         try:
@@ -107,7 +107,7 @@ class Load:
                 status, reason = 0, "cut off"
         self.unfinished -= 1
         length_s = time.monotonic() - at_s
-        found = Sent(
+        found = SentRequest(
             tenant=tenant,
             gateway=gateway,
             at_s=at_s,
@@ -139,7 +139,7 @@ def _whole(body: bytes) -> bool:
     return body.rstrip().endswith(b"data: [DONE]") and b'"error"' not in body
 
 
-def most_at_once(sent: Iterable[Sent], from_s: float, to_s: float, slack_s: float) -> int:
+def most_at_once(sent: Iterable[SentRequest], from_s: float, to_s: float, slack_s: float) -> int:
     """Most requests that were certainly served at the same time, within a span.
 
     Each is taken to have been served from `slack_s` after it was sent until as much before its

@@ -34,7 +34,7 @@ from bench.replicas.books import (
     ledger,
     settled,
 )
-from bench.replicas.load import Load, Sent, Shape, most_at_once
+from bench.replicas.load import ClientLoad, LoadShape, SentRequest, most_at_once
 
 AWAY_S: Final = 20.0
 FAILOVER_S: Final = 1.0
@@ -50,18 +50,18 @@ LIMITS: Final = {"guaranteed": 8, "elastic": 40}
 CLIENTS: Final = {"guaranteed": 12, "elastic": 48}
 """Shared by the gateways, as the limits are: some more than those let in."""
 _OUTPUT: Final = 32
-_SHAPE: Final = Shape(output_tokens=_OUTPUT, pause_s=(0.1, 0.3))
-_MOST_TOKENS: Final = 128
+_SHAPE: Final = LoadShape(output_tokens=_OUTPUT, pause_s=(0.1, 0.3))
+_MAX_TOKENS: Final = 128
 """Of one request, input and output."""
 _SERVICE_S: Final = (_OUTPUT + 1) * (0.008 + 0.00065 * SLOTS / 2)
 """The mock's default profile with all slots taken."""
 _SLACK_S: Final = 0.025
 
 
-class Outage(msgspec.Struct, kw_only=True):
+class OutageResult(msgspec.Struct, kw_only=True):
     """What one outage showed."""
 
-    sent: list[Sent] = msgspec.field(default_factory=list)
+    sent: list[SentRequest] = msgspec.field(default_factory=list)
     away_at_s: float = 0.0
     away_unix_s: float = 0.0
     back_at_s: float = 0.0
@@ -76,7 +76,7 @@ class Outage(msgspec.Struct, kw_only=True):
 
 def hanging_rows() -> list[Row]:
     """Part 3, one server."""
-    found = Outage()
+    found = OutageResult()
     modes = ("local_share", "local_share", "closed", "closed")
     with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
         asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
@@ -93,7 +93,7 @@ def hanging_rows() -> list[Row]:
 
 def cluster_rows() -> list[Row]:
     """Part 3, a cluster."""
-    found = Outage()
+    found = OutageResult()
     modes = ("local_share", "local_share")
     with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as cluster:
         port = cluster.owner(key_slot(_model_key().encode()))
@@ -109,7 +109,7 @@ def cluster_rows() -> list[Row]:
 
 def stopped_rows() -> list[Row]:
     """Part 6, one server that comes back empty."""
-    found = Outage()
+    found = OutageResult()
     modes = ("local_share", "local_share", "closed", "closed")
     with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
         asyncio.run(_under_load(fleet, redis.kill, redis.start, found))
@@ -122,7 +122,7 @@ def stopped_rows() -> list[Row]:
 
 def sentinel_rows() -> list[Row]:
     """Part 6, a master that its replica replaces; it stays away."""
-    found = Outage()
+    found = OutageResult()
     modes = ("local_share", "local_share", "closed", "closed")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -142,14 +142,14 @@ def sentinel_rows() -> list[Row]:
     ]
 
 
-def _lost(name: str, found: Outage) -> Row:
+def _lost(name: str, found: OutageResult) -> Row:
     at_s = found.away_at_s
     running = sum(s.status == 200 and s.at_s < at_s < s.end_s for s in found.sent)
     return at_most(
         f"{name}: tokens settled since then that the new book does not have",
         sum(abs(e.used - e.exported) for e in found.entries),
-        running * _MOST_TOKENS,
-        f"{running} requests were running then, {_MOST_TOKENS} tokens each at most; their "
+        running * _MAX_TOKENS,
+        f"{running} requests were running then, {_MAX_TOKENS} tokens each at most; their "
         "leases went with what Redis knew",
     )
 
@@ -181,10 +181,10 @@ async def _under_load(
     fleet: Fleet,
     breaking: Callable[[], None],
     mending: Callable[[], None],
-    found: Outage,
+    found: OutageResult,
     away_s: float = AWAY_S,
 ) -> None:
-    load = Load([r.url for r in fleet.replicas], _SHAPE)
+    load = ClientLoad([r.url for r in fleet.replicas], _SHAPE)
     load.start(
         (tenant, gateway)
         for gateway in range(len(fleet.replicas))
@@ -213,7 +213,7 @@ def _up(fleet: Fleet) -> int:
     return sum(int(replica.metrics()["sluice_store_up"]) for replica in fleet.replicas)
 
 
-def _rows(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
+def _rows(name: str, found: OutageResult, modes: Sequence[str]) -> list[Row]:
     while_away = [
         s for s in found.sent if found.away_at_s + NOTICED_S <= s.at_s and s.end_s < found.back_at_s
     ]
@@ -237,7 +237,7 @@ def _rows(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
     ]
 
 
-def _right_after(name: str, found: Outage) -> list[Row]:
+def _right_after(name: str, found: OutageResult) -> list[Row]:
     after = found.after
     assert after is not None
     return [
@@ -252,7 +252,7 @@ def _right_after(name: str, found: Outage) -> list[Row]:
     ]
 
 
-def _nobody_hung(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
+def _nobody_hung(name: str, found: OutageResult, modes: Sequence[str]) -> list[Row]:
     failed = [
         s
         for s in found.sent
@@ -280,7 +280,7 @@ def _nobody_hung(name: str, found: Outage, modes: Sequence[str]) -> list[Row]:
 
 
 def _shares(
-    name: str, found: Outage, modes: Sequence[str], while_away: Sequence[Sent]
+    name: str, found: OutageResult, modes: Sequence[str], while_away: Sequence[SentRequest]
 ) -> list[Row]:
     shared = [n for n, mode in enumerate(modes) if mode == "local_share"]
     served = sum(s.gateway in shared and s.status == 200 for s in while_away)

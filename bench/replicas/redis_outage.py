@@ -26,7 +26,7 @@ _PAUSE_S = 0.02
 _BACK_LIMIT_S = 15.0
 
 
-class Outage(msgspec.Struct, kw_only=True):
+class RedisOutageResult(msgspec.Struct, kw_only=True):
     """What one scenario showed."""
 
     requests: int = 0
@@ -65,9 +65,9 @@ def run() -> Report:
     return Report(name="redis-outage", rows=rows)
 
 
-def outage(kind: str, *, before_s: float = 2.0, away_s: float = 3.0) -> Outage:
+def outage(kind: str, *, before_s: float = 2.0, away_s: float = 3.0) -> RedisOutageResult:
     """Break Redis under load (`none`, `killed`, `hanging`), mend it, wait for it to be back."""
-    found = Outage()
+    found = RedisOutageResult()
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
         config = {"state": {"url": redis.url}, "request_log": {"path": str(log)}}
@@ -87,7 +87,12 @@ def outage(kind: str, *, before_s: float = 2.0, away_s: float = 3.0) -> Outage:
 
 
 async def _under_load(
-    fleet: Fleet, redis: RedisServer, kind: str, found: Outage, before_s: float, away_s: float
+    fleet: Fleet,
+    redis: RedisServer,
+    kind: str,
+    found: RedisOutageResult,
+    before_s: float,
+    away_s: float,
 ) -> None:
     stop = asyncio.Event()
     async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
@@ -127,7 +132,7 @@ async def _up(client: httpx.AsyncClient, fleet: Fleet) -> bool:
 
 
 async def _client(
-    client: httpx.AsyncClient, fleet: Fleet, found: Outage, stop: asyncio.Event
+    client: httpx.AsyncClient, fleet: Fleet, found: RedisOutageResult, stop: asyncio.Event
 ) -> None:
     body = {
         "model": MODEL,

@@ -29,7 +29,7 @@ from bench.replicas.books import (
     ledger,
     settled,
 )
-from bench.replicas.load import HUNG_S, Load, Sent, Shape, body_of
+from bench.replicas.load import HUNG_S, ClientLoad, LoadShape, SentRequest, body_of
 
 GATEWAYS: Final = 3
 CLIENTS: Final = 192
@@ -40,15 +40,15 @@ _SLOTS: Final = 128
 _SPARE: Final = 16
 """Clients ask again, elsewhere too, before the last answer is settled."""
 _BETWEEN_S: Final = 2.0
-_SHORT: Final = Shape(output_tokens=24, pause_s=(0.1, 0.3), streamed=1.0)
-_LONG: Final = Shape(output_tokens=300, pause_s=(0.1, 0.3), streamed=1.0)
+_SHORT: Final = LoadShape(output_tokens=24, pause_s=(0.1, 0.3), streamed=1.0)
+_LONG: Final = LoadShape(output_tokens=300, pause_s=(0.1, 0.3), streamed=1.0)
 _ELSEWHERE: Final = frozenset({(0, "ConnectionRefusedError"), (503, "shutting_down")})
 
 
 class Rolling(msgspec.Struct, kw_only=True):
     """What a rolling restart showed."""
 
-    sent: list[Sent] = msgspec.field(default_factory=list)
+    sent: list[SentRequest] = msgspec.field(default_factory=list)
     elsewhere: int = 0
     ended_s: list[float] = msgspec.field(default_factory=list)
     """From SIGTERM until the process was gone."""
@@ -57,7 +57,7 @@ class Rolling(msgspec.Struct, kw_only=True):
     entries: list[Entry] = msgspec.field(default_factory=list)
 
 
-class _Balanced(Load):
+class _Balanced(ClientLoad):
     """Clients that ask the next gateway where one does not take their request."""
 
     async def _client(self, tenant: str, gateway: int, draw: Random) -> None:

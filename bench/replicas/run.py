@@ -88,5 +88,5 @@ def store() -> list[Row]:
     ]
 
 
-def _store_run(rate: float = 0.0) -> redis_leases.Figures:
+def _store_run(rate: float = 0.0) -> redis_leases.StoreFigures:
     return redis_leases.measured(clients=CLIENTS, entitlements=100, seconds=2.0, rate=rate)

@@ -21,14 +21,14 @@ from bench.replicas.books import (
     Books,
     Entry,
     Snapshot,
-    Watch,
+    SnapshotWatch,
     entitlement,
     exports_in,
     fleet_of,
     ledger,
     settled,
 )
-from bench.replicas.load import Load, Shape
+from bench.replicas.load import ClientLoad, LoadShape
 from gateway.policy.admission.admission import overshoot
 
 GATEWAYS: Final = 4
@@ -44,8 +44,8 @@ CLIENTS: Final = {
     "metered-d": 60,
     "spot-e": 120,
 }
-_SHAPE: Final = Shape(output_tokens=32, pause_s=(0.2, 1.2), leaving=0.05)
-_MOST_TOKENS: Final = 128
+_SHAPE: Final = LoadShape(output_tokens=32, pause_s=(0.2, 1.2), leaving=0.05)
+_MAX_TOKENS: Final = 128
 """Of one request, input and output."""
 
 
@@ -53,7 +53,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """What four gateways did together."""
 
     name: str
-    load: Load
+    load: ClientLoad
     taken: list[Snapshot]
     engines: list[int]
     """Sequences in the engines, samples."""
@@ -86,13 +86,13 @@ def _shared(name: str, length_s: float, older: Mapping[str, str] | None) -> list
         for replica in unstarted.replicas[1::2]:
             replica.env = older
         with unstarted as fleet, redis.client() as client:
-            books = Books(client)
-            load = Load([r.url for r in fleet.replicas], _SHAPE)
+            token_pools = Books(client)
+            load = ClientLoad([r.url for r in fleet.replicas], _SHAPE)
             began_s = time.monotonic()
-            with Watch(books) as watch:
+            with SnapshotWatch(token_pools) as watch:
                 engines = asyncio.run(_under_load(fleet, load, length_s))
             length_s = time.monotonic() - began_s
-            after = settled(fleet, books, 15.0)
+            after = settled(fleet, token_pools, 15.0)
             found = Sharing(
                 name=name,
                 load=load,
@@ -123,7 +123,7 @@ def _fleet(redis_url: str, gateways: Sequence[Mapping[str, Any]]) -> Fleet:
     return fleet_of(entitlements, [{**more, "state": {"url": redis_url}} for more in gateways])
 
 
-async def _under_load(fleet: Fleet, load: Load, length_s: float) -> list[int]:
+async def _under_load(fleet: Fleet, load: ClientLoad, length_s: float) -> list[int]:
     load.start((t, n % GATEWAYS) for t, count in CLIENTS.items() for n in range(count))
     samples = []
     until_s = time.monotonic() + length_s
@@ -176,7 +176,7 @@ def _limits(found: Sharing) -> list[Row]:
 def _tenants(found: Sharing) -> list[Row]:
     over = max(t.tenants.get(name, 0) - most for t in found.taken for name, most in LIMITS.items())
     metered = next(e for e in found.entries if e.name == "metered-d")
-    running = LIMITS["metered-d"] * _MOST_TOKENS
+    running = LIMITS["metered-d"] * _MAX_TOKENS
     allowed = metered.depth + METERED_PER_S * found.length_s + running
     return [
         at_most(f"{found.name}: most beyond an entitlement's limit", over, 0),

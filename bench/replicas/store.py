@@ -28,7 +28,7 @@ from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
-from gateway.policy.pools.conversations import ResponseHomes
+from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -39,7 +39,7 @@ from gateway.records.lease import Ask
 USED = Settlement(usage=Usage(prompt_tokens=60, completion_tokens=30), dispatched=True)
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What one run showed. CPU in microseconds an admission, and as share of a core."""
 
     admissions_per_s: float
@@ -80,14 +80,14 @@ def main() -> None:
     )
 
 
-def measured(*, clients: int, entitlements: int, seconds: float, rate: float = 0.0) -> Figures:
+def measured(*, clients: int, entitlements: int, seconds: float, rate: float = 0.0) -> StoreFigures:
     """One run: so many clients by turns, or, with a rate, requests at random times."""
     return uvloop.run(_measure(clients, entitlements, seconds, rate))
 
 
-async def _measure(clients: int, entitlements: int, seconds: float, rate: float) -> Figures:
+async def _measure(clients: int, entitlements: int, seconds: float, rate: float) -> StoreFigures:
     async with _store(entitlements) as (store, redis_pid):
-        load = _Load(store, entitlements)
+        load = _StoreLoad(store, entitlements)
         redis_s, own_s, machine_s = _cpu_s(redis_pid), _own_s(), _machine_s()
         if rate:
             await load.paced(rate, seconds)
@@ -99,7 +99,7 @@ async def _measure(clients: int, entitlements: int, seconds: float, rate: float)
         others_s = _machine_s() - machine_s - redis_s - own_s
         latencies = sorted(load.latencies)
         count = len(latencies)
-        return Figures(
+        return StoreFigures(
             admissions_per_s=count / passed_s,
             p50_ms=latencies[count // 2] * 1e3,
             p99_ms=latencies[count * 99 // 100] * 1e3,
@@ -112,7 +112,7 @@ async def _measure(clients: int, entitlements: int, seconds: float, rate: float)
         )
 
 
-class _Load:
+class _StoreLoad:
     """Admissions, each settled at once."""
 
     def __init__(self, store: RedisLeases, entitlements: int) -> None:
@@ -175,18 +175,18 @@ async def _store(entitlements: int) -> AsyncIterator[tuple[RedisLeases, int]]:
             pools=tuple(PoolState(shape.name, ("w",), 8) for shape in shapes),
             workers=((), ()),
             health=HealthRules(),
-            homes=ResponseHomes(),
+            response_affinity=ResponseAffinity(),
         ),
         admission=ModelAdmission(spill_queue=0),
     )
-    book = TokenPool(Terms(slots=(10_000, 10_000), tokens_per_s=1e6))
+    token_pool = TokenPool(Terms(slots=(10_000, 10_000), tokens_per_s=1e6))
     for n in range(entitlements):
-        book.define(Entitlement(name=f"e{n}", model="m", baseline=(50, 50), tokens_per_s=1e5))
+        token_pool.define(Entitlement(name=f"e{n}", model="m", baseline=(50, 50), tokens_per_s=1e5))
     with RedisServer() as server:
         store = RedisLeases(
             server.url,
             {"m": served},
-            {"m": book},
+            {"m": token_pool},
             time.monotonic,
             local=MemoryLeases({"m": served}, time.monotonic),
             fail_mode="closed",

@@ -18,12 +18,12 @@ from bench.scale.measure import (
     resident_bytes,
     watched,
 )
-from bench.scale.traffic import SLOTS, Size, book, entitlements, fleet_of, key_of
+from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, key_of, token_pool_of
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.upkeep import Keeper, ModelSpec
+from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
 from gateway.metrics import Metrics
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.terms import ModelShape
@@ -31,25 +31,25 @@ from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
 from gateway.stages import authenticate
-from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolFigures
+from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
 
 WORKERS: Final = 64
-_PUT_AT_ONCE: Final = 500
+_PUT_BATCH: Final = 500
 _USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
 _STEP_S: Final = 1e-4
 Figures = dict[str, float]
 
 
-class Tenants:
+class EntitlementSet:
     """One model's entitlements in a process that serves them."""
 
     def __init__(self, size: Size) -> None:
         self.now_s = 1_000.0
         self.served = fleet_of("quartz", WORKERS)
-        self.book = book(SLOTS * WORKERS + size.leases)
+        self.token_pool = token_pool_of(SLOTS * WORKERS + size.leases)
         self.keyring = authenticate.Keyring()
         self.store = MemoryLeases(
-            {"m": self.served}, self.clock, {"m": self.book}, wall_clock=self.clock
+            {"m": self.served}, self.clock, {"m": self.token_pool}, wall_clock=self.clock
         )
         self.directory = MemoryDirectory()
         shape = ModelShape(
@@ -66,17 +66,17 @@ class Tenants:
             store=self.store,
             models={"m": shape},
             managed={"m"},
-            changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108
+            changed=lambda model: self.upkeep.entitlements_changed(model),  # noqa: PLW0108
             clock=self.clock,
             rates={"m": self.served.admission.rates},
         )
         spec = ModelSpec(
-            base=self.book.terms,
+            base=self.token_pool.terms,
             pools=self.served.fleet.pools,
             shares=(WorkerShare(slots=2 * SLOTS, replicas=(1, WORKERS)),),
-            entitlements=lambda: self.sync.roster.terms("m"),
+            entitlements=lambda: self.sync.index.terms("m"),
         )
-        self.keeper = Keeper(self.store, {"m": spec}, self.clock, self.clock)
+        self.upkeep = StoreUpkeep(self.store, {"m": spec}, self.clock, self.clock)
         self.cpu = Cpu()
         self._active = size.active or size.entitlements
         self._numbers = count()
@@ -122,11 +122,11 @@ class Tenants:
         self.cpu.add("settle", begin_ns, clock_ns())
 
 
-async def _kept(tenants: Tenants, size: Size) -> None:
+async def _kept(tenants: EntitlementSet, size: Size) -> None:
     waiting = []
     for entry in entitlements(size.entitlements):
         waiting.append(entry)
-        if len(waiting) == _PUT_AT_ONCE:
+        if len(waiting) == _PUT_BATCH:
             await tenants.directory.put(*waiting)
             waiting = []
     if waiting:
@@ -135,7 +135,7 @@ async def _kept(tenants: Tenants, size: Size) -> None:
 
 def entitlement_point(size: Size) -> Figures:
     """Entering, a request's share, chores, the page, memory."""
-    tenants = Tenants(size)
+    tenants = EntitlementSet(size)
     finished(_kept(tenants, size))
     gc.collect()
     resident = resident_bytes()
@@ -159,7 +159,7 @@ def entitlement_point(size: Size) -> Figures:
 
 def lease_point(size: Size) -> Figures:
     """The same with leases open: what admission and renewal cost, and the largest step."""
-    tenants = Tenants(size)
+    tenants = EntitlementSet(size)
     finished(_kept(tenants, size))
     watched(tenants.enter)
     calm()
@@ -194,20 +194,20 @@ def _parts(cpu: Cpu) -> Figures:
     return found
 
 
-def _chores(tenants: Tenants) -> Figures:
+def _chores(tenants: EntitlementSet) -> Figures:
     """The tick, a survey after a change, a poll of the directory."""
     found: Figures = {}
     watched(tenants.store.tick)
     tenants.now_s += 6.0
     _, found["tick_ms"], found["tick_hold_ms"] = watched(tenants.store.tick)
-    tenants.keeper.entitlements_changed("m")
-    _, found["survey_ms"], found["survey_hold_ms"] = watched(tenants.keeper.step)
-    _, found["step_ms"], _ = watched(tenants.keeper.step)
+    tenants.upkeep.entitlements_changed("m")
+    _, found["survey_ms"], found["survey_hold_ms"] = watched(tenants.upkeep.step)
+    _, found["step_ms"], _ = watched(tenants.upkeep.step)
     _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.sync.poll)
     return found
 
 
-def _page(tenants: Tenants, size: Size) -> Figures:
+def _page(tenants: EntitlementSet, size: Size) -> Figures:
     """/metrics when every active entitlement was counted."""
     metrics = Metrics()
     for number in range(size.active or size.entitlements):
@@ -218,7 +218,7 @@ def _page(tenants: Tenants, size: Size) -> Figures:
     names = [f"entitlement-{number}" for number in range(min(size.entitlements, ACCOUNTS_SHOWN))]
     views = finished(tenants.store.view("m", names))
     pools = finished(tenants.store.pools("m"))
-    figures = PoolFigures(model="m", pools=(("main", pools[0]),), accounts=tuple(views))
+    figures = PoolSnapshot(model="m", pools=(("main", pools[0]),), accounts=tuple(views))
     page = MetricsPage(
         metrics, [tenants.served], lambda: 0, tenants.clock, token_pools=lambda: (figures,)
     )

@@ -18,7 +18,7 @@ from redis import Redis
 from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
 from bench.scale.measure import quantile
-from bench.scale.traffic import SLOTS, Size, book, entitlements, fleet_of
+from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, token_pool_of
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.policy.entitlements.entitlement import PROFILES
@@ -140,7 +140,7 @@ class _Asks:
 @asynccontextmanager
 async def _store(url: str, size: Size) -> AsyncIterator[RedisLeases]:
     served = {"m": fleet_of("least-loaded", WORKERS)}
-    pool = book(SLOTS * WORKERS)
+    pool = token_pool_of(SLOTS * WORKERS)
     for entry in entitlements(size.entitlements):
         pool.define(entry.terms)
     store = RedisLeases(

@@ -1,7 +1,7 @@
 """A request of `bench scale`, and the record of its decisions."""
 
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.scheduling.scheduler import Job, Prefix
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.decision import DecisionRecord
@@ -11,7 +11,7 @@ from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.stages import decision_record
 
 
-class Request:
+class ScaleRequest:
     """One on its way: what the stages found of it."""
 
     __slots__ = (
@@ -40,12 +40,12 @@ class Request:
         self.lease = lease
         self.prompt = Prompt(body=incoming.body)
         self.job: Job | None = None
-        self.expected: Expected | None = None
+        self.expected: ExpectedHit | None = None
         self.started_s = 0.0
 
 
 def record_of(
-    served: ModelRuntime, request: Request, outcome: Outcome, usage: Usage, now_s: float
+    served: ModelRuntime, request: ScaleRequest, outcome: Outcome, usage: Usage, now_s: float
 ) -> DecisionRecord:
     """Stage 10's record."""
     return decision_record.decision_record(

@@ -27,7 +27,7 @@ _TURNS: Final = 8
 _POOL: Final = " ".join(Random(7).choices(_SENTENCE.split(), k=4_000))
 
 
-class Conversations:
+class ChatBodies:
     """Bodies of chats: 40 system prompts of 1.5 KB, up to eight turns of some 800 bytes."""
 
     def __init__(self, count: int, seed: int = 0) -> None:
@@ -96,7 +96,7 @@ def entitlements(count: int) -> Iterator[EntitlementEntry]:
         yield EntitlementEntry(terms=terms, key_sha256=(digest,), origin="admin")
 
 
-def book(slots: int) -> TokenPool:
+def token_pool_of(slots: int) -> TokenPool:
     """A token pool that has room for so many sequences, and twice that to spare."""
     return TokenPool(
         Terms(slots=(3 * slots,), tokens_per_s=1e12, largest_tokens=32_768, mean_slo_ms=500.0)

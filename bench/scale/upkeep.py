@@ -17,20 +17,20 @@ from typing import Any, Final
 import msgspec
 
 from bench.scale.measure import WatchedLoop, clock_ns, least_us, resident_bytes, watched
-from bench.scale.traffic import SLOTS, Conversations, Size, fleet_of, fleet_text, key_of
+from bench.scale.traffic import SLOTS, ChatBodies, Size, fleet_of, fleet_text, key_of
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.upkeep import Keeper, ModelSpec
-from gateway.adapters.upstream import Connection, ConnectionKey, HttpUpstream
+from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.adapters.upstream import ConnectionKey, HttpUpstream, UpstreamConnection
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_metrics import read_page
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.cache_estimate import Keeping
+from gateway.policy.prefix.cache_estimate import CacheEstimate
 from gateway.policy.prefix.digests import points_of
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.request.members import by_name
@@ -41,7 +41,7 @@ from predictor.speeds import Speeds
 
 Figures = dict[str, float]
 _ANSWERS_S: Final = 0.02
-_AT_ONCE: Final = 10
+_BATCH: Final = 10
 """Pages on their way at a time: 500/s of 20 ms each."""
 _KV_LINE: Final = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="20000"} 1.0\n'
 
@@ -74,9 +74,9 @@ class _Engines:
         loop: asyncio.AbstractEventLoop,
         key: ConnectionKey,
         connect_s: float,
-    ) -> Connection:
+    ) -> UpstreamConnection:
         """See HttpUpstream."""
-        connection = Connection(upstream, key)
+        connection = UpstreamConnection(upstream, key)
         connection.connection_made(_Wire(self, connection, loop))
         return connection
 
@@ -85,7 +85,7 @@ class _Wire(asyncio.Transport):
     """One connection: what is written is answered later."""
 
     def __init__(
-        self, engines: _Engines, connection: Connection, loop: asyncio.AbstractEventLoop
+        self, engines: _Engines, connection: UpstreamConnection, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__()
         self._engines, self._connection, self._loop = engines, connection, loop
@@ -123,19 +123,19 @@ def upkeep_point(size: Size) -> Figures:
     """CPU of each chore, and the longest turn of the loop that it takes."""
     served = fleet_of("quartz", size.workers)
     found = _pages(served, size) | _probes(served, size) | _scheduler(served, size)
-    book = TokenPool(Terms(slots=(SLOTS * size.workers,)))
-    store = MemoryLeases({"m": served}, _clock, {"m": book}, wall_clock=_clock)
+    token_pool = TokenPool(Terms(slots=(SLOTS * size.workers,)))
+    store = MemoryLeases({"m": served}, _clock, {"m": token_pool}, wall_clock=_clock)
     kv = EngineKv()
     spec = ModelSpec(
-        base=book.terms,
+        base=token_pool.terms,
         pools=served.fleet.pools,
         shares=(WorkerShare(slots=SLOTS, replicas=(1, size.workers)),),
         entitlements=tuple,
         kv_bytes=lambda pool, worker: kv.of("m", pool, worker),
     )
-    keeper = Keeper(store, {"m": spec}, _clock, _clock)
-    watched(keeper.step)
-    _, found["keeper_ms"], _ = watched(keeper.step)
+    upkeep = StoreUpkeep(store, {"m": spec}, _clock, _clock)
+    watched(upkeep.step)
+    _, found["keeper_ms"], _ = watched(upkeep.step)
     names = tuple(map(str, range(size.workers)))
     found["state_ms"] = least_us(lambda: PoolState("p", names, SLOTS), 2) / 1e3
     return found
@@ -152,8 +152,8 @@ def _pages(served: ModelRuntime, size: Size) -> Figures:
     async def read() -> float:
         metrics = EngineMetrics([served], _clock, upstream=HttpUpstream(_Engines().connect))
         workers = range(size.workers)
-        for start in range(0, size.workers, _AT_ONCE):
-            part = workers[start : start + _AT_ONCE]
+        for start in range(0, size.workers, _BATCH):
+            part = workers[start : start + _BATCH]
             await asyncio.gather(*(metrics.read(served, 0, worker) for worker in part))
         return metrics.interval_s
 
@@ -213,10 +213,10 @@ def _scheduler(served: ModelRuntime, size: Size) -> Figures:
 
     return {
         "tick_us": least_us(lambda: scheduler.tick(_clock())),
-        "notes_ms": least_us(lambda: deque(chain(notes.tell(), notes.hear()), maxlen=0)) / 1e3,
+        "notes_ms": least_us(lambda: deque(chain(notes.send(), notes.receive()), maxlen=0)) / 1e3,
         "flap_ms": least_us(flap) / 1e3 / 2,
         "recentre_ms": least_us(lambda: Speeds(size.workers).recentre()) / 1e3,
-        "keeping_ms": least_us(lambda: Keeping(size.workers, 500_000)) / 1e3,
+        "keeping_ms": least_us(lambda: CacheEstimate(size.workers, 500_000)) / 1e3,
     }
 
 
@@ -264,7 +264,7 @@ def file_point(size: Size) -> Figures:
 
 def index_point(size: Size) -> Figures:
     """Memory of a prefix index that so many prompts of conversations went through."""
-    talk, facts = Conversations(8 * size.workers), 4_000
+    talk, facts = ChatBodies(8 * size.workers), 4_000
     index = PrefixIndex(size.workers, max_entries=SchedulingConfig().prefix_entries)
     bodies = (talk.body() for _ in range(size.requests))
     gc.collect()

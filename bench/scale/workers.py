@@ -12,8 +12,16 @@ from random import Random
 from typing import Final
 
 from bench.scale.measure import Cpu, clock_ns, finished, spent_us
-from bench.scale.request import Request, record_of
-from bench.scale.traffic import SLOTS, Conversations, Size, book, entitlements, fleet_of, key_of
+from bench.scale.request import ScaleRequest, record_of
+from bench.scale.traffic import (
+    SLOTS,
+    ChatBodies,
+    Size,
+    entitlements,
+    fleet_of,
+    key_of,
+    token_pool_of,
+)
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
 from gateway.policy.fleet import fleet
@@ -66,7 +74,7 @@ class Loaded:
         self.now_s = 1_000.0
         self.ticks_us: list[float] = []
         self.build_ms = spent_us(lambda: self._serve(size)) / 1e3
-        tokens = book(SLOTS * size.workers)
+        tokens = token_pool_of(SLOTS * size.workers)
         self.keyring = authenticate.Keyring()
         for entry in entitlements(size.entitlements):
             tokens.define(entry.terms)
@@ -82,13 +90,13 @@ class Loaded:
         )
         self.metrics = Metrics()
         self._keys = size.active or size.entitlements
-        self._talk = Conversations(_LIVE_EACH * size.workers)
+        self._talk = ChatBodies(_LIVE_EACH * size.workers)
         self._step_s = 1.0 / (RATE_EACH * size.workers)
         self._numbers = count()
         self._order = count()
         self._random = Random(1)
         self._free_s = [0.0] * size.workers
-        self._due: list[tuple[float, int, bool, Request]] = []
+        self._due: list[tuple[float, int, bool, ScaleRequest]] = []
         self._tick_at_s = self.now_s
 
     def _serve(self, size: Size) -> None:
@@ -147,9 +155,9 @@ class Loaded:
             ("authenticate", "estimate", "look", "plan", "admit"), times, times[1:], strict=False
         ):
             self.cpu.add(part, begin_ns, end_ns)
-        self._bind(Request(incoming, principal, facts, lengths, prefix, planned, lease))
+        self._bind(ScaleRequest(incoming, principal, facts, lengths, prefix, planned, lease))
 
-    def _bind(self, request: Request) -> None:
+    def _bind(self, request: ScaleRequest) -> None:
         served = self.served
         begin_ns = clock_ns()
         if self.scheduler is None:
@@ -168,13 +176,13 @@ class Loaded:
 
     def _send(self, ready: Sequence[Job]) -> None:
         for job in ready:
-            request: Request = job.owner
+            request: ScaleRequest = job.owner
             begin_ns = clock_ns()
             request.binding = bind.binding_of(self.served.fleet, 0, job)
             self.cpu.add("name", begin_ns, clock_ns())
             self._start(request)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: ScaleRequest) -> None:
         served, binding, lease, job = self.served, request.binding, request.lease, request.job
         begin_ns = clock_ns()
         dispatch.upstream_call(
@@ -190,7 +198,7 @@ class Loaded:
             request.expected = served.scheduling.prefixes[0].insert(
                 points, binding.worker, tokens_per_byte
             )
-            served.scheduling.news[0].sent(points, binding.worker, tokens_per_byte)
+            served.scheduling.prefix_gossip[0].sent(points, binding.worker, tokens_per_byte)
         self.cpu.add("call", begin_ns, clock_ns())
         request.started_s = self.now_s
         hit = 0 if request.expected is None else request.expected.hit_tokens
@@ -200,10 +208,10 @@ class Loaded:
         self._free_s[binding.worker] += takes_s
         self._plan(free_s + takes_s - self.now_s, request, answers=True)
 
-    def _plan(self, in_s: float, request: Request, *, answers: bool) -> None:
+    def _plan(self, in_s: float, request: ScaleRequest, *, answers: bool) -> None:
         heapq.heappush(self._due, (self.now_s + in_s, next(self._order), answers, request))
 
-    def _first(self, request: Request) -> None:
+    def _first(self, request: ScaleRequest) -> None:
         left_s = SERVICE_S - (self.now_s - request.started_s)
         self._plan(max(0.0, left_s), request, answers=False)
         if self.scheduler is not None and request.job is not None:
@@ -212,14 +220,14 @@ class Loaded:
             self.cpu.add("first", begin_ns, clock_ns())
             self._send(ready)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: ScaleRequest) -> None:
         served, binding, lease = self.served, request.binding, request.lease
         expected = request.expected
         usage = Usage(
             prompt_tokens=request.lengths.input_tokens_total,
             completion_tokens=_COMPLETION_TOKENS,
             cached_tokens=0 if expected is None else expected.hit_tokens,
-            cached_told=True,
+            cached_reported=True,
         )
         outcome = Outcome(
             label="ok", status=200, usage=usage, finish_reason="stop", completed=True, ttft_s=0.1

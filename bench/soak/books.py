@@ -16,7 +16,7 @@ BROKEN: Final = "upstream_error"
 EXAMPLES: Final = 8
 
 
-class Ledger:
+class LogTotals:
     """What the request log says, added up as it is read."""
 
     def __init__(self, failing: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ class Ledger:
 
 
 def book_rows(
-    ledger: Ledger,
+    totals: LogTotals,
     counted: Mapping[str, int],
     ended: Mapping[tuple[str, str], int],
     bulk_ok: int,
@@ -75,16 +75,16 @@ def book_rows(
     for (_, how), count in ended.items():
         by_end[how] += count
     sent = by_end.total() + bulk_ok + bulk_failed
-    outcomes = set(counted) | set(ledger.outcomes)
-    differ = sum(abs(counted.get(o, 0) - ledger.outcomes[o]) for o in outcomes)
-    wrong, unseen = refusal_gaps(by_end, ledger.statuses)
+    outcomes = set(counted) | set(totals.outcomes)
+    differ = sum(abs(counted.get(o, 0) - totals.outcomes[o]) for o in outcomes)
+    wrong, unseen = refusal_gaps(by_end, totals.statuses)
     whole = sum(by_end[how] for how in ("ok", "left", "broken", "lost")) + bulk_ok + bulk_failed
     whole += sum(count for how, count in by_end.items() if how.startswith("http 5"))
-    served = sum(ledger.outcomes[o] for o in ("ok", "disconnected", "evicted", BROKEN))
+    served = sum(totals.outcomes[o] for o in ("ok", "disconnected", "evicted", BROKEN))
     told = ", ".join(f"{how} {count}" for how, count in sorted(by_end.items()))
-    refused = {str(status): count for status, count in ledger.statuses.items()}
+    refused = {str(status): count for status, count in totals.statuses.items()}
     return [
-        equals("sent - logged", sent - ledger.count, 0, note=f"{sent} requests; visitors: {told}"),
+        equals("sent - logged", sent - totals.count, 0, note=f"{sent} requests; visitors: {told}"),
         equals("logged and counted, by outcome: differences", differ, 0, note=_listed(counted)),
         equals(
             "refusals by status, clients and log: differences",

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from bench.common.everything_on import MODEL
-from bench.common.tools import Figures, Load, bodies
-from bench.soak.gateway import Gateway
+from bench.common.tools import Figures, HttpLoad, bodies
+from bench.soak.gateway import SoakGateway
 
 UTILISATION: Final = 0.5
 """Of the gateway's process."""
@@ -62,12 +62,12 @@ class Bulk(msgspec.Struct, frozen=True, kw_only=True):
         return self.capacity_per_s * UTILISATION * (1 - VISITORS_SHARE) * self.kind.share
 
 
-def capacity(gateway: Gateway, tool: Path, folder: Path, kind: Kind) -> tuple[Bulk, Figures]:
+def capacity(gateway: SoakGateway, tool: Path, folder: Path, kind: Kind) -> tuple[Bulk, Figures]:
     """Saturate the gateway with one kind; also what the run found."""
     found_bodies = bodies(folder, MODEL, text_bytes=kind.text_bytes, max_tokens=kind.tokens)
     body = found_bodies["stream" if kind.stream else "whole"]
     before_s = gateway.cpu_s()
-    found = Load(tool, gateway.port, body).run(CLOSED_LOOP, CAPACITY_S)
+    found = HttpLoad(tool, gateway.port, body).run(CLOSED_LOOP, CAPACITY_S)
     used_s = gateway.cpu_s() - before_s
     bulk = Bulk(
         kind=kind,
@@ -78,12 +78,14 @@ def capacity(gateway: Gateway, tool: Path, folder: Path, kind: Kind) -> tuple[Bu
     return bulk, found
 
 
-async def offer(gateway: Gateway, tool: Path, bulks: list[Bulk], seconds: float) -> list[Figures]:
+async def offer(
+    gateway: SoakGateway, tool: Path, bulks: list[Bulk], seconds: float
+) -> list[Figures]:
     """All kinds at their rates, for so long; then to their last answer."""
     with ExitStack() as stack:
         runs = [
             stack.enter_context(
-                Load(tool, gateway.port, bulk.body).start(CONNECTIONS, seconds, bulk.rate_per_s)
+                HttpLoad(tool, gateway.port, bulk.body).start(CONNECTIONS, seconds, bulk.rate_per_s)
             )
             for bulk in bulks
         ]

@@ -22,8 +22,8 @@ from typing import Any, Final
 import msgspec
 
 from bench.common.everything_on import MODEL
-from bench.common.tools import MARK, Figures, Load
-from bench.soak.gateway import MOCKED, Gateway, key_of
+from bench.common.tools import MARK, Figures, HttpLoad
+from bench.soak.gateway import MOCKED, SoakGateway, key_of
 from bench.soak.visits import CHAT, RESPONSES, Visit, Visitors
 
 BULK_REQUESTS: Final = 25_000
@@ -31,26 +31,26 @@ BULK_TEXT_BYTES: Final = 24_000
 """For the short pool, as all of the bulk is."""
 BULK_S: Final = 3.0
 """Of each part: a load generator numbers its prompts from 0, so each part has other texts."""
-MOST_PARTS: Final = 100
+MAX_PARTS: Final = 100
 CONVERSATIONS: Final = 22_000
 TEXT_BYTES: Final = 300
 """Enough for a prefix, and so for a conversation."""
 LONG_PROMPTS: Final = 400
 LONG_TEXT_BYTES: Final = 80_000
 """For the long pool, and far beyond what is compressed."""
-AT_ONCE: Final = 64
+BATCH: Final = 64
 _SENTENCE: Final = "Of what was said here before, nothing need be remembered for long. "
 _encode: Final = msgspec.json.Encoder().encode
 
 
-async def fill(gateway: Gateway, tool: Path, folder: Path, visitors: Visitors) -> list[Figures]:
+async def fill(gateway: SoakGateway, tool: Path, folder: Path, visitors: Visitors) -> list[Figures]:
     """Reach every bound; what the bulk's load generator found."""
     found: list[Figures] = []
-    while sum(part["requests"] for part in found) < BULK_REQUESTS and len(found) < MOST_PARTS:
-        load = Load(tool, gateway.port, bulk_body(folder, len(found)))
-        found.append(await asyncio.to_thread(load.run, AT_ONCE, BULK_S))
+    while sum(part["requests"] for part in found) < BULK_REQUESTS and len(found) < MAX_PARTS:
+        load = HttpLoad(tool, gateway.port, bulk_body(folder, len(found)))
+        found.append(await asyncio.to_thread(load.run, BATCH, BULK_S))
     due = visits()
-    await asyncio.gather(*(_make(visitors, due) for _ in range(AT_ONCE)))
+    await asyncio.gather(*(_make(visitors, due) for _ in range(BATCH)))
     return found
 
 

@@ -48,7 +48,7 @@ def key_of(entitlement: str) -> str:
     return f"sk-{entitlement}"
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySample(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway at one moment."""
 
     at_s: float
@@ -67,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Upstream errors so far."""
 
 
-class Gateway:
+class SoakGateway:
     """One gateway with everything on, and its engines."""
 
     def __init__(self, folder: Path, children: Children, engine: Path) -> None:
@@ -97,10 +97,10 @@ class Gateway:
         """Of its first process."""
         return self._process.pid
 
-    def sample(self, at_s: float) -> Sample:
+    def sample(self, at_s: float) -> GatewaySample:
         """What it takes now."""
         page = read_metrics(self.url)
-        return Sample(
+        return GatewaySample(
             at_s=at_s,
             rss_kib=rss_kib(self.pid),
             pss_kib=sum(map(_pss_kib, tree(self.pid))),

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.soak.gateway import Sample
+from bench.soak.gateway import GatewaySample
 
 
-def plot_samples(samples: Sequence[Sample], folder: Path) -> None:
+def plot_samples(samples: Sequence[GatewaySample], folder: Path) -> None:
     """Write soak.png."""
     import matplotlib as mpl
 
@@ -42,7 +42,9 @@ def plot_samples(samples: Sequence[Sample], folder: Path) -> None:
     plt.close(figure)
 
 
-def _rate(samples: Sequence[Sample], figure: Callable[[Sample], float]) -> list[float]:
+def _rate(
+    samples: Sequence[GatewaySample], figure: Callable[[GatewaySample], float]
+) -> list[float]:
     """By second, since the sample before."""
     found = [0.0]
     for earlier, later in itertools.pairwise(samples):

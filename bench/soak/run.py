@@ -28,10 +28,10 @@ from bench.common.fleet import read_metrics
 from bench.common.gateway_books import LogReader, held, idle_page, outcomes
 from bench.common.report import Report, Row, at_most, equals
 from bench.common.tools import build_tools, scratch
-from bench.soak.books import Ledger, book_rows
+from bench.soak.books import LogTotals, book_rows
 from bench.soak.bulk import KINDS, UTILISATION, Bulk, capacity, offer
 from bench.soak.fill import fill
-from bench.soak.gateway import Gateway, Sample
+from bench.soak.gateway import GatewaySample, SoakGateway
 from bench.soak.plot import plot_samples
 from bench.soak.trend import drift, memory_rows, most
 from bench.soak.visits import Visitors
@@ -42,7 +42,7 @@ SAMPLE_S: Final = 5.0
 VISITS_PER_S: Final = 25.0
 IDLE_S: Final = 6.0
 """By then the gateway has closed its idle connections to engines."""
-MOST_VISITS: Final = 512
+MAX_VISITS: Final = 512
 """At once; beyond it nobody comes: a gateway that hangs does not fill this process."""
 SETTLED_S: Final = 30.0
 """After the load, until nothing may be left."""
@@ -57,7 +57,7 @@ def run(plot: Path | None = None) -> Report:
             row = Row(metric="not measured", measured=None, note="needs a C compiler (cc or gcc)")
             return Report(name="soak", rows=[row])
         with Children() as children:
-            soak = Soak(Gateway(folder, children, tools[0]), tools[1], folder, MINUTES * 60)
+            soak = Soak(SoakGateway(folder, children, tools[0]), tools[1], folder, MINUTES * 60)
             asyncio.run(soak.run())
             rows = soak.rows()
     if plot is not None:
@@ -69,14 +69,14 @@ def run(plot: Path | None = None) -> Report:
 class Soak:
     """One run."""
 
-    def __init__(self, gateway: Gateway, tool: Path, folder: Path, duration_s: float) -> None:
-        self.samples: list[Sample] = []
+    def __init__(self, gateway: SoakGateway, tool: Path, folder: Path, duration_s: float) -> None:
+        self.samples: list[GatewaySample] = []
         self._gateway = gateway
         self._tool = tool
         self._folder = folder
         self._duration_s = duration_s
         self._visitors = Visitors(gateway.url)
-        self._ledger = Ledger(gateway.failing)
+        self._totals = LogTotals(gateway.failing)
         self._log = LogReader(gateway.log, forget=True)
         self._usage = LogReader(gateway.usage, forget=True)
         self._bulks: list[Bulk] = []
@@ -96,7 +96,7 @@ class Soak:
         await asyncio.to_thread(idle_page, self._gateway.url)
         await asyncio.sleep(IDLE_S)
         self._read()
-        self._lines_before = self._ledger.count
+        self._lines_before = self._totals.count
         self._fds_before = self._gateway.fds()
         self._begin_s = time.monotonic()
         self._cpu_before_s = self._gateway.cpu_s()
@@ -120,7 +120,7 @@ class Soak:
             *memory_rows(self.samples, self._duration_s),
             *self._left_rows(),
             *book_rows(
-                self._ledger, counted, self._visitors.ended, self._bulk_ok, self._bulk_failed
+                self._totals, counted, self._visitors.ended, self._bulk_ok, self._bulk_failed
             ),
             self._error_row(),
             *self._load_rows(),
@@ -137,7 +137,7 @@ class Soak:
             if due_s - self._begin_s > self._duration_s:
                 break
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            if len(under_way) >= MOST_VISITS:
+            if len(under_way) >= MAX_VISITS:
                 self._turned_away += 1
                 continue
             for visit in self._visitors.choose():
@@ -161,7 +161,7 @@ class Soak:
                 await asyncio.sleep(min(SAMPLE_S, self._duration_s / 60))
 
     def _read(self) -> None:
-        self._ledger.add(self._log.new())
+        self._totals.add(self._log.new())
         self._usage.new()
 
     def _count(self, found: dict[str, float]) -> None:
@@ -208,13 +208,13 @@ class Soak:
         ]
 
     def _error_row(self) -> Row:
-        examples = [*self._ledger.uncaused, *self._visitors.strange]
+        examples = [*self._totals.uncaused, *self._visitors.strange]
         lost = sum(count for (_, how), count in self._visitors.ended.items() if how == "lost")
         return equals(
             "errors that nobody caused",
-            self._ledger.uncaused_count + lost,
+            self._totals.uncaused_count + lost,
             0,
-            note="; ".join(examples) or f"{self._ledger.caused} that engines caused",
+            note="; ".join(examples) or f"{self._totals.caused} that engines caused",
         )
 
     def _load_rows(self) -> list[Row]:
@@ -232,9 +232,9 @@ class Soak:
             ),
             Row(
                 metric="requests/s",
-                measured=(self._ledger.count - self._lines_before) / self._duration_s,
-                note=f"{self._ledger.compressed} compressed, {self._ledger.waited} waited, "
-                f"{self._ledger.left_waiting} left the tight model's line; "
+                measured=(self._totals.count - self._lines_before) / self._duration_s,
+                note=f"{self._totals.compressed} compressed, {self._totals.waited} waited, "
+                f"{self._totals.left_waiting} left the tight model's line; "
                 f"{self._turned_away} visitors turned away; "
                 f"{self._log.read_bytes / 1e9:.2f} GB of request log",
             ),

@@ -8,18 +8,20 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Row
-from bench.soak.gateway import Sample
+from bench.soak.gateway import GatewaySample
 
 WARM: Final = (1 / 6, 8 / 30)
 """Of the load's duration: minutes 5 to 8 of 30. What is bounded was filled before it began."""
 LAST: Final = (0.9, 1.0)
 """Minutes 27 to 30."""
-MOST_GROWTH: Final = 0.03
-_MOST_POINTS: Final = 400
+MAX_GROWTH: Final = 0.03
+_MAX_POINTS: Final = 400
 """Of the regression, whose pairs grow by the square."""
 
 
-def window(samples: Sequence[Sample], duration_s: float, part: tuple[float, float]) -> list[Sample]:
+def window(
+    samples: Sequence[GatewaySample], duration_s: float, part: tuple[float, float]
+) -> list[GatewaySample]:
     """The samples of a part of the duration; at least the nearest one."""
     low, high = part[0] * duration_s, part[1] * duration_s
     found = [sample for sample in samples if low <= sample.at_s <= high]
@@ -27,17 +29,17 @@ def window(samples: Sequence[Sample], duration_s: float, part: tuple[float, floa
     return found or [min(samples, key=lambda sample: abs(sample.at_s - middle))]
 
 
-def growth(samples: Sequence[Sample], duration_s: float) -> float:
+def growth(samples: Sequence[GatewaySample], duration_s: float) -> float:
     """Median memory of the last part over that after warm-up, less one."""
     warm = statistics.median(_kib(s) for s in window(samples, duration_s, WARM))
     last = statistics.median(_kib(s) for s in window(samples, duration_s, LAST))
     return last / warm - 1
 
 
-def slope_mib_per_day(samples: Sequence[Sample], duration_s: float) -> float:
+def slope_mib_per_day(samples: Sequence[GatewaySample], duration_s: float) -> float:
     """Theil-Sen: the median of all pairs' slopes after warm-up begins; outliers do not count."""
     after = window(samples, duration_s, (WARM[0], 1.0))
-    step = -(-len(after) // _MOST_POINTS)
+    step = -(-len(after) // _MAX_POINTS)
     points = [(s.at_s, _kib(s)) for s in after[::step]]
     slopes = [
         (later[1] - earlier[1]) / (later[0] - earlier[0])
@@ -48,7 +50,7 @@ def slope_mib_per_day(samples: Sequence[Sample], duration_s: float) -> float:
     return statistics.median(slopes) * 86_400 / 1024 if slopes else 0.0
 
 
-def memory_rows(samples: Sequence[Sample], duration_s: float) -> list[Row]:
+def memory_rows(samples: Sequence[GatewaySample], duration_s: float) -> list[Row]:
     """What memory did."""
     grown = growth(samples, duration_s)
     first, last = samples[0], samples[-1]
@@ -56,8 +58,8 @@ def memory_rows(samples: Sequence[Sample], duration_s: float) -> list[Row]:
         Row(
             metric="memory: median of the last tenth over that after warm-up, less 1",
             measured=grown,
-            target=f"< {MOST_GROWTH:g}",
-            holds=grown < MOST_GROWTH,
+            target=f"< {MAX_GROWTH:g}",
+            holds=grown < MAX_GROWTH,
             note=f"RSS of the process tree {first.rss_kib / 1024:.0f} MiB at first, "
             f"{last.rss_kib / 1024:.0f} at last; PSS {last.pss_kib / 1024:.0f}",
         ),
@@ -69,7 +71,7 @@ def memory_rows(samples: Sequence[Sample], duration_s: float) -> list[Row]:
     ]
 
 
-def most(samples: Sequence[Sample]) -> Sample:
+def most(samples: Sequence[GatewaySample]) -> GatewaySample:
     """The largest of each figure."""
     return msgspec.structs.replace(
         samples[0],
@@ -79,7 +81,7 @@ def most(samples: Sequence[Sample]) -> Sample:
     )
 
 
-def drift(samples: Sequence[Sample]) -> float:
+def drift(samples: Sequence[GatewaySample]) -> float:
     """How much the CPU of tenths of the load differs: most over least."""
     marks = samples[:: max(1, len(samples) // 10)]
     rates = [
@@ -89,5 +91,5 @@ def drift(samples: Sequence[Sample]) -> float:
     return max(rates) / max(1e-9, min(rates)) if rates else 1.0
 
 
-def _kib(sample: Sample) -> float:
+def _kib(sample: GatewaySample) -> float:
     return float(sample.rss_kib)

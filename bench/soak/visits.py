@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bench.common.raw_client import Answer, RawClient
+from bench.common.raw_client import RawAnswer, RawClient
 from bench.common.texts import document
 from bench.soak.gateway import MOCKED, TIGHT, key_of
 
@@ -234,7 +234,7 @@ _KINDS: Final[Sequence[tuple[float, Callable[[Visitors], list[Visit]]]]] = (
 """Shares of what comes; the rest are single questions."""
 
 
-def told(visit: Visit, answer: Answer) -> str:
+def told(visit: Visit, answer: RawAnswer) -> str:
     """How a visit ended that was answered."""
     if answer.status != 200:
         return f"http {answer.status}"

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from bench.token_pools.lab import Lab
-from bench.token_pools.records import Job
+from bench.token_pools.records import AdmittedJob
 
-TOLD_S = 60.0
+RETRY_AFTER_S = 60.0
 """No cap on waits: Retry-After is never longer."""
 
 
@@ -33,8 +33,8 @@ class Thread:
             return
         refused = self._lab.offer(self._tenant, prompt, output, done=self._answered)
         if refused is not None:
-            wait_s = min(refused.told_s, self._wait_cap_s)
+            wait_s = min(refused.retry_after_s, self._wait_cap_s)
             self._lab.at(self._lab.now_s + wait_s, lambda: self._send(prompt, output))
 
-    def _answered(self, _: Job) -> None:
+    def _answered(self, _: AdmittedJob) -> None:
         self._lab.at(self._lab.now_s, self.ask)

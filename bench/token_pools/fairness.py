@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Row, at_most
-from bench.token_pools.clients import TOLD_S, Thread
+from bench.token_pools.clients import RETRY_AFTER_S, Thread
 from bench.token_pools.lab import Lab
 from bench.token_pools.records import SLOTS, quantile, spark
 from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
 from gateway.policy.token_pool.terms import Terms
 
-MOST_TICKS = 20
+MAX_TICKS = 20
 """The longest drought asked for. Seven ticks take a debt above .9; and who asks again may have
 been told to wait for a minute, twelve ticks."""
 _SLO_MS: Final = {"urgent": 200, "quick": 2_000, "patient": 20_000, "careless": 200_000}
@@ -91,7 +91,7 @@ def _lab(profile: str, seed: int, baseline: int, length_s: float) -> Lab:
 
     for tenant in [firm, *elastic, spot]:
         for _ in range(4 if tenant is firm else 2 * max(baseline, 8)):
-            thread = Thread(lab, tenant.name, lengths, until_s=length_s, wait_cap_s=TOLD_S)
+            thread = Thread(lab, tenant.name, lengths, until_s=length_s, wait_cap_s=RETRY_AFTER_S)
             lab.at(lab.random.uniform(0, 5), thread.ask)
     return lab
 
@@ -122,7 +122,7 @@ def _rows_of(profile: str, baseline: int, found: list[Shares]) -> list[Row]:
     return [
         Row(metric=metric, measured=max(worst), note=f"{said}; {use}")
         if profile == "paper"
-        else at_most(metric, max(worst), MOST_TICKS, f"{said}; {use}"),
+        else at_most(metric, max(worst), MAX_TICKS, f"{said}; {use}"),
         Row(
             metric=f"{name}: least of lambda_e that a tenant gets, %",
             measured=100 * min(rates.values()),
@@ -132,4 +132,4 @@ def _rows_of(profile: str, baseline: int, found: list[Shares]) -> list[Row]:
 
 
 BASELINES = (3, 4, 12)
-WAYS = 2 * len(BASELINES)
+VARIANTS = 2 * len(BASELINES)

@@ -14,10 +14,10 @@ from random import Random
 
 import msgspec
 
-from bench.token_pools.records import POOL_REASONS, Job, Refused, Sample
+from bench.token_pools.records import POOL_REASONS, AdmittedJob, PoolMoment, RefusedJob
 from gateway.policy.admission import admission, capacity, debt, eviction
-from gateway.policy.admission.admission import Denial, Grant, Request
-from gateway.policy.admission.retry_after import told_s
+from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.policy.admission.retry_after import retry_after_s
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
@@ -52,11 +52,11 @@ class Lab:
         self.engines = [Engine(profile) for profile in profiles]
         self.up = len(self.engines)
         """Engines that take new requests, from the first on."""
-        self.book = None if terms is None else TokenPool(terms)
-        self.jobs: list[Job] = []
-        self.live: dict[str, Job] = {}
-        self.refused: list[Refused] = []
-        self.samples: list[Sample] = []
+        self.token_pool = None if terms is None else TokenPool(terms)
+        self.jobs: list[AdmittedJob] = []
+        self.live: dict[str, AdmittedJob] = {}
+        self.refused: list[RefusedJob] = []
+        self.samples: list[PoolMoment] = []
         self._mean_slo_ms = mean_slo_ms
         self._owes_all = owes_all
         self._every_token = every_token
@@ -64,12 +64,12 @@ class Lab:
         self._order = count()
         self._ids = count()
         self._tenants: dict[str, Entitlement] = {}
-        self._done: dict[str, Callable[[Job], None]] = {}
+        self._done: dict[str, Callable[[AdmittedJob], None]] = {}
         for tenant in tenants:
             self.join(tenant)
         self._every(sample_s, self._sample, first_s=0.0)
-        if terms is not None and self.book is not None:
-            self.book.ticked_s = EPOCH_S
+        if terms is not None and self.token_pool is not None:
+            self.token_pool.ticked_s = EPOCH_S
             self._every(terms.profile.tick_s, self._tick)
             self._every(RENEW_EVERY_S, self._renew)
 
@@ -115,29 +115,29 @@ class Lab:
     def join(self, tenant: Entitlement) -> None:
         """Bring an entitlement into force."""
         self._tenants[tenant.name] = tenant
-        if self.book is not None:
-            self.book.define(tenant)
-            self._survey()
+        if self.token_pool is not None:
+            self.token_pool.define(tenant)
+            self._assess()
 
     def resize_pool(self, slots: int, up: int) -> None:
         """Give the pool other slots, with so many engines taking new requests."""
         self.up = up
-        if self.book is not None:
-            self.book.change(msgspec.structs.replace(self.book.terms, slots=(slots,)))
-            self._survey()
+        if self.token_pool is not None:
+            self.token_pool.change(msgspec.structs.replace(self.token_pool.terms, slots=(slots,)))
+            self._assess()
 
-    def _survey(self) -> None:
-        assert self.book is not None
-        terms = self.book.terms
+    def _assess(self) -> None:
+        assert self.token_pool is not None
+        terms = self.token_pool.terms
         held = capacity.Capacity(
             slots=terms.slots,
             kv_bytes=tuple(terms.kv_of(pool) for pool in range(len(terms.slots))),
             tokens_per_s=terms.tokens_per_s,
         )
         in_order = sorted(self._tenants.values(), key=lambda t: t.created)
-        *_, found = capacity.survey(in_order, held, self.unix_s)
+        *_, found = capacity.assess_capacity(in_order, held, self.unix_s)
         assert found is not None
-        self.book.change(
+        self.token_pool.change(
             msgspec.structs.replace(
                 terms,
                 bound_until=found.bound_until,
@@ -146,18 +146,18 @@ class Lab:
         )
 
     def _tick(self) -> None:
-        assert self.book is not None
-        elapsed_s = self.unix_s - self.book.ticked_s
+        assert self.token_pool is not None
+        elapsed_s = self.unix_s - self.token_pool.ticked_s
         if self._owes_all:
-            for account in self.book.accounts.values():
+            for account in self.token_pool.accounts.values():
                 account.denied = max(1, account.denied)
-        debt.tick(self.book, sorted(self.book.active), elapsed_s, self.unix_s)
-        debt.close(self.book, elapsed_s, self.unix_s)
+        debt.tick(self.token_pool, sorted(self.token_pool.active), elapsed_s, self.unix_s)
+        debt.close(self.token_pool, elapsed_s, self.unix_s)
 
     def _renew(self) -> None:
-        assert self.book is not None
+        assert self.token_pool is not None
         for lease_id in list(self.live):
-            admission.renew(self.book, lease_id, self.unix_s)
+            admission.renew(self.token_pool, lease_id, self.unix_s)
 
     # -- requests
 
@@ -169,11 +169,11 @@ class Lab:
         *,
         reserve_tokens: int = 0,
         kv_bytes_per_token: int = 0,
-        done: Callable[[Job], None] | None = None,
-    ) -> Refused | None:
+        done: Callable[[AdmittedJob], None] | None = None,
+    ) -> RefusedJob | None:
         """Ask to be let in; the refusal, or None. `reserve_tokens` 0: what it will need."""
         reserved = reserve_tokens or prompt_tokens + output_tokens
-        job = Job(
+        job = AdmittedJob(
             id=f"{tenant}-{next(self._ids)}",
             tenant=tenant,
             prompt_tokens=prompt_tokens,
@@ -181,8 +181,8 @@ class Lab:
             asked_s=self.now_s,
             reserved_tokens=reserved,
         )
-        if self.book is not None:
-            refused = self._ask(self.book, job, reserved * kv_bytes_per_token)
+        if self.token_pool is not None:
+            refused = self._ask(self.token_pool, job, reserved * kv_bytes_per_token)
             if refused is not None:
                 self.refused.append(refused)
                 return refused
@@ -191,38 +191,41 @@ class Lab:
             self._done[job.id] = done
         return None
 
-    def _ask(self, book: TokenPool, job: Job, kv_bytes: int) -> Refused | None:
-        request = Request(
+    def _ask(self, token_pool: TokenPool, job: AdmittedJob, kv_bytes: int) -> RefusedJob | None:
+        request = AdmissionRequest(
             lease_id=job.id,
             entitlement=job.tenant,
             pool=0,
             estimate_tokens=job.reserved_tokens,
             kv_bytes=kv_bytes,
         )
-        outranked = self._outranked(book, job.tenant)
-        full = book.pools[0].inflight + 1 > book.terms.slots[0]
-        found = admission.admit(book, request, self.unix_s, observe=False)
+        outranked = self._outranked(token_pool, job.tenant)
+        full = token_pool.pools[0].inflight + 1 > token_pool.terms.slots[0]
+        found = admission.admit(token_pool, request, self.unix_s, observe=False)
         if isinstance(found, Grant):
             return None
         reason: str = found.reason
         if reason == "priority":
-            kv_full = 0 < book.terms.kv_of(0) < book.pools[0].kv_bytes + kv_bytes
+            kv_full = 0 < token_pool.terms.kv_of(0) < token_pool.pools[0].kv_bytes + kv_bytes
             uncontended = not full and not kv_full
             reason = POOL_REASONS[2 if uncontended else 0 if outranked else 1]
-        return Refused(
-            at_s=self.now_s, tenant=job.tenant, reason=reason, told_s=self._told_s(found)
+        return RefusedJob(
+            at_s=self.now_s,
+            tenant=job.tenant,
+            reason=reason,
+            retry_after_s=self._retry_after_s(found),
         )
 
-    def _outranked(self, book: TokenPool, tenant: str) -> bool:
-        account = book.accounts[tenant]
+    def _outranked(self, token_pool: TokenPool, tenant: str) -> bool:
+        account = token_pool.accounts[tenant]
         if account.terms.service_class == "preemptible":
             return True
-        return admission.weight_now(book, account) <= admission.least_weight(book, 0)
+        return admission.weight_now(token_pool, account) <= admission.min_weight(token_pool, 0)
 
-    def _told_s(self, denial: Denial) -> float:
-        return float(told_s(denial.wait_s, self.random.random()))
+    def _retry_after_s(self, denial: Denial) -> float:
+        return float(retry_after_s(denial.wait_s, self.random.random()))
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: AdmittedJob) -> None:
         loads = [e.running + e.waiting for e in self.engines[: self.up]]
         job.engine = loads.index(min(loads))
         request = EngineRequest(
@@ -240,23 +243,23 @@ class Lab:
         if emission.finished:
             self._finish(job, at_s)
 
-    def _finish(self, job: Job, at_s: float) -> None:
+    def _finish(self, job: AdmittedJob, at_s: float) -> None:
         job.done_s = at_s
         del self.live[job.id]
-        if self.book is not None:
+        if self.token_pool is not None:
             used = job.prompt_tokens + job.emitted if job.first_s >= 0 else 0
-            admission.settle(self.book, job.id, used, EPOCH_S + at_s)
+            admission.settle(self.token_pool, job.id, used, EPOCH_S + at_s)
         done = self._done.pop(job.id, None)
         if done is not None:
             done(job)
 
     def reclaim(self, job_id: str, cancel_s: float) -> None:
         """Have others give way to a protected request; cancelling takes `cancel_s`."""
-        assert self.book is not None
-        if job_id not in self.book.leases:
+        assert self.token_pool is not None
+        if job_id not in self.token_pool.leases:
             return
-        for held in eviction.evict(self.book, 0, 1):
-            self.at(self.now_s + cancel_s, partial(self._cancel, held.id))
+        for record in eviction.evict(self.token_pool, 0, 1):
+            self.at(self.now_s + cancel_s, partial(self._cancel, record.id))
 
     def _cancel(self, job_id: str) -> None:
         job = self.live.get(job_id)
@@ -272,20 +275,20 @@ class Lab:
         inflight = dict.fromkeys(self._tenants, 0)
         for job in self.live.values():
             inflight[job.tenant] = inflight.get(job.tenant, 0) + 1
-        book = self.book
-        accounts = {} if book is None else book.accounts
+        token_pool = self.token_pool
+        accounts = {} if token_pool is None else token_pool.accounts
         self.samples.append(
-            Sample(
+            PoolMoment(
                 at_s=self.now_s,
-                slots=0 if book is None else book.terms.slots[0],
+                slots=0 if token_pool is None else token_pool.terms.slots[0],
                 running=sum(e.running for e in self.engines),
                 waiting=sum(e.waiting for e in self.engines),
                 inflight=inflight,
                 debt={name: a.debt for name, a in accounts.items()},
                 weight={}
-                if book is None
-                else {name: admission.weight_now(book, a) for name, a in accounts.items()},
-                kv_bytes=0 if book is None else book.pools[0].kv_bytes,
+                if token_pool is None
+                else {name: admission.weight_now(token_pool, a) for name, a in accounts.items()},
+                kv_bytes=0 if token_pool is None else token_pool.pools[0].kv_bytes,
                 kv_used=max(e.kv_usage for e in self.engines),
                 generated=sum(e.generation_tokens_total for e in self.engines),
             )

@@ -46,7 +46,7 @@ _SLOTS_OF: Final = {"guaranteed-a": 6, "spot-b": 10, "guaranteed-c": 6}
 _JOINS: Final = "guaranteed-c"
 
 
-class Sent(msgspec.Struct, kw_only=True):
+class LiveRequest(msgspec.Struct, kw_only=True):
     """One request. Seconds since the load began; `first_s` None without a token."""
 
     tenant: str
@@ -55,7 +55,7 @@ class Sent(msgspec.Struct, kw_only=True):
     first_s: float | None = None
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class LiveOutcome(msgspec.Struct, kw_only=True):
     """One run."""
 
     ttft_s: float
@@ -74,7 +74,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 def run() -> Report:
     """Three runs of each, by turns."""
-    found: dict[str, list[Outcome]] = {"no admission": [], "token pools": []}
+    found: dict[str, list[LiveOutcome]] = {"no admission": [], "token pools": []}
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("runs", total=RUNS * len(found))
@@ -87,7 +87,7 @@ def run() -> Report:
     )
 
 
-def rows_of(without: list[Outcome], pools: list[Outcome]) -> list[Row]:
+def rows_of(without: list[LiveOutcome], pools: list[LiveOutcome]) -> list[Row]:
     """Middle of the runs."""
     before, after = (median(o.ttft_s for o in runs) for runs in (without, pools))
     waiting = [n for o in pools for n in o.waiting]
@@ -119,7 +119,7 @@ def rows_of(without: list[Outcome], pools: list[Outcome]) -> list[Row]:
     return [*rows, equals("requests that failed, all runs", failed, 0)]
 
 
-def _seconds(metric: str, runs: list[Outcome]) -> Row:
+def _seconds(metric: str, runs: list[LiveOutcome]) -> Row:
     return Row(
         metric=metric,
         measured=median(o.ttft_s for o in runs),
@@ -131,7 +131,7 @@ def _seconds(metric: str, runs: list[Outcome]) -> Row:
 
 def experiment(
     number: int, *, pools: bool, calm_s: float = CALM_S, overload_s: float = OVERLOAD_S
-) -> Outcome:
+) -> LiveOutcome:
     """One run against a gateway of its own."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
@@ -146,7 +146,9 @@ def experiment(
             config=config,
             model={"admission": {"mode": "enforce"}} if pools else None,
         ) as fleet:
-            load = Load(fleet, list(arrivals(number, calm_s, overload_s)), calm_s + overload_s)
+            load = ScheduledLoad(
+                fleet, list(arrivals(number, calm_s, overload_s)), calm_s + overload_s
+            )
             asyncio.run(load.run())
             fleet.wait_until_idle(limit_s=60.0)
             found = fleet.engines[0].metrics()
@@ -181,11 +183,11 @@ def arrivals(number: int, calm_s: float, overload_s: float) -> Iterator[tuple[fl
             yield at_s, tenant
 
 
-class Load:
+class ScheduledLoad:
     """Sends requests when they are due, whatever became of earlier ones."""
 
     def __init__(self, fleet: Fleet, asked: list[tuple[float, str]], length_s: float) -> None:
-        self.sent = [Sent(tenant=tenant, at_s=at_s) for at_s, tenant in sorted(asked)]
+        self.sent = [LiveRequest(tenant=tenant, at_s=at_s) for at_s, tenant in sorted(asked)]
         self.waiting: list[tuple[float, int]] = []
         self.length_s = length_s
         self._fleet = fleet
@@ -204,7 +206,7 @@ class Load:
     def _now_s(self) -> float:
         return time.monotonic() - self._begin_s
 
-    async def _send(self, client: httpx.AsyncClient, sent: Sent) -> None:
+    async def _send(self, client: httpx.AsyncClient, sent: LiveRequest) -> None:
         await asyncio.sleep(sent.at_s - self._now_s)
         sent.at_s = self._now_s
         body = {
@@ -249,13 +251,15 @@ def _series(page: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def _outcome(load: Load, records: list[dict[str, Any]], lag_s: float, calm_s: float) -> Outcome:
+def _outcome(
+    load: ScheduledLoad, records: list[dict[str, Any]], lag_s: float, calm_s: float
+) -> LiveOutcome:
     late_s = load.length_s - LAST_S
     firm: Callable[[str], bool] = lambda tenant: tenant.startswith("guaranteed")  # noqa: E731
     timed = [s for s in load.sent if firm(s.tenant) and s.at_s >= late_s and s.first_s is not None]
     spot = [s for s in load.sent if not firm(s.tenant) and s.at_s >= calm_s]
     refused = [r for r in records if r.get("reason") and firm(r.get("entitlement") or "")]
-    return Outcome(
+    return LiveOutcome(
         ttft_s=quantile([s.first_s - s.at_s for s in timed if s.first_s is not None], 0.99),
         counted=len(timed),
         waiting=[n for at_s, n in load.waiting if at_s >= late_s],

@@ -15,14 +15,14 @@ import msgspec
 
 from bench.common.report import Row, at_least, at_most
 from bench.token_pools.lab import Lab
-from bench.token_pools.records import Job, Refused
+from bench.token_pools.records import AdmittedJob, RefusedJob
 from gateway.policy.admission import admission
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.quantile import OutputLengths
 from gateway.policy.token_pool.terms import Terms
 from simulator.engine.engine import EngineProfile
 
-WAYS = 3
+VARIANTS = 3
 SLOTS = 32
 KV_BYTES = 40 << 30
 BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
@@ -71,7 +71,7 @@ class Clients:
 
     def _send(self, prompt: int, output: int) -> None:
         expected = self._lengths.expected("chat", "prose", "t") if self.learn else CAP
-        refused: Refused | None = self.lab.offer(
+        refused: RefusedJob | None = self.lab.offer(
             "tenant",
             prompt,
             output,
@@ -80,9 +80,9 @@ class Clients:
             done=self._answered,
         )
         if refused is not None:
-            self.lab.at(self.lab.now_s + refused.told_s, lambda: self._send(prompt, output))
+            self.lab.at(self.lab.now_s + refused.retry_after_s, lambda: self._send(prompt, output))
 
-    def _answered(self, job: Job) -> None:
+    def _answered(self, job: AdmittedJob) -> None:
         self._lengths.add("chat", "prose", "t", job.emitted, cut=False)
         self.lab.at(self.lab.now_s, self.ask)
 
@@ -92,14 +92,14 @@ class Clients:
 
     def extend(self) -> None:
         """Reserve more for streams past their reserve; and again in a second."""
-        book = self.lab.book
-        assert book is not None
+        token_pool = self.lab.token_pool
+        assert token_pool is not None
         for job in self.lab.live.values():
             used = job.prompt_tokens + job.emitted
             if used > job.reserved_tokens:
                 job.reserved_tokens = used + EXTENSION_TOKENS
                 kv_bytes = job.reserved_tokens * BYTES_PER_TOKEN
-                admission.resize(book, job.id, job.reserved_tokens, kv_bytes, self.lab.unix_s)
+                admission.resize(token_pool, job.id, job.reserved_tokens, kv_bytes, self.lab.unix_s)
                 self.extended += 1
         self.lab.at(self.lab.now_s + 1.0, self.extend)
 

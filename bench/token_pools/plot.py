@@ -53,7 +53,7 @@ def draw(folder: Path) -> list[Path]:
 # -- Experiment 1
 
 
-def _queue(first: dict[str, protection.Outcome]) -> Figure:
+def _queue(first: dict[str, protection.ProtectionOutcome]) -> Figure:
     """Figure 2."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
@@ -72,7 +72,7 @@ def _queue(first: dict[str, protection.Outcome]) -> Figure:
     return figure
 
 
-def _latency(first: dict[str, protection.Outcome]) -> Figure:
+def _latency(first: dict[str, protection.ProtectionOutcome]) -> Figure:
     """Figure 3: guaranteed requests, to the first token and end to end."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -91,7 +91,7 @@ def _latency(first: dict[str, protection.Outcome]) -> Figure:
     return figure
 
 
-def _slots(outcome: protection.Outcome) -> Figure:
+def _slots(outcome: protection.ProtectionOutcome) -> Figure:
     """Figure 4."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     ax = figure.add_subplot()
@@ -175,7 +175,7 @@ def _rate(times: Sequence[float]) -> tuple[list[float], list[float]]:
 def _panel_delay(ax: Axes, lab: Lab) -> None:
     """How long a thread was kept out, by its refusals: the sum of its waits before it got in."""
     for tenant in sharing.TENANTS:
-        waits = [(r.at_s, min(r.told_s, sharing.WAIT_CAP_S)) for r in lab.refused]
+        waits = [(r.at_s, min(r.retry_after_s, sharing.WAIT_CAP_S)) for r in lab.refused]
         of_tenant = [w for w, r in zip(waits, lab.refused, strict=True) if r.tenant == tenant]
         let_in = [j.asked_s for j in lab.jobs if j.tenant == tenant]
         edges, admitted = _rate(let_in)

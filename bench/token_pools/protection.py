@@ -26,12 +26,12 @@ import msgspec
 
 from bench.common.report import Row, equals
 from bench.token_pools.lab import Lab
-from bench.token_pools.records import ITERATION_S, SLOTS, Sample, quantile, spark
+from bench.token_pools.records import ITERATION_S, SLOTS, PoolMoment, quantile, spark
 from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
 from gateway.policy.token_pool.terms import Terms
 
 SYSTEMS = ("no admission", "limits as sold", "limits that fit", "token pools")
-WAYS = len(SYSTEMS)
+VARIANTS = len(SYSTEMS)
 """Experiments that `rows` runs for each seed."""
 PHASES = ((0.0, 30.0), (30.0, 60.0), (60.0, 90.0))
 END_S = 90.0
@@ -47,7 +47,7 @@ _EVEN_GAP = 1.05
 """Even arrivals leave a slot free for a moment, as a client does that reads the answer first."""
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class ProtectionOutcome(msgspec.Struct, kw_only=True):
     """One system, one seed."""
 
     most_waiting: int
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     """Share of guaranteed requests refused for their own limit."""
     utilisation: float
     """Mean share of the slots that ran, by the pool's own count, over the 90 s."""
-    samples: list[Sample] = []
+    samples: list[PoolMoment] = []
     latency: list[tuple[float, str, float, float]] = []
     """(asked, tenant, time to first token, end to end) of all requests let in."""
 
@@ -80,7 +80,7 @@ def arrivals(seed: int, *, even: bool = False) -> Iterator[tuple[float, str]]:
             at_s += every_s if even else draw.expovariate(rate)
 
 
-def experiment(system: str, seed: int, *, even: bool = False) -> Outcome:
+def experiment(system: str, seed: int, *, even: bool = False) -> ProtectionOutcome:
     """Run one system against the arrivals of a seed."""
     lab = _lab(system, seed)
     asked = sorted(arrivals(seed, even=even))
@@ -127,7 +127,7 @@ def _contract(name: str, created: int) -> Entitlement:
     )
 
 
-def _outcome(lab: Lab, asked: Iterable[tuple[float, str]]) -> Outcome:
+def _outcome(lab: Lab, asked: Iterable[tuple[float, str]]) -> ProtectionOutcome:
     jobs = [j for j in lab.jobs if j.tenant in GUARANTEED]
     by_phase = [[j.ttft_s for j in jobs if a <= j.asked_s < b] for a, b in PHASES]
     start_s, end_s = PHASES[1]
@@ -137,7 +137,7 @@ def _outcome(lab: Lab, asked: Iterable[tuple[float, str]]) -> Outcome:
     own = sum(r.reason in ("concurrency", "tokens") for r in refused)
     total = sum(tenant in GUARANTEED for _, tenant in asked)
     within = [s for s in lab.samples if s.at_s <= END_S]
-    return Outcome(
+    return ProtectionOutcome(
         most_waiting=max(s.waiting for s in within),
         p99_ttft_s=[quantile(times, 0.99) for times in by_phase],
         late_ttft_s=quantile([j.ttft_s for j in jobs if end_s - 10 <= j.asked_s < end_s], 0.99),
@@ -152,7 +152,7 @@ def _outcome(lab: Lab, asked: Iterable[tuple[float, str]]) -> Outcome:
 
 def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
     """All systems over these seeds, middle of the seeds and their range."""
-    found: dict[str, list[Outcome]] = {system: [] for system in SYSTEMS}
+    found: dict[str, list[ProtectionOutcome]] = {system: [] for system in SYSTEMS}
     seeds = list(seeds)
     for seed in seeds:
         for system in SYSTEMS:
@@ -165,7 +165,7 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
     ]
 
 
-def _rows_of(system: str, seeds: list[Outcome]) -> list[Row]:
+def _rows_of(system: str, seeds: list[ProtectionOutcome]) -> list[Row]:
     ours, none = system == "token pools", system == "no admission"
     name = f"Exp. 1, {system}"
     rows = [

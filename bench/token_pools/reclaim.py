@@ -17,7 +17,7 @@ import msgspec
 from bench.common.report import Row, at_most
 from bench.token_pools.clients import Thread
 from bench.token_pools.lab import Lab
-from bench.token_pools.records import ITERATION_S, SLOTS, Job, quantile, spark
+from bench.token_pools.records import ITERATION_S, SLOTS, AdmittedJob, quantile, spark
 from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
 from gateway.policy.token_pool.terms import Terms
 
@@ -76,7 +76,7 @@ def _return(lab: Lab, found: Returns, *, evicts: bool) -> None:
             lab.at(lab.now_s + RECLAIM_S, partial(_waited, lab, job))
 
 
-def _waited(lab: Lab, job: Job) -> None:
+def _waited(lab: Lab, job: AdmittedJob) -> None:
     if job.first_s < 0:
         lab.reclaim(job.id, CANCEL_S)
 
@@ -110,7 +110,7 @@ def together(
     return total
 
 
-WAYS = 4
+VARIANTS = 4
 
 
 def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:

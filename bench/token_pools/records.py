@@ -15,7 +15,7 @@ POOL_REASONS = ("low priority", "overshoot", "headroom")
 """Why the pool, not the entitlement, refuses; the first is the paper's "low-priority denial"."""
 
 
-class Job(msgspec.Struct, kw_only=True):
+class AdmittedJob(msgspec.Struct, kw_only=True):
     """One request that was let in. Times in seconds of the experiment; -1 before they are known."""
 
     id: str
@@ -37,17 +37,17 @@ class Job(msgspec.Struct, kw_only=True):
         return self.first_s - self.asked_s if self.first_s >= 0 else math.inf
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedJob(msgspec.Struct, frozen=True, kw_only=True):
     """One 429."""
 
     at_s: float
     tenant: str
     reason: str
     """As admission names it; `priority` is told apart as in POOL_REASONS."""
-    told_s: float
+    retry_after_s: float
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class PoolMoment(msgspec.Struct, frozen=True, kw_only=True):
     """The pool at one moment. Mappings by tenant."""
 
     at_s: float

@@ -15,16 +15,16 @@ from statistics import mean
 from bench.common.report import Row
 from bench.token_pools.lab import EPOCH_S
 from gateway.policy.admission import admission
-from gateway.policy.admission.admission import Denial, Request
-from gateway.policy.admission.retry_after import told_s
+from gateway.policy.admission.admission import AdmissionRequest, Denial
+from gateway.policy.admission.retry_after import retry_after_s
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 
 BURSTS = (1.5, 2.0, 3.0, 5.0)
 RETRIES = 2
-MOST_TOLD_S = 120.0
-_FIRST_S, _MOST_S, _SPREAD = 0.5, 8.0, 0.25
+MAX_RETRY_AFTER_S = 120.0
+_FIRST_S, _MAX_S, _SPREAD = 0.5, 8.0, 0.25
 _RATE = 1_000.0
 _TOKENS = 100
 _FITS = int(admission.BUCKET_S * _RATE) // _TOKENS
@@ -37,19 +37,19 @@ def client_wait_s(headers: Mapping[str, str], retry: int, jitter: float) -> floa
         if name not in headers:
             continue
         wait_s = float(headers[name]) / unit
-        if wait_s > MOST_TOLD_S:
+        if wait_s > MAX_RETRY_AFTER_S:
             return None
         if wait_s > 0:
             return wait_s
         break
-    return min(_FIRST_S * 2.0**retry, _MOST_S) * (1 - _SPREAD * jitter)
+    return min(_FIRST_S * 2.0**retry, _MAX_S) * (1 - _SPREAD * jitter)
 
 
 def burst(times: float, seed: int, *, promises: bool) -> float:
     """Share of a burst that completes within the client's retries."""
     draw = Random(f"retries/{times}/{seed}")
-    book = TokenPool(Terms(slots=(1 << 20,)))
-    account = book.define(
+    token_pool = TokenPool(Terms(slots=(1 << 20,)))
+    account = token_pool.define(
         Entitlement(name="e", model="m", tokens_per_s=_RATE, limit=_FITS // 2, created=1)
     )
     count = round(times * _FITS)
@@ -59,13 +59,15 @@ def burst(times: float, seed: int, *, promises: bool) -> float:
         at_s, n, retry = heappop(waiting)
         if not promises:
             account.promised = 0.0
-        request = Request(lease_id=f"{n}/{retry}", entitlement="e", pool=0, estimate_tokens=_TOKENS)
-        found = admission.admit(book, request, EPOCH_S + at_s, observe=False)
+        request = AdmissionRequest(
+            lease_id=f"{n}/{retry}", entitlement="e", pool=0, estimate_tokens=_TOKENS
+        )
+        found = admission.admit(token_pool, request, EPOCH_S + at_s, observe=False)
         if not isinstance(found, Denial):
-            admission.settle(book, request.lease_id, _TOKENS, EPOCH_S + at_s)
+            admission.settle(token_pool, request.lease_id, _TOKENS, EPOCH_S + at_s)
             completed += 1
             continue
-        wait = told_s(found.wait_s, draw.random())
+        wait = retry_after_s(found.wait_s, draw.random())
         headers = {"retry-after": f"{wait}", "retry-after-ms": f"{wait * 1_000}"}
         wait_s = client_wait_s(headers, retry, draw.random())
         if wait_s is not None and retry < RETRIES:

@@ -39,13 +39,13 @@ def run(plot: Path | None = None) -> Report:
             return lambda: progress.advance(task)
 
         protection, sharing = token_pools_protection, token_pools_sharing
-        rows += protection.rows(seeds, bar("protection", SEEDS * protection.WAYS))
-        rows += sharing.rows(seeds, bar("sharing", SEEDS * sharing.WAYS))
-        rows += reclaim.rows(seeds, bar("reclaim", SEEDS * reclaim.WAYS))
+        rows += protection.rows(seeds, bar("protection", SEEDS * protection.VARIANTS))
+        rows += sharing.rows(seeds, bar("sharing", SEEDS * sharing.VARIANTS))
+        rows += reclaim.rows(seeds, bar("reclaim", SEEDS * reclaim.VARIANTS))
         rows += retries.rows(seeds, bar("retries", len(retries.BURSTS)))
-        rows += memory.rows(seeds, bar("memory", SEEDS * memory.WAYS))
+        rows += memory.rows(seeds, bar("memory", SEEDS * memory.VARIANTS))
         fairness = token_pools_fairness
-        rows += fairness.rows(seeds, bar("overload", SEEDS * fairness.WAYS))
+        rows += fairness.rows(seeds, bar("overload", SEEDS * fairness.VARIANTS))
     detail: dict[str, Any] = {"seeds": SEEDS}
     if plot is not None:
         from bench.token_pools.plot import draw

@@ -25,9 +25,9 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Row, equals
-from bench.token_pools.clients import TOLD_S, Thread
+from bench.token_pools.clients import RETRY_AFTER_S, Thread
 from bench.token_pools.lab import Lab
-from bench.token_pools.records import Sample, spark
+from bench.token_pools.records import PoolMoment, spark
 from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
 from gateway.policy.token_pool.terms import Terms
 
@@ -51,7 +51,7 @@ _PUBLISHED: Final = {
 }
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class SharingOutcome(msgspec.Struct, kw_only=True):
     """One seed. Mappings by tenant."""
 
     ok: dict[str, int]
@@ -87,7 +87,7 @@ def experiment(
     wait_cap_s: float = WAIT_CAP_S,
     tokens_per_s: float = IMPLIED_TOKENS_PER_S,
     owes_all: bool = False,
-) -> Outcome:
+) -> SharingOutcome:
     """Run one seed. `owes_all`: see Lab."""
     terms = Terms(slots=(16,), tokens_per_s=_POOL_TOKENS_PER_S, profile=PROFILES[profile])
     tenants = [contract(COPILOT, 1, tokens_per_s), contract(SYNTH, 2, tokens_per_s)]
@@ -116,15 +116,15 @@ def _lengths(tenant: str, seed: int) -> Callable[[], tuple[int, int]]:
     return draw
 
 
-def _outcome(lab: Lab) -> Outcome:
+def _outcome(lab: Lab) -> SharingOutcome:
     def refused(tenant: str, *reasons: str) -> int:
         return sum(lab.count(tenant, reason) for reason in reasons)
 
-    def debts(tenant: str, samples: Iterable[Sample]) -> list[float]:
+    def debts(tenant: str, samples: Iterable[PoolMoment]) -> list[float]:
         return [s.debt[tenant] for s in samples if tenant in s.debt]
 
     calm = [s for s in lab.samples if SETTLED_S <= s.at_s < JOINS_S]
-    return Outcome(
+    return SharingOutcome(
         ok={t: sum(j.tenant == t and j.done_s >= 0 for j in lab.jobs) for t in TENANTS},
         low_priority={t: refused(t, "low priority") for t in TENANTS},
         overshoot={t: refused(t, "overshoot") for t in TENANTS},
@@ -142,12 +142,12 @@ _WAYS: Final = {
     "paper": ("paper", WAIT_CAP_S, IMPLIED_TOKENS_PER_S),
     "default": ("default", WAIT_CAP_S, IMPLIED_TOKENS_PER_S),
     _OWES_ALL: ("paper", WAIT_CAP_S, IMPLIED_TOKENS_PER_S),
-    "paper, waits as told": ("paper", TOLD_S, IMPLIED_TOKENS_PER_S),
+    "paper, waits as told": ("paper", RETRY_AFTER_S, IMPLIED_TOKENS_PER_S),
     "paper, 75 tokens/s": ("paper", WAIT_CAP_S, SOLD_TOKENS_PER_S),
     "default, 75 tokens/s": ("default", WAIT_CAP_S, SOLD_TOKENS_PER_S),
 }
 """Profile, cap of waits, lambda_e. Those that were sold 200 tokens/s stand beside the paper."""
-WAYS = len(_WAYS)
+VARIANTS = len(_WAYS)
 """Experiments that `rows` runs for each seed."""
 
 
@@ -174,7 +174,7 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
     return out
 
 
-def _published(name: str, seeds: list[Outcome]) -> list[Row]:
+def _published(name: str, seeds: list[SharingOutcome]) -> list[Row]:
     out = []
     for tenant in TENANTS:
         ok, low, debt = _PUBLISHED[tenant]
@@ -191,7 +191,7 @@ def _published(name: str, seeds: list[Outcome]) -> list[Row]:
     return [*out, _beside(f"{name}: denials of synth for want of slots", full, None, said)]
 
 
-def _asked(name: str, seeds: list[Outcome]) -> list[Row]:
+def _asked(name: str, seeds: list[SharingOutcome]) -> list[Row]:
     copilot = max(o.low_priority[COPILOT] for o in seeds)
     synth = min(o.low_priority[SYNTH] for o in seeds)
     apart = min(o.peak_debt[SYNTH] - o.peak_debt[COPILOT] for o in seeds)

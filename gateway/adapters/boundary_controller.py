@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, Sample
+from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, PoolSample
 from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
 from gateway.records.record import Record
 
@@ -39,7 +39,7 @@ def no_totals(_served: ModelRuntime, _pool: int) -> Mapping[int, EngineTotals]:
     return {}
 
 
-def told_totals(served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
+def reported_totals(served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
     """Totals from the engines' metrics pages (`gateway.adapters.engines.metrics_scraper`)."""
     if not served.fleet.telemetry:
         return {}
@@ -55,7 +55,7 @@ def told_totals(served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
     }
 
 
-class BoundaryChore:
+class BoundaryController:
     """Watches the models that have a plan or adaptive boundaries."""
 
     def __init__(
@@ -90,7 +90,7 @@ class BoundaryChore:
             moves += one.look(self._clock(), self._ask)
         for _ in range(sum(move.observed for move in moves)):
             self._metrics.would.add("boundary")
-        return [told.move for told in moves]
+        return [reported.move for reported in moves]
 
     async def _run(self) -> None:
         while True:
@@ -101,7 +101,7 @@ class BoundaryChore:
                 _log.exception("looking at the boundaries failed")
 
 
-class _Told(Record, frozen=True, kw_only=True):
+class _AppliedMove(Record, frozen=True, kw_only=True):
     move: Move
     observed: bool
 
@@ -118,7 +118,7 @@ class _Watched:
         self._finished = [Rising() for _ in range(pools)]
         self._drifted = False
 
-    def look(self, now_s: float, ask: AskTotals) -> list[_Told]:
+    def look(self, now_s: float, ask: AskTotals) -> list[_AppliedMove]:
         """Sample, decide, apply, log."""
         self._look_at_lengths()
         control, served, watch = self._control, self._served, self._served.watch
@@ -139,9 +139,9 @@ class _Watched:
             )
         if moves and not control.observe:
             served.move_boundaries(control.boundaries)
-        return [_Told(move=move, observed=control.observe) for move in moves]
+        return [_AppliedMove(move=move, observed=control.observe) for move in moves]
 
-    def _sample(self, watch: BoundaryWatch, pool: int, ask: AskTotals) -> Sample:
+    def _sample(self, watch: BoundaryWatch, pool: int, ask: AskTotals) -> PoolSample:
         state = self._served.fleet.pools[pool]
         now = (watch.requests[pool], watch.rescues[pool], watch.overruns[pool])
         requests, rescues, overruns = (a - b for a, b in zip(now, self._counts[pool], strict=True))
@@ -149,7 +149,7 @@ class _Watched:
         wrong = watch.wrong(pool)
         totals = ask(self._served, pool)
         slots = max(1, len(state.alive) * state.slots_per_worker)
-        return Sample(
+        return PoolSample(
             requests=requests,
             rescues=rescues,
             overruns=overruns,

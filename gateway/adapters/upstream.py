@@ -42,9 +42,9 @@ _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
 MAX_FRAMING_BYTES = 64 * 1024
 """Most bytes of framing in a row: head, interim responses, chunk extensions, trailers."""
-_MOST_WAYS = 8_192
+_MAX_TARGETS = 8_192
 """Workers whose connection details are cached."""
-_MOST_LINES = 64
+_MAX_LINES = 64
 """Cached paths per worker."""
 _FRAMES = (b"content-length", b"transfer-encoding")
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -82,7 +82,7 @@ class _Exchange:
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: PhaseTimeouts) -> None:
-        self.connection: Connection | None = None
+        self.connection: UpstreamConnection | None = None
         self.now_s = loop.time
         self.deadline_s = loop.time() + timeouts.first_byte_s
         self.idle_s = timeouts.idle_s
@@ -217,7 +217,7 @@ class _Exchange:
         return waiter
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One TCP connection; between exchanges it idles in its pool."""
 
     __slots__ = (
@@ -383,12 +383,14 @@ class Connection(asyncio.Protocol):
         exchange.finish()
 
 
-class _Way:
+class _Target:
     """Cached connection details of one worker."""
 
     __slots__ = ("idle", "key", "lines", "worker")
 
-    def __init__(self, worker: WorkerAddress, key: ConnectionKey, idle: deque[Connection]) -> None:
+    def __init__(
+        self, worker: WorkerAddress, key: ConnectionKey, idle: deque[UpstreamConnection]
+    ) -> None:
         self.worker = worker
         self.key = key
         self.idle = idle
@@ -402,12 +404,12 @@ class HttpUpstream:
     def __init__(self, connect: "Connect | None" = None) -> None:
         """`connect` replaces the opening of sockets (for tests)."""
         self._connect: Final[Connect] = connect or _connect
-        self._idle: dict[ConnectionKey, deque[Connection]] = {}
-        self._busy: set[Connection] = set()
+        self._idle: dict[ConnectionKey, deque[UpstreamConnection]] = {}
+        self._busy: set[UpstreamConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_due_s = 0.0
-        self._ways: dict[int, _Way] = {}
+        self._targets: dict[int, _Target] = {}
         """By `id` of a worker's address, which the value keeps alive."""
         self._tls: dict[str | None, ssl.SSLContext] = {}
         self._closed = False
@@ -419,15 +421,15 @@ class HttpUpstream:
             loop = self._loop = asyncio.get_running_loop()
         if self._sweeper is None and not self._closed:
             self._set_sweep(loop)
-        way = self._ways.get(id(worker)) or self._way(worker)
-        line = way.lines.get(call.path)
+        target = self._targets.get(id(worker)) or self._target(worker)
+        line = target.lines.get(call.path)
         if line is None:
             line = _request_line(worker, call)
-            if len(way.lines) < _MOST_LINES:
-                way.lines[call.path] = line
+            if len(target.lines) < _MAX_LINES:
+                target.lines[call.path] = line
         size = b"content-length: %d\r\n\r\n" % (call.size if call.rest else len(call.body))
         request = b"".join((line, call.lines, size, call.body))
-        connection, idle = None, way.idle
+        connection, idle = None, target.idle
         while idle:
             connection = idle.pop()
             if connection.usable:
@@ -436,7 +438,7 @@ class HttpUpstream:
         while True:
             reused = connection is not None
             if connection is None:
-                connection = await self._connect(self, loop, way.key, call.timeouts.connect_s)
+                connection = await self._connect(self, loop, target.key, call.timeouts.connect_s)
             exchange = _Exchange(loop, call.timeouts)
             self._busy.add(connection)
             connection.send(exchange, request, call.rest)
@@ -463,11 +465,11 @@ class HttpUpstream:
             connection.close()
         self._idle.clear()
 
-    def idle_of(self, key: ConnectionKey) -> deque[Connection]:
+    def idle_of(self, key: ConnectionKey) -> deque[UpstreamConnection]:
         """The idle connections to an address."""
         return self._idle.setdefault(key, deque())
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: UpstreamConnection) -> None:
         """Return a connection to its pool after a complete exchange (called by the connection)."""
         self._busy.discard(connection)
         if self._closed or len(connection.idle) >= _IDLE_PER_WORKER:
@@ -475,19 +477,19 @@ class HttpUpstream:
             return
         connection.idle.append(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         """Drop a connection that closes (called by the connection)."""
         self._busy.discard(connection)
         if connection.idle:
             with contextlib.suppress(ValueError):
                 connection.idle.remove(connection)
 
-    def _way(self, worker: WorkerAddress) -> _Way:
-        if len(self._ways) >= _MOST_WAYS:
-            self._ways.clear()
+    def _target(self, worker: WorkerAddress) -> _Target:
+        if len(self._targets) >= _MAX_TARGETS:
+            self._targets.clear()
         key = (worker.scheme, worker.host, worker.port, worker.ca_file)
-        way = self._ways[id(worker)] = _Way(worker, key, self.idle_of(key))
-        return way
+        target = self._targets[id(worker)] = _Target(worker, key, self.idle_of(key))
+        return target
 
     def tls_context(self, key: ConnectionKey) -> ssl.SSLContext | None:
         """The TLS context that verifies the certificate at an address; None for http."""
@@ -522,9 +524,9 @@ class HttpUpstream:
 
 async def _connect(
     upstream: HttpUpstream, loop: asyncio.AbstractEventLoop, key: ConnectionKey, connect_s: float
-) -> Connection:
+) -> UpstreamConnection:
     """Open a connection to a worker. Raises UpstreamFailure."""
-    connection = Connection(upstream, key)
+    connection = UpstreamConnection(upstream, key)
     try:
         async with asyncio.timeout(connect_s):
             await loop.create_connection(
@@ -539,7 +541,7 @@ async def _connect(
 
 
 Connect = Callable[
-    [HttpUpstream, asyncio.AbstractEventLoop, ConnectionKey, float], Awaitable[Connection]
+    [HttpUpstream, asyncio.AbstractEventLoop, ConnectionKey, float], Awaitable[UpstreamConnection]
 ]
 """Opens a connection: (upstream, loop, address, time limit in seconds)."""
 

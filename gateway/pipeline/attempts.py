@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from gateway.pipeline.request_lease import RequestLease
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
-from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.prefix.digests import Points
 from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
 from gateway.records.attempt import Attempt, Binding
@@ -52,7 +52,7 @@ class PrefixEntry:
         self._place = (-1, -1)
         """Pool and worker."""
         self._tokens_per_byte = 1.0
-        self.expected: Expected | None = None
+        self.expected: ExpectedHit | None = None
         """What the worker was expected to hold of the prompt."""
 
     def enter(self, pool: int, job: Job) -> None:
@@ -66,8 +66,10 @@ class PrefixEntry:
         tokens_per_byte = job.prompt_tokens / points[-1][0]
         expected = scheduling.prefixes[pool].insert(points, job.worker, tokens_per_byte)
         self._place, self._tokens_per_byte, self.expected = place, tokens_per_byte, expected
-        if scheduling.news:
-            scheduling.news[pool].sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
+        if scheduling.prefix_gossip:
+            scheduling.prefix_gossip[pool].sent(
+                points, job.worker, tokens_per_byte, expected.hit_tokens
+            )
 
     def withdraw(self) -> None:
         """It gets no first token there, so the worker does not hold the prompt. Idempotent."""

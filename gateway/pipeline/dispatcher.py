@@ -21,7 +21,7 @@ from gateway.pipeline.attempts import Admitted, Attempts
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending, allowed_s
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.conversations import Home
+from gateway.policy.pools.conversations import ResponseLocation
 from gateway.policy.pools.retry import Fault, hurts_health, next_step
 from gateway.policy.pools.routing import larger_pools
 from gateway.policy.response.engine_refusal import engine_refusal
@@ -67,7 +67,7 @@ class Dispatcher:
         tried: list[tuple[int, int]] = []
         sent = 0
         last: Fault | None = None
-        known = served.fleet.homes.find(admitted.facts.previous_response_id)
+        known = served.fleet.response_affinity.find(admitted.facts.previous_response_id)
         home = None if known is None else (known.pool, known.worker)
         try:
             while True:
@@ -436,8 +436,8 @@ def _remember(attempts: Attempts, binding: Binding, outcome: Outcome, response_i
         tokens += usage.prompt_tokens
     else:
         tokens += attempts.sending.estimate.input_tokens_total
-    home = Home(binding.pool, binding.worker, admitted.principal.tenant, tokens)
-    admitted.served.fleet.homes.remember(response_id, home)
+    location = ResponseLocation(binding.pool, binding.worker, admitted.principal.tenant, tokens)
+    admitted.served.fleet.response_affinity.remember(response_id, location)
 
 
 def _may_move(attempts: Attempts, now_s: float) -> bool:

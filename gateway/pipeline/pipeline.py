@@ -23,8 +23,8 @@ from gateway.pipeline.request_lease import RequestLease
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.routing import band_plan
-from gateway.policy.pools.routing_table import Band
+from gateway.policy.pools.routing import window_plan
+from gateway.policy.pools.routing_table import CompressionWindow
 from gateway.policy.request.members import by_name
 from gateway.ports import (
     BodyReads,
@@ -171,7 +171,7 @@ class Pipeline:
         stage_authenticate.permit_model(principal, served.name)
         if facts.previous_response_id is not None:
             if principal is not OPEN:
-                await stage_estimate.heard_of(served, facts)
+                await stage_estimate.await_response_location(served, facts)
             progress.facts = facts = stage_estimate.continued(served, facts, principal)
         progress.estimate = estimate = stage_estimate.estimate(
             served, endpoint, facts, principal, incoming.head.category
@@ -195,12 +195,12 @@ class Pipeline:
             estimate.input_tokens_total,
         )
         progress.planned = planned = stage_plan.plan(served, incoming.endpoint, estimate, prefix)
-        band = stage_plan.band(
+        window = stage_plan.compression_window(
             served, incoming.endpoint, principal, incoming, facts, estimate, planned, prefix
         )
-        compresses = isinstance(band, Band) and self._compressor is not None
-        if isinstance(band, Band) and compresses and not served.routing.observe:
-            plan = band_plan(planned, band)
+        compresses = isinstance(window, CompressionWindow) and self._compressor is not None
+        if isinstance(window, CompressionWindow) and compresses and not served.routing.observe:
+            plan = window_plan(planned, window)
         else:
             plan = stage_plan.applied(served, estimate, planned)
         progress.plan = plan
@@ -217,13 +217,15 @@ class Pipeline:
         if crowded and self._newest_s == incoming.received_s:
             await _next_turn()
         # 5 compress, 6 adjust the lease
-        if isinstance(band, Band) and plan.compress and taken.pool == band.pool:
+        if isinstance(window, CompressionWindow) and plan.compress and taken.pool == window.pool:
             whole = Sending(Prompt(body=incoming.body), estimate, planned, prefix)
             sending = await self._compress(
-                incoming, progress, principal, facts, served, band, whole
+                incoming, progress, principal, facts, served, window, whole
             )
         else:
-            why = ("observed" if served.routing.observe else "spilled") if compresses else str(band)
+            why = (
+                ("observed" if served.routing.observe else "spilled") if compresses else str(window)
+            )
             prompt = Prompt(body=incoming.body, not_compressed=why)
             sending = progress.sending = Sending(prompt, estimate, plan, prefix)
         # 7 bind, 8 queue, 9 dispatch and forward
@@ -247,14 +249,14 @@ class Pipeline:
         principal: Principal,
         facts: BodyFacts,
         served: ModelRuntime,
-        band: Band,
+        window: CompressionWindow,
         whole: Sending,
     ) -> Sending:
         """Stages 5 and 6: what is sent, and its lease; the boundary's plan if it went wrong."""
         lease = require(progress.lease)
         started_s = self._clock()
         prompt, estimate = await stage_compress.compress(
-            require(self._compressor), served, incoming, facts, whole.estimate, band
+            require(self._compressor), served, incoming, facts, whole.estimate, window
         )
         progress.compress_s = self._clock() - started_s
         if prompt.only_pool is None:

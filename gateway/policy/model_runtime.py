@@ -13,10 +13,10 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.pools.boundary_watch import BoundaryWatch
-from gateway.policy.pools.conversations import Conversations, ResponseHomes
+from gateway.policy.pools.conversations import Conversations, ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, Routing
 from gateway.policy.prefix.digests import Points, points_of
-from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import Job, Scheduler
@@ -45,7 +45,7 @@ class ModelFleet(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[tuple[WorkerAddress, ...], ...]
     """By pool, in the order of `pools[i].workers`."""
     health: HealthRules
-    homes: ResponseHomes
+    response_affinity: ResponseAffinity
     timeouts: PhaseTimeouts = PhaseTimeouts()
     max_attempts: int = 3
     telemetry: tuple[TelemetryView, ...] = ()
@@ -83,9 +83,9 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     """By pool, where a scheduler predicts; else nothing."""
     prefixes: tuple[PrefixIndex, ...] = ()
     """By pool, where a scheduler looks at prefixes; else nothing."""
-    news: tuple[PrefixNews, ...] = ()
+    prefix_gossip: tuple[PrefixGossip, ...] = ()
     """By pool, what the other replicas are told of prefixes; with `prefixes`."""
-    tells_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    reports_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
     """(pool, worker) of engines that have told cached tokens: of them silence means none."""
     salted: bool = False
     """Whether tenants' prefix caches are kept apart."""

@@ -57,7 +57,7 @@ class Usage(Record, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    cached_told: bool = False
+    cached_reported: bool = False
     """Whether the engine reported `cached_tokens`; many engines omit it when it is 0."""
     source: Literal["engine", "counted"] = "engine"
 

@@ -19,7 +19,7 @@ from predictor.online import PrefillPredictor
 NO_KV_BYTES = "the model does not say what a token takes"
 KV_BYTES_FIX = "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)"
 
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 ONE_SERVES = "some thousand requests/s a core (docs/performance.md)"
 
 _THIS_HOST = frozenset({"localhost", "localhost.", "127.0.0.1", "::1", "0.0.0.0", "::"})  # noqa: S104
@@ -74,7 +74,7 @@ def unfit_workers(config: Config) -> tuple[str, str] | None:
             "several replicas share their state through Redis, and state.url names none",
             f"set state.url to redis://HOST:6379/0, or give 1: one replica serves {ONE_SERVES}",
         )
-    if not 0 < server.management_port <= MOST_PORT - server.workers:
+    if not 0 < server.management_port <= MAX_PORT - server.workers:
         return (
             "each of several replicas needs a port of its own for metrics and admin routes",
             f"set server.management_port to a free port with {server.workers} free ones after it",

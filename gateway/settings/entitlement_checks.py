@@ -121,7 +121,7 @@ def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> N
     """Reserved baselines must fit the slots: over all pools, then in each pool as split."""
     total, slots = 0, sum(shape.max_slots)
     by_pool = [0] * len(shape.pools)
-    told: set[int] = set()
+    reported: set[int] = set()
     for index, entitlement, terms in reserved:
         path: KeyPath = ("entitlements", index, "concurrency")
         before, total = total, total + sum(terms.baseline)
@@ -136,9 +136,9 @@ def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> N
             return
         for pool, name in enumerate(shape.pools):
             by_pool[pool] += terms.baseline_of(pool)
-            if by_pool[pool] <= shape.max_slots[pool] or pool in told:
+            if by_pool[pool] <= shape.max_slots[pool] or pool in reported:
                 continue
-            told.add(pool)
+            reported.add(pool)
             named = isinstance(entitlement.concurrency, Mapping)
             document.add(
                 (*path, name) if named else path,

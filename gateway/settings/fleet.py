@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
+from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.records.attempt import WorkerAddress
 from gateway.settings.model_parts import (
@@ -280,7 +280,7 @@ def control_of(model: ModelConfig) -> BoundaryControl | None:
     rows = zip(model.pools.items(), model.boundaries, model.least_boundaries, strict=False)
     return BoundaryControl(
         [
-            Bounds(pool=name, start=start, least=least, most=pool.max_model_len)
+            BoundaryBounds(pool=name, start=start, least=least, most=pool.max_model_len)
             for (name, pool), start, least in rows
         ],
         observe=model.observes_boundary,

@@ -17,7 +17,7 @@ SHOWN = 100
 """Problems listed in the text of a ConfigError; `problems` has all of them."""
 
 
-class Place(msgspec.Struct, frozen=True, gc=False, order=True):
+class SourcePosition(msgspec.Struct, frozen=True, gc=False, order=True):
     """A position in the file, both counted from 1."""
 
     line: int

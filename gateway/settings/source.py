@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from gateway.settings.problems import ConfigError, KeyPath, Place, Problem, dotted, shown
+from gateway.settings.problems import ConfigError, KeyPath, Problem, SourcePosition, dotted, shown
 from gateway.settings.scalars import BadReference, EnvValue, mask, number, plain, substitute
 
 MAX_BYTES = 1 << 20
@@ -36,15 +36,15 @@ class Document:
         self.problems: list[Problem] = []
         self.unresolved: set[KeyPath] = set()
         """Values whose reference failed: already reported, and None in `data`."""
-        self.values: dict[KeyPath, Place] = {}
-        self.keys: dict[KeyPath, Place] = {}
+        self.values: dict[KeyPath, SourcePosition] = {}
+        self.keys: dict[KeyPath, SourcePosition] = {}
 
     def add(self, path: KeyPath, message: str, fix: str, *, key: bool = False) -> None:
         """Note a problem at a value, or at its key."""
         place = self.key_place(path) if key else self.place(path)
         self.add_at(place, message, fix, path=path)
 
-    def add_at(self, place: Place, message: str, fix: str, *, path: KeyPath = ()) -> None:
+    def add_at(self, place: SourcePosition, message: str, fix: str, *, path: KeyPath = ()) -> None:
         """Note a problem at a place."""
         self.problems.append(
             Problem(
@@ -57,13 +57,13 @@ class Document:
             )
         )
 
-    def place(self, path: KeyPath) -> Place:
+    def place(self, path: KeyPath) -> SourcePosition:
         """Where a value starts, or else its nearest parent."""
         while path and path not in self.values:
             path = path[:-1]
-        return self.values.get(path, Place(1, 1))
+        return self.values.get(path, SourcePosition(1, 1))
 
-    def key_place(self, path: KeyPath) -> Place:
+    def key_place(self, path: KeyPath) -> SourcePosition:
         """Where a value's key is; the value's own place for list items and the root."""
         return self.keys.get(path) or self.place(path)
 
@@ -129,12 +129,12 @@ def _compose(text: str, document: Document) -> yaml.Node | None:
         place, message = _mark(loader), f"nested deeper than {MAX_DEPTH} levels"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark else _mark(loader)
+        place = SourcePosition(mark.line + 1, mark.column + 1) if mark else _mark(loader)
         message = f"not valid YAML: {_wording(error)}"
     except yaml.YAMLError as error:  # a character that YAML does not allow
         offset = getattr(error, "position", 0)
         before = text[: offset if isinstance(offset, int) else 0]
-        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        place = SourcePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
         message = "not valid YAML: a control character or an unpaired surrogate"
     except (ValueError, OverflowError, IndexError, AttributeError, TypeError):
         # PyYAML does not wrap these, e.g. for "\UFFFFFFFF" and absurd version directives.
@@ -143,11 +143,11 @@ def _compose(text: str, document: Document) -> yaml.Node | None:
     raise ConfigError(document.problems)
 
 
-def _mark(loader: _Loader | None) -> Place:
+def _mark(loader: _Loader | None) -> SourcePosition:
     if loader is None:
-        return Place(1, 1)
+        return SourcePosition(1, 1)
     mark = loader.get_mark()
-    return Place(mark.line + 1, mark.column + 1)
+    return SourcePosition(mark.line + 1, mark.column + 1)
 
 
 def _wording(error: yaml.MarkedYAMLError) -> str:
@@ -273,5 +273,5 @@ class _Reader:
         raise ConfigError(self._document.problems)
 
 
-def _place(node: yaml.Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: yaml.Node) -> SourcePosition:
+    return SourcePosition(node.start_mark.line + 1, node.start_mark.column + 1)

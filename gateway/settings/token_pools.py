@@ -74,7 +74,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
         pools=tuple(model.pools),
         slots=tuple(pool.slots for pool in pools),
         max_slots=tuple(pool.max_num_seqs * pool.replica_bounds[1] for pool in pools),
-        max_kv_bytes=sum(_most_kv_bytes(model, pool) for pool in pools),
+        max_kv_bytes=sum(_max_kv_bytes(model, pool) for pool in pools),
         max_tokens_per_s=sum(s.tokens_per_s * s.replicas[1] for s in worker_shares(model)),
     )
 
@@ -136,7 +136,7 @@ def _kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
     return round(pool.kv_cache_gib * GIB)
 
 
-def _most_kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
+def _max_kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
     """KV cache bytes of a pool at most replicas; if unstated, the need of all slots when full."""
     filled = pool.max_num_seqs * pool.max_model_len * (model.kv_bytes_per_token or 0)
     return (_kv_bytes(model, pool) or filled) * pool.replica_bounds[1]

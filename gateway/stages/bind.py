@@ -6,7 +6,7 @@ from gateway.errors import Unavailable
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import bind_least_loaded
 from gateway.policy.model_runtime import ModelFleet, ModelRuntime
-from gateway.policy.scheduling.scheduler import BANDS, Job, Prefix
+from gateway.policy.scheduling.scheduler import PRIORITY_CLASS, Job, Prefix
 from gateway.records.attempt import Binding
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
@@ -72,7 +72,7 @@ def job_of(
         estimate.output_tokens,
         now_s,
         principal.entitlement,
-        2 if lease.spilled else BANDS[principal.service_class],
+        2 if lease.spilled else PRIORITY_CLASS[principal.service_class],
         served.admission.rates.share(principal.tokens_per_s),
         estimate.cap_tokens,
         lease.cost_tokens,

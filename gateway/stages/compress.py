@@ -1,4 +1,4 @@
-"""Stage 5, compress: a prompt in the band is made to fit the smaller pool, T_c = B - L_out.
+"""Stage 5, compress: a prompt in the window is made to fit the smaller pool, T_c = B - L_out.
 
 Only after admission, so that rejected traffic costs no work; off the event loop, within a time
 limit. Whatever goes wrong, the request goes on as it came, to the pool that holds it.
@@ -6,7 +6,7 @@ limit. Whatever goes wrong, the request goes on as it came, to the pool that hol
 
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import fixed_tokens, lowered
-from gateway.policy.pools.routing_table import Band
+from gateway.policy.pools.routing_table import CompressionWindow
 from gateway.ports import CompressRunner, CompressTask
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import BodyFacts, Incoming, Prompt
@@ -18,7 +18,7 @@ async def compress(
     incoming: Incoming,
     facts: BodyFacts,
     estimate: LengthEstimate,
-    found: Band,
+    found: CompressionWindow,
 ) -> tuple[Prompt, LengthEstimate]:
     """The compressed prompt and its estimate; on failure the client's own, with the reason."""
     rules = None if served.compression is None else served.compression.rules

@@ -20,8 +20,8 @@ LIGHT_BYTES: Final = 64 * 1024
 HEAVY_BYTES: Final = 4 * 1024 * 1024
 HEAVY_VALUES: Final = 20_000
 """Commas and opening brackets: values, as far as one sees without reading."""
-_TOLD_LOOKS: Final = 4
-_TOLD_EVERY_S: Final = 0.5
+_LOOKS: Final = 4
+_LOOK_EVERY_S: Final = 0.5
 """Another replica's response is known here after two exchanges, half a second each."""
 
 
@@ -62,14 +62,14 @@ def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
     return served
 
 
-async def heard_of(served: ModelRuntime, facts: BodyFacts) -> None:
+async def await_response_location(served: ModelRuntime, facts: BodyFacts) -> None:
     """Wait until the response that is continued is known here, if another replica may have it."""
-    if served.fleet.homes.tell is None:
+    if served.fleet.response_affinity.on_remember is None:
         return
-    for _ in range(_TOLD_LOOKS):
-        if served.fleet.homes.find(facts.previous_response_id) is not None:
+    for _ in range(_LOOKS):
+        if served.fleet.response_affinity.find(facts.previous_response_id) is not None:
             return
-        await asyncio.sleep(_TOLD_EVERY_S)
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def continued(served: ModelRuntime, facts: BodyFacts, principal: Principal) -> BodyFacts:
@@ -78,10 +78,10 @@ def continued(served: ModelRuntime, facts: BodyFacts, principal: Principal) -> B
     Another tenant's response is answered as an engine answers an id that it does not know, and so
     is one of which nobody knows whose it is, unless the gateway is open.
     """
-    home = served.fleet.homes.find(facts.previous_response_id)
-    if home is None and principal is OPEN:
+    location = served.fleet.response_affinity.find(facts.previous_response_id)
+    if location is None and principal is OPEN:
         return facts
-    if home is None or home.tenant != principal.tenant:
+    if location is None or location.tenant != principal.tenant:
         raise NotFound(
             f"Response with id '{facts.previous_response_id}' not found.",
             reason="response_not_found",
@@ -92,8 +92,8 @@ def continued(served: ModelRuntime, facts: BodyFacts, principal: Principal) -> B
         facts,
         measure=msgspec.structs.replace(
             measure,
-            exact_tokens=measure.exact_tokens + home.tokens,
-            longest_exact_tokens=measure.longest_exact_tokens + home.tokens,
+            exact_tokens=measure.exact_tokens + location.tokens,
+            longest_exact_tokens=measure.longest_exact_tokens + location.tokens,
         ),
     )
 

@@ -20,7 +20,7 @@ from gateway.policy.response.overflow import (
     has_error_shape,
     in_band_status,
     is_busy,
-    most_prompt_tokens,
+    max_prompt_tokens,
     overflow_window,
     overflow_window_of_event,
     refuses_priority,
@@ -184,7 +184,7 @@ class Relay:
             if self._clock() > until_s:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band:
-            most = most_prompt_tokens(self._facts, call.size)
+            most = max_prompt_tokens(self._facts, call.size)
             if overflow_window_of_event(ready, most, self._facts.cap_tokens):
                 return _overflow(400, b"application/json", ready)
         if meter.failed_in_band and (status := in_band_status(ready)) >= 500:
@@ -223,7 +223,7 @@ class Relay:
         status = response.status
         if status >= 400:
             self.priority_refused = refuses_priority(status, body)
-            most = most_prompt_tokens(self._facts, call.size)
+            most = max_prompt_tokens(self._facts, call.size)
             if overflow_window(status, body, most, self._facts.cap_tokens):
                 return _overflow(status, kind, body)
             if (fault := _fault_of(status, kind, body)) is not None:

@@ -7,8 +7,8 @@ loaded pool that can hold it, as it would behind a bare relay.
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.pools.pool_affinity import mostly_new, stay
-from gateway.policy.pools.routing import band_of, can_serve, plan_pool
-from gateway.policy.pools.routing_table import Band
+from gateway.policy.pools.routing import can_serve, compression_window_of, plan_pool
+from gateway.policy.pools.routing_table import CompressionWindow
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Prefix
 from gateway.records.endpoint import Endpoint
@@ -59,7 +59,7 @@ def plan(
     return Plan(pool=held, alternates=(planned.pool, *planned.alternates), reason="prefix_held")
 
 
-def band(
+def compression_window(
     served: ModelRuntime,
     endpoint: Endpoint,
     principal: Principal,
@@ -68,12 +68,14 @@ def band(
     estimate: LengthEstimate,
     planned: Plan,
     prefix: Prefix = NO_PREFIX,
-) -> Band | str:
+) -> CompressionWindow | str:
     """Whether the request should be compressed, or why not ("" when there is nothing to ask)."""
     compression = served.compression
     if compression is None:
         return ""
-    found = band_of(served.routing, compression.rules, endpoint, facts, estimate, planned)
+    found = compression_window_of(
+        served.routing, compression.rules, endpoint, facts, estimate, planned
+    )
     if isinstance(found, str):
         return found
     if not incoming.head.compress:

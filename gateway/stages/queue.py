@@ -14,13 +14,13 @@ from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.records.request import Incoming
 
 _RETRY_S = 2.0
-_LEAST_WAIT_S = 0.01
+_MIN_WAIT_S = 0.01
 
 
 def admit(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
     """Keep the queue within its limit (the job that asks is counted).
 
-    A full queue displaces: of the lowest band and there of the tenant that holds most for its
+    A full queue displaces: of the lowest class and there of the tenant that holds most for its
     share, the newest request of its entitlement that does.
     Raises RateLimited when that is the job that asks; else the displaced one's `wait` does.
     """
@@ -41,8 +41,8 @@ def admit(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
 
 def _displaced(jobs: list[Job]) -> Job:
     """The one that makes room; `jobs` in order of arrival."""
-    band = max(job.band for job in jobs)
-    lowest = [job for job in jobs if job.band == band]
+    priority_class = max(job.priority_class for job in jobs)
+    lowest = [job for job in jobs if job.priority_class == priority_class]
     largest = _largest(lowest, lambda job: job.tenant)
     return _largest(largest, lambda job: job.client)[-1]
 
@@ -87,7 +87,7 @@ async def wait(
     loop = asyncio.get_running_loop()
     job.owner = waiter = loop.create_future()
     served.scheduling.queued[job] = scheduler
-    timer = loop.call_later(max(limit_s, _LEAST_WAIT_S), _expire, waiter)
+    timer = loop.call_later(max(limit_s, _MIN_WAIT_S), _expire, waiter)
     try:
         in_time = await waiter
     finally:

@@ -7,7 +7,7 @@ limit reached) is a lower bound of its length, never an observation of it.
 
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
-from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Binding, Outcome, Usage
@@ -72,16 +72,16 @@ def remember(
 
 
 def note_cached(
-    scheduling: ModelScheduling, binding: Binding, expected: Expected, outcome: Outcome
+    scheduling: ModelScheduling, binding: Binding, expected: ExpectedHit, outcome: Outcome
 ) -> None:
     """Compare what the worker was expected to hold of the prompt with what it says it held."""
     usage = outcome.usage
     if usage is None or usage.source != "engine" or not outcome.completed:
         return
     place = (binding.pool, binding.worker)
-    if usage.cached_told:
-        scheduling.tells_cached.add(place)
-    elif place not in scheduling.tells_cached:
+    if usage.cached_reported:
+        scheduling.reports_cached.add(place)
+    elif place not in scheduling.reports_cached:
         return
     scheduling.prefixes[binding.pool].correct(binding.worker, expected, usage.cached_tokens)
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, cast
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.bodies.reader import BodyReader
-from gateway.adapters.boundary_controller import BoundaryChore, told_totals
+from gateway.adapters.boundary_controller import BoundaryController, reported_totals
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.request_log import Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.adapters.store.backends import open_state
-from gateway.adapters.store.estimator_sync import Learning
+from gateway.adapters.store.estimator_sync import EstimatorSync
 from gateway.adapters.upstream import HttpUpstream
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
@@ -47,14 +47,14 @@ from gateway.web.control.peers import (
 from gateway.web.control.surface import Control
 from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.external_admission.api import admission_router
-from gateway.web.external_admission.service import AdmissionDesk
+from gateway.web.external_admission.service import AdmissionService
 from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 from gateway.wiring.models import by_name, served_model
 from gateway.wiring.replicas import Replicas
-from gateway.wiring.token_pools import TokenPools
+from gateway.wiring.token_pools import AdmissionRuntime
 
 if TYPE_CHECKING:
     from gateway.adapters.compress.workers import CompressWorkers
@@ -84,16 +84,16 @@ class Gateway:
         if config.request_log.path is not None:
             self.log = RequestLog(config.request_log.path, self.metrics)
             self.log.open()
-        self.pools = TokenPools(
+        self.pools = AdmissionRuntime(
             config,
             {m.name: m for m in self.models},
             self.metrics,
             clock,
-            witness=self.log,
+            event_sink=self.log,
         )
         self.store = self.pools.store
         self.replicas = Replicas(config, self.models, clock, port=port, counted=self.pools.replicas)
-        self.learning = Learning(
+        self.learning = EstimatorSync(
             open_state(config.state.url),
             {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
             clock=clock,
@@ -108,7 +108,7 @@ class Gateway:
         self.pipeline = self._pipeline(config, records, clock)
         known = Authenticator(self.pools.keyring)
         wrong_keys = WrongKeys(clock)
-        self.desk = self._desk(config, records, new_id, clock)
+        self.admission_service = self._desk(config, records, new_id, clock)
         self.store.on_evict(self._evict)
         self._answer(self.replicas.peers)
         control = self._control_plane(config, clock, port, known, wrong_keys)
@@ -133,12 +133,12 @@ class Gateway:
             on_frozen=lambda *which: self.pipeline.frozen(*which),  # noqa: PLW0108 - made below
         )
         controls = {model.name: control_of(model) for model in config.models}
-        self.boundaries = BoundaryChore(
+        self.boundaries = BoundaryController(
             self.models,
             {name: control for name, control in controls.items() if control is not None},
             self.metrics,
             clock=clock,
-            ask=told_totals,
+            ask=reported_totals,
         )
         self.telemetry = EngineMetrics(
             (model for model in self.models if model.fleet.telemetry),
@@ -177,9 +177,9 @@ class Gateway:
         records: Records,
         new_id: Callable[[], str],
         clock: Callable[[], float],
-    ) -> AdmissionDesk:
+    ) -> AdmissionService:
         """Admission for other proxies, which forward requests themselves."""
-        return AdmissionDesk(
+        return AdmissionService(
             models=by_name(config, self.models),
             store=self.store,
             metrics=self.metrics,
@@ -227,7 +227,7 @@ class Gateway:
                 openapi=lambda: openapi_document(version()),
                 wrong_keys=wrong_keys,
             ),
-            admission_router(self.desk, known, peers),
+            admission_router(self.admission_service, known, peers),
             tenant_router(
                 TenantView(
                     authenticate=known,
@@ -248,7 +248,7 @@ class Gateway:
         answer_decisions(peers, self.ring.find, self.ring.latest)
         answer_audit(peers, self.pools.registry.audit)
         answer_load(peers, self.models)
-        answer_usage(peers, self.desk.settle)
+        answer_usage(peers, self.admission_service.settle)
         answer_refusals(peers, partial(refusals, self.metrics))
 
     def _state_up(self) -> bool:
@@ -258,7 +258,7 @@ class Gateway:
     def _evict(self, lease_id: str) -> None:
         """Evict a lease, held by a request here or for another proxy."""
         self.pipeline.evict(lease_id)
-        self.desk.evict(lease_id)
+        self.admission_service.evict(lease_id)
 
     def _page(self, clock: Callable[[], float]) -> MetricsPage:
         return MetricsPage(
@@ -267,7 +267,7 @@ class Gateway:
             lambda: self.store.active,
             clock,
             self._state_up,
-            lambda: self.pools.figures,
+            lambda: self.pools.snapshots,
             lambda: self.pools.store_counts,
             lambda: max((self.replicas.count(model.name) for model in self.models), default=1),
         )
@@ -295,8 +295,8 @@ class Gateway:
                 closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()
             await closing.enter_async_context(self.pools.running(self.pipeline.extend))
-            self.desk.start()
-            closing.push_async_callback(self.desk.close)
+            self.admission_service.start()
+            closing.push_async_callback(self.admission_service.close)
             ticking = BackgroundTasks()
             closing.push_async_callback(ticking.close)
             ticking.start(self._tick())

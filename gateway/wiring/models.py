@@ -21,10 +21,10 @@ from gateway.policy.model_runtime import (
     ModelScheduling,
     QueueRules,
 )
-from gateway.policy.pools.conversations import ResponseHomes
+from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
-from gateway.policy.prefix.gossip import PrefixNews
-from gateway.policy.prefix.index import LEAST_ENTRIES, PrefixIndex
+from gateway.policy.prefix.gossip import PrefixGossip
+from gateway.policy.prefix.index import MIN_ENTRIES, PrefixIndex
 from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
 from gateway.policy.scheduling.scheduler import Scheduler
 from gateway.records.attempt import PhaseTimeouts
@@ -66,7 +66,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
                 max_eject_s=health.max_eject_s,
                 stall_s=health.stall_s,
             ),
-            homes=ResponseHomes(),
+            response_affinity=ResponseAffinity(),
             timeouts=PhaseTimeouts(
                 connect_s=timeouts.connect_s,
                 first_byte_s=timeouts.first_byte_s,
@@ -131,7 +131,7 @@ def _scheduling(
         ),
         predictors=predictors,
         prefixes=prefixes,
-        news=tuple(PrefixNews() for _ in prefixes),
+        prefix_gossip=tuple(PrefixGossip() for _ in prefixes),
         salted=model.cache_salt,
         engine_priority=model.engine_priority,
     )
@@ -161,7 +161,7 @@ def _schedulers(
     if model.policy not in LOCAL:
         return schedulers, ()
     return schedulers, tuple(
-        PrefixIndex(len(pool.workers), max_entries=max(rules.prefix_entries, LEAST_ENTRIES))
+        PrefixIndex(len(pool.workers), max_entries=max(rules.prefix_entries, MIN_ENTRIES))
         for pool in pools
     )
 

@@ -18,17 +18,17 @@ from gateway.wiring.supervisor import READY
 
 def main(arguments: list[str]) -> int:
     """Serve until SIGTERM, or until the supervisor is gone."""
-    told = json.loads(arguments[0])
-    for name, level in told["levels"].items():
+    reported = json.loads(arguments[0])
+    for name, level in reported["levels"].items():
         logging.getLogger(name or None).setLevel(level)
     logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s replica {told['index']} %(name)s: %(message)s"
+        format=f"%(asctime)s %(levelname)s replica {reported['index']} %(name)s: %(message)s"
     )
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - kept open
     packed = _exactly(pipe, int.from_bytes(_exactly(pipe, 8)))
     # Trusted: it comes from our own supervisor over a private pipe.
     config = pickle.loads(packed)  # noqa: S301
-    return run(config, on_ready=_ready, parent=pipe.fileno(), warns=told["index"] == 1)
+    return run(config, on_ready=_ready, parent=pipe.fileno(), warns=reported["index"] == 1)
 
 
 def _exactly(pipe: RawIOBase, count: int) -> bytes:

@@ -37,7 +37,7 @@ LAST_REQUESTS_S: Final = 1.0
 _log = logging.getLogger("sluice")
 
 
-class _Server(uvicorn.Server):
+class _GatewayServer(uvicorn.Server):
     """uvicorn, but the first SIGTERM drains: /ready answers 503 while running requests finish.
 
     A replica that shares the clients' port stops listening on it when it drains, so new
@@ -145,7 +145,7 @@ async def serve(
             "bodies": gateway.data_plane.bodies,
         },
     )
-    server = _Server(
+    server = _GatewayServer(
         uvicorn.Config(
             cast("Any", gateway.data_plane),
             host=config.server.host,
@@ -236,8 +236,8 @@ def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
     Unhandled, the signal would end the process and cut every stream.
     """
     if sys.platform != "win32":
-        told = "SIGHUP: the configuration is not read anew; restart to change it"
-        loop.add_signal_handler(signal.SIGHUP, _log.warning, told)
+        reported = "SIGHUP: the configuration is not read anew; restart to change it"
+        loop.add_signal_handler(signal.SIGHUP, _log.warning, reported)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

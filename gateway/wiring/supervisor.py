@@ -6,7 +6,7 @@
 - Each replica listens with SO_REUSEPORT. The supervisor binds the port, too, so a second gateway
   started by mistake is refused and no other program takes the port meanwhile.
 - A replica that ends is restarted after a growing pause. A replica that is not ready within START_S
-  is killed. The gateway ends if a replica does not get ready at the start, or dies MOST_DEATHS
+  is killed. The gateway ends if a replica does not get ready at the start, or dies MAX_DEATHS
   times within DEATHS_WITHIN_S.
 - If the supervisor is killed, its replicas release their ports at once and drain. A new start
   therefore waits PORT_S for a port in use.
@@ -41,10 +41,10 @@ START_S: Final = 60.0
 PORT_S: Final = 5.0
 """How long a start waits for a port in use."""
 PORT_EVERY_S: Final = 0.1
-MOST_DEATHS: Final = 5
+MAX_DEATHS: Final = 5
 DEATHS_WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.1
-MOST_PAUSE_S: Final = 5.0
+MAX_PAUSE_S: Final = 5.0
 READY: Final = b"ready\n"
 """Line that a replica writes to standard output once it listens."""
 GRACE_S: Final = 10.0
@@ -112,8 +112,8 @@ class Supervisor:
     def config_of(self, index: int) -> bytes:
         """The configuration of a replica, packed."""
         port = self.management_port(index)
-        told = {"port": self._port, "management_port": port}
-        server = self._config.server.model_copy(update=told)
+        reported = {"port": self._port, "management_port": port}
+        server = self._config.server.model_copy(update=reported)
         return pickle.dumps(self._config.model_copy(update={"server": server}))
 
     def management_port(self, index: int) -> int:
@@ -186,7 +186,7 @@ class Replica:
         """Whether it ended without an error."""
         self.supervisor = supervisor
         self._process: asyncio.subprocess.Process | None = None
-        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
     async def keep(self) -> None:
         """Run and restart the process until the gateway ends."""
@@ -204,7 +204,7 @@ class Replica:
             pause_s = self._pause_s(time.monotonic())
             if pause_s is None:
                 self.supervisor.give_up(
-                    f"replica {self.index} died {MOST_DEATHS} times within {DEATHS_WITHIN_S:g} s"
+                    f"replica {self.index} died {MAX_DEATHS} times within {DEATHS_WITHIN_S:g} s"
                 )
                 return
             with contextlib.suppress(TimeoutError):
@@ -221,9 +221,9 @@ class Replica:
         """Pause before the restart, in seconds; None if the replica died too often."""
         self._deaths.append(now_s)
         recent = [at_s for at_s in self._deaths if now_s - at_s < DEATHS_WITHIN_S]
-        if len(recent) == MOST_DEATHS:
+        if len(recent) == MAX_DEATHS:
             return None
-        return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (2 * (len(recent) - 1)))
+        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (2 * (len(recent) - 1)))
 
     async def _run(self) -> int:
         """Start the process and wait for its end; returns its exit status."""

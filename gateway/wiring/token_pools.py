@@ -1,4 +1,4 @@
-"""Builds the token pools of one process: store, keeper, entitlements.
+"""Builds the token pools of one process: store, upkeep, entitlements.
 
 Part of the composition root; `gateway.wiring.app` builds, starts and ends it. The order of the
 start matters: a shared store connects, entitlements are entered, the embedded store restores its
@@ -23,7 +23,7 @@ from gateway.adapters.entitlements.registry import Registry
 from gateway.adapters.store.backends import backend_of, open_directory, sqlite_path
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.adapters.store.upkeep import Keeper, ModelSpec
+from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
 from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -32,18 +32,18 @@ from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
 from gateway.stages.authenticate import Keyring
-from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolFigures, StoreCounts
+from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
 
 if TYPE_CHECKING:
     from gateway.adapters.store.redis.leases import RedisLeases
 
 _log = logging.getLogger("sluice.pools")
 
-FIGURES_EVERY_S = 1.0
+SNAPSHOT_EVERY_S = 1.0
 EXTEND_EVERY_S = 1.0
 
 
-class TokenPools:
+class AdmissionRuntime:
     """The objects of one process for admission."""
 
     def __init__(
@@ -52,9 +52,9 @@ class TokenPools:
         models: Mapping[str, ModelRuntime],
         metrics: Metrics,
         clock: Callable[[], float],
-        witness: RecordSink | None = None,
+        event_sink: RecordSink | None = None,
     ) -> None:
-        """`models` by name (not by alias); `witness` records changes of the pools. No I/O."""
+        """`models` by name (not by alias); `event_sink` records changes of the pools. No I/O."""
         self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
         kept = config.server.admin_key is not None and backend_of(self._url) != "memory"
@@ -67,8 +67,8 @@ class TokenPools:
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
         self.keyring = Keyring()
-        books = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
-        self.store, self._kept = self._open_store(config, books)
+        token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
+        self.store, self._saved = self._open_store(config, token_pools)
         self.directory = open_directory(self._url)
         self.sync = sync = EntitlementSync(
             directory=self.directory,
@@ -76,7 +76,7 @@ class TokenPools:
             store=self.store,
             models=self.shapes,
             managed=self._managed,
-            changed=lambda model: self.keeper.entitlements_changed(model),  # noqa: PLW0108 - made below
+            changed=lambda model: self.upkeep.entitlements_changed(model),  # noqa: PLW0108 - made below
             clock=clock,
             rates={name: served.admission.rates for name, served in models.items()},
         )
@@ -86,14 +86,14 @@ class TokenPools:
             self.shapes,
             managed=self._managed,
             wall_clock=time.time,
-            pools=lambda model: self.keeper.pools(model),  # noqa: PLW0108 - made below
+            pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
         )
-        self.keeper = self._keeper()
-        if isinstance(self.store, MemoryLeases) and witness is not None:
-            self.store.witness = lambda *told: witness.append(self._event(*told))
-            for name, book in books.items():
-                self.store.witness(name, "terms", time.time(), book.terms)
-        self.figures: tuple[PoolFigures, ...] = ()
+        self.upkeep = self._make_upkeep()
+        if isinstance(self.store, MemoryLeases) and event_sink is not None:
+            self.store.event_sink = lambda *reported: event_sink.append(self._event(*reported))
+            for name, token_pool in token_pools.items():
+                self.store.event_sink(name, "terms", time.time(), token_pool.terms)
+        self.snapshots: tuple[PoolSnapshot, ...] = ()
         """Counters at the last refresh, for /metrics."""
 
     def manages(self, model: str) -> bool:
@@ -104,7 +104,7 @@ class TokenPools:
     def up(self) -> bool:
         """Whether the shared store decides, the persistent one saves and the directory answers."""
         shared = True if isinstance(self.store, MemoryLeases) else self.store.up
-        return shared and self.registry.up and (self._kept is None or self._kept.up)
+        return shared and self.registry.up and (self._saved is None or self._saved.up)
 
     def replicas(self, model: str) -> int:
         """Gateways that a shared store has heard of recently; 1 for embedded stores."""
@@ -133,43 +133,43 @@ class TokenPools:
             closing.push_async_callback(self.registry.close)
             # If an admin may have created entitlements, serve no request before they are known.
             await self.registry.start(self._file, guarded=self._guarded)
-            if self._kept is not None:
-                closing.push_async_callback(self._kept.close)
-                await self._kept.start()
-            closing.push_async_callback(self.keeper.close)
-            await self.keeper.start()
+            if self._saved is not None:
+                closing.push_async_callback(self._saved.close)
+                await self._saved.start()
+            closing.push_async_callback(self.upkeep.close)
+            await self.upkeep.start()
             await self._look()
             chores = BackgroundTasks()
             closing.push_async_callback(chores.close)
-            chores.start(self._often(FIGURES_EVERY_S, self._look), self._extending(extend))
+            chores.start(self._often(SNAPSHOT_EVERY_S, self._look), self._extending(extend))
             yield
 
     def _open_store(
-        self, config: Config, books: Mapping[str, TokenPool]
+        self, config: Config, token_pools: Mapping[str, TokenPool]
     ) -> "tuple[MemoryLeases | RedisLeases, SqliteLeases | None]":
         backend = backend_of(self._url)
         owner = secrets.token_hex(6)
-        if books and backend == "redis":
+        if token_pools and backend == "redis":
             # The Redis client is an optional extra, needed only if Redis is configured.
             module = importlib.import_module("gateway.adapters.store.redis.leases")
             store: RedisLeases = module.RedisLeases(
                 self._url,
                 self._served,
-                books,
+                token_pools,
                 self._clock,
                 local=MemoryLeases(self._served, self._clock, owner=owner),
                 fail_mode=config.state.fail_mode,
                 owner=owner,
             )
             return store, None
-        embedded = MemoryLeases(self._served, self._clock, books, owner=owner)
-        if books and backend == "sqlite":
-            return embedded, SqliteLeases(sqlite_path(self._url), books)
+        embedded = MemoryLeases(self._served, self._clock, token_pools, owner=owner)
+        if token_pools and backend == "sqlite":
+            return embedded, SqliteLeases(sqlite_path(self._url), token_pools)
         return embedded, None
 
-    def _keeper(self) -> Keeper:
+    def _make_upkeep(self) -> StoreUpkeep:
         specs = {name: self._spec(name, model) for name, model in self._managed.items()}
-        return Keeper(cast("Any", self.store), specs, self._clock, time.time)
+        return StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
 
     def _spec(self, name: str, model: ModelConfig) -> ModelSpec:
         return ModelSpec(
@@ -200,11 +200,11 @@ class TokenPools:
                 for terms, _ in zip(self.registry.terms(name), range(ACCOUNTS_SHOWN), strict=False)
             ]
             pools, accounts = await asyncio.gather(
-                self.keeper.pools(name), self.store.view(name, names)
+                self.upkeep.pools(name), self.store.view(name, names)
             )
             served = self._served[name]
             found.append(
-                PoolFigures(
+                PoolSnapshot(
                     model=name,
                     pools=tuple(
                         (pool.name, view)
@@ -213,7 +213,7 @@ class TokenPools:
                     accounts=tuple(accounts),
                 )
             )
-        self.figures = tuple(found)
+        self.snapshots = tuple(found)
 
     async def _often(self, every_s: float, work: Callable[[], object]) -> None:
         while True:

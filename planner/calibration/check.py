@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from planner.calibration.limits import Overhead
-from planner.calibration.traces import Trace
+from planner.calibration.traces import StreamTrace
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 TOLERANCE: Final = 0.15
@@ -34,7 +34,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.off) <= TOLERANCE
 
 
-def modelled(engine: EngineProfile, load: Sequence[Trace], before: Overhead) -> list[Trace]:
+def modelled(
+    engine: EngineProfile, load: Sequence[StreamTrace], before: Overhead
+) -> list[StreamTrace]:
     """Replay the load on the model; each request arrives there after the overhead `before`.
 
     Raises ValueError for a request that does not fit the engine's window.
@@ -69,7 +71,7 @@ def modelled(engine: EngineProfile, load: Sequence[Trace], before: Overhead) -> 
     ]
 
 
-def compare(load: Sequence[Trace], model: Sequence[Trace]) -> tuple[Check, ...]:
+def compare(load: Sequence[StreamTrace], model: Sequence[StreamTrace]) -> tuple[Check, ...]:
     """Compare TTFT, TPOT and tokens/s per request at p50 and p99, and total output tokens/s."""
     pairs = (
         ("TTFT", "s", [t.ttft_s for t in load], [t.ttft_s for t in model]),
@@ -91,14 +93,14 @@ def compare(load: Sequence[Trace], model: Sequence[Trace]) -> tuple[Check, ...]:
     return (*checks, total)
 
 
-def _tpots(traces: Sequence[Trace]) -> list[float]:
+def _tpots(traces: Sequence[StreamTrace]) -> list[float]:
     return [t.tpot_s for t in traces if t.output_tokens > t.tokens[0]] or [0.0]
 
 
-def _rates(traces: Sequence[Trace]) -> Iterable[float]:
+def _rates(traces: Sequence[StreamTrace]) -> Iterable[float]:
     return (t.output_tokens / max(t.last_s - t.submit_s, 1e-9) for t in traces)
 
 
-def _throughput(traces: Sequence[Trace]) -> float:
+def _throughput(traces: Sequence[StreamTrace]) -> float:
     span_s = max(t.last_s for t in traces) - min(t.submit_s for t in traces)
     return sum(t.output_tokens for t in traces) / max(span_s, 1e-9)

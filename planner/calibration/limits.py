@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from planner.calibration.fit import Fit, Floats, Window
-from planner.calibration.traces import Injection, Trace
+from planner.calibration.traces import Injection, StreamTrace
 
 _ROUND_TOKENS: Final = 64
 _FEWEST_LENGTHS: Final = 4
@@ -17,7 +17,9 @@ _NOISE: Final = 0.05
 _SLOPES_S: Final = np.linspace(0.0, 4e-6, 17)
 
 
-def chunk_tokens(injections: Sequence[Injection], alone: Sequence[Trace], fit: Fit) -> int | None:
+def chunk_tokens(
+    injections: Sequence[Injection], alone: Sequence[StreamTrace], fit: Fit
+) -> int | None:
     """C, the prompt tokens of one iteration; None if no prompt was split.
 
     `alone` holds requests that met an idle engine. Their TTFT rises by one iteration at each
@@ -36,9 +38,9 @@ def chunk_tokens(injections: Sequence[Injection], alone: Sequence[Trace], fit: F
     return None if high >= longest else _round((low + high) / 2, low, high)
 
 
-def _by_steps(alone: Sequence[Trace], fit: Fit, longest: int) -> tuple[int, int]:
+def _by_steps(alone: Sequence[StreamTrace], fit: Fit, longest: int) -> tuple[int, int]:
     """The range of C for which the remaining TTFT is closest to a straight line."""
-    fastest: dict[int, Trace] = {}
+    fastest: dict[int, StreamTrace] = {}
     for trace in alone:  # noise only ever delays
         key = _bucket(trace)
         if key not in fastest or trace.ttft_s < fastest[key].ttft_s:
@@ -73,7 +75,7 @@ def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
     return middle[rows, best], _SLOPES_S[best], off[rows, best]
 
 
-def _bucket(trace: Trace) -> int:
+def _bucket(trace: StreamTrace) -> int:
     """Group prompts of nearly the same length: lengths are only accurate to a few tokens."""
     return round(8 * float(np.log2(trace.prompt_tokens)))
 
@@ -108,7 +110,7 @@ def _round(value: float, low: float, high: float) -> int:
     return int(multiple) if low <= multiple <= high and multiple else round(value)
 
 
-def plateau(traces: Sequence[Trace]) -> int | None:
+def plateau(traces: Sequence[StreamTrace]) -> int | None:
     """The sequences that ran at once while others had to wait; None if none waited.
 
     `traces`: one run of requests submitted together.
@@ -120,7 +122,7 @@ def plateau(traces: Sequence[Trace]) -> int | None:
     return max(_running(traces))
 
 
-def _running(traces: Sequence[Trace]) -> Iterator[int]:
+def _running(traces: Sequence[StreamTrace]) -> Iterator[int]:
     for trace in traces:
         at_s = trace.first_s
         yield sum(other.first_s <= at_s < other.last_s for other in traces)
@@ -138,7 +140,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed_s + self.per_token_s * prompt_tokens
 
 
-def overhead(alone: Sequence[Trace], fit: Fit, chunk: int | None) -> Overhead:
+def overhead(alone: Sequence[StreamTrace], fit: Fit, chunk: int | None) -> Overhead:
     """Fit a line to requests that met an idle engine; zeros without such requests."""
     if not alone:
         return Overhead()

@@ -16,7 +16,7 @@ _UNMET_CHUNK: Final = 2048
 """vLLM's default token budget, used unless a longer prompt took a single iteration."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class StatedValues(msgspec.Struct, frozen=True, kw_only=True):
     """Facts stated by the engine or the user, not measured."""
 
     name: str
@@ -30,7 +30,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Measured limits; None where the load did not reach one."""
 
     slots: int | None = None
@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.chunk_tokens or max(_UNMET_CHUNK, self.longest_prompt_tokens)
 
 
-def engine_profile(fit: Fit, told: Told, limits: Limits) -> EngineProfile:
+def engine_profile(fit: Fit, told: StatedValues, limits: EngineLimits) -> EngineProfile:
     """The fitted engine for the simulator and the mock; no prefix cache."""
     blocks = max(told.kv_tokens // told.block_tokens, -(-told.window_tokens // told.block_tokens))
     slots = limits.slots_used
@@ -72,7 +72,13 @@ def engine_profile(fit: Fit, told: Told, limits: Limits) -> EngineProfile:
 
 
 def node_profile(
-    fit: Fit, told: Told, limits: Limits, *, tokens_per_sequence: float, verified: bool, source: str
+    fit: Fit,
+    told: StatedValues,
+    limits: EngineLimits,
+    *,
+    tokens_per_sequence: float,
+    verified: bool,
+    source: str,
 ) -> NodeProfile:
     """The planner's node, which knows cost by resident token only.
 

@@ -18,7 +18,7 @@ _FEWEST_ITERATIONS: Final = 8
 """Shorter windows measure the network more than the engine."""
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
+class StreamTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One streamed request; times are seconds on one clock per run."""
 
     submit_s: float
@@ -78,7 +78,7 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
         return round(self.window.prefill_tokens)
 
 
-def decode_windows(traces: Sequence[Trace]) -> list[Window]:
+def decode_windows(traces: Sequence[StreamTrace]) -> list[Window]:
     """The spans of one run in which no request waited, entered or left.
 
     `traces`: all requests that the engine had in the run.
@@ -96,7 +96,7 @@ def decode_windows(traces: Sequence[Trace]) -> list[Window]:
     return windows
 
 
-def _even(batch: Sequence[Trace], start_s: float, end_s: float) -> Window | None:
+def _even(batch: Sequence[StreamTrace], start_s: float, end_s: float) -> Window | None:
     """The batch's work between two times, by the median of its streams' clocks."""
     counts, lengths = [], []
     resident = 0.0
@@ -120,7 +120,7 @@ def _even(batch: Sequence[Trace], start_s: float, end_s: float) -> Window | None
     )
 
 
-def injection(background: Sequence[Trace], injected: Trace) -> Injection | None:
+def injection(background: Sequence[StreamTrace], injected: StreamTrace) -> Injection | None:
     """The prefill of one prompt, timed by a stream that decoded throughout.
 
     None if no stream did, or none of its tokens arrived in between.

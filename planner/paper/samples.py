@@ -27,8 +27,8 @@ from planner.workload.distribution import Cdf
 SAMPLES: Final = 3000
 SEED: Final = 42
 UTILISATION: Final = 0.85
-_LEAST_VARIATION: Final = 0.01
-_LEAST_RATE: Final = 0.01
+_MIN_VARIATION: Final = 0.01
+_MIN_RATE: Final = 0.01
 """Requests per second below which a long pool gets no node."""
 
 
@@ -116,7 +116,7 @@ def two_pools(
     short = _calibrate(short_cdf, 1, b_short, slots, profile, input_share)
     first = _size(share * rate, short, profile, slo_s)
     long_rate = (1 - share) * rate
-    if long_rate <= _LEAST_RATE:
+    if long_rate <= _MIN_RATE:
         return Cell(b_short=b_short, gamma=gamma, short=first, long=_NO_POOL)
     long_cdf = _tail(cdf, reach)
     if long_cdf is None:
@@ -163,7 +163,7 @@ def _calibrate(
     return Service(
         slots=slots,
         mean_s=mean,
-        variation=max(_LEAST_VARIATION, square / mean**2 - 1),
+        variation=max(_MIN_VARIATION, square / mean**2 - 1),
         iterations=iterations / SAMPLES,
         chunks=chunks / SAMPLES,
     )

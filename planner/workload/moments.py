@@ -35,9 +35,9 @@ it = chunks + L_out. A prompt's tokens are resident from admission on, an answer
 
 Indices = NDArray[np.intp]
 
-_MOST_LEVELS: Final = 160
+_MAX_LEVELS: Final = 160
 _MARK_TOKENS: Final = 512
-_LEAST_BOUNDARY: Final = 512
+_MIN_BOUNDARY: Final = 512
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ def boundaries_of(workload: Workload, window_tokens: int) -> tuple[int, ...]:
     """Boundaries worth trying: 512 tokens and up, with requests on both sides."""
     cdf = workload.cdf
     grid = GRID_TOKENS if cdf is None else cdf.tokens
-    inside = [b for b in grid if _LEAST_BOUNDARY <= b < window_tokens]
+    inside = [b for b in grid if _MIN_BOUNDARY <= b < window_tokens]
     return tuple(b for b in inside if 0 < workload.share(b) < 1)
 
 
@@ -106,8 +106,8 @@ def prepare(
     below, prompts_below = sums[:, :count], counted[:, :count]
     reached = sums[:, count:-1].reshape(ROWS, *reach.shape)
     prompts_reached = counted[:, count:-1].reshape(ruler.count, *reach.shape)
-    band = _Band(atoms, edges, at_b, at_reach, max_cut)
-    cut = np.ceil(band.prompt_after / chunk_tokens)
+    priority_class = _WindowMoments(atoms, edges, at_b, at_reach, max_cut)
+    cut = np.ceil(priority_class.prompt_after / chunk_tokens)
     return Prepared(
         boundaries=tuple(boundaries),
         gammas=tuple(gammas),
@@ -116,21 +116,23 @@ def prepare(
         whole=sums[:, -1],
         below=below,
         reached=reached,
-        before=reached - below[:, :, None] - band.left_sums(rows),
-        after=band.sums_after(cut),
+        before=reached - below[:, :, None] - priority_class.left_sums(rows),
+        after=priority_class.sums_after(cut),
         levels=ruler.levels,
         prompts_whole=counted[:, -1],
         prompts_below=prompts_below,
         prompts_reached=prompts_reached,
         prompts_before=prompts_reached
         - prompts_below[:, :, None]
-        - band.left_prompts(ruler.level(atoms.prompt), ruler.count),
-        prompts_after=band.prompts_after(ruler.level(band.prompt_after), ruler.count),
+        - priority_class.left_prompts(ruler.level(atoms.prompt), ruler.count),
+        prompts_after=priority_class.prompts_after(
+            ruler.level(priority_class.prompt_after), ruler.count
+        ),
     )
 
 
 class _Ruler:
-    """At most about _MOST_LEVELS marks of prompt length; a length counts at the next higher mark.
+    """At most about _MAX_LEVELS marks of prompt length; a length counts at the next higher mark.
 
     A chunk is a whole number of marks, or a mark a whole number of chunks.
     """
@@ -138,7 +140,7 @@ class _Ruler:
     def __init__(self, prompts: Floats, chunk_tokens: int) -> None:
         longest = float(prompts.max())
         mark = chunk_tokens / max(1, chunk_tokens // _MARK_TOKENS)
-        self._mark = mark * max(1, math.ceil(longest / mark / _MOST_LEVELS))
+        self._mark = mark * max(1, math.ceil(longest / mark / _MAX_LEVELS))
         self.count = math.ceil(longest / self._mark)
         self.levels: Floats = np.arange(1.0, self.count + 1.0) * self._mark
 
@@ -183,7 +185,7 @@ def _counted_before(ends: Indices, level: Indices, weight: Floats, levels: int) 
     return counted
 
 
-class _Band:
+class _WindowMoments:
     """Requests above each boundary up to its widest reach; all boundaries concatenated."""
 
     def __init__(

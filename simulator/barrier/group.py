@@ -11,14 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.barrier.records import BarrierSpec, Floats, History, Pairs, Work
-from simulator.barrier.state import Group
+from simulator.barrier.records import BarrierSpec, BarrierWork, Floats, History, Pairs
+from simulator.barrier.state import BarrierGroup
 
 
 class Policy(Protocol):
     """Assigns requests to workers, once per step."""
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """Pairs of an index into `pool` (requests in order of arrival) and a worker with room."""
         ...
 
@@ -28,13 +28,13 @@ class _Queue:
 
     __slots__ = ("arrival_s", "next", "pool", "total")
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BarrierWork) -> None:
         self.arrival_s = None if work.arrival_s is None else work.arrival_s.tolist()
         self.total = len(work.prompt_tokens)
         self.next = 0
         self.pool: list[int] = []
 
-    def reveal(self, group: Group, now_s: float) -> None:
+    def reveal(self, group: BarrierGroup, now_s: float) -> None:
         """Reveal requests up to `reveal` at once, or all that have arrived."""
         first = self.next
         if self.arrival_s is None:
@@ -56,18 +56,18 @@ class _Queue:
 
 def simulate_group(
     spec: BarrierSpec,
-    work: Work,
+    work: BarrierWork,
     policy: Policy,
     *,
     drain: bool = False,
-    ended: Callable[[Group, Sequence[int]], None] | None = None,
+    ended: Callable[[BarrierGroup, Sequence[int]], None] | None = None,
 ) -> History:
     """Run until no request is undiscovered, or with `drain` until all have ended.
 
     `ended` is called after each step with the requests that ended. Raises ValueError if a policy
     chooses a worker without room or a request twice.
     """
-    group, queue, tape = Group(spec, work), _Queue(work), _Tape(work)
+    group, queue, tape = BarrierGroup(spec, work), _Queue(work), _Tape(work)
     while True:
         queue.reveal(group, tape.now_s)
         if group.room.max() > 0 and queue.pool:
@@ -101,7 +101,7 @@ class _Tape:
 
     __slots__ = ("active", "at_s", "bound", "dt_s", "end", "load", "now_s", "start", "worker")
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: BarrierWork) -> None:
         count = len(work.prompt_tokens)
         self.now_s = 0.0
         self.load: list[Floats] = []
@@ -113,7 +113,7 @@ class _Tape:
         self.end = np.full(count, -1)
         self.worker = np.full(count, -1)
 
-    def step(self, group: Group) -> None:
+    def step(self, group: BarrierGroup) -> None:
         """Record the step about to be made, and advance time by it."""
         dt_s = group.spec.overhead_s + group.spec.seconds_per_token * float(group.load.max())
         self.load.append(group.load.copy())
@@ -122,7 +122,7 @@ class _Tape:
         self.at_s.append(self.now_s)
         self.now_s += dt_s
 
-    def history(self, group: Group) -> History:
+    def history(self, group: BarrierGroup) -> History:
         """The recorded history."""
         at_s = np.array([*self.at_s, self.now_s])
         arrival_s = group.work.arrival_s

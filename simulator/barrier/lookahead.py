@@ -8,13 +8,13 @@ import numpy as np
 from gateway.policy.bfio.load_forecast import AGE_EDGES, middle_ages
 from gateway.policy.bfio.lookahead import still_alive, survival_of
 from simulator.barrier.records import Floats
-from simulator.barrier.state import Group
+from simulator.barrier.state import BarrierGroup
 
 
 class LookAhead(Protocol):
     """Predicts the load of active requests; new requests are not included."""
 
-    def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
+    def load(self, group: BarrierGroup, horizon: int, grown: Floats) -> Floats:
         """Tokens on each worker now and in `horizon` steps, shape (G, H+1).
 
         `grown`: growth of an active request's workload after h steps, shape (H+1,).
@@ -25,7 +25,7 @@ class LookAhead(Protocol):
 class Oracle:
     """Knows when each active request ends: the paper's look-ahead."""
 
-    def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
+    def load(self, group: BarrierGroup, horizon: int, grown: Floats) -> Floats:
         """See LookAhead."""
         workers, slots = np.nonzero(group.request >= 0)
         ends = np.minimum(group.end[workers, slots] - group.step, horizon + 1)
@@ -62,7 +62,7 @@ class BySurvival:
         self._alive: Floats | None = None
         self._edges = np.array(AGE_EDGES)
 
-    def load(self, group: Group, horizon: int, grown: Floats) -> Floats:
+    def load(self, group: BarrierGroup, horizon: int, grown: Floats) -> Floats:
         """See LookAhead."""
         if self._alive is None or group.step >= self._next:
             known = [survival_of(shares) for shares in self._survivals()]

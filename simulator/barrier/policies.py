@@ -12,13 +12,13 @@ import numpy as np
 from gateway.policy.bfio.solver import assign, fcfs
 from simulator.barrier.lookahead import LookAhead
 from simulator.barrier.records import Floats, Ints, Pairs
-from simulator.barrier.state import Group
+from simulator.barrier.state import BarrierGroup
 
 
 class Fcfs:
     """The oldest request goes to the worker with most room."""
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """See Policy."""
         return list(enumerate(fcfs(group.room, len(pool))))
 
@@ -28,13 +28,13 @@ class _Seen:
 
     __slots__ = ("counts", "kv", "room")
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: BarrierGroup) -> None:
         self.room: Ints = group.room.copy()
         self.counts: Ints = group.active + group.queued
         self.kv: Floats = group.load + group.queued_load
 
 
-def _one_by_one(group: Group, pool: Sequence[int], pick: Callable[[_Seen], int]) -> Pairs:
+def _one_by_one(group: BarrierGroup, pool: Sequence[int], pick: Callable[[_Seen], int]) -> Pairs:
     """Requests in order of arrival, each to the worker that a rule picks."""
     seen = _Seen(group)
     pairs = []
@@ -53,7 +53,7 @@ class Jsq:
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """See Policy."""
         return _one_by_one(group, pool, self._pick)
 
@@ -65,20 +65,20 @@ class Jsq:
 class LeastKv:
     """The worker with the fewest tokens, resident and queued."""
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """See Policy."""
         return _one_by_one(
             group, pool, lambda seen: int(np.where(seen.room > 0, seen.kv, np.inf).argmin())
         )
 
 
-class RoundRobin:
+class RoundRobinPolicy:
     """Workers in turn, skipping full ones."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """See Policy."""
         return _one_by_one(group, pool, self._pick)
 
@@ -98,7 +98,7 @@ class PowerOfD:
         self._d = d
         self._random = np.random.default_rng(seed)
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """See Policy."""
         return _one_by_one(group, pool, self._pick)
 
@@ -126,7 +126,7 @@ class BfIo:
         self._ahead = ahead
         self._passes = passes
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         """See Policy."""
         grown = group.grown(self._horizon)
         if self._ahead is None:

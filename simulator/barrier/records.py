@@ -36,7 +36,7 @@ class BarrierSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class BarrierWork(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in order of arrival; arrays of one length."""
 
     prompt_tokens: Floats

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from simulator.barrier.records import BarrierSpec, Floats, Ints, Work
+from simulator.barrier.records import BarrierSpec, BarrierWork, Floats, Ints
 
 
-class Group:
+class BarrierGroup:
     """The workers' state; policies read it."""
 
     __slots__ = (
@@ -27,7 +27,7 @@ class Group:
         "work",
     )
 
-    def __init__(self, spec: BarrierSpec, work: Work) -> None:
+    def __init__(self, spec: BarrierSpec, work: BarrierWork) -> None:
         shape = (spec.workers, spec.slots)
         self.spec = spec
         self.work = work

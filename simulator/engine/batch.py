@@ -25,7 +25,7 @@ FEW_WAITING = 4
 """Waiting prompts that are examined to bound when the first of them can be ready."""
 
 
-class Scheduler:
+class BatchScheduler:
     """Queue, running sequences and blocks of one engine; v counts finished iterations."""
 
     def __init__(self, profile: EngineProfile) -> None:

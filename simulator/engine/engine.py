@@ -14,7 +14,7 @@ Rules:
 
 from typing import Literal
 
-from simulator.engine.batch import Scheduler
+from simulator.engine.batch import BatchScheduler
 from simulator.engine.profiles import PROFILES, EngineProfile
 from simulator.engine.records import Emission, EngineRequest, Iteration
 from simulator.engine.sequence import Sequence
@@ -31,7 +31,7 @@ class Engine:
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
         self.aborted_total = 0
-        self._sched = Scheduler(profile)
+        self._sched = BatchScheduler(profile)
         self._live: dict[str, Sequence] = {}
         self._finished: dict[str, Sequence] = {}  # by the last `finish`, until the next begin
         self._submitted = 0

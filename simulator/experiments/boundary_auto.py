@@ -12,18 +12,24 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Bounds, Move, Sample
+from gateway.policy.pools.boundary_control import (
+    SAMPLE_S,
+    BoundaryBounds,
+    BoundaryControl,
+    Move,
+    PoolSample,
+)
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
-from simulator.fleet.outcome import Outcome
-from simulator.fleet.steering import Seen
+from simulator.fleet.outcome import FleetOutcome
+from simulator.fleet.steering import PoolObservation
 from simulator.fleet.traffic import Breakpoints, CdfLengths, Traffic
 
 SETTLED_WITHIN: float = 0.05
 """A boundary has settled once it stays within this share of its final value."""
 
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+class BoundaryScenario(msgspec.Struct, frozen=True, kw_only=True):
     """One run: two pools, and a step in the rate."""
 
     lengths: Breakpoints
@@ -46,16 +52,16 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
     at_s: float
     boundary: int
-    sample: Sample
+    sample: PoolSample
 
 
 class Steered(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run."""
 
-    scenario: Scenario
+    scenario: BoundaryScenario
     minutes: tuple[Minute, ...]
     moves: tuple[tuple[float, Move], ...]
-    outcome: Outcome
+    outcome: FleetOutcome
 
     @property
     def settling_s(self) -> float:
@@ -88,13 +94,13 @@ class _Steer:
         self.minutes: list[Minute] = []
         self.moves: list[tuple[float, Move]] = []
 
-    def step(self, now_s: float, pools: Sequence[Seen]) -> Sequence[int] | None:
+    def step(self, now_s: float, pools: Sequence[PoolObservation]) -> Sequence[int] | None:
         """See `simulator.fleet.steering.Steer`."""
         short = pools[0]
         now = (short.sent, short.finished, short.preemptions)
         sent, finished, preempted = (b - a for a, b in zip(self._before, now, strict=True))
         self._before = now
-        sample = Sample(
+        sample = PoolSample(
             requests=sent,
             finished=finished,
             preemptions=preempted,
@@ -107,9 +113,9 @@ class _Steer:
         return self._control.boundaries if moves else None
 
 
-def run(scenario: Scenario, *, active: bool = True) -> Steered:
+def run(scenario: BoundaryScenario, *, active: bool = True) -> Steered:
     """Simulate; without `active` the boundary is fixed."""
-    bounds = Bounds(
+    bounds = BoundaryBounds(
         pool="short", start=scenario.boundary, least=scenario.least, most=scenario.window
     )
     steer = _Steer(BoundaryControl([bounds]), active=active)
@@ -122,7 +128,7 @@ def run(scenario: Scenario, *, active: bool = True) -> Steered:
     )
 
 
-def _fleet(scenario: Scenario) -> FleetSpec:
+def _fleet(scenario: BoundaryScenario) -> FleetSpec:
     def engine(window: int, kv_tokens: int) -> EngineProfile:
         return EngineProfile(
             name="paged",
@@ -143,7 +149,7 @@ def _fleet(scenario: Scenario) -> FleetSpec:
     return FleetSpec(pools=(short, long), dispatch="least-loaded")
 
 
-def _traffic(scenario: Scenario) -> Traffic:
+def _traffic(scenario: BoundaryScenario) -> Traffic:
     random = np.random.default_rng(scenario.seed)
     before = random.poisson(scenario.rate_before * scenario.step_s)
     after = random.poisson(scenario.rate_after * (scenario.end_s - scenario.step_s))

@@ -14,18 +14,18 @@ import numpy as np
 from simulator.engine.profiles import EngineProfile
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.experiments.verdict_records import (
+    ArrivalProgress,
     Criterion,
-    Goals,
+    FleetVerdict,
+    LatencyGoals,
     PoolVerdict,
-    Progress,
-    Verdict,
     faults_of,
     verdict_of,
 )
 from simulator.fleet import arrivals
 from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
 from simulator.fleet.outcome import HORIZON_SERVICES
-from simulator.fleet.routing import REFUSED, Route, route
+from simulator.fleet.routing import REFUSED, RoutedTraffic, route
 from simulator.fleet.summary import summarise
 from simulator.fleet.traffic import (
     Breakpoints,
@@ -38,15 +38,15 @@ from simulator.fleet.traffic import (
     selected,
 )
 
-__all__ = ["Goals", "PoolVerdict", "Verdict", "faults_of", "judge", "verdict"]
+__all__ = ["FleetVerdict", "LatencyGoals", "PoolVerdict", "faults_of", "judge", "verdict"]
 
-LEAST_REQUESTS: Final = 20_000
-MOST_DRAWN: Final = 30_000_000
+MIN_REQUESTS: Final = 20_000
+MAX_DRAWN: Final = 30_000_000
 """Most requests drawn for one pool, those of other pools included."""
 _DRAWN_FOR_MORE: Final = 3_000_000
-"""Most requests drawn to reach LEAST_REQUESTS of a rarely used pool."""
+"""Most requests drawn to reach MIN_REQUESTS of a rarely used pool."""
 _PILOT: Final = 100_000
-_AT_ONCE: Final = 1_000_000
+_BATCH: Final = 1_000_000
 
 
 def verdict(
@@ -63,8 +63,8 @@ def verdict(
     criterion: Criterion = "wait",
     seed: int = 0,
     services: int = HORIZON_SERVICES,
-    most_drawn: int = MOST_DRAWN,
-) -> Verdict:
+    most_drawn: int = MAX_DRAWN,
+) -> FleetVerdict:
     """Judge (n,) or (short, long) nodes for a distribution of totals, as FleetOpt asks.
 
     `criterion` is the time that must stay within `slo_s` at P99. The papers size their tables by
@@ -95,9 +95,9 @@ def judge(
     criterion: Criterion = "ttft",
     seed: int = 0,
     services: int = HORIZON_SERVICES,
-    most_drawn: int = MOST_DRAWN,
-    progress: Progress | None = None,
-) -> Verdict:
+    most_drawn: int = MAX_DRAWN,
+    progress: ArrivalProgress | None = None,
+) -> FleetVerdict:
     """Run each pool alone on its share of a Poisson stream, and compare it with the SLOs.
 
     `services` is the least length of a run in longest services. With heavy tails, loads differ by
@@ -106,12 +106,12 @@ def judge(
     """
     if spec.spill_queue is not None:
         raise ValueError("a fleet that spills is judged as a whole: take spill_queue away")
-    goals = Goals(slo_s=slo_s, tpot_slo_s=tpot_slo_s, criterion=criterion)
+    goals = LatencyGoals(slo_s=slo_s, tpot_slo_s=tpot_slo_s, criterion=criterion)
     pools = tuple(
         _judge_pool(spec, p, lengths, rate_per_s, goals, seed, services, most_drawn, progress)
         for p in range(len(spec.pools))
     )
-    return Verdict(
+    return FleetVerdict(
         pools=pools,
         criterion=criterion,
         slo_s=slo_s,
@@ -124,11 +124,11 @@ def _judge_pool(
     p: int,
     lengths: Lengths,
     rate_per_s: float,
-    goals: Goals,
+    goals: LatencyGoals,
     seed: int,
     services: int,
     most_drawn: int,
-    progress: Progress | None,
+    progress: ArrivalProgress | None,
 ) -> PoolVerdict:
     pilot = _share_of(spec, p, lengths, rate_per_s, _PILOT, seed)
     pool = spec.pools[p]
@@ -137,7 +137,7 @@ def _judge_pool(
     else:
         service_s = _longest_service_s(pool.profile, pilot)
         share = len(pilot) / _PILOT
-        for_tails = min(LEAST_REQUESTS / share, _DRAWN_FOR_MORE)
+        for_tails = min(MIN_REQUESTS / share, _DRAWN_FOR_MORE)
         count = min(most_drawn, ceil(max(services * service_s * rate_per_s, for_tails)))
     requests = _share_of(spec, p, lengths, rate_per_s, count, seed)
     if requests is None:
@@ -159,8 +159,8 @@ def _share_of(
     random = np.random.default_rng((seed, p))
     found: list[Traffic] = []
     start_s = 0.0
-    for drawn in range(0, count, _AT_ONCE):
-        at_s = start_s + arrivals.poisson(rate_per_s, min(_AT_ONCE, count - drawn), random)
+    for drawn in range(0, count, _BATCH):
+        at_s = start_s + arrivals.poisson(rate_per_s, min(_BATCH, count - drawn), random)
         start_s = float(at_s[-1])
         prompts, outputs = lengths.sample(len(at_s), random)
         routed = _routed(spec, prompts, outputs, random)
@@ -179,7 +179,7 @@ def _refused_share(spec: FleetSpec, lengths: Lengths, seed: int) -> float:
     return float((routed.pool == REFUSED).mean())
 
 
-def _routed(spec: FleetSpec, prompts: Ints, outputs: Ints, random: Random) -> Route:
+def _routed(spec: FleetSpec, prompts: Ints, outputs: Ints, random: Random) -> RoutedTraffic:
     return route(
         spec.routing,
         prompts,

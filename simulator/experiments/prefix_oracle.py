@@ -1,6 +1,6 @@
 """A prefix index that forgets nothing: the expectation of a router without memory bounds."""
 
-from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.scheduling.scheduler import Match, Points
 
 
@@ -27,13 +27,13 @@ class UnboundedPrefixes:
                     break
         return found
 
-    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
+    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> ExpectedHit:
         """Record a prompt sent to a worker."""
         for _, digest in points:
             self._masks[digest] = self._masks.get(digest, 0) | 1 << worker
-        return Expected(0, 0, 0)
+        return ExpectedHit(0, 0, 0)
 
-    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
+    def correct(self, worker: int, expected: ExpectedHit, cached_tokens: int) -> None:
         """Ignored: the oracle is not corrected."""
 
     def forget(self, worker: int) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gateway.policy.fleet import fleet
-from gateway.policy.prefix.cache_estimate import Expected
+from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.prefix.digests import block_points
 from gateway.policy.scheduling.scheduler import Job, Points
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
@@ -24,24 +24,32 @@ from simulator.experiments.scheduling_records import (
     BLOCK_TOKENS,
     WORKER,
     Demand,
-    Gateway,
-    Served,
+    ServedRequest,
+    SimulatedGateway,
     Trouble,
 )
 from simulator.experiments.scheduling_workers import Worker, events_of
 
-__all__ = ["BLOCK_TOKENS", "WORKER", "Demand", "Gateway", "Served", "Trouble", "serve"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "WORKER",
+    "Demand",
+    "ServedRequest",
+    "SimulatedGateway",
+    "Trouble",
+    "serve",
+]
 
 TICK_S: Final = 0.25
 ATTEMPTS: Final = 5
 
 
-class _Run:
+class _SchedulingRun:
     def __init__(
         self,
         demands: Sequence[Demand],
         profiles: Sequence[EngineProfile],
-        gateways: Sequence[Gateway],
+        gateways: Sequence[SimulatedGateway],
         seed: int,
         notice_s: float,
         gossip: Callable[[float], None] | None,
@@ -54,13 +62,13 @@ class _Run:
         self.workers = [Worker(p) for p in profiles]
         self.gateways = gateways
         for gateway in gateways:
-            gateway.news.listened(by_others=len(gateways) > 1)
+            gateway.prefix_gossip.listened(by_others=len(gateways) > 1)
         self.of = np.random.default_rng(seed).integers(len(gateways), size=n).tolist()
         self.heap: list[tuple[float, int]] = []
         self.due_s = [inf] * len(profiles)
         self.jobs: list[Job | None] = [None] * n
         self.tries = [0] * n
-        self.expected: list[Expected | None] = [None] * n
+        self.expected: list[ExpectedHit | None] = [None] * n
         self.points: list[Points] = [
             block_points(d.blocks, BLOCK_TOKENS, d.ends_tokens) for d in demands
         ]
@@ -84,7 +92,7 @@ class _Run:
             output_tokens=demand.output_tokens,
             arrived_s=demand.arrival_s,
             client=demand.client,
-            band=demand.band,
+            priority_class=demand.priority_class,
             cap_tokens=demand.cap_tokens,
             kv_tokens=demand.prompt_tokens + demand.output_tokens,
             excluded=excluded,
@@ -100,7 +108,7 @@ class _Run:
             self.bound(job, gateway)
         self.send(gateway, ready, now_s)
 
-    def bound(self, job: Job, gateway: Gateway) -> None:
+    def bound(self, job: Job, gateway: SimulatedGateway) -> None:
         """Record the prompt's worker before it is sent, so that later arrivals can use it."""
         if gateway.prefixes is None:
             return
@@ -108,13 +116,13 @@ class _Run:
         expected = gateway.prefixes.insert(points, job.worker)
         self.expected[job.owner] = expected
         self.worker[job.owner] = job.worker
-        gateway.news.sent(points, job.worker, 1.0, expected.hit_tokens)
+        gateway.prefix_gossip.sent(points, job.worker, 1.0, expected.hit_tokens)
 
     def refused(self, job: Job) -> None:
         self.open -= 1
         self.lost += 1
 
-    def send(self, gateway: Gateway, ready: Sequence[Job], now_s: float) -> None:
+    def send(self, gateway: SimulatedGateway, ready: Sequence[Job], now_s: float) -> None:
         for job in ready:
             if job.state == "nowhere":
                 self.refused(job)
@@ -184,7 +192,7 @@ class _Run:
         self,
         index: int,
         job: Job,
-        gateway: Gateway,
+        gateway: SimulatedGateway,
         cached_tokens: int,
         queue_s: float,
         at_s: float,
@@ -199,7 +207,7 @@ class _Run:
         if gateway.prefixes is not None and expected is not None:
             gateway.prefixes.correct(job.worker, expected, cached_tokens)
 
-    pending: list[tuple[Gateway, Sequence[Job]]]
+    pending: list[tuple[SimulatedGateway, Sequence[Job]]]
 
     def flush(self, now_s: float) -> None:
         """Send requests released by first tokens and ends."""
@@ -294,14 +302,14 @@ class _Run:
 
 def serve(
     demands: Sequence[Demand],
-    gateways: Sequence[Gateway],
+    gateways: Sequence[SimulatedGateway],
     *,
     profiles: Sequence[EngineProfile],
     troubles: Sequence[Trouble] = (),
     seed: int = 0,
     notice_s: float = 0.0,
     gossip: Callable[[float], None] | None = None,
-) -> Served:
+) -> ServedRequest:
     """Run all requests to their end; the seed draws the gateway of each request.
 
     `gossip` is called at every tick to exchange news between gateways. Gateways notice first tokens
@@ -311,10 +319,10 @@ def serve(
         raise ValueError("what a worker in trouble answered is noticed at once")
     for gateway in gateways:
         gateway.scheduler.replicas = len(gateways)
-    run = _Run(demands, profiles, gateways, seed, notice_s, gossip)
+    run = _SchedulingRun(demands, profiles, gateways, seed, notice_s, gossip)
     run.all(troubles)
     arrivals = np.array([d.arrival_s for d in demands])
-    return Served(
+    return ServedRequest(
         ttft_s=run.ttft_s,
         wait_s=run.wait_s,
         queue_s=run.sent_s - arrivals,

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.prefix.cache_estimate import Expected
-from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.cache_estimate import ExpectedHit
+from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.scheduling.scheduler import Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine.engine import EngineProfile
@@ -46,7 +46,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Chained hashes of its full prompt blocks."""
     ends_tokens: tuple[int, ...] = ()
     """Prompt tokens at the end of each earlier turn."""
-    band: int = 1
+    priority_class: int = 1
 
 
 class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -70,11 +70,11 @@ class Prefixes(Protocol):
         """Workers that hold a prefix, and its length."""
         ...
 
-    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> Expected:
+    def insert(self, points: Points, worker: int, tokens_per_byte: float = 1.0) -> ExpectedHit:
         """Record a prompt sent to a worker."""
         ...
 
-    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
+    def correct(self, worker: int, expected: ExpectedHit, cached_tokens: int) -> None:
         """Correct by the tokens that the engine found."""
         ...
 
@@ -83,7 +83,7 @@ class Prefixes(Protocol):
         ...
 
 
-class Gateway:
+class SimulatedGateway:
     """One gateway process: its scheduler, pool state and indexes."""
 
     def __init__(
@@ -97,10 +97,10 @@ class Gateway:
         self.scheduler = scheduler
         self.prefixes = prefixes
         self.predictor = predictor
-        self.news = PrefixNews()
+        self.prefix_gossip = PrefixGossip()
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Results by request, in order of arrival; NaN for events that did not happen."""
 
     ttft_s: np.ndarray

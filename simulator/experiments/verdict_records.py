@@ -12,7 +12,7 @@ SATURATED: Final = 0.999
 Criterion = Literal["wait", "ttft"]
 
 
-class Progress(Protocol):
+class ArrivalProgress(Protocol):
     """Called with a pool's name, its arrivals so far, and its arrivals in all."""
 
     def __call__(self, name: str, arrived: int, *, total: int) -> None:
@@ -45,7 +45,7 @@ class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return not self.faults
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """All pools of a fleet."""
 
     pools: tuple[PoolVerdict, ...]
@@ -60,7 +60,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.refused_share == 0 and all(pool.holds for pool in self.pools)
 
 
-class Goals(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyGoals(msgspec.Struct, frozen=True, kw_only=True):
     """Goals of every pool at P99, in seconds."""
 
     slo_s: float
@@ -69,7 +69,7 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True):
     """The time that `slo_s` limits."""
 
 
-def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
+def faults_of(pool: PoolSummary, goals: LatencyGoals) -> tuple[str, ...]:
     """The goals that a pool violates, in words; empty if it holds."""
     faults = []
     if pool.drifting or pool.utilisation > SATURATED:
@@ -82,7 +82,7 @@ def faults_of(pool: PoolSummary, goals: Goals) -> tuple[str, ...]:
     return tuple(faults)
 
 
-def verdict_of(found: PoolSummary, duration_s: float, goals: Goals) -> PoolVerdict:
+def verdict_of(found: PoolSummary, duration_s: float, goals: LatencyGoals) -> PoolVerdict:
     """Judge the figures of a run of so many simulated seconds."""
     return PoolVerdict(
         name=found.name,

@@ -30,7 +30,7 @@ class Dispatcher(Protocol):
         ...
 
 
-class LeastLoaded:
+class LeastLoadedDispatch:
     """The gateway's own policy: least share of reserved tokens plus share of sequences."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
@@ -113,7 +113,7 @@ class ShortestQueue:
         self._lowest = next((i for i, level in enumerate(self._levels) if level), empty)
 
 
-class RoundRobin:
+class RoundRobinDispatch:
     """Instances in turn, whatever the load."""
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
@@ -206,9 +206,9 @@ MakeDispatcher = Callable[[PoolState, Sequence[int], Random], Dispatcher]
 """(pool state, reserved tokens by request, the pool's own generator) -> dispatcher."""
 
 DISPATCHERS: Final[dict[str, MakeDispatcher]] = {
-    "least-loaded": LeastLoaded,
+    "least-loaded": LeastLoadedDispatch,
     "jsq": ShortestQueue,
     "p2c": TwoChoices,
-    "round-robin": RoundRobin,
+    "round-robin": RoundRobinDispatch,
     "random": AtRandom,
 }

@@ -34,11 +34,11 @@ from simulator.fleet.outcome import (
     REFUSED_BY_GATE,
     REFUSED_LENGTH,
     UNAVAILABLE,
-    Outcome,
+    FleetOutcome,
 )
-from simulator.fleet.routing import REFUSED, Route, route
+from simulator.fleet.routing import REFUSED, RoutedTraffic, route
 from simulator.fleet.spec import FleetSpec, PoolSpec, moved
-from simulator.fleet.steering import Seen, Steer
+from simulator.fleet.steering import PoolObservation, Steer
 from simulator.fleet.traffic import Random, Traffic, selected
 
 __all__ = ["ATTEMPTS", "FleetSpec", "MakeGate", "Outage", "PoolSpec", "outages", "simulate"]
@@ -63,7 +63,7 @@ def simulate(
     dispatcher: MakeDispatcher | None = None,
     progress: Callable[[int], None] | None = None,
     steer: Steer | None = None,
-) -> Outcome:
+) -> FleetOutcome:
     """Run the fleet on this traffic to its end.
 
     `dispatcher` and `gate` override the spec's; `progress` is called now and then with the number
@@ -71,7 +71,7 @@ def simulate(
     """
     if steer is not None and spec.gamma != 1:
         raise ValueError("boundaries are moved without compression only: set gamma to 1")
-    run = _Run(spec, traffic, np.random.default_rng(seed), gate, dispatcher)
+    run = _FleetRun(spec, traffic, np.random.default_rng(seed), gate, dispatcher)
     # Millions of small objects and no cycles: garbage collection would only cost time.
     collecting = gc.isenabled()
     gc.disable()
@@ -83,7 +83,7 @@ def simulate(
     return run.outcome()
 
 
-class _Run:
+class _FleetRun:
     """The state of one run; methods are called in order of time."""
 
     def __init__(
@@ -269,7 +269,7 @@ class _Run:
         boundaries = steer.step(
             now_s,
             [
-                Seen(
+                PoolObservation(
                     sent=sent[p],
                     finished=sent[p] - state.inflight,
                     preemptions=preempted[p],
@@ -292,10 +292,10 @@ class _Run:
         if self._ask:
             self._gate.leave(index, 0, now_s)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FleetOutcome:
         """The results of all requests."""
         times = self._times
-        return Outcome(
+        return FleetOutcome(
             arrival_s=self._traffic.arrival_s,
             start_s=np.frombuffer(times.start),
             first_s=np.frombuffer(times.first),
@@ -325,7 +325,7 @@ class _Run:
         return tuple(found)
 
 
-def _routed(spec: FleetSpec, traffic: Traffic, random: Random) -> Route:
+def _routed(spec: FleetSpec, traffic: Traffic, random: Random) -> RoutedTraffic:
     return route(
         spec.routing,
         traffic.prompt_tokens,

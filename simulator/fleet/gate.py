@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.policy.admission import admission, debt
-from gateway.policy.admission.admission import Denial, Request
+from gateway.policy.admission.admission import AdmissionRequest, Denial
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
@@ -63,13 +63,13 @@ class TokenPoolGate:
 
     def __init__(
         self,
-        book: TokenPool,
+        token_pool: TokenPool,
         entitlements: Sequence[str],
         tokens: Sequence[int],
         kv_bytes_per_token: int = 0,
     ) -> None:
         """`entitlements` and `tokens` (reserved, whole) are by request."""
-        self._book = book
+        self._token_pool = token_pool
         self._entitlements = entitlements
         self._tokens = tokens
         self._kv_bytes = kv_bytes_per_token
@@ -80,7 +80,7 @@ class TokenPoolGate:
         """See Gate."""
         self._upkeep(now_s)
         tokens = self._tokens[request]
-        asked = Request(
+        asked = AdmissionRequest(
             lease_id=str(request),
             entitlement=self._entitlements[request],
             pool=pool,
@@ -88,7 +88,7 @@ class TokenPoolGate:
             estimate_tokens=tokens,
             kv_bytes=tokens * self._kv_bytes,
         )
-        found = admission.admit(self._book, asked, now_s, observe=False)
+        found = admission.admit(self._token_pool, asked, now_s, observe=False)
         if isinstance(found, Denial):
             return DENIED
         self._live.add(request)
@@ -98,16 +98,16 @@ class TokenPoolGate:
         """See Gate."""
         self._upkeep(now_s)
         self._live.discard(request)
-        admission.settle(self._book, str(request), used_tokens, now_s)
+        admission.settle(self._token_pool, str(request), used_tokens, now_s)
 
     def _upkeep(self, now_s: float) -> None:
-        book = self._book
-        tick_s = book.terms.profile.tick_s
+        token_pool = self._token_pool
+        tick_s = token_pool.terms.profile.tick_s
         while now_s - self._ticked_s >= tick_s:
             self._ticked_s += tick_s
-            debt.tick(book, list(book.active), tick_s, self._ticked_s)
-            debt.close(book, tick_s, self._ticked_s)
+            debt.tick(token_pool, list(token_pool.active), tick_s, self._ticked_s)
+            debt.close(token_pool, tick_s, self._ticked_s)
         while now_s - self._renewed_s >= RENEW_EVERY_S:
             self._renewed_s += RENEW_EVERY_S
             for request in sorted(self._live):
-                admission.renew(book, str(request), self._renewed_s)
+                admission.renew(token_pool, str(request), self._renewed_s)

@@ -24,7 +24,7 @@ HORIZON_SERVICES: Final = 10
 """A run should last this many of its longest services."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Columns by request, in order of arrival; seconds, NaN for events that did not happen."""
 
     arrival_s: Floats

@@ -20,7 +20,7 @@ from simulator.fleet.traffic import Ints, Random
 REFUSED = -1
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class RoutedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of each request, and its lengths."""
 
     pool: Ints
@@ -41,7 +41,7 @@ def route(
     compressible: float = 1.0,
     max_cut: float = 1.0,
     random: Random,
-) -> Route:
+) -> RoutedTraffic:
     """Plan all requests; those a little above a boundary may be compressed below it first.
 
     The compression window is boundary < L <= int(gamma boundary), gamma >= 1. A share
@@ -56,7 +56,7 @@ def route(
     plans = [_plan(routing, int(total)) for total in totals]
     pools = np.array([REFUSED if plan is None else plan.pool for plan in plans], dtype=np.int64)
     others = [() if plan is None else plan.alternates for plan in plans]
-    return Route(
+    return RoutedTraffic(
         pool=pools[where],
         alternates=[others[i] for i in where.tolist()] if any(others) else [()] * len(where),
         prompt_tokens=shorter,
@@ -81,10 +81,10 @@ def _compress(
         boundary = pool.boundary_tokens
         if boundary is None:
             continue
-        band = (totals > boundary) & (totals <= int(gamma * boundary)) & ~done
-        band &= lucky & (outputs < boundary) & (totals - boundary <= max_cut * prompts)
-        shorter[band] = boundary - outputs[band]
-        done |= band
+        priority_class = (totals > boundary) & (totals <= int(gamma * boundary)) & ~done
+        priority_class &= lucky & (outputs < boundary) & (totals - boundary <= max_cut * prompts)
+        shorter[priority_class] = boundary - outputs[priority_class]
+        done |= priority_class
     return shorter, done
 
 

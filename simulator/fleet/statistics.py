@@ -20,7 +20,7 @@ DRIFT_T: Final = 4.0
 """A trend counts if its slope is at least this many standard errors from 0 ..."""
 DRIFT_SHARE: Final = 0.5
 """... and its rise over the run is at least this share of the mean ..."""
-DRIFT_LEAST_S: Final = 0.05
+MIN_DRIFT_S: Final = 0.05
 """... and at least this many seconds."""
 
 
@@ -67,7 +67,7 @@ def drifts(values: Floats, *, batches: int = BATCHES) -> bool:
     """Whether batch means of waits (seconds) rise or fall through the run: it has not settled.
 
     An overloaded queue rises in a straight line. A trend must be clear (DRIFT_T), large
-    (DRIFT_SHARE) and relevant (DRIFT_LEAST_S); weaker ones are noise of a busy queue.
+    (DRIFT_SHARE) and relevant (MIN_DRIFT_S); weaker ones are noise of a busy queue.
     """
     if len(values) < 2 * batches:
         return False
@@ -78,7 +78,7 @@ def drifts(values: Floats, *, batches: int = BATCHES) -> bool:
     error = sqrt(float(residual @ residual) / (batches - 2) / float(time @ time))
     rise = abs(slope) * (batches - 1)
     clear = abs(slope) > DRIFT_T * error
-    return clear and rise > DRIFT_SHARE * float(means.mean()) and rise > DRIFT_LEAST_S
+    return clear and rise > DRIFT_SHARE * float(means.mean()) and rise > MIN_DRIFT_S
 
 
 def _interval(

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class PoolObservation(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's figures so far."""
 
     sent: int
@@ -24,6 +24,6 @@ class Steer(Protocol):
 
     every_s: float
 
-    def step(self, now_s: float, pools: Sequence[Seen]) -> Sequence[int] | None:
+    def step(self, now_s: float, pools: Sequence[PoolObservation]) -> Sequence[int] | None:
         """New boundaries, one for each pool but the last; None to keep the present ones."""
         ...

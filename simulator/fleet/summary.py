@@ -13,7 +13,7 @@ from simulator.fleet.outcome import (
     REFUSED_LENGTH,
     UNAVAILABLE,
     WARM_UP,
-    Outcome,
+    FleetOutcome,
     PoolSummary,
     busy_s,
     present,
@@ -57,7 +57,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_s: Floats
 
 
-def summarise(spec: FleetSpec, outcome: Outcome, warm_up: float = WARM_UP) -> FleetSummary:
+def summarise(spec: FleetSpec, outcome: FleetOutcome, warm_up: float = WARM_UP) -> FleetSummary:
     """Figures of a run; `warm_up` is the share left out, at least WARM_UP."""
     window_s = outcome.window_s(warm_up)
     pools = tuple(_pool(spec, p, outcome, window_s) for p in range(len(spec.pools)))
@@ -79,7 +79,7 @@ def summarise(spec: FleetSpec, outcome: Outcome, warm_up: float = WARM_UP) -> Fl
     )
 
 
-def series(spec: FleetSpec, outcome: Outcome, steps: int = 200) -> tuple[Series, ...]:
+def series(spec: FleetSpec, outcome: FleetOutcome, steps: int = 200) -> tuple[Series, ...]:
     """Time series of each pool over the whole run, warm-up included."""
     last_s = float(outcome.arrival_s[-1])
     edges = np.linspace(0.0, last_s, steps + 1)
@@ -107,7 +107,9 @@ def series(spec: FleetSpec, outcome: Outcome, steps: int = 200) -> tuple[Series,
     return tuple(found)
 
 
-def _pool(spec: FleetSpec, p: int, outcome: Outcome, window_s: tuple[float, float]) -> PoolSummary:
+def _pool(
+    spec: FleetSpec, p: int, outcome: FleetOutcome, window_s: tuple[float, float]
+) -> PoolSummary:
     pool, mine = spec.pools[p], outcome.pool == p
     size = _Size(
         name=pool.name,
@@ -120,7 +122,7 @@ def _pool(spec: FleetSpec, p: int, outcome: Outcome, window_s: tuple[float, floa
     return _figures(size, outcome, mine, window_s)
 
 
-def _whole(spec: FleetSpec, outcome: Outcome, window_s: tuple[float, float]) -> PoolSummary:
+def _whole(spec: FleetSpec, outcome: FleetOutcome, window_s: tuple[float, float]) -> PoolSummary:
     slots = {pool.profile.max_num_seqs for pool in spec.pools}
     size = _Size(
         name="",
@@ -151,7 +153,7 @@ def _kv_tokens(pool: PoolSpec) -> int:
 
 
 def _figures(
-    size: _Size, outcome: Outcome, mine: NDArray[np.bool_], window_s: tuple[float, float]
+    size: _Size, outcome: FleetOutcome, mine: NDArray[np.bool_], window_s: tuple[float, float]
 ) -> PoolSummary:
     """Times are of requests that arrived within the window, utilisation is of the window itself."""
     low_s, high_s = window_s

@@ -19,8 +19,8 @@ Random = np.random.Generator
 Breakpoints = Sequence[tuple[int, float]]
 """(tokens, share of requests of at most so many): ascending, the last share 1, F(0) = 0."""
 
-LEAST_OUTPUT_SHARE: Final = 0.02
-MOST_OUTPUT_SHARE: Final = 0.95
+MIN_OUTPUT_SHARE: Final = 0.02
+MAX_OUTPUT_SHARE: Final = 0.95
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class SplitLengths:
         """See Lengths."""
         totals = np.interp(random.random(count), self._shares, self._edges)
         share = np.clip(
-            random.normal(self._mean, self._std, count), LEAST_OUTPUT_SHARE, MOST_OUTPUT_SHARE
+            random.normal(self._mean, self._std, count), MIN_OUTPUT_SHARE, MAX_OUTPUT_SHARE
         )
         outputs = np.maximum(1, np.rint(totals * share)).astype(np.int64)
         return np.maximum(1, np.rint(totals).astype(np.int64) - outputs), outputs

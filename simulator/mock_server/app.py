@@ -12,14 +12,14 @@ from urllib.parse import parse_qs
 from simulator.mock_server import transport
 from simulator.mock_server.api import problems
 from simulator.mock_server.api.config import MockConfig
-from simulator.mock_server.api.dialects import Dialect
+from simulator.mock_server.api.dialects import StreamDialect
 from simulator.mock_server.api.encoding import dumps
 from simulator.mock_server.api.faults import Active, FaultError, Faults, parse_faults
 from simulator.mock_server.api.problems import ApiError, ContextOverflowError
 from simulator.mock_server.api.requests import Body, parse_json
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.endpoints import Endpoints, Handler
-from simulator.mock_server.generation import Exchange, run_stream, run_whole
+from simulator.mock_server.generation import MockExchange, run_stream, run_whole
 from simulator.mock_server.ranks import choose_rank
 from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
@@ -29,7 +29,7 @@ VERSION = "0.32.0+mock"
 _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-class Recorded:
+class ReceivedRequests:
     """The last requests received, bounded in number and bytes."""
 
     def __init__(self, entries: int, size: int) -> None:
@@ -64,7 +64,7 @@ class MockApp:
 
     def __init__(self, config: MockConfig) -> None:
         self.config = config
-        self.recorded = Recorded(config.recorded_requests, config.recorded_bytes)
+        self.recorded = ReceivedRequests(config.recorded_requests, config.recorded_bytes)
         self._endpoints = Endpoints(config)
         self._handlers = self._endpoints.handlers
         self._faults = config.faults
@@ -157,14 +157,14 @@ class MockApp:
         self._in_flight += 1
         try:
             job, dialect = handler(body, headers, model_name)
-            exchange = Exchange(
+            exchange = MockExchange(
                 driver=self.driver,
                 receive=receive,
                 send=send,
                 active=active,
                 rank=choose_rank(self.driver, headers, body),
             )
-            if job.stream and isinstance(dialect, Dialect):
+            if job.stream and isinstance(dialect, StreamDialect):
                 await run_stream(exchange, job, dialect)
             else:
                 await run_whole(exchange, job, dialect)

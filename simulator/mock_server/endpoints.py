@@ -11,15 +11,15 @@ from simulator.mock_server import tokenizer
 from simulator.mock_server.api import problems
 from simulator.mock_server.api.completions import Chat, Completions
 from simulator.mock_server.api.config import MockConfig
-from simulator.mock_server.api.dialects import Dialect
+from simulator.mock_server.api.dialects import StreamDialect
 from simulator.mock_server.api.events import Messages, Responses
 from simulator.mock_server.api.pooling import DEFAULT_DIMENSIONS, Embeddings, Ranking, Scores
 from simulator.mock_server.api.problems import ApiError
 from simulator.mock_server.api.requests import (
     COMPLETIONS_LIMIT,
     Body,
-    Job,
-    Reader,
+    CheckedRequest,
+    RequestReader,
     field_int,
     field_list,
     missing,
@@ -28,7 +28,7 @@ from simulator.mock_server.api.requests import (
 from simulator.mock_server.generation import Whole
 
 Headers = Mapping[str, str]
-Prepared = tuple[Job, Dialect | Whole]
+Prepared = tuple[CheckedRequest, StreamDialect | Whole]
 Handler = Callable[[Body, Headers, str], Prepared]
 _STORED_RESPONSES = 1024
 _MAX_SEQUENCES = 128
@@ -40,7 +40,7 @@ class Endpoints:
 
     def __init__(self, config: MockConfig) -> None:
         self._config = config
-        self._reader = Reader(config)
+        self._reader = RequestReader(config)
         # Response ids differ between engines: an id leads back to its engine.
         self._prefix = secrets.token_hex(8)
         self._numbers = count(1)

@@ -7,9 +7,9 @@ import msgspec
 
 from simulator.mock_server import transport
 from simulator.mock_server.api import answers, problems
-from simulator.mock_server.api.dialects import Dialect, Part, Usage
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect
 from simulator.mock_server.api.faults import Active
-from simulator.mock_server.api.requests import Job
+from simulator.mock_server.api.requests import CheckedRequest
 from simulator.mock_server.driver import Driver, Ticket, Token, now
 from simulator.mock_server.transport import Receive, Send
 
@@ -18,7 +18,7 @@ _SETTLE_S = 0.02
 """Time for written data to reach the peer before a reset discards it."""
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class MockExchange(msgspec.Struct, frozen=True, kw_only=True):
     """One request in progress: its driver and its client."""
 
     driver: Driver
@@ -28,7 +28,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
 
 
-def submit(exchange: Exchange, job: Job, *, streams: bool) -> Ticket:
+def submit(exchange: MockExchange, job: CheckedRequest, *, streams: bool) -> Ticket:
     """Queue the job; 503 when the engine's queue is full."""
     driver = exchange.driver
     bound = driver.config.max_num_queued
@@ -44,14 +44,14 @@ def submit(exchange: Exchange, job: Job, *, streams: bool) -> Ticket:
     return ticket
 
 
-async def _watch(exchange: Exchange, ticket: Ticket) -> None:
+async def _watch(exchange: MockExchange, ticket: Ticket) -> None:
     """Abort the ticket if the client leaves; ends by itself once the response is complete."""
     while (await exchange.receive())["type"] != "http.disconnect":
         pass
     exchange.driver.abort(ticket)
 
 
-def _own_slow_factor(exchange: Exchange) -> float:
+def _own_slow_factor(exchange: MockExchange) -> float:
     """Slowdown of this request alone; 1 if the whole engine is slowed."""
     slow = exchange.active.value("slow")
     return 1.0 if slow is None or exchange.driver.slow_factor > 1 else slow
@@ -63,29 +63,31 @@ async def wait_until_gone(ticket: Ticket) -> None:
         await ticket.watcher
 
 
-def _usage(exchange: Exchange, job: Job, ticket: Ticket, completion_tokens: int) -> Usage | None:
+def _usage(
+    exchange: MockExchange, job: CheckedRequest, ticket: Ticket, completion_tokens: int
+) -> ReportedUsage | None:
     """The reported usage: the true one, unless a fault changes it."""
     active = exchange.active
     if "usage-none" in active:
         return None
     if "usage-zero" in active:
-        return Usage(0, 0, 0)
+        return ReportedUsage(0, 0, 0)
     if "usage-huge" in active:
-        return Usage(_HUGE, _HUGE, 0)
+        return ReportedUsage(_HUGE, _HUGE, 0)
     cached = sum(
         ticket.cached_tokens.get(choice, 0) for choice in range(0, len(job.choices), job.per_prompt)
     )
-    return Usage(job.prompt_tokens, completion_tokens, cached)
+    return ReportedUsage(job.prompt_tokens, completion_tokens, cached)
 
 
-def _parts(job: Job) -> list[Part]:
+def _parts(job: CheckedRequest) -> list[FinishedSequence]:
     return [
-        Part(answers.text(choice.seed, choice.output_tokens), choice.finish_reason)
+        FinishedSequence(answers.text(choice.seed, choice.output_tokens), choice.finish_reason)
         for choice in job.choices
     ]
 
 
-def _count_success(ticket: Ticket, job: Job) -> None:
+def _count_success(ticket: Ticket, job: CheckedRequest) -> None:
     for choice in job.choices:
         ticket.rank.metrics.success[choice.finish_reason] += 1
 
@@ -93,11 +95,11 @@ def _count_success(ticket: Ticket, job: Job) -> None:
 class Whole(Protocol):
     """An answer in one piece."""
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """Its JSON."""
 
 
-async def run_whole(exchange: Exchange, job: Job, dialect: Whole) -> None:
+async def run_whole(exchange: MockExchange, job: CheckedRequest, dialect: Whole) -> None:
     """A non-streaming answer."""
     ticket = submit(exchange, job, streams=False)
     if not await ticket.finish():
@@ -130,7 +132,9 @@ async def run_whole(exchange: Exchange, job: Job, dialect: Whole) -> None:
 class _Stream:
     """One streaming answer: turns tokens into bytes."""
 
-    def __init__(self, exchange: Exchange, job: Job, ticket: Ticket, dialect: Dialect) -> None:
+    def __init__(
+        self, exchange: MockExchange, job: CheckedRequest, ticket: Ticket, dialect: StreamDialect
+    ) -> None:
         self._exchange = exchange
         self._job = job
         self._ticket = ticket
@@ -197,7 +201,9 @@ class _Stream:
             self._chunks += 1
         return b"".join(out)
 
-    def _usage_at(self, tokens: int, *, head: bool = False, last: bool = False) -> Usage | None:
+    def _usage_at(
+        self, tokens: int, *, head: bool = False, last: bool = False
+    ) -> ReportedUsage | None:
         """Usage within a chunk, if requested or forced."""
         wanted = self._job.continuous_usage and self._job.include_usage
         forced = last and self._usage_every and not self._ticket.live
@@ -214,7 +220,7 @@ class _Stream:
         return self._dialect.tail(_parts(self._job), usage, done=done)
 
 
-async def run_stream(exchange: Exchange, job: Job, dialect: Dialect) -> None:
+async def run_stream(exchange: MockExchange, job: CheckedRequest, dialect: StreamDialect) -> None:
     """A streaming answer."""
     ticket = submit(exchange, job, streams=True)
     await _Stream(exchange, job, ticket, dialect).run()

@@ -28,7 +28,7 @@ def token_buckets(max_model_len: int) -> tuple[float, ...]:
         scale *= 10
 
 
-class Histogram:
+class MockHistogram:
     """Counts of observations at or below each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "help", "name", "sum")
@@ -45,9 +45,9 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def named(self, name: str, text: str) -> "Histogram":
+    def named(self, name: str, text: str) -> "MockHistogram":
         """The same as of now under another name."""
-        other = Histogram(name, text, self.bounds)
+        other = MockHistogram(name, text, self.bounds)
         other.counts, other.sum = list(self.counts), self.sum
         return other
 
@@ -67,39 +67,39 @@ class RankMetrics:
 
     def __init__(self, max_model_len: int) -> None:
         tokens = token_buckets(max_model_len)
-        self.ttft_s = Histogram(
+        self.ttft_s = MockHistogram(
             "vllm:time_to_first_token_seconds", "Time to first token.", _SECONDS
         )
-        self.queue_s = Histogram(
+        self.queue_s = MockHistogram(
             "vllm:request_queue_time_seconds", "Time in the waiting phase.", _LONG_SECONDS
         )
-        self.prefill_s = Histogram(
+        self.prefill_s = MockHistogram(
             "vllm:request_prefill_time_seconds", "Time in the prefill phase.", _LONG_SECONDS
         )
-        self.decode_s = Histogram(
+        self.decode_s = MockHistogram(
             "vllm:request_decode_time_seconds", "Time in the decode phase.", _LONG_SECONDS
         )
-        self.e2e_s = Histogram(
+        self.e2e_s = MockHistogram(
             "vllm:e2e_request_latency_seconds", "End to end request latency.", _LONG_SECONDS
         )
-        self.tpot_s = Histogram(
+        self.tpot_s = MockHistogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time per output token after the first.",
             _SECONDS,
         )
-        self.prompt_tokens = Histogram(
+        self.prompt_tokens = MockHistogram(
             "vllm:request_prompt_tokens", "Prefill tokens processed.", tokens
         )
-        self.generation_tokens = Histogram(
+        self.generation_tokens = MockHistogram(
             "vllm:request_generation_tokens", "Generation tokens processed.", tokens
         )
-        self.max_tokens = Histogram(
+        self.max_tokens = MockHistogram(
             "vllm:request_params_max_tokens", "The max_tokens request parameter.", tokens
         )
         self.success = {"stop": 0, "length": 0, "abort": 0}
 
     @property
-    def histograms(self) -> tuple[Histogram, ...]:
+    def histograms(self) -> tuple[MockHistogram, ...]:
         """All histograms, in the order they are shown."""
         return (
             self.ttft_s,
@@ -118,7 +118,7 @@ class Lag:
     """Delay of written tokens against their iteration's deadline, seconds."""
 
     def __init__(self) -> None:
-        self.histogram = Histogram(
+        self.histogram = MockHistogram(
             "mock_lag_seconds", "Lateness of written tokens against their deadline.", _LAG_SECONDS
         )
         self._recent = [0.0] * _LAG_WINDOW
@@ -151,7 +151,7 @@ class Exposition:
         for labels, value in samples:
             self._lines.append(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}")
 
-    def add_histogram(self, histograms: Sequence[tuple[str, Histogram]]) -> None:
+    def add_histogram(self, histograms: Sequence[tuple[str, MockHistogram]]) -> None:
         """One histogram, with its labels for each rank."""
         first = histograms[0][1]
         self._head(first.name, "histogram", first.help)

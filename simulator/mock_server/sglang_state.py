@@ -5,7 +5,7 @@ from typing import Final
 
 from simulator.engine.engine import Engine
 from simulator.mock_server.driver import Driver
-from simulator.mock_server.metrics import Exposition, Histogram, RankMetrics
+from simulator.mock_server.metrics import Exposition, MockHistogram, RankMetrics
 
 _VALUES: Final[tuple[tuple[str, str, str, Callable[[Engine], float]], ...]] = (
     ("num_running_reqs", "gauge", "The number of running requests.", lambda e: e.running),
@@ -49,7 +49,7 @@ _VALUES: Final[tuple[tuple[str, str, str, Callable[[Engine], float]], ...]] = (
 )
 
 
-_HISTOGRAMS: Final[tuple[tuple[str, str, str, Callable[[RankMetrics], Histogram]], ...]] = (
+_HISTOGRAMS: Final[tuple[tuple[str, str, str, Callable[[RankMetrics], MockHistogram]], ...]] = (
     ("queue_time_seconds", "", "Histogram of queueing time in seconds.", lambda m: m.queue_s),
     (
         "per_stage_req_latency_seconds",

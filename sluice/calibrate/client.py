@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import httpx
 import msgspec
 
-from planner.calibration.traces import Trace
+from planner.calibration.traces import StreamTrace
 from planner.errors import PlanError
 from sluice.calibrate.stream import read_stream, trace_of
 
@@ -120,7 +120,7 @@ class EngineClient:
             busy=busy,
         )
 
-    async def learn(self) -> Trace:
+    async def learn(self) -> StreamTrace:
         """Learn which fields the engine accepts and how it counts; PlanError if none work."""
         await self.tokens_of(self._text(64))
         for number in range(2 * len(_OPTIONS)):
@@ -178,7 +178,7 @@ class EngineClient:
         *,
         text: str | None = None,
         leave: asyncio.Event | None = None,
-    ) -> Trace | None:
+    ) -> StreamTrace | None:
         """Send one request; on failure note why in `failures`, return None. `leave`: end early."""
         body = self._body(text or await self.prompt(prompt_tokens), output_tokens)
         parts: list[tuple[float, bytes]] = []
@@ -230,8 +230,8 @@ class EngineClient:
 
     async def _version(self) -> str | None:
         try:
-            told = (await self._http.get("/version")).raise_for_status().json()
-            return str(told["version"])
+            reported = (await self._http.get("/version")).raise_for_status().json()
+            return str(reported["version"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return None
 

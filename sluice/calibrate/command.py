@@ -17,9 +17,9 @@ from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check
-    from planner.calibration.profile import Told
+    from planner.calibration.profile import StatedValues
     from sluice.calibrate.client import About
-    from sluice.calibrate.sweeps import Bounds, Say, Swept
+    from sluice.calibrate.sweeps import Say, SweepBounds, Swept
 
 _WINDOW_TOKENS = 4096
 """Window assumed when neither the engine nor the user states it."""
@@ -55,10 +55,10 @@ def calibrate(
     need_libraries()
     from planner.errors import PlanError
     from sluice.calibrate.report import show
-    from sluice.calibrate.sweeps import Bounds
+    from sluice.calibrate.sweeps import SweepBounds
     from sluice.plan.question import refuse
 
-    bounds = Bounds(
+    bounds = SweepBounds(
         most_concurrency=most_concurrency, most_requests=most_requests, budget_s=budget_s
     )
     console = Console(highlight=False, stderr=as_json)
@@ -68,8 +68,8 @@ def calibrate(
         given = {"window_tokens": max_model_len, "kv_tokens": kv_tokens}
         # The key replaces credentials in the URL, which httpx would send instead.
         about, swept, load = _measure(shown if key else url, model, key, bounds, given)
-        told = _told(about, swept, gpu=gpu, gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour)
-        document, checks = _document(about, swept, load, told, url=shown)
+        reported = _told(about, swept, gpu=gpu, gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour)
+        document, checks = _document(about, swept, load, reported, url=shown)
     except PlanError as error:
         refuse(error, as_json=as_json)
     if output is not None:
@@ -86,7 +86,11 @@ def calibrate(
 
 
 def _measure(
-    url: str, model: str | None, key: str | None, bounds: "Bounds", given: dict[str, int | None]
+    url: str,
+    model: str | None,
+    key: str | None,
+    bounds: "SweepBounds",
+    given: dict[str, int | None],
 ) -> tuple["About", "Swept", list[Any]]:
     """Run sweeps, fit and held-out load under a progress bar."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -117,7 +121,7 @@ async def _talk(
     url: str,
     model: str | None,
     key: str | None,
-    bounds: "Bounds",
+    bounds: "SweepBounds",
     given: dict[str, int | None],
     say: "Say",
 ) -> tuple["About", "Swept", list[Any]]:
@@ -150,11 +154,11 @@ async def _talk(
 
 def _told(
     about: "About", swept: "Swept", *, gpu: str, gpus: int, usd_per_gpu_hour: float
-) -> "Told":
-    from planner.calibration.profile import Told
+) -> "StatedValues":
+    from planner.calibration.profile import StatedValues
 
     window = about.window_tokens or _WINDOW_TOKENS
-    return Told(
+    return StatedValues(
         name=f"{about.model.rsplit('/', 1)[-1]}-measured",
         model=about.model,
         gpu=gpu,
@@ -167,13 +171,13 @@ def _told(
 
 
 def _document(
-    about: "About", swept: "Swept", load: list[Any], told: "Told", *, url: str
+    about: "About", swept: "Swept", load: list[Any], reported: "StatedValues", *, url: str
 ) -> tuple[dict[str, Any], tuple["Check", ...]]:
     """The profile's file, and the held-out load's figures (empty if there was no time for it)."""
     from planner.calibration.check import compare, modelled
     from planner.calibration.profile import engine_profile, node_profile, profile_document
 
-    engine = engine_profile(swept.fit, told, swept.limits)
+    engine = engine_profile(swept.fit, reported, swept.limits)
     checks = compare(load, modelled(engine, load, swept.overhead)) if load else ()
     verified = bool(checks) and all(check.holds for check in checks)
     resident = [t.prompt_tokens + t.output_tokens / 2 for t in load]
@@ -181,7 +185,7 @@ def _document(
     version = f" {about.version}" if about.version else ""
     node = node_profile(
         swept.fit,
-        told,
+        reported,
         swept.limits,
         tokens_per_sequence=sum(resident) / len(resident) if resident else 1024.0,
         verified=verified,

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from planner.calibration.traces import Trace
+from planner.calibration.traces import StreamTrace
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class StreamTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One stream, parsed after it ended: parsing would delay the clocks of other streams."""
 
     times_s: tuple[float, ...]
@@ -21,10 +21,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def read_stream(parts: Sequence[tuple[float, bytes]]) -> Seen:
+def read_stream(parts: Sequence[tuple[float, bytes]]) -> StreamTimes:
     """Parse (time, bytes) parts. Tokens are interpolated if chunks carry no usage."""
     times: list[float] = []
-    told: list[int | None] = []
+    reported: list[int | None] = []
     prompt: int | None = None
     total: int | None = None
     finished = False
@@ -43,16 +43,18 @@ def read_stream(parts: Sequence[tuple[float, bytes]]) -> Seen:
         said = bool(choices[0].get("text") or (delta and _says(delta)))
         if said or choices[0].get("finish_reason"):
             times.append(at_s)
-            told.append(usage.get("completion_tokens") if isinstance(usage, dict) else None)
-    times, tokens = _merged(times, _counted(told, total))
-    return Seen(times_s=tuple(times), tokens=tuple(tokens), prompt_tokens=prompt, finished=finished)
+            reported.append(usage.get("completion_tokens") if isinstance(usage, dict) else None)
+    times, tokens = _merged(times, _counted(reported, total))
+    return StreamTimes(
+        times_s=tuple(times), tokens=tuple(tokens), prompt_tokens=prompt, finished=finished
+    )
 
 
-def trace_of(seen: Seen, submit_s: float, prompt_tokens: int) -> Trace | None:
+def trace_of(seen: StreamTimes, submit_s: float, prompt_tokens: int) -> StreamTrace | None:
     """A trace for fitting; None if no token came. `prompt_tokens` applies if usage lacks them."""
     if seen.error is not None or not seen.times_s:
         return None
-    return Trace(
+    return StreamTrace(
         submit_s=submit_s,
         times_s=seen.times_s,
         tokens=seen.tokens,
@@ -89,13 +91,13 @@ def _uncached(usage: dict[str, Any]) -> int | None:
     return max(1, int(prompt) - int(details.get("cached_tokens") or 0))
 
 
-def _counted(told: Sequence[int | None], total: int | None) -> list[int]:
+def _counted(reported: Sequence[int | None], total: int | None) -> list[int]:
     """Tokens by chunk: as reported, else the total spread evenly, else one per chunk."""
-    given = [number for number in told if number is not None]
-    if len(given) == len(told):
+    given = [number for number in reported if number is not None]
+    if len(given) == len(reported):
         return given
-    each = (total or len(told)) / len(told)
-    return [round(each * (index + 1)) for index in range(len(told))]
+    each = (total or len(reported)) / len(reported)
+    return [round(each * (index + 1)) for index in range(len(reported))]
 
 
 def _merged(times: Sequence[float], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -104,6 +106,6 @@ def _merged(times: Sequence[float], tokens: Sequence[int]) -> tuple[list[float],
     return list(by_time), list(by_time.values())
 
 
-def _failed(error: object) -> Seen:
+def _failed(error: object) -> StreamTimes:
     words = error.get("message") if isinstance(error, dict) else error
-    return Seen(times_s=(), tokens=(), prompt_tokens=None, finished=False, error=str(words))
+    return StreamTimes(times_s=(), tokens=(), prompt_tokens=None, finished=False, error=str(words))

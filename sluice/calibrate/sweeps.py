@@ -10,8 +10,8 @@ import msgspec
 
 from planner.calibration.fit import Fit, Window, fit_windows
 from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
-from planner.calibration.profile import Limits
-from planner.calibration.traces import Injection, Trace, decode_windows, injection
+from planner.calibration.profile import EngineLimits
+from planner.calibration.traces import Injection, StreamTrace, decode_windows, injection
 from sluice.calibrate.client import EngineClient
 
 SHORT_TOKENS: Final = 32
@@ -26,7 +26,7 @@ Say = Callable[[str, float], None]
 """Progress callback: (current step, share done 0..1)."""
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class SweepBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the measurement."""
 
     most_concurrency: int
@@ -42,7 +42,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[Window, ...]
     """Windows in which a prompt was computed too."""
     fit: Fit
-    limits: Limits
+    limits: EngineLimits
     overhead: Overhead
     most_resident_tokens: int
 
@@ -51,7 +51,13 @@ class Sweeps:
     """Runs the sweeps within the bounds; never raises a load that the engine refused."""
 
     def __init__(
-        self, client: EngineClient, bounds: Bounds, *, window: int, kv_tokens: int | None, say: Say
+        self,
+        client: EngineClient,
+        bounds: SweepBounds,
+        *,
+        window: int,
+        kv_tokens: int | None,
+        say: Say,
     ) -> None:
         """`window`: largest request, tokens; `kv_tokens`: K if known."""
         self._client = client
@@ -62,12 +68,12 @@ class Sweeps:
         self._start_s = time.perf_counter()
         self._windows: list[Window] = []
         self._injections: list[Injection] = []
-        self._alone: list[Trace] = []
+        self._alone: list[StreamTrace] = []
         self._slots: int | None = None
         self._resident = 0
         self._iteration_s = 0.02
 
-    async def run(self, first: Trace) -> Swept:
+    async def run(self, first: StreamTrace) -> Swept:
         """Run all sweeps and fit; raises PlanError if there is too little data."""
         self._iteration_s = first.tpot_s or self._iteration_s
         tokens = min(256, max(48, round(_WINDOW_S / self._iteration_s)), self._window // 4)
@@ -81,7 +87,7 @@ class Sweeps:
         prompts = [settled(one, chunk) for one in self._injections]
         fit = fit_windows([*self._windows, *prompts])
         longest = max((i.prompt_tokens for i in self._injections), default=0)
-        limits = Limits(slots=self._slots, chunk_tokens=chunk, longest_prompt_tokens=longest)
+        limits = EngineLimits(slots=self._slots, chunk_tokens=chunk, longest_prompt_tokens=longest)
         return Swept(
             windows=tuple(self._windows),
             prompts=tuple(prompts),
@@ -142,7 +148,7 @@ class Sweeps:
             found = (injection([background], trace) for trace in injected)
             self._injections += [one for one in found if one is not None]
 
-    async def _batch(self, count: int, prompt: int, tokens: int, what: str) -> list[Trace]:
+    async def _batch(self, count: int, prompt: int, tokens: int, what: str) -> list[StreamTrace]:
         """Run so many requests at once and keep their traces."""
         self._tell(what)
         texts = [await self._client.prompt(prompt) for _ in range(count)]
@@ -171,7 +177,7 @@ class Sweeps:
     def _tell(self, what: str) -> None:
         self._say(what, min(0.99, self.elapsed_s / self._bounds.budget_s))
 
-    async def held_out(self, swept: Swept) -> list[Trace]:
+    async def held_out(self, swept: Swept) -> list[StreamTrace]:
         """A mixed load, Poisson arrivals at half the concurrency; empty if time has run out."""
         fit = swept.fit
         most = min(self._bounds.most_concurrency, swept.limits.slots_used)
@@ -197,7 +203,7 @@ class Sweeps:
         texts: Sequence[str],
         rate: float,
         draw: random.Random,
-    ) -> list[Trace]:
+    ) -> list[StreamTrace]:
         jobs = []
         next_s = time.perf_counter()
         for (prompt, output), text in zip(plan, texts, strict=True):

@@ -16,7 +16,7 @@ from sluice.terminal import JsonOption, console, stop
 if TYPE_CHECKING:
     from compressor import Compressed, Refused
     from sluice.compress.input import Given
-    from sluice.compress.judge import Verdict
+    from sluice.compress.judge import Agreement
 
     Found = Compressed[Any] | Refused
 
@@ -212,7 +212,7 @@ def _judged(
     compressed: list[dict[str, Any]],
     samples: int,
     temperature: float,
-) -> "Verdict":
+) -> "Agreement":
     import httpx
 
     from sluice.compress.judge import JudgeError, asker, judge
@@ -225,7 +225,7 @@ def _judged(
         stop(str(error), 1)
 
 
-def _verdict(verdict: "Verdict") -> dict[str, Any]:
+def _verdict(verdict: "Agreement") -> dict[str, Any]:
     return {
         "samples": verdict.samples,
         "agreement": verdict.agreement,
@@ -236,7 +236,7 @@ def _verdict(verdict: "Verdict") -> dict[str, Any]:
     }
 
 
-def _show_verdict(console: Console, verdict: "Verdict") -> None:
+def _show_verdict(console: Console, verdict: "Agreement") -> None:
     own = "" if verdict.self_agreement is None else (
         f" The full prompt's own answers agree in {verdict.self_agreement:.0%}."
     )  # fmt: skip

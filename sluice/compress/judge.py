@@ -26,7 +26,7 @@ class JudgeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Agreement:
     """Agreement over the samples, with a 95 % interval (Wilson)."""
 
     samples: int
@@ -52,7 +52,7 @@ def judge(
     full: Messages,
     compressed: Messages,
     samples: int,
-) -> Verdict:
+) -> Agreement:
     """Ask both prompts `samples` times; `ask` takes messages and a seed, gives text and tokens."""
     answers = []
     tokens = (0, 0)
@@ -63,7 +63,7 @@ def judge(
     agreed = sum(agree(whole, part) for whole, part in answers)
     low, high = wilson(agreed, samples)
     own = [agree(a, b) for (a, _), (b, _) in pairwise(answers)]
-    return Verdict(
+    return Agreement(
         samples=samples,
         agreed=agreed,
         low=low,

@@ -11,7 +11,7 @@ from rich.console import Console
 from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
-    from planner.records import Plan
+    from planner.records import PlanResult
     from sluice.plan.verify import Verification
 
 Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
@@ -163,7 +163,9 @@ def need_libraries() -> None:
         raise typer.Exit(2) from None
 
 
-def _verify(found: "Plan", requests: int, console: Console, *, as_json: bool) -> "Verification":
+def _verify(
+    found: "PlanResult", requests: int, console: Console, *, as_json: bool
+) -> "Verification":
     """Simulate under a progress bar and print the result."""
     from rich.progress import Progress
 
@@ -187,7 +189,9 @@ def _verify(found: "Plan", requests: int, console: Console, *, as_json: bool) ->
     return checked
 
 
-def _draw(found: "Plan", checked: "Verification | None", folder: Path, console: Console) -> None:
+def _draw(
+    found: "PlanResult", checked: "Verification | None", folder: Path, console: Console
+) -> None:
     try:
         from sluice.plan.plot import draw
     except ImportError:

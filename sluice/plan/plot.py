@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from planner.records import Plan
+from planner.records import PlanResult
 from simulator.experiments.verdict_records import PoolVerdict
 from sluice.plan.verify import Verification
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
 
-def draw(plan: Plan, folder: Path, checked: Verification | None = None) -> list[Path]:
+def draw(plan: PlanResult, folder: Path, checked: Verification | None = None) -> list[Path]:
     """Draw the plots for which there is data; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"plan-distribution.png": _distribution(plan)}
@@ -28,7 +28,7 @@ def draw(plan: Plan, folder: Path, checked: Verification | None = None) -> list[
     return files
 
 
-def _cost(plan: Plan) -> Figure:
+def _cost(plan: PlanResult) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     cost = np.array(plan.grid)
@@ -86,7 +86,7 @@ def _off(pool: PoolVerdict) -> tuple[float, float]:
     return 1000 * low, 1000 * (bounds.high - bounds.value)
 
 
-def _distribution(plan: Plan) -> Figure:
+def _distribution(plan: PlanResult) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     cdf = plan.question.workload.as_cdf()

@@ -8,12 +8,14 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from planner.records import Asked, EqualNodes, FleetPlan, Plan, PoolPlan
+from planner.records import AskedLimits, EqualNodes, FleetPlan, PlanResult, PoolPlan
 from planner.verdict import fleet_line
 from sluice.plan.verify import Verification, verification_json
 
 
-def plan_json(plan: Plan, elapsed_ms: float, checked: Verification | None = None) -> dict[str, Any]:
+def plan_json(
+    plan: PlanResult, elapsed_ms: float, checked: Verification | None = None
+) -> dict[str, Any]:
     """The plan as documented JSON; missing values are null."""
     question, chosen = plan.question, plan.chosen
     boundaries = chosen.boundaries
@@ -56,7 +58,7 @@ def plan_json(plan: Plan, elapsed_ms: float, checked: Verification | None = None
     }
 
 
-def show_plan(plan: Plan, elapsed_ms: float, console: Console) -> None:
+def show_plan(plan: PlanResult, elapsed_ms: float, console: Console) -> None:
     """Print tables and sentences, one page."""
     question = plan.question
     goals = question.goals
@@ -76,7 +78,7 @@ def show_plan(plan: Plan, elapsed_ms: float, console: Console) -> None:
         console.print(f"[dim]-[/] {escape(note)}")
 
 
-def _alternatives(plan: Plan) -> list[FleetPlan]:
+def _alternatives(plan: PlanResult) -> list[FleetPlan]:
     fleets = [plan.one_by_slots, plan.one_paged]
     # Without a grid, no pair of pools was tried.
     fleets += [plan.two, plan.compressed] if plan.grid else []
@@ -84,7 +86,7 @@ def _alternatives(plan: Plan) -> list[FleetPlan]:
     return fleets if plan.chosen in fleets else [*fleets, plan.chosen]
 
 
-def _alternatives_table(plan: Plan) -> Table:
+def _alternatives_table(plan: PlanResult) -> Table:
     table = _table(("fleet", "boundary", "gamma", "nodes", "total", "GPUs", "K$/year", "saves"))
     base = plan.one_by_slots if plan.baseline == plan.one_by_slots.label else plan.one_paged
     for fleet in _alternatives(plan):
@@ -123,7 +125,7 @@ def _pools_table(fleet: FleetPlan) -> Table:
     return table
 
 
-def _answers(plan: Plan) -> Iterator[str]:
+def _answers(plan: PlanResult) -> Iterator[str]:
     """The effects of one pool, two pools and compression."""
     if plan.equal_nodes is not None:
         yield from _equal_lines(plan.equal_nodes)
@@ -153,7 +155,7 @@ def _equal_lines(equal: EqualNodes) -> Iterator[str]:
     )
 
 
-def _asked_lines(asked: Asked) -> Iterator[str]:
+def _asked_lines(asked: AskedLimits) -> Iterator[str]:
     yield (
         f"asked {asked.asked_mean_tokens:.0f} output tokens on average, used "
         f"{asked.used_mean_tokens:.0f}; {100 * asked.unlimited_share:.0f} % set no limit"
@@ -194,7 +196,7 @@ def _fleet(fleet: FleetPlan) -> dict[str, Any]:
     }
 
 
-def _fields(record: EqualNodes | Asked | None) -> dict[str, Any] | None:
+def _fields(record: EqualNodes | AskedLimits | None) -> dict[str, Any] | None:
     if record is None:
         return None
     found = {name: getattr(record, name) for name in record.__struct_fields__}

@@ -12,13 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from planner.goals import Goals
-from planner.records import Plan, PoolPlan
+from planner.records import PlanResult, PoolPlan
 from simulator.experiments.fleet_verdicts import judge
-from simulator.experiments.verdict_records import PoolVerdict, Progress, Verdict
+from simulator.experiments.verdict_records import ArrivalProgress, FleetVerdict, PoolVerdict
 from simulator.fleet.outcome import HORIZON_SERVICES
 from sluice.simulated_fleet import Counting, fleet_of_plan, lengths_of
 
-MOST_REQUESTS: Final = 300_000
+MAX_REQUESTS: Final = 300_000
 _TIMES: Final = ("wait_p99_s", "ttft_p99_s", "tpot_p99_s")
 _TITLES: Final = ("slots used", "wait P99", "TTFT P99", "TPOT P99")
 
@@ -27,7 +27,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Each pool as planned and as simulated, in the same order."""
 
     planned: tuple[PoolPlan, ...]
-    verdict: Verdict
+    verdict: FleetVerdict
     slots: tuple[int, ...]
     """Sequences that a simulated node may run, by pool; with paged KV more than planned for."""
     goals: Goals
@@ -61,11 +61,11 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(
-    plan: Plan,
+    plan: PlanResult,
     *,
-    most_requests: int = MOST_REQUESTS,
+    most_requests: int = MAX_REQUESTS,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ArrivalProgress | None = None,
 ) -> Verification:
     """Simulate the chosen fleet's serving nodes, pool by pool, under Poisson arrivals.
 

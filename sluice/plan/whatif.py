@@ -25,7 +25,7 @@ from sluice.plan.command import (
 from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
-    from planner.records import Plan
+    from planner.records import PlanResult
 
 _COLUMNS = ("rate", "GPU", "fleet", "boundary", "gamma", "nodes", "one", "GPUs", "K$/year")
 
@@ -95,7 +95,7 @@ def _rates(text: str) -> Iterator[float | None]:
             raise PlanError(f"--rates {text}", "give numbers with commas") from None
 
 
-def _row(found: "Plan") -> dict[str, Any]:
+def _row(found: "PlanResult") -> dict[str, Any]:
     fleet = found.chosen
     return {
         "rate_per_s": found.question.goals.rate_per_s,
@@ -114,7 +114,7 @@ def _row(found: "Plan") -> dict[str, Any]:
     }
 
 
-def _table(plans: list["Plan"]) -> Table:
+def _table(plans: list["PlanResult"]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in _COLUMNS:
         left = column in {"GPU", "fleet", "nodes"}

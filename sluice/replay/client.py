@@ -48,31 +48,31 @@ class ReplayClient(EngineClient):
     async def send(self, text: str, output_tokens: int, due_s: float) -> Answered:
         """Send one request; raises nothing but cancellation."""
         parts: list[tuple[float, bytes]] = []
-        told: dict[str, Any] = {"due_s": due_s, "sent_s": time.perf_counter()}
+        reported: dict[str, Any] = {"due_s": due_s, "sent_s": time.perf_counter()}
         request = self._http.build_request("POST", self.path, json=self._body(text, output_tokens))
         try:
             async with contextlib.aclosing(await self._http.send(request, stream=True)) as answer:
                 pool = answer.headers.get(_POOL)
                 compressed = answer.headers.get(_COMPRESSED, "none") != "none"
-                told |= {"pool": pool, "compressed": compressed}
+                reported |= {"pool": pool, "compressed": compressed}
                 if answer.status_code != 200:
                     words = (await answer.aread())[:120].decode("utf-8", "replace")
-                    return Answered(error=f"{answer.status_code} {words}", **told)
+                    return Answered(error=f"{answer.status_code} {words}", **reported)
                 async for part in answer.aiter_raw():
                     parts.append((time.perf_counter(), part))  # noqa: PERF401 - kept if it breaks
         except httpx.HTTPError as error:
-            return Answered(error=str(error) or type(error).__name__, **told)
+            return Answered(error=str(error) or type(error).__name__, **reported)
         seen = read_stream(parts)
-        trace = trace_of(seen, told["sent_s"], 0)
+        trace = trace_of(seen, reported["sent_s"], 0)
         if trace is None or not trace.ended:
-            return Answered(error=seen.error or "a stream without an end", **told)
+            return Answered(error=seen.error or "a stream without an end", **reported)
         return Answered(
             first_s=trace.first_s,
             last_s=trace.last_s,
             prompt_tokens=trace.prompt_tokens,
             output_tokens=trace.output_tokens,
             tpot_s=trace.tpot_s if trace.output_tokens > trace.tokens[0] else None,
-            **told,
+            **reported,
         )
 
     def _body(self, text: str, output_tokens: int) -> dict[str, Any]:

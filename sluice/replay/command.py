@@ -16,8 +16,8 @@ from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption
 from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
-    from sluice.replay.load import Ask
-    from sluice.replay.report import Report
+    from sluice.replay.load import ReplayRequest
+    from sluice.replay.report import ReplayReport
     from sluice.replay.run import Replayed, Say
 
 _DURATION_S = 60.0
@@ -100,7 +100,7 @@ def _asks(
     arrivals: Literal["recorded", "poisson"],
     duration_s: float | None,
     seed: int,
-) -> list["Ask"]:
+) -> list["ReplayRequest"]:
     from planner.errors import PlanError
     from sluice.plan.question import load_workload
     from sluice.replay.load import from_recording, from_workload
@@ -128,7 +128,7 @@ def _asks(
 
 
 def _run(
-    url: str, model: str | None, key: str | None, asks: list["Ask"], most_open: int
+    url: str, model: str | None, key: str | None, asks: list["ReplayRequest"], most_open: int
 ) -> tuple[str, "Replayed"]:
     """Replay under a progress bar; returns the model's name and all results."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -158,7 +158,7 @@ async def _talk(
     url: str,
     model: str | None,
     key: str | None,
-    asks: list["Ask"],
+    asks: list["ReplayRequest"],
     most_open: int,
     say: "Say",
 ) -> tuple[str, "Replayed"]:
@@ -219,7 +219,7 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _draw(done: "Replayed", folder: Path, found: "Report", console: Console) -> None:
+def _draw(done: "Replayed", folder: Path, found: "ReplayReport", console: Console) -> None:
     try:
         from sluice.replay.plot import draw
     except ImportError:

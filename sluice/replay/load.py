@@ -9,14 +9,14 @@ from planner.errors import PlanError
 from planner.workload.workload import Workload
 from simulator.fleet.arrivals import poisson
 from simulator.fleet.traffic import Floats
-from sluice.simulate.recorded import Recorded
+from sluice.simulate.recorded import RecordedTraffic
 from sluice.simulated_fleet import lengths_of
 
-MOST_REQUESTS: Final = 1_000_000
+MAX_REQUESTS: Final = 1_000_000
 Arrivals = Literal["recorded", "poisson"]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to send."""
 
     at_s: float
@@ -27,14 +27,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_recording(
-    found: Recorded,
+    found: RecordedTraffic,
     *,
     arrivals: Arrivals,
     rate_per_s: float | None,
     speed: float,
     duration_s: float | None,
     seed: int,
-) -> list[Ask]:
+) -> list[ReplayRequest]:
     """The recording in its order, at its own or Poisson times, repeated up to `duration_s`.
 
     `rate_per_s` wins over `speed`; raises PlanError unless both are above 0.
@@ -47,8 +47,8 @@ def from_recording(
     if rate is None:
         raise PlanError("the recording has one time for all requests", "give --rate")
     wanted = count if duration_s is None else max(1, round(rate * duration_s))
-    if wanted > MOST_REQUESTS:
-        raise PlanError(f"{wanted:,} requests", f"replay at most {MOST_REQUESTS:,}")
+    if wanted > MAX_REQUESTS:
+        raise PlanError(f"{wanted:,} requests", f"replay at most {MAX_REQUESTS:,}")
     if arrivals == "poisson" or own is None:
         times = poisson(rate, wanted, np.random.default_rng(seed))
     else:
@@ -59,7 +59,7 @@ def from_recording(
 
 def from_workload(
     workload: Workload, *, rate_per_s: float | None, duration_s: float, seed: int
-) -> list[Ask]:
+) -> list[ReplayRequest]:
     """Poisson arrivals with lengths drawn from the workload."""
     rate = workload.rate_per_s if rate_per_s is None else rate_per_s
     if rate is None:
@@ -67,11 +67,11 @@ def from_workload(
     if not rate > 0:
         raise PlanError(f"a rate of {rate:g}", "give one above 0")
     wanted = max(1, round(rate * duration_s))
-    if wanted > MOST_REQUESTS:
-        raise PlanError(f"{wanted:,} requests", f"replay at most {MOST_REQUESTS:,}")
+    if wanted > MAX_REQUESTS:
+        raise PlanError(f"{wanted:,} requests", f"replay at most {MAX_REQUESTS:,}")
     random = np.random.default_rng(seed)
     prompts, answers = lengths_of(workload).sample(wanted, random)
-    found = Recorded(
+    found = RecordedTraffic(
         at_s=poisson(rate, wanted, random), prompts=prompts, answers=answers, categories=()
     )
     return _asks(found.at_s, found, np.arange(wanted), duration_s)
@@ -84,14 +84,14 @@ def _repeated(times_s: Floats, wanted: int, gap_s: float) -> Floats:
 
 
 def _asks(
-    times_s: Floats, found: Recorded, index: np.ndarray, duration_s: float | None
-) -> list[Ask]:
+    times_s: Floats, found: RecordedTraffic, index: np.ndarray, duration_s: float | None
+) -> list[ReplayRequest]:
     asks = []
     for at_s, i in zip(times_s.tolist(), index.tolist(), strict=True):
         if duration_s is not None and at_s > duration_s:
             break
         asks.append(
-            Ask(
+            ReplayRequest(
                 at_s=at_s,
                 prompt_tokens=int(found.prompts[i]),
                 output_tokens=int(found.answers[i]),

@@ -17,7 +17,7 @@ FEWEST_JUDGED: Final = 100
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one pool, or of all, after the warm-up; seconds, infinite for failed requests."""
 
     name: str
@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Why the SLO does not hold; empty if it holds or is not judged."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole replay's results."""
 
     url: str
@@ -52,8 +52,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens counted by engines, relative to those intended."""
     slo_ttft_s: float
     slo_tpot_s: float | None
-    whole: Part
-    pools: tuple[Part, ...]
+    whole: PoolReport
+    pools: tuple[PoolReport, ...]
 
     @property
     def holds(self) -> bool:
@@ -87,7 +87,7 @@ def report(
     slo_ttft_s: float,
     slo_tpot_s: float | None,
     warm_up: float,
-) -> Report:
+) -> ReplayReport:
     """Evaluate a replay; `warm_up` is the share of the time whose requests are not judged."""
     span_s = done.asks[-1].at_s
     judged = [a for a in done.answers if a.due_s - done.started_s >= warm_up * span_s]
@@ -100,7 +100,7 @@ def report(
     ended = [(k, a) for k, a in zip(done.asks, done.answers, strict=True) if not a.error]
     plain = [(k, a) for k, a in ended if not a.compressed and a.prompt_tokens]
     asked = sum(k.prompt_tokens for k, _ in plain)
-    return Report(
+    return ReplayReport(
         url=url,
         model=model,
         sent=len(done.answers),
@@ -127,7 +127,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
-def report_json(found: Report) -> dict[str, Any]:
+def report_json(found: ReplayReport) -> dict[str, Any]:
     """The report as JSON; unknown and infinite values are null."""
     return {
         "url": found.url,
@@ -151,7 +151,7 @@ def report_json(found: Report) -> dict[str, Any]:
     }
 
 
-def show(found: Report, console: Console) -> None:
+def show(found: ReplayReport, console: Console) -> None:
     """Print a table, the verdict and caveats."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("pool", "requests", "share", "TTFT P50", "P90", "P99", "TPOT P50", "P99"):
@@ -186,7 +186,7 @@ def _part(
     slo_tpot_s: float | None,
     *,
     least: int = FEWEST_JUDGED,
-) -> Part:
+) -> PoolReport:
     first = [math.inf if a.ttft_s is None else a.ttft_s for a in answers]
     between = [a.tpot_s for a in answers if a.tpot_s is not None]
     ttft = tuple(quantile(first, share) for share in _QUANTILES)
@@ -198,7 +198,7 @@ def _part(
         faults.append(f"P99 TPOT {_ms(tpot[2])} is over {_ms(slo_tpot_s)}")
     if not answers and least == 1:
         faults.append("no request was judged")
-    return Part(
+    return PoolReport(
         name=name,
         requests=len(answers),
         share=len(answers) / of if of else 0.0,
@@ -208,7 +208,7 @@ def _part(
     )
 
 
-def _part_json(part: Part) -> dict[str, Any]:
+def _part_json(part: PoolReport) -> dict[str, Any]:
     def named(values: Sequence[float]) -> dict[str, float | None]:
         return dict(zip(("p50", "p90", "p99"), map(_finite, values), strict=True))
 

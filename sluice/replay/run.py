@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from sluice.replay.client import Answered, ReplayClient
-from sluice.replay.load import Ask
+from sluice.replay.load import ReplayRequest
 from sluice.replay.texts import Texts
 
 LET_FINISH_S: Final = 30.0
@@ -23,7 +23,7 @@ Say = Callable[[int, int], None]
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """All requests that were sent, in order."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[ReplayRequest, ...]
     answers: tuple[Answered, ...]
     """One result per request; abandoned requests are errors."""
     started_s: float
@@ -42,14 +42,14 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 async def replay(
     client: ReplayClient,
     texts: Texts,
-    asks: Sequence[Ask],
+    asks: Sequence[ReplayRequest],
     *,
     most_open: int,
     stop: asyncio.Event,
     say: Say,
 ) -> Replayed:
     """Send all; `stop` ends the sending, and running requests get LET_FINISH_S to finish."""
-    run = _Run(client, asks, most_open)
+    run = _ReplayRun(client, asks, most_open)
     started_s = time.perf_counter() + 0.1
     for index, ask in enumerate(asks):
         # The text is generated ahead of the due time, since that takes time.
@@ -70,10 +70,10 @@ async def replay(
     )
 
 
-class _Run:
+class _ReplayRun:
     """Open requests and results."""
 
-    def __init__(self, client: ReplayClient, asks: Sequence[Ask], most_open: int) -> None:
+    def __init__(self, client: ReplayClient, asks: Sequence[ReplayRequest], most_open: int) -> None:
         self._client = client
         self._asks = asks
         self._places = asyncio.Semaphore(most_open)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gateway.settings import ModelConfig
     from simulator.fleet.fleet import FleetSpec
-    from simulator.fleet.outcome import Outcome
+    from simulator.fleet.outcome import FleetOutcome
     from sluice.simulate.scenario import Ready
 
 Dispatch = Literal["least-loaded", "jsq", "p2c", "round-robin", "random"]
@@ -146,10 +146,10 @@ def _run(
     as_json: bool,
 ) -> bool:
     """Simulate, report and draw; returns whether the goals hold."""
-    from simulator.experiments.fleet_verdicts import Goals
+    from simulator.experiments.fleet_verdicts import LatencyGoals
     from simulator.fleet.fleet import simulate as run
     from simulator.fleet.summary import summarise
-    from sluice.simulate.report import Report, report_json, show
+    from sluice.simulate.report import SimulationReport, report_json, show
 
     console = Console(highlight=False, stderr=as_json)
     started_s = time.perf_counter()
@@ -162,10 +162,10 @@ def _run(
             failures=ready.failures,
             progress=lambda arrived: progress.update(bar, completed=arrived),
         )
-    report = Report(
+    report = SimulationReport(
         spec=ready.spec,
         summary=summarise(ready.spec, outcome),
-        goals=Goals(slo_s=ttft_s, tpot_slo_s=tpot_s),
+        goals=LatencyGoals(slo_s=ttft_s, tpot_slo_s=tpot_s),
         seed=seed,
         elapsed_s=time.perf_counter() - started_s,
     )
@@ -201,7 +201,7 @@ def _model_of(config: Path, name: str | None, *, as_json: bool) -> "ModelConfig"
 
 
 def _draw(
-    spec: "FleetSpec", outcome: "Outcome", folder: Path, slo_s: float, console: Console
+    spec: "FleetSpec", outcome: "FleetOutcome", folder: Path, slo_s: float, console: Console
 ) -> None:
     try:
         from sluice.simulate.plot import draw

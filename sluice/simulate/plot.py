@@ -6,13 +6,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulator.fleet.fleet import FleetSpec
-from simulator.fleet.outcome import WARM_UP, Outcome
+from simulator.fleet.outcome import WARM_UP, FleetOutcome
 from simulator.fleet.summary import Series, series
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def draw(spec: FleetSpec, outcome: Outcome, folder: Path, slo_s: float) -> list[Path]:
+def draw(spec: FleetSpec, outcome: FleetOutcome, folder: Path, slo_s: float) -> list[Path]:
     """Draw both plots; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     found = series(spec, outcome)

@@ -16,7 +16,7 @@ from simulator.fleet.arrivals import recorded
 from simulator.fleet.traffic import Floats, Ints, Traffic
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Requests by time; columns of equal length."""
 
     at_s: Floats
@@ -47,7 +47,7 @@ def read_traffic(
 
 def read_recorded(
     path: Path, *, fields: str | None = None, requests: int | None = None
-) -> Recorded:
+) -> RecordedTraffic:
     """A trace's requests in order of time, from its first one on.
 
     Requests that were not served, or whose lengths are not known, are left out. Raises PlanError if
@@ -69,7 +69,7 @@ def read_recorded(
     rows = sorted(rows)[:requests]
     times, prompts, answers, categories = zip(*rows, strict=True)
     at_s = np.array(times)
-    return Recorded(
+    return RecordedTraffic(
         at_s=at_s - at_s[0],
         prompts=np.maximum(1, np.array(prompts)).astype(np.int64),
         answers=np.maximum(1, np.array(answers)).astype(np.int64),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.experiments.fleet_verdicts import Goals, faults_of
+from simulator.experiments.fleet_verdicts import LatencyGoals, faults_of
 from simulator.fleet.fleet import FleetSpec
 from simulator.fleet.outcome import HORIZON_SERVICES, PoolSummary
 from simulator.fleet.summary import FleetSummary
@@ -20,12 +20,12 @@ _COLUMNS = (
 )
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """A run's figures and its goals."""
 
     spec: FleetSpec
     summary: FleetSummary
-    goals: Goals
+    goals: LatencyGoals
     seed: int
     elapsed_s: float
 
@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(notes)
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: SimulationReport) -> dict[str, Any]:
     """The report as JSON; times in seconds."""
     return {
         "ok": report.holds,
@@ -91,7 +91,7 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: SimulationReport, console: Console) -> None:
     """Print the table, violated goals and caveats."""
     summary = report.summary
     console.print(
@@ -114,7 +114,7 @@ def show(report: Report, console: Console) -> None:
         console.print(f"note: {escape(note)}")
 
 
-def _row(pool: PoolSummary, report: Report) -> list[str]:
+def _row(pool: PoolSummary, report: SimulationReport) -> list[str]:
     holds = report.holds if not pool.name else not report.faults.get(pool.name)
     return [
         escape(pool.name) or "fleet",

@@ -83,9 +83,9 @@ class AdminClient:
     def _refused(self, status: int, found: object) -> NoReturn:
         """Phrase a refusal for the command line; the gateway's message addresses API clients."""
         error = found.get("error") if isinstance(found, dict) else None
-        told = error if isinstance(error, dict) else {}
-        problem = str(told.get("message") or f"{self._url}: {status}")
-        reason = str(told.get("code"))
+        reported = error if isinstance(error, dict) else {}
+        problem = str(reported.get("message") or f"{self._url}: {status}")
+        reason = str(reported.get("code"))
         if status == 401:
             problem = f"the gateway refuses the admin key of {self._source}"
         elif reason in _INSTEAD:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from predictor.artifact import Artifact, encode
-from predictor.rows import Found, Row, read_rows
+from predictor.rows import Found, PrefillRow, read_rows
 from sluice.terminal import JsonOption
 
 
@@ -81,7 +81,9 @@ def _read(logs: list[Path], model: str | None, pool: str | None, *, as_json: boo
     return found
 
 
-def _train(rows: list[Row], name: str, alpha: float, boosted: bool, *, as_json: bool) -> Artifact:
+def _train(
+    rows: list[PrefillRow], name: str, alpha: float, boosted: bool, *, as_json: bool
+) -> Artifact:
     try:
         from predictor.train import TooFewRows
         from predictor.train import train as fit

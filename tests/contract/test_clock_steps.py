@@ -38,10 +38,10 @@ class Embedded:
 
     def __init__(self) -> None:
         self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
-        book = TokenPool(TERMS)
-        book.define(TENANT)
+        token_pool = TokenPool(TERMS)
+        token_pool.define(TENANT)
         self.store = MemoryLeases(
-            {"m": served_model()}, self.true, {"m": book}, wall_clock=self.machine
+            {"m": served_model()}, self.true, {"m": token_pool}, wall_clock=self.machine
         )
 
 
@@ -50,13 +50,13 @@ class OnRedis:
 
     def __init__(self, url: str) -> None:
         self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
-        book = TokenPool(TERMS)
-        book.define(TENANT)
+        token_pool = TokenPool(TERMS)
+        token_pool.define(TENANT)
         served = {"m": served_model()}
         self.store = RedisLeases(
             url,
             served,
-            {"m": book},
+            {"m": token_pool},
             self.true,
             local=MemoryLeases(served, self.true),
             fail_mode="closed",
@@ -198,10 +198,10 @@ async def test_a_clock_set_back_between_two_starts_refuses_nobody(
 ) -> None:
     machine = FakeClock(NOW_S)
     for turn in range(2):
-        book = TokenPool(TERMS)
-        book.define(TENANT)
-        store = MemoryLeases({"m": served_model()}, machine, {"m": book}, wall_clock=machine)
-        kept = SqliteLeases(tmp_path / "s.db", {"m": book}, wall_clock=machine)
+        token_pool = TokenPool(TERMS)
+        token_pool.define(TENANT)
+        store = MemoryLeases({"m": served_model()}, machine, {"m": token_pool}, wall_clock=machine)
+        kept = SqliteLeases(tmp_path / "s.db", {"m": token_pool}, wall_clock=machine)
         await kept.start()
         if turn == 0:
             usage = Usage(prompt_tokens=900, completion_tokens=0)
@@ -213,6 +213,6 @@ async def test_a_clock_set_back_between_two_starts_refuses_nobody(
             await store.admit(ask("b", 400))
             machine.advance(LEASE_TTL_S)
             await store.tick()
-            assert book.pools[0].inflight == 0
+            assert token_pool.pools[0].inflight == 0
         await kept.close()
         machine.advance(step_s)

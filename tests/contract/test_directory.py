@@ -20,13 +20,13 @@ from gateway.adapters.store.sqlite.directory import TOMBSTONE_S, SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState, open_file
 from gateway.errors import StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.estimate.merge import Sums
-from gateway.ports import Directory, EntitlementEntry, Kept, Removal
+from gateway.policy.estimate.merge import PartState
+from gateway.ports import Directory, DirectoryState, EntitlementEntry, Removal
 from tests.fakes import FakeClock
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
 ANYONE = ["memory", "sqlite", REDIS]
-KEPT = ["sqlite", REDIS]
+PERSISTENT = ["sqlite", REDIS]
 
 Make = Callable[[], Directory]
 
@@ -53,7 +53,7 @@ async def anyone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield make()
 
 
-@pytest.fixture(params=KEPT)
+@pytest.fixture(params=PERSISTENT)
 async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
     async for make in opened(request.param, request, tmp_path):
         yield make
@@ -89,7 +89,7 @@ def named(entries: list[EntitlementEntry]) -> list[str]:
     return sorted(e.terms.name for e in entries)
 
 
-async def heard(directory: Directory, since: int, mark: str) -> Kept:
+async def heard(directory: Directory, since: int, mark: str) -> DirectoryState:
     """What changed, where nothing was lost."""
     found = await directory.changes(since, mark)
     assert found is not None
@@ -108,7 +108,7 @@ def unversioned(entries: list[EntitlementEntry]) -> list[EntitlementEntry]:
 
 
 async def test_an_untouched_directory_is_at_revision_zero(anyone: Directory) -> None:
-    empty = Kept(revision=0, mark="", entries=[], removals=[])
+    empty = DirectoryState(revision=0, mark="", entries=[], removals=[])
     assert await anyone.load() == empty
     assert await anyone.changes(0, "") == empty
 
@@ -186,8 +186,8 @@ async def test_a_removal_is_heard_and_no_longer_loaded(anyone: Directory) -> Non
     found = await heard(anyone, first.revision, first.mark)
     removal = Removal(name="a", id="i", revision=newest.revision, file_unix_s=123.25)
     assert (found.revision, found.entries, found.removals) == (newest.revision, [], [removal])
-    kept = await anyone.load()
-    assert (named(kept.entries), kept.removals) == (["b"], [removal])
+    state = await anyone.load()
+    assert (named(state.entries), state.removals) == (["b"], [removal])
 
 
 async def test_what_was_deleted_comes_back_under_another_id_only(anyone: Directory) -> None:
@@ -287,9 +287,9 @@ async def test_memory_forgets_the_oldest_removals_only(monkeypatch: pytest.Monke
     for name in ("a", "b", "c"):
         await directory.put(entry(name))
         await directory.delete(await kept_entry(directory, name))
-    kept = await directory.load()
-    assert [r.name for r in kept.removals] == ["b", "c"]
-    assert kept.complete_since == 4
+    state = await directory.load()
+    assert [r.name for r in state.removals] == ["b", "c"]
+    assert state.complete_since == 4
 
 
 async def test_the_file_forgets_removals_after_a_day(path: Path) -> None:
@@ -307,7 +307,7 @@ async def test_the_file_forgets_removals_after_a_day(path: Path) -> None:
 
 
 async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -> None:
-    learned = {"ratio.prose": Sums(epoch=0, n=3, rate=3.0, sums={"total": 1.0})}
+    learned = {"ratio.prose": PartState(epoch=0, n=3, rate=3.0, sums={"total": 1.0})}
     directory, state = SqliteDirectory(path), SqliteState(path)
     await directory.put(entry("a"))
     await state.exchange({"default:m": None})

@@ -16,19 +16,19 @@ from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.redis import estimators as redis_adapter
 from gateway.adapters.store.redis.estimators import RedisState, key_of
 from gateway.errors import StateFailure
-from gateway.policy.estimate.merge import Learned, Sums
+from gateway.policy.estimate.merge import Learned, PartState
 from gateway.ports import EstimatorState
 from tests.fakes import FakeShared, FakeState
 
 M = "default:m"
-KEPT = ["fake", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+PERSISTENT = ["fake", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
 SHARED = ["fake", pytest.param("redis", marks=pytest.mark.redis)]
 
 
-def record(mean: float = 4.25, n: int = 7) -> dict[str, Sums]:
+def record(mean: float = 4.25, n: int = 7) -> dict[str, PartState]:
     """One part, of floats that decimal text would have to spell out."""
     sums = {"total": mean / 3, "weight": 1 / 3, "spread_total": 1e-17, "spread_weight": 0.1 + 0.2}
-    return {"ratio.prose": Sums(epoch=2, n=n, rate=1 / 7, sums=sums)}
+    return {"ratio.prose": PartState(epoch=2, n=n, rate=1 / 7, sums=sums)}
 
 
 class Stores(Protocol):
@@ -63,13 +63,13 @@ async def opened(
         yield make
 
 
-@pytest.fixture(params=["memory", *KEPT])
+@pytest.fixture(params=["memory", *PERSISTENT])
 async def anyone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     async for make in opened(request.param, request, tmp_path):
         yield make
 
 
-@pytest.fixture(params=KEPT)
+@pytest.fixture(params=PERSISTENT)
 async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     async for make in opened(request.param, request, tmp_path):
         yield make

@@ -79,12 +79,12 @@ class OpenedRedis:
 
     def __init__(self, url: str, served: ModelRuntime) -> None:
         self.served = served
-        book = TokenPool(Terms(slots=(99, 99)))
-        book.define(Entitlement(name="open", model="m"))
+        token_pool = TokenPool(Terms(slots=(99, 99)))
+        token_pool.define(Entitlement(name="open", model="m"))
         self.store = RedisLeases(
             url,
             {"m": served},
-            {"m": book},
+            {"m": token_pool},
             FakeClock(),
             local=MemoryLeases({"m": served}, FakeClock()),
             fail_mode="closed",

@@ -124,7 +124,7 @@ class Door:
                 await target.drain()
 
 
-class Kept:
+class GrantedLease:
     """What the test remembers of a lease."""
 
     def __init__(self, lease: Lease, ask: Ask) -> None:
@@ -151,7 +151,7 @@ class OutagesMachine(RuleBasedStateMachine):
         self.run(self.door.unlock())
         self.served = served_model()
         self.store = self.run(self.started())
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, GrantedLease] = {}
         self.used = dict.fromkeys(NAMES, 0)
         self.meters = {name: Meter(NOW_S) for name in RATES}
         self.depths = dict.fromkeys(RATES, 0.0)
@@ -167,14 +167,14 @@ class OutagesMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(awaited())
 
     async def started(self) -> RedisLeases:
-        book = TokenPool(TERMS)
+        token_pool = TokenPool(TERMS)
         for each in ENTITLEMENTS:
-            book.define(each)
+            token_pool.define(each)
         served = {"m": self.served}
         store = RedisLeases(
             f"redis://127.0.0.1:{self.door.port}/0",
             served,
-            {"m": book},
+            {"m": token_pool},
             self.clock,
             local=MemoryLeases(served, self.clock),
             fail_mode="local_share",
@@ -220,7 +220,7 @@ class OutagesMachine(RuleBasedStateMachine):
             lease = self.run(self.store.admit(ask))
         except Refusal:
             return
-        self.kept[ask.lease_id] = Kept(lease, ask)
+        self.kept[ask.lease_id] = GrantedLease(lease, ask)
         if name in RATES:
             assert lease.limits is not None
             self.depths[name] = max(self.depths[name], lease.limits.tokens)

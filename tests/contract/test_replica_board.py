@@ -12,11 +12,11 @@ from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer
 from gateway.adapters.replicas.calls import Address
 from gateway.adapters.store.redis import board as redis_board
-from gateway.adapters.store.redis.board import KIND, MOST_BYTES, SILENT_S, RedisBoard, Seed
+from gateway.adapters.store.redis.board import KIND, MAX_BYTES, SILENT_S, RedisBoard, Seed
 from gateway.adapters.store.redis.estimators import RedisState
 from gateway.adapters.store.redis.exchange import key_of
 from gateway.adapters.store.redis.route import TIMEOUT_S
-from gateway.policy.estimate.merge import Sums
+from gateway.policy.estimate.merge import PartState
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.redis
@@ -118,10 +118,10 @@ async def test_a_note_that_is_too_large_stays_away_and_is_logged_once(
     one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
     two.publish("m/0", b"y")
     for _ in range(2):
-        one.publish("m/0", b"x" * (MOST_BYTES + 1))
+        one.publish("m/0", b"x" * (MAX_BYTES + 1))
         await fleet.exchange()
     assert (two.peers("m/0"), one.peers("m/0")) == ([], [b"y"])
-    assert caplog.text.count(f"the note m/0 is too large to tell: {MOST_BYTES + 1} bytes") == 1
+    assert caplog.text.count(f"the note m/0 is too large to tell: {MAX_BYTES + 1} bytes") == 1
 
 
 async def test_a_replica_that_ends_is_gone_at_once_and_its_last_notes_are_heard(
@@ -150,12 +150,12 @@ class Listener:
         self.heard: list[bytes] = []
         board.listen(self)
 
-    def tell(self) -> Iterator[None]:
+    def send(self) -> Iterator[None]:
         self.told += 1
         self.board.publish("m/0", b"%d" % self.told)
         yield
 
-    def hear(self) -> Iterator[None]:
+    def receive(self) -> Iterator[None]:
         yield
         self.heard = self.board.peers("m/0")
 
@@ -185,11 +185,11 @@ async def test_a_listener_that_fails_silences_no_other(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Listener):
-        def tell(self) -> Iterator[None]:
+        def send(self) -> Iterator[None]:
             yield
             raise ValueError("a defect")
 
-        hear = tell
+        receive = send
 
     board = fleet.join("a", 1.0)
     Failing(board)
@@ -270,7 +270,7 @@ async def test_learned_figures_that_a_dead_node_did_not_take_are_missing(tmp_pat
     with RedisCluster(tmp_path) as cluster:
         state = RedisState(cluster.url)
         owners = {s: cluster.owner(key_slot(key_of(s, "learned").encode())) for s in "abcdefgh"}
-        learned = {s: {"ratio.prose": Sums(epoch=1, n=1, sums={})} for s in owners}
+        learned = {s: {"ratio.prose": PartState(epoch=1, n=1, sums={})} for s in owners}
         assert (await state.exchange(learned)).missing == set()
         cluster.kill(owners["a"])
         lost = {subject for subject, owner in owners.items() if owner == owners["a"]}

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.redis.lease_codec import book_of, decision, moved
+from gateway.adapters.store.redis.lease_codec import decision, moved, token_pool_of
 from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, grouped, record
 from gateway.policy.admission import admission, debt, eviction
-from gateway.policy.admission.admission import Denial, DenialReason, Request
+from gateway.policy.admission.admission import AdmissionRequest, Denial, DenialReason
 from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
@@ -78,7 +78,7 @@ class Pair:
         self.book.change(terms)
         assert self.script("change", owner="o", leader_ms=60_000, terms=terms, epoch="y") == 1
 
-    def admit(self, request: Request, *, observe: bool) -> None:
+    def admit(self, request: AdmissionRequest, *, observe: bool) -> None:
         expected = admission.admit(self.book, request, self.now_s, observe=observe)
         fields = msgspec.structs.asdict(request)
         lease_id, owner = fields.pop("lease_id"), fields.pop("owner")
@@ -162,21 +162,21 @@ class Pair:
     # -- comparison
 
     def compare(self) -> None:
-        book, names = self.book, list(self.book.accounts)
-        seen = book_of(self.script("view", names=names))
-        assert seen.terms == book.terms
+        token_pool, names = self.book, list(self.book.accounts)
+        seen = token_pool_of(self.script("view", names=names))
+        assert seen.terms == token_pool.terms
         for name in ("surplus", "surplus_s", "surplus_per_s", "ticked_s", "own_served"):
-            assert getattr(seen, name) == getattr(book, name), name
+            assert getattr(seen, name) == getattr(token_pool, name), name
         for name in ("priority_denials", "settled", "refunds"):
-            assert getattr(seen, name) == getattr(book, name), name
-        assert set(seen.accounts) == set(book.accounts)
-        for name, account in book.accounts.items():
+            assert getattr(seen, name) == getattr(token_pool, name), name
+        assert set(seen.accounts) == set(token_pool.accounts)
+        for name, account in token_pool.accounts.items():
             for field in {f for f in dir(account) if not f.startswith("_")} - DERIVED:
                 assert getattr(seen.accounts[name], field) == getattr(account, field), (name, field)
             assert seen.accounts[name].terms == account.terms
         self._compare_pools(seen)
         self._compare_leases()
-        assert self._set("active") == book.active
+        assert self._set("active") == token_pool.active
 
     def _compare_pools(self, seen: TokenPool) -> None:
         for index, pool in enumerate(self.book.pools):
@@ -200,21 +200,23 @@ class Pair:
             assert sorted(weights.values()) == list(pool.weights)
 
     def _compare_leases(self) -> None:
-        book = self.book
+        token_pool = self.book
         kept = {k.decode(): record("lease", v) for k, v in self._hash("leases")}
-        assert set(kept) == set(book.leases)
-        for lease_id, held in book.leases.items():
+        assert set(kept) == set(token_pool.leases)
+        for lease_id, held in token_pool.leases.items():
             for field, value in kept[lease_id].items():
                 if field == "evictable":
-                    assert (lease_id in book.pools[held.pool].evictable) == value
+                    assert (lease_id in token_pool.pools[held.pool].evictable) == value
                 elif field != "serial":
                     assert getattr(held, field) == value, field
         expiry = self._sorted("expiry")
-        assert {m[16:]: s for m, s in expiry} == {h.id: h.expires_s for h in book.leases.values()}
-        first = book.leases.first()
+        assert {m[16:]: s for m, s in expiry} == {
+            h.id: h.expires_s for h in token_pool.leases.values()
+        }
+        first = token_pool.leases.first()
         assert [m[16:] for m, _ in expiry[:1]] == ([] if first is None else [first.id])
-        graves = {k.decode(): tuple(DECODE(v)) for k, v in self._hash("graves")}
-        assert graves == book.tombstones
+        tombstones = {k.decode(): tuple(DECODE(v)) for k, v in self._hash("graves")}
+        assert tombstones == token_pool.tombstones
 
     def _key(self, name: str) -> str:
         return self.calls.key.replace(":state", f":{name}")
@@ -278,7 +280,7 @@ def some_step(pair: Pair, pick: Pick) -> None:
     match pick(("admit",) * 9 + ("settle",) * 3 + ("pass",) * 3 + OTHERS):
         case "admit":
             pair.issued += 1
-            request = Request(
+            request = AdmissionRequest(
                 lease_id=pick((f"l{pair.issued}",) * 12 + (held[0] if pair.book.leases else "l0",)),
                 entitlement=pick((*NAMES, "unknown")),
                 pool=pick((0, 1)),
@@ -465,7 +467,7 @@ def test_a_call_that_a_full_server_refuses_is_not_counted(redis_process: RedisSe
             client.config_set("maxmemory", 0)
         assert [isinstance(answer, Exception) for answer in answers] == [True, True, False]
         assert "OOM" in str(answers[0])
-        seen = book_of(pair.script("view", names=["a"]))
+        seen = token_pool_of(pair.script("view", names=["a"]))
         assert [(pool.inflight, pool.kv_bytes) for pool in seen.pools] == [(1, 0), (0, 0)]
         account = seen.accounts["a"]
         assert (account.total, account.kv_bytes, account.debited) == (1, 0, 2 + 4)

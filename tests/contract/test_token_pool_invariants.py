@@ -42,7 +42,7 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.policy.admission.capacity import Capacity, survey
+from gateway.policy.admission.capacity import Capacity, assess_capacity
 from gateway.policy.admission.placement import overshoot
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
@@ -99,11 +99,11 @@ class OpenedMemory:
         self, terms: Terms, entitlements: Sequence[Entitlement], clock: FakeClock | None = None
     ) -> None:
         self.clock = clock or FakeClock(NOW_S)
-        book = TokenPool(terms)
+        token_pool = TokenPool(terms)
         for each in entitlements:
-            book.define(each)
+            token_pool.define(each)
         self.store = MemoryLeases(
-            {"m": served_model()}, self.clock, {"m": book}, wall_clock=self.clock
+            {"m": served_model()}, self.clock, {"m": token_pool}, wall_clock=self.clock
         )
 
     def at(self, now_s: float) -> None:
@@ -131,7 +131,7 @@ class OpenedSqlite(OpenedMemory):
 
     def kept(self) -> SqliteLeases:
         path = Path(self.folder.name) / "sluice.db"
-        return SqliteLeases(path, self.store.books, wall_clock=self.clock)
+        return SqliteLeases(path, self.store.token_pools, wall_clock=self.clock)
 
     async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
         await self.file.close()
@@ -165,14 +165,14 @@ class OpenedRedis:
 
     def __init__(self, url: str, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
         self.clock = FakeClock(NOW_S)
-        book = TokenPool(terms)
+        token_pool = TokenPool(terms)
         for each in entitlements:
-            book.define(each)
+            token_pool.define(each)
         served = {"m": served_model()}
         self.store = RedisLeases(
             url,
             served,
-            {"m": book},
+            {"m": token_pool},
             self.clock,
             local=MemoryLeases(served, time.monotonic),
             fail_mode="closed",
@@ -267,7 +267,7 @@ class Meter:
         self.at_s = now_s
 
 
-class Kept:
+class OpenLease:
     """What the test remembers of a lease."""
 
     def __init__(self, lease: Lease, ask: Ask, now_s: float) -> None:
@@ -297,10 +297,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.store = self.opened.store
         self.evicted: list[str] = []
         self.store.on_evict(self.evicted.append)
-        self.kept: dict[str, Kept] = {}
-        self.gone: dict[str, Kept] = {}
+        self.kept: dict[str, OpenLease] = {}
+        self.gone: dict[str, OpenLease] = {}
         """Settled leases."""
-        self.late: dict[str, Kept] = {}
+        self.late: dict[str, OpenLease] = {}
         """Expired leases of which no usage was heard."""
         self.used = dict.fromkeys(NAMES, 0)
         self.debts = dict.fromkeys(NAMES, 0.0)
@@ -358,7 +358,7 @@ class PoolMachine(RuleBasedStateMachine):
         except Refusal as refusal:
             self.check_refused(ask, refusal, accounts[name], pools)
             return
-        self.kept[ask.lease_id] = Kept(lease, ask, self.now_s)
+        self.kept[ask.lease_id] = OpenLease(lease, ask, self.now_s)
         self.paid(name, ask.cost_tokens)
         if name in METERED:
             depth = self.run(self.store.view("m", [name]))[0].depth_tokens
@@ -708,7 +708,7 @@ class PoolMachine(RuleBasedStateMachine):
         if name in METERED:
             self.meters[name].take(tokens, self.now_s, METERED[name])
 
-    def post(self, kept: Kept, share: float | None) -> None:
+    def post(self, kept: OpenLease, share: float | None) -> None:
         usage = None
         self.paid(kept.ask.entitlement, int(kept.tokens * (share or 0.0)) - kept.tokens)
         if share is not None:
@@ -719,9 +719,9 @@ class PoolMachine(RuleBasedStateMachine):
     def apply_capacity(self, slots: tuple[int, ...]) -> None:
         """As the keeper does: survey, then publish."""
         capacity = Capacity(slots=slots, kv_bytes=TERMS.kv_bytes, tokens_per_s=TERMS.tokens_per_s)
-        (*_, standing) = survey(self.entitlements.values(), capacity, self.now_s)
-        assert standing is not None
-        self.terms = msgspec.structs.replace(TERMS, slots=slots, bound_until=standing.bound_until)
+        (*_, state) = assess_capacity(self.entitlements.values(), capacity, self.now_s)
+        assert state is not None
+        self.terms = msgspec.structs.replace(TERMS, slots=slots, bound_until=state.bound_until)
         self.run(self.store.change("m", self.terms))
 
 

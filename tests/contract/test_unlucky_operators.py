@@ -28,7 +28,7 @@ from gateway.adapters.store.backends import open_directory
 from gateway.errors import Refusal
 from gateway.policy.request.head import digest_of
 from gateway.ports import Directory
-from tests.entitlement_fakes import Desk, FlakyDirectory, from_file
+from tests.entitlement_fakes import EntitlementRig, FlakyDirectory, from_file
 from tests.fakes import FakeClock
 from tests.histories import histories
 
@@ -166,40 +166,40 @@ class OperatorsMachine(RuleBasedStateMachine):
         self.older: list[Any] = [self.empty] if self.shared.loses else []
         self.refusing: list[set[str]] = []
         """By gateway: keys that it ended, or heard of as revoked."""
-        self.desks: list[Desk] = []
+        self.rigs: list[EntitlementRig] = []
         for at in range(GATEWAYS):
-            self.desks.append(self.started(at, 0))
+            self.rigs.append(self.started(at, 0))
             self.refusing.append(set())
         self.settle()
 
     def run(self, call: Coroutine[Any, Any, _T]) -> _T:
         return self.loop.run_until_complete(call)
 
-    def started(self, at: int, number: int) -> Desk:
+    def started(self, at: int, number: int) -> EntitlementRig:
         """A gateway with the file's first edition, or a later one."""
         keys = [sha(key) for key in FILE_KEYS[: number + 1]]
         entry = from_file("f", *keys, digest=str(number))
-        desk = Desk(cast("FlakyDirectory", self.shared.open()), clock=self.clocks[at])
-        return self.run(desk.start(entry, file_unix_s=100.0 * (number + 1)))
+        rig = EntitlementRig(cast("FlakyDirectory", self.shared.open()), clock=self.clocks[at])
+        return self.run(rig.start(entry, file_unix_s=100.0 * (number + 1)))
 
     # -- what operators do
 
     def doing(
-        self, what: str, desk: Desk, name: str, which: int
+        self, what: str, rig: EntitlementRig, name: str, which: int
     ) -> tuple[Awaitable[Any], list[Key]]:
         """The call, and which keys are void if it succeeds."""
         known = [key for key in self.keys if key.name == name]
         if what == "revoke":
             key = known[which % len(known)] if known else Key(name, "none")
-            return desk.registry.revoke_key(name, key.fingerprint, WHO), [key]
+            return rig.registry.revoke_key(name, key.fingerprint, WHO), [key]
         void = []
         if what == "delete":  # what this gateway knows by the name; another may be restored
-            self.run(desk.sync.poll())
-            void = [key for key in known if self.lets_in(desk, key.secret)]
-        return self.asked(what, desk, name, which), void
+            self.run(rig.sync.poll())
+            void = [key for key in known if self.lets_in(rig, key.secret)]
+        return self.asked(what, rig, name, which), void
 
-    def asked(self, what: str, desk: Desk, name: str, which: int) -> Awaitable[Any]:
-        registry = desk.registry
+    def asked(self, what: str, rig: EntitlementRig, name: str, which: int) -> Awaitable[Any]:
+        registry = rig.registry
         if what == "create":
             return registry.create({"name": name, "tenant": "t", "model": "m"}, WHO)
         if what == "add_key":
@@ -258,11 +258,11 @@ class OperatorsMachine(RuleBasedStateMachine):
         what=st.sampled_from(WHAT),
     )
     def change(self, which: int, at: int, name: str, what: str) -> None:
-        desk = self.desks[at]
+        rig = self.rigs[at]
         self.pass_time()
-        self.run(desk.sync.poll())
-        known = desk.sync.roster.entries.get(name)
-        call, void = self.doing(what, desk, name, which)
+        self.run(rig.sync.poll())
+        known = rig.sync.index.entries.get(name)
+        call, void = self.doing(what, rig, name, which)
         answer, unheard = self.run(tried(call)), known is not None and not known.terms.suspended
         self.heard(what, at, name, answer, void, alone=True, unheard=unheard)
 
@@ -275,8 +275,8 @@ class OperatorsMachine(RuleBasedStateMachine):
     )
     def change_at_once(self, which: int, at: list[int], name: str, one: str, other: str) -> None:
         self.pass_time()
-        one_call, one_void = self.doing(one, self.desks[at[0]], name, which)
-        other_call, other_void = self.doing(other, self.desks[at[1]], name, which)
+        one_call, one_void = self.doing(one, self.rigs[at[0]], name, which)
+        other_call, other_void = self.doing(other, self.rigs[at[1]], name, which)
         first, second = self.run(both(tried(one_call), tried(other_call)))
         self.heard(one, at[0], name, first, one_void, alone=False)
         self.heard(other, at[1], name, second, other_void, alone=False)
@@ -291,7 +291,7 @@ class OperatorsMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, GATEWAYS - 1))
     def poll(self, at: int) -> None:
-        self.run(self.desks[at].sync.poll())
+        self.run(self.rigs[at].sync.poll())
 
     # -- what befalls them
 
@@ -331,8 +331,8 @@ class OperatorsMachine(RuleBasedStateMachine):
         self.settle()
         if edition:  # where it is new it says all anew, but for a suspension
             self.expires.pop("f", None)
-        self.run(self.desks[at].sync.close())
-        self.desks[at] = self.started(at, edition)
+        self.run(self.rigs[at].sync.close())
+        self.rigs[at] = self.started(at, edition)
         self.refusing[at] = {key.secret for key in self.keys if key.ended}
 
     @precondition(lambda self: self.older)
@@ -345,48 +345,48 @@ class OperatorsMachine(RuleBasedStateMachine):
     def gateway_starts_on_older(self, at: int, which: int, edition: int, *, changed: bool) -> None:
         """It reads what the others know better, and may write before they say so."""
         self.settle()
-        self.run(self.desks[at].sync.close())
+        self.run(self.rigs[at].sync.close())
         self.last_writes_are_lost(which)
         self.expires.pop("f", None)
-        self.desks[at] = self.started(at, edition)
+        self.rigs[at] = self.started(at, edition)
         self.refusing[at] = set()
         if changed:
             self.pass_time()
-            self.run(tried(self.desks[at].registry.change("f", {"slo_target_ms": 7}, WHO)))
+            self.run(tried(self.rigs[at].registry.change("f", {"slo_target_ms": 7}, WHO)))
         self.settle()
 
     # -- what must hold
 
-    def lets_in(self, desk: Desk, secret: str) -> bool:
-        return desk.keyring.find(digest_of(secret.encode())) is not None
+    def lets_in(self, rig: EntitlementRig, secret: str) -> bool:
+        return rig.keyring.find(digest_of(secret.encode())) is not None
 
     @invariant()
     def what_was_refused_for_good_is_refused(self) -> None:
-        for desk, refusing in zip(self.desks, self.refusing, strict=True):
+        for rig, refusing in zip(self.rigs, self.refusing, strict=True):
             for key in self.keys:
-                entry = desk.sync.roster.entries.get(key.name)
+                entry = rig.sync.index.entries.get(key.name)
                 if entry is not None and sha(key.secret) in entry.revoked_sha256:
                     refusing.add(key.secret)
-                assert not (key.secret in refusing and self.lets_in(desk, key.secret)), key.name
+                assert not (key.secret in refusing and self.lets_in(rig, key.secret)), key.name
 
     @rule()
     def settle(self) -> None:
         for _ in range(3):
             self.advance(10.0)  # beyond any pause after a directory that was slow
-            for desk in self.desks:
-                self.run(desk.sync.poll())
-        known = [desk.sync.roster.entries for desk in self.desks]
+            for rig in self.rigs:
+                self.run(rig.sync.poll())
+        known = [rig.sync.index.entries for rig in self.rigs]
         assert all(entries == known[0] for entries in known[1:])
-        for desk in self.desks:
+        for rig in self.rigs:
             for key in self.keys:
-                assert not (key.ended and self.lets_in(desk, key.secret)), key.name
+                assert not (key.ended and self.lets_in(rig, key.secret)), key.name
             for name, present in self.present.items():
-                assert (name in desk.sync.roster.entries) == present, name
+                assert (name in rig.sync.index.entries) == present, name
             for name, suspended in self.suspended.items():
-                entry = desk.sync.roster.entries.get(name)
+                entry = rig.sync.index.entries.get(name)
                 assert entry is None or entry.terms.suspended == suspended, name
             for name, expires in self.expires.items():
-                entry = desk.sync.roster.entries.get(name)
+                entry = rig.sync.index.entries.get(name)
                 assert entry is None or (entry.terms.expires_unix_s > 0) == expires, name
 
         self.twins.clear()
@@ -400,8 +400,8 @@ class OperatorsMachine(RuleBasedStateMachine):
         try:
             self.settle()
         finally:
-            for desk in self.desks:
-                self.run(desk.sync.close())
+            for rig in self.rigs:
+                self.run(rig.sync.close())
             self.shared.close()
             self.loop.close()
 

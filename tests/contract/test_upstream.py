@@ -1021,7 +1021,7 @@ async def test_a_ca_file_that_is_missing_is_a_connect_failure(upstream: Upstream
 
 def held() -> int:
     """Connections and exchanges that exist, ended or not."""
-    kinds = (adapter.Connection, adapter._Exchange)
+    kinds = (adapter.UpstreamConnection, adapter._Exchange)
     return sum(isinstance(found, kinds) for found in gc.get_objects())
 
 

@@ -80,7 +80,7 @@ def received(fleet: Fleet, pool: str) -> tuple[dict[str, Any], int]:
 
 
 def why_whole(record: dict[str, Any]) -> str | None:
-    """Why a prompt in the band went as it came."""
+    """Why a prompt in the window went as it came."""
     found: str | None = record.get("compression", {}).get("not_compressed")
     return found
 

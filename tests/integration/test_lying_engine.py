@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from bench.common.fleet import ADMIN_KEY, Replica
+from bench.common.fleet import ADMIN_KEY, GatewayProcess
 from sluice.children import Children, free_ports
 from tests.builders import OVERFLOWS, answer_body, chunk, error_answer, event, usage_chunk
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.alone
 
 CHAT = "/v1/chat/completions"
 CAP = 16
-MOST_CHARGE = 200
+MAX_CHARGE = 200
 """Of a prompt of two letters, generously estimated, and CAP tokens."""
 SOON_S = 0.75
 """Within which the honest engine's answer comes back while the other one lies."""
@@ -259,7 +259,7 @@ class Gateway:
         file = folder / "sluice.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         self.log = folder / "log"
-        self.replica = Replica(port, config)
+        self.replica = GatewayProcess(port, config)
         self.url = self.replica.url
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -326,7 +326,7 @@ def test_a_lie_costs_nobody_else_anything(gateway: Gateway, lie: str) -> None:
         assert isinstance(answer.json()["error"], dict)
     record = gateway.replica.admin(f"/admin/decisions/{answer.headers['x-request-id']}").json()
     charge = record.get("admission", {}).get("charge_tokens")
-    assert charge is None or 0 < charge <= MOST_CHARGE, record
+    assert charge is None or 0 < charge <= MAX_CHARGE, record
     if answer.status_code != 200:
         assert charge is None, "an error is not charged"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.tools import Load, bodies, build_tools, spent, start_engines
+from bench.common.tools import HttpLoad, bodies, build_tools, spent, start_engines
 from gateway.policy.fleet.engine_metrics import missing, read_page
 from sluice.children import Children
 
@@ -22,7 +22,7 @@ def test_streams_have_the_chunks_asked_for_and_come_from_every_engine(tmp_path: 
         ports = start_engines(children, engine, 2, 2000)
         for port in ports:
             children.wait_for(f"http://127.0.0.1:{port}/health")
-        streams = Load(load, ports, body["stream"]).run(4, 0.3)
+        streams = HttpLoad(load, ports, body["stream"]).run(4, 0.3)
         assert streams["errors"] == 0
         assert streams["requests"] >= 4
         # Chunks of streams that ended after the time are not counted.
@@ -45,7 +45,7 @@ def test_connections_take_turns_and_few_are_busy(tmp_path: Path) -> None:
     with Children() as children:
         process_ports = start_engines(children, engine, 1, 2000)
         children.wait_for(f"http://127.0.0.1:{process_ports[0]}/health")
-        with Load(load, process_ports, body["whole"]).start(100, 0.2, in_flight=3) as run:
+        with HttpLoad(load, process_ports, body["whole"]).start(100, 0.2, in_flight=3) as run:
             found, _ = spent(run, {})
     assert found["errors"] == 0
     assert found["requests"] > 100

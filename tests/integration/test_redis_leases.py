@@ -19,12 +19,12 @@ from gateway.adapters.store.backends import open_directory, open_state
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis import link as redis_link
 from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.adapters.store.redis.link import Away
+from gateway.adapters.store.redis.link import RedisAway
 from gateway.adapters.store.redis.scripts import Calls, Scripts, argument, grouped
 from gateway.adapters.store.redis.token_pools import FailMode
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
-from gateway.policy.estimate.merge import Sums
+from gateway.policy.estimate.merge import PartState
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, EntitlementEntry, Settlement
@@ -91,13 +91,13 @@ async def opened(
 ) -> AsyncIterator[RedisLeases]:
     """A started store of one process."""
     served = {name: served_model(name=name) for name in models}
-    books = {name: TokenPool(terms or Terms(slots=(8, 8))) for name in models}
+    token_pools = {name: TokenPool(terms or Terms(slots=(8, 8))) for name in models}
     for one in entitlements:
-        books[one.model].define(one)
+        token_pools[one.model].define(one)
     store = RedisLeases(
         url,
         served,
-        books,
+        token_pools,
         clock or time.monotonic,
         local=MemoryLeases(served, time.monotonic),
         fail_mode=fail_mode,
@@ -635,7 +635,7 @@ async def test_a_store_without_its_redis_starts_and_finds_it_later(own_server: R
 async def test_what_waits_for_redis_is_bounded(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_link, "MOST_POSTS", 10)
+    monkeypatch.setattr(redis_link, "MAX_POSTS", 10)
     async with opened(own_server.url, tenant()) as store:
         own_server.kill()
         for n in range(30):
@@ -688,7 +688,9 @@ async def test_what_is_learned_and_who_is_entitled_is_shared_through_a_cluster(
         pytest.skip("redis-server is not on PATH")
     with RedisCluster(tmp_path) as cluster:
         one, other = open_state(cluster.url), open_state(cluster.url)
-        records = {f"p:{n}": {"part": Sums(epoch=0, n=n, sums={"x": 1.5})} for n in range(1, 7)}
+        records = {
+            f"p:{n}": {"part": PartState(epoch=0, n=n, sums={"x": 1.5})} for n in range(1, 7)
+        }
         await one.exchange(records)
         heard = await other.exchange(dict.fromkeys(records))
         assert {s: p[0].parts for s, p in heard.peers.items()} == records
@@ -723,6 +725,6 @@ async def test_a_call_that_meets_no_redis_says_that_it_was_not_sent(
     own_server.kill()
     async with opened(own_server.url, tenant()) as store:
         link = store._models["m"].link
-        with pytest.raises(Away) as away:
+        with pytest.raises(RedisAway) as away:
             await link.call("view", b"")
         assert not away.value.sent

@@ -49,18 +49,18 @@ async def test_a_killed_process_s_leases_return_within_their_time(tmp_path: Path
         await holder.wait()
 
     now_s = time.time()
-    book = pool(entitled(tokens_per_s=100.0, baseline=8), slots=(8,))
-    kept = SqliteLeases(path, {"m": book})
+    token_pool = pool(entitled(tokens_per_s=100.0, baseline=8), slots=(8,))
+    kept = SqliteLeases(path, {"m": token_pool})
     await kept.start()
-    account = book.accounts["e"]
-    assert set(book.leases) - {"lost"} == {"l1", "l2", "l3", "l4"}
-    assert book.pools[0].inflight == account.total == len(book.leases)
-    assert book.pools[0].kv_bytes == 40
+    account = token_pool.accounts["e"]
+    assert set(token_pool.leases) - {"lost"} == {"l1", "l2", "l3", "l4"}
+    assert token_pool.pools[0].inflight == account.total == len(token_pool.leases)
+    assert token_pool.pools[0].kv_bytes == 40
     assert account.used == 30
-    assert account.debited - account.refunded == 30 + 100 * len(book.leases)
+    assert account.debited - account.refunded == 30 + 100 * len(token_pool.leases)
 
-    admission.reap(book, now_s + LEASE_TTL_S)
-    assert (book.pools[0].inflight, account.total, account.kv_bytes) == (0, 0, 0)
+    admission.reap(token_pool, now_s + LEASE_TTL_S)
+    assert (token_pool.pools[0].inflight, account.total, account.kv_bytes) == (0, 0, 0)
     assert account.debited - account.refunded == account.used
     assert account.used in (430, 530)
     await kept.close()

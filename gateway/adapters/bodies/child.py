@@ -23,7 +23,7 @@ from gateway.records.endpoint import ENDPOINTS, Endpoint
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
-MOST_MEMORY_BYTES: Final = 4 << 30
+MAX_MEMORY_BYTES: Final = 4 << 30
 """Limit of address space: 32 MiB of empty lists decode to 1 GiB of it."""
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # A core dump would hold a tenant's prompt.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Decoded bodies have no reference cycles, and the collector would scan millions of lists.
     gc.disable()

@@ -22,7 +22,7 @@ from gateway.adapters.compress.child import START_LIMIT_S, Setup, length_of, unf
 from gateway.errors import SluiceError
 from gateway.ports import CompressResult, CompressTask
 
-_KEPT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _ONE_THREAD: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -171,7 +171,7 @@ class WorkerProcess(asyncio.Protocol):
 
 
 def _popen(pipe: socket.socket, module: str, memory: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment |= {**_ONE_THREAD, **memory}
     # As in multiprocessing: the worker can import everything that the gateway can.
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)

@@ -19,11 +19,11 @@ from gateway.records.attempt import WorkerAddress
 _METRIC: Final = "vllm:cache_config_info{"
 _LINE: Final = re.compile(rb"^%b[^\r\n]*" % _METRIC.encode(), re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_MOST_TOKENS: Final = 1 << 40
+_MAX_TOKENS: Final = 1 << 40
 
 _log = logging.getLogger("sluice.probes")
 
-Place = tuple[str, int, int]
+WorkerKey = tuple[str, int, int]
 """(model, pool, worker)."""
 
 
@@ -31,9 +31,9 @@ class EngineKv:
     """KV cache by worker, filled while probing."""
 
     def __init__(self) -> None:
-        self.kv_bytes_by_worker: dict[Place, int] = {}
+        self.kv_bytes_by_worker: dict[WorkerKey, int] = {}
         """Capacities that engines reported; workers without a report are absent."""
-        self._asked: set[Place] = set()
+        self._asked: set[WorkerKey] = set()
 
     def of(self, model: str, pool: int, worker: int) -> int:
         """Bytes of a worker's KV cache; 0 if unknown."""
@@ -83,7 +83,7 @@ def kv_tokens(line: str) -> int | None:
     if not (blocks.isascii() and blocks.isdigit() and size.isascii() and size.isdigit()):
         return None  # "None" while the engine is still measuring
     tokens = int(blocks[:16]) * int(size[:16])
-    return tokens if 0 < tokens <= _MOST_TOKENS else None
+    return tokens if 0 < tokens <= _MAX_TOKENS else None
 
 
 def _is_of(rank: int | None, line: str) -> bool:

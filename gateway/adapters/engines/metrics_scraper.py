@@ -20,12 +20,12 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 
-MOST_PAGES_PER_S: Final = 128.0
+MAX_PAGES_PER_S: Final = 128.0
 """Limit over all engines, unless samples would become stale."""
 JITTER: Final = 0.1
-MOST_INTERVAL_S: Final = 0.8 * STALE_S
+MAX_INTERVAL_S: Final = 0.8 * STALE_S
 """Together with jitter and response time, this stays below STALE_S."""
-_MOST_PAUSE_S: Final = 60.0
+_MAX_PAUSE_S: Final = 60.0
 
 _log = logging.getLogger("sluice.telemetry")
 
@@ -63,7 +63,7 @@ class EngineMetrics:
         }
         """Views of each model's pools, by model."""
         pages = sum(len(pool.engines) for served in self._models for pool in served.fleet.pools)
-        self.interval_s = max(interval_s, min(pages / MOST_PAGES_PER_S, MOST_INTERVAL_S))
+        self.interval_s = max(interval_s, min(pages / MAX_PAGES_PER_S, MAX_INTERVAL_S))
         """Seconds between two readings of an engine that responds."""
 
     async def start(self) -> None:
@@ -122,7 +122,7 @@ class EngineMetrics:
             if await self.read(served, pool, worker):
                 pause_s = self.interval_s
             else:
-                pause_s = min(2 * pause_s, max(_MOST_PAUSE_S, self.interval_s))
+                pause_s = min(2 * pause_s, max(_MAX_PAUSE_S, self.interval_s))
             await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     def _warn(self, served: ModelRuntime, address: WorkerAddress, fields: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 
-FIRST_AT_ONCE: Final = 128
+PROBE_BATCH: Final = 128
 """Engines probed concurrently before the first request is served."""
 MODELS_EVERY_S: Final = 30.0
 """Interval between readings of a worker's model list: adapters may be loaded at any time."""
@@ -89,7 +89,7 @@ class Prober:
             for which in left:
                 await self.probe(*which)
 
-        await asyncio.gather(*(first() for _ in range(min(FIRST_AT_ONCE, len(engines)))))
+        await asyncio.gather(*(first() for _ in range(min(PROBE_BATCH, len(engines)))))
         began_s = asyncio.get_running_loop().time()
         self._background.start(
             *(
@@ -119,7 +119,7 @@ class Prober:
                 _log.info("no verdict on %s: this process stood still %.1f s", address.id, own_s)
                 return state.up[worker]
             refused = isinstance(error.__cause__, ConnectionRefusedError)
-            why = self._told(error)
+            why = self._reason_of(error)
         answers = state.progress.look(worker, self._clock(), self._watch.late_s)
         self._apply(served, pool, worker, why, refused=refused, answers=answers)
         await self._look_for_frost(served, pool, worker)
@@ -190,15 +190,15 @@ class Prober:
             return False
         if page is None or page.status != 200:
             return False
-        told = read_page(page.body)
+        reported = read_page(page.body)
         sample = EngineSample(
-            prompt_tokens_total=told.prompt_tokens_total,
-            generation_tokens_total=told.generation_tokens_total,
+            prompt_tokens_total=reported.prompt_tokens_total,
+            generation_tokens_total=reported.generation_tokens_total,
         )
         before, self._counted[place] = self._counted.get(place), sample
         return before is not None and sample != before
 
-    def _told(self, error: Exception) -> str:
+    def _reason_of(self, error: Exception) -> str:
         if _is_timeout(error):
             return f"no answer to a probe within {self._timeout_s:g} s"
         return f"a probe failed: {error}"

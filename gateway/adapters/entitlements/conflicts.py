@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from gateway.ports import EntitlementEntry, Kept
+from gateway.ports import DirectoryState, EntitlementEntry
 
-REVOKED_KEPT: Final = 32
+RETAINED_REVOKED: Final = 32
 """Digests of revoked keys kept per entitlement."""
 
-Grave = tuple[str, str]
+DeletedId = tuple[str, str]
 """Name and id of a deleted entitlement."""
 
 
@@ -35,7 +35,7 @@ class Repair(msgspec.Struct):
     """Names that this process must forget."""
 
 
-def grave(entry: EntitlementEntry) -> Grave:
+def deleted_id(entry: EntitlementEntry) -> DeletedId:
     """The name and id under which the entry's deletion is remembered."""
     return entry.terms.name, entry.id
 
@@ -63,7 +63,7 @@ def revoked(before: EntitlementEntry, unix_s: float, digests: Container[str]) ->
         before,
         unix_s,
         key_sha256=_without(before.key_sha256, ended),
-        revoked_sha256=(*before.revoked_sha256, *ended)[-REVOKED_KEPT:],
+        revoked_sha256=(*before.revoked_sha256, *ended)[-RETAINED_REVOKED:],
     )
 
 
@@ -74,7 +74,7 @@ def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementE
     newer = msgspec.structs.replace(
         newer,
         key_sha256=_without(newer.key_sha256, ended),
-        revoked_sha256=tuple(ended)[-REVOKED_KEPT:],
+        revoked_sha256=tuple(ended)[-RETAINED_REVOKED:],
         version=theirs.version,
     )
     # An entry from the file gets another id in a directory that came back empty.
@@ -91,27 +91,27 @@ def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementE
 
 
 def repair(
-    known: Mapping[str, EntitlementEntry], buried: Container[Grave], kept: Kept
+    known: Mapping[str, EntitlementEntry], buried: Container[DeletedId], state: DirectoryState
 ) -> Iterable[Repair]:
     """Yield one step per entry of this process or of the directory, so that callers can pause."""
-    graves = {(removal.name, removal.id) for removal in kept.removals}
+    tombstones = {(removal.name, removal.id) for removal in state.removals}
     listed = set()
-    for theirs in kept.entries:
+    for theirs in state.entries:
         listed.add(theirs.terms.name)
         mine = known.get(theirs.terms.name)
-        if mine is not None and grave(mine) in graves:
+        if mine is not None and deleted_id(mine) in tombstones:
             mine = None
-        if mine is not None and mine.version and (grave(theirs) in buried or mine != theirs):
-            wanted = mine if grave(theirs) in buried else reconciled(mine, theirs)
+        if mine is not None and mine.version and (deleted_id(theirs) in buried or mine != theirs):
+            wanted = mine if deleted_id(theirs) in buried else reconciled(mine, theirs)
             wanted = msgspec.structs.replace(wanted, version=theirs.version)
             yield Repair(puts=[wanted] if wanted != theirs else [])
         else:
-            yield Repair(deletes=[theirs] if grave(theirs) in buried else [])
+            yield Repair(deletes=[theirs] if deleted_id(theirs) in buried else [])
     for name, mine in known.items():
         if name in listed:
             continue
         # An entry older than all remembered removals may have been removed by a forgotten one.
-        back = grave(mine) not in graves and mine.version >= kept.complete_since
+        back = deleted_id(mine) not in tombstones and mine.version >= state.complete_since
         if back and mine.version:
             yield Repair(puts=[msgspec.structs.replace(mine, version=0)])
         else:

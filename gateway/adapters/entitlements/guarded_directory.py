@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from gateway.errors import StateFailure
 from gateway.policy.fleet.breaker import Breaker
-from gateway.ports import Directory, EntitlementEntry, Kept, Written
+from gateway.ports import Directory, DirectoryState, EntitlementEntry, Written
 
 LIMIT_S: Final = 2.0
 """Time limit of one call."""
@@ -15,7 +15,7 @@ LOAD_LIMIT_S: Final = 30.0
 
 _log = logging.getLogger("sluice.entitlements")
 _T = TypeVar("_T")
-_Answer = TypeVar("_Answer", Kept, Written)
+_Answer = TypeVar("_Answer", DirectoryState, Written)
 
 
 class GuardedDirectory:
@@ -42,30 +42,30 @@ class GuardedDirectory:
         if not self._breaker.allows(self._clock()):
             raise StateFailure("the directory of entitlements is away")
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """See Directory."""
-        return self._heard(await self._ask(self._directory.load(), LOAD_LIMIT_S))
+        return self._note_revision(await self._ask(self._directory.load(), LOAD_LIMIT_S))
 
-    async def changes(self, since: int, mark: str) -> Kept | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState | None:
         """See Directory."""
         found = await self._ask(self._directory.changes(since, mark), LIMIT_S)
-        return None if found is None else self._heard(found)
+        return None if found is None else self._note_revision(found)
 
     async def put(self, *entries: EntitlementEntry, after: str) -> Written:
         """See Directory; the new revision is above every known one."""
         call = self._directory.put(*entries, floor=self._floor, after=after)
-        return self._heard(await self._ask(call, LIMIT_S))
+        return self._note_revision(await self._ask(call, LIMIT_S))
 
     async def delete(self, entry: EntitlementEntry, after: str) -> Written:
         """See Directory; the new revision is above every known one."""
         call = self._directory.delete(entry, floor=self._floor, after=after)
-        return self._heard(await self._ask(call, LIMIT_S))
+        return self._note_revision(await self._ask(call, LIMIT_S))
 
     async def close(self) -> None:
         """See Directory."""
         await self._directory.close()
 
-    def _heard(self, answer: _Answer) -> _Answer:
+    def _note_revision(self, answer: _Answer) -> _Answer:
         self._floor = max(self._floor, answer.revision)
         return answer
 

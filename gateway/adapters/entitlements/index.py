@@ -13,17 +13,17 @@ from gateway.adapters.entitlements.conflicts import changed
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import EntitlementEntry
 
-Place = tuple[int, str]
+PagePosition = tuple[int, str]
 """`created` and name: an entitlement's position in the list."""
 
 
-class Roster:
+class EntitlementIndex:
     """Entries by name and in order of creation. Cheap with 100,000 entries."""
 
     def __init__(self) -> None:
         self.entries: dict[str, EntitlementEntry] = {}
-        self._order: list[Place] = []
-        self._models: dict[str, list[Place]] = {}
+        self._order: list[PagePosition] = []
+        self._models: dict[str, list[PagePosition]] = {}
         self._reserving: dict[str, dict[str, Entitlement]] = {}
 
     @property
@@ -68,7 +68,7 @@ class Roster:
         """A model's entitlements that reserve a baseline."""
         return list(self._reserving.get(model, {}).values())
 
-    def after(self, place: Place, count: int) -> list[EntitlementEntry]:
+    def after(self, place: PagePosition, count: int) -> list[EntitlementEntry]:
         """Up to `count` entries after a position, oldest first."""
         start = bisect_right(self._order, place)
         return [self.entries[name] for _, name in self._order[start : start + count]]
@@ -158,5 +158,5 @@ def _where(entry: EntitlementEntry) -> tuple[int, str]:
     return entry.terms.created, entry.terms.model
 
 
-def _place(entry: EntitlementEntry) -> Place:
+def _place(entry: EntitlementEntry) -> PagePosition:
     return entry.terms.created, entry.terms.name

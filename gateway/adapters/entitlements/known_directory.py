@@ -11,13 +11,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.adapters.entitlements.conflicts import Grave
+from gateway.adapters.entitlements.conflicts import DeletedId
 from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
-from gateway.ports import EntitlementEntry, Kept, Removal
+from gateway.ports import DirectoryState, EntitlementEntry, Removal
 
-GRAVES: Final = 10_000
+MAX_TOMBSTONES: Final = 10_000
 """Deleted entitlements remembered, so that they stay deleted."""
-PUT_AT_ONCE: Final = 500
+PUT_BATCH: Final = 500
 
 
 class Raced(Exception):
@@ -28,7 +28,7 @@ class KnownDirectory:
     """Reads and writes based on the last known write. One caller at a time."""
 
     def __init__(self, directory: GuardedDirectory) -> None:
-        self.graves: OrderedDict[Grave, Removal] = OrderedDict()
+        self.tombstones: OrderedDict[DeletedId, Removal] = OrderedDict()
         """Deleted entitlements, oldest first."""
         self._directory = directory
         self._revision = 0
@@ -48,28 +48,28 @@ class KnownDirectory:
         """Raise StateFailure while the breaker is open."""
         self._directory.check()
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """Load everything; later writes are based on it. Pass it to `know` once it is applied."""
-        kept = await self._directory.load()
-        self._lost, self._mark, self._wrote = True, kept.mark, False
-        self._bury(kept.removals)
-        return kept
+        state = await self._directory.load()
+        self._lost, self._mark, self._wrote = True, state.mark, False
+        self._bury(state.removals)
+        return state
 
-    async def changes(self) -> Kept | None:
+    async def changes(self) -> DirectoryState | None:
         """New changes, to pass to `know`; None if writes were lost and all must be loaded."""
         if self._lost:
             return None
         self._wrote = False
-        kept = await self._directory.changes(self._revision, self._mark)
-        if kept is not None:
-            self._bury(kept.removals)
-        return kept
+        state = await self._directory.changes(self._revision, self._mark)
+        if state is not None:
+            self._bury(state.removals)
+        return state
 
-    def know(self, kept: Kept) -> None:
+    def know(self, state: DirectoryState) -> None:
         """Note that the content read was applied."""
-        self._revision, self._lost = kept.revision, False
+        self._revision, self._lost = state.revision, False
         if not self._wrote:
-            self._mark = kept.mark
+            self._mark = state.mark
 
     async def put(self, entries: Sequence[EntitlementEntry]) -> list[EntitlementEntry]:
         """Write entries and return them with their new version.
@@ -78,8 +78,8 @@ class KnownDirectory:
         """
         found: list[EntitlementEntry] = []
         raced = False
-        for start in range(0, len(entries), PUT_AT_ONCE):
-            part = entries[start : start + PUT_AT_ONCE]
+        for start in range(0, len(entries), PUT_BATCH):
+            part = entries[start : start + PUT_BATCH]
             written = await self._directory.put(*part, after=self._mark)
             raced = raced or bool(written.conflicts)
             self._note(written.mark)
@@ -108,6 +108,6 @@ class KnownDirectory:
 
     def _bury(self, removals: Iterable[Removal]) -> None:
         for removal in removals:
-            self.graves[removal.name, removal.id] = removal
-        while len(self.graves) > GRAVES:
-            self.graves.popitem(last=False)
+            self.tombstones[removal.name, removal.id] = removal
+        while len(self.tombstones) > MAX_TOMBSTONES:
+            self.tombstones.popitem(last=False)

@@ -20,7 +20,7 @@ SLICE: Final = 50
 _log = logging.getLogger("sluice.entitlements")
 
 
-class StoreDues:
+class EntitlementOutbox:
     """Entitlements whose definition or removal the store has not taken yet."""
 
     def __init__(
@@ -46,14 +46,14 @@ class StoreDues:
         for start in range(0, len(todo), SLICE):
             keys = todo[start : start + SLICE]
             found = await asyncio.gather(
-                *(self._tell(key, entries.get(key[1])) for key in keys), return_exceptions=True
+                *(self._send(key, entries.get(key[1])) for key in keys), return_exceptions=True
             )
             for (model, name), result in zip(keys, found, strict=True):
                 if result is True:
                     del self._due[model, name]
                     touched[model] = None
                 elif isinstance(result, BaseException):
-                    self._told_in_vain(result)
+                    self._note_failure(result)
             if any(isinstance(result, BaseException) for result in found):
                 break
             self._failed = False
@@ -61,7 +61,7 @@ class StoreDues:
         for model in touched:
             self._changed(model)
 
-    async def _tell(self, key: tuple[str, str], entry: EntitlementEntry | None) -> bool:
+    async def _send(self, key: tuple[str, str], entry: EntitlementEntry | None) -> bool:
         """Send one entitlement; False if its removal must wait for requests in flight."""
         model, name = key
         if entry is not None and entry.terms.model == model:
@@ -75,7 +75,7 @@ class StoreDues:
             await self._store.define(self._due[key])
         return False
 
-    def _told_in_vain(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
             raise error
         if not self._failed:

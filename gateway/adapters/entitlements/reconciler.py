@@ -31,11 +31,11 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.entitlements.conflicts import Repair, grave, repair
+from gateway.adapters.entitlements.conflicts import Repair, deleted_id, repair
 from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
-from gateway.adapters.entitlements.index import File, Roster, merge
+from gateway.adapters.entitlements.index import EntitlementIndex, File, merge
 from gateway.adapters.entitlements.known_directory import KnownDirectory, Raced
-from gateway.adapters.entitlements.outbox import StoreDues
+from gateway.adapters.entitlements.outbox import EntitlementOutbox
 from gateway.errors import StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement, MeanRate
 from gateway.policy.entitlements.terms import ModelShape
@@ -94,11 +94,11 @@ class EntitlementSync:
         `rates`, by model, receive every entitlement's token rate. Models that are not `managed`
         have keys only; the store gets none of their entitlements.
         """
-        self.roster = Roster()
+        self.index = EntitlementIndex()
         self.lock = asyncio.Lock()
         self._directory = KnownDirectory(GuardedDirectory(directory, clock, chance))
         self._keyring = keyring
-        self._dues = StoreDues(store, managed, changed)
+        self._outbox = EntitlementOutbox(store, managed, changed)
         self._models = models
         self._chance = chance
         self._rates = rates or {}
@@ -144,7 +144,7 @@ class EntitlementSync:
             try:
                 with contextlib.suppress(StateFailure):  # it was logged
                     await self.refresh()
-                await self._dues.settle(self.roster.entries)
+                await self._outbox.settle(self.index.entries)
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("keeping entitlements in step failed")
 
@@ -165,8 +165,8 @@ class EntitlementSync:
 
         Raises Raced, StateFailure; then nothing changed.
         """
-        (kept,) = await self._directory.put([entry])
-        await self._take([kept], ())
+        (state,) = await self._directory.put([entry])
+        await self._take([state], ())
 
     async def delete(self, entry: EntitlementEntry) -> None:
         """Delete an entry (under `lock`); its requests in flight run to their end.
@@ -177,28 +177,28 @@ class EntitlementSync:
         await self._take((), [entry.terms.name])
 
     async def _follow(self) -> None:
-        kept = await self._directory.changes()
-        if kept is None:
+        state = await self._directory.changes()
+        if state is None:
             await self._restore()
             return
-        here = self.roster.entries
-        removed = [r.name for r in kept.removals if _is_of(here.get(r.name), r)]
-        dead = [entry for entry in kept.entries if grave(entry) in self._directory.graves]
+        here = self.index.entries
+        removed = [r.name for r in state.removals if _is_of(here.get(r.name), r)]
+        dead = [entry for entry in state.entries if deleted_id(entry) in self._directory.tombstones]
         await self._take(
-            (e for e in kept.entries if grave(e) not in self._directory.graves), removed
+            (e for e in state.entries if deleted_id(e) not in self._directory.tombstones), removed
         )
         for entry in dead:  # a gateway that did not know of the deletion wrote it back
             await self._directory.delete(entry)
-        self._directory.know(kept)
+        self._directory.know(state)
 
     async def _merge(self) -> None:
-        kept = await self._directory.load()
+        state = await self._directory.load()
         # Once an entitlement existed, keys stay required, even if none is left.
-        self._keyring.open = kept.revision == 0 and not self._file.entries
-        by_name, newest = await self._index(kept.entries)
+        self._keyring.open = state.revision == 0 and not self._file.entries
+        by_name, newest = await self._index(state.entries)
         puts, removes = await self._joined(by_name, newest)
         # Also replaces an entry of the same name whose model is not served here.
-        versions = {entry.terms.name: entry.version for entry in kept.entries}
+        versions = {entry.terms.name: entry.version for entry in state.entries}
         puts = [
             msgspec.structs.replace(entry, version=versions.get(entry.terms.name, 0))
             for entry in puts
@@ -208,9 +208,9 @@ class EntitlementSync:
         for entry in removes:
             await self._directory.delete(entry)
             del by_name[entry.terms.name]
-        gone = [name for name in self.roster.entries if name not in by_name]
+        gone = [name for name in self.index.entries if name not in by_name]
         await self._take(by_name.values(), gone)
-        self._directory.know(kept)
+        self._directory.know(state)
         self._merged = True
 
     async def _joined(
@@ -219,7 +219,7 @@ class EntitlementSync:
         """The file's changes to the directory: entries to put and entries to remove."""
         puts, removes, older = [], [], []
         removed_unix_s: dict[str, float] = {}
-        for removal in self._directory.graves.values():
+        for removal in self._directory.tombstones.values():
             removed_unix_s[removal.name] = max(
                 removal.file_unix_s, removed_unix_s.get(removal.name, 0.0)
             )
@@ -252,21 +252,21 @@ class EntitlementSync:
 
     async def _restore(self) -> None:
         """Write back what the directory lost, and apply what it holds now."""
-        kept = await self._directory.load()
+        state = await self._directory.load()
         _log.warning("the directory of entitlements lost its memory: giving back what is known")
         all_steps = Repair()
-        async for step in _paused(repair(self.roster.entries, self._directory.graves, kept)):
+        async for step in _paused(repair(self.index.entries, self._directory.tombstones, state)):
             all_steps.puts += step.puts
             all_steps.deletes += step.deletes
             all_steps.gone += step.gone
-        by_name = {entry.terms.name: entry for entry in kept.entries}
+        by_name = {entry.terms.name: entry for entry in state.entries}
         for entry in await self._directory.put(all_steps.puts):
             by_name[entry.terms.name] = entry
         for entry in all_steps.deletes:
             await self._directory.delete(entry)
             del by_name[entry.terms.name]
         await self._take(by_name.values(), all_steps.gone)
-        self._directory.know(kept)
+        self._directory.know(state)
 
     async def _take(self, entries: Iterable[EntitlementEntry], removed: Iterable[str]) -> None:
         """Apply the directory's entries and removals; known ones cost almost nothing."""
@@ -275,7 +275,7 @@ class EntitlementSync:
             self._forget(name)
         async for entry in _paused(entries):
             self._enter(entry)
-        await self._dues.settle(self.roster.entries)
+        await self._outbox.settle(self.index.entries)
 
     def _ours(self, terms: Entitlement) -> bool:
         """Whether this process serves the entitlement's model."""
@@ -292,12 +292,12 @@ class EntitlementSync:
         return False
 
     def _forget(self, name: str) -> None:
-        known = self.roster.entries.get(name)
+        known = self.index.entries.get(name)
         if known is not None:
-            self.roster.remove(name)
+            self.index.remove(name)
             self._keyring.remove(name)
             self._count(known.terms, on=False)
-            self._dues.add(known.terms)
+            self._outbox.add(known.terms)
 
     def _count(self, terms: Entitlement, *, on: bool) -> None:
         rates = self._rates.get(terms.model)
@@ -306,22 +306,22 @@ class EntitlementSync:
 
     def _enter(self, entry: EntitlementEntry) -> None:
         terms = entry.terms
-        known = self.roster.entries.get(terms.name)
+        known = self.index.entries.get(terms.name)
         if known == entry:
             return
         if not self._ours(terms):
             self._forget(terms.name)
             return
         if known is not None and known.terms.model != terms.model:
-            self._dues.add(known.terms)
-        self.roster.put(entry)
+            self._outbox.add(known.terms)
+        self.index.put(entry)
         self._keyring.put(_principal(terms), [bytes.fromhex(d) for d in entry.key_sha256])
         if known is not None and known.terms == terms:
             return
         if known is not None:
             self._count(known.terms, on=False)
         self._count(terms, on=True)
-        self._dues.add(terms)
+        self._outbox.add(terms)
 
     async def _run(self) -> None:
         while True:

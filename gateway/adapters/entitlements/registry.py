@@ -64,7 +64,7 @@ class Registry:
         """
         self._sync = sync
         self._reader = views.EntitlementReader(
-            sync.roster, store, models, managed, pools or store.pools
+            sync.index, store, models, managed, pools or store.pools
         )
         self._models = models
         self._managed = managed
@@ -87,11 +87,11 @@ class Registry:
 
     def terms(self, model: str) -> Iterator[Entitlement]:
         """A model's entitlements, oldest first; safe to iterate during changes."""
-        return self._sync.roster.terms(model)
+        return self._sync.index.terms(model)
 
     def find(self, name: str) -> Entitlement | None:
         """An entitlement's terms; None if there is none of this name."""
-        entry = self._sync.roster.entries.get(name)
+        entry = self._sync.index.entries.get(name)
         return None if entry is None else entry.terms
 
     def audit(self, count: int) -> list[dict[str, object]]:
@@ -118,10 +118,10 @@ class Registry:
 
         async def work() -> str:
             name = fields.get("name")
-            taken = (self._sync.roster.entries, self._sync.foreign)
+            taken = (self._sync.index.entries, self._sync.foreign)
             if isinstance(name, str) and any(name in names for names in taken):
                 raise _taken(name)
-            terms = self._terms(fields, self._sync.roster.next_created)
+            terms = self._terms(fields, self._sync.index.next_created)
             self._check_fit(terms)
             first = EntitlementEntry(terms=terms, origin="admin", id=secrets.token_hex(8))
             entry = changed(first, self._wall_clock(), key_sha256=(digest,))
@@ -159,7 +159,7 @@ class Registry:
             reserved = views.reserved(terms, now_s)
             if reserved and reserved != views.reserved(entry.terms, now_s):
                 self._check_fit(terms)
-            await self._keep(entry, changed(entry, now_s, terms=terms), who, what)
+            await self._store_entry(entry, changed(entry, now_s, terms=terms), who, what)
 
         await self._changing(work)
         return await self.get(name)
@@ -172,7 +172,7 @@ class Registry:
         async def work() -> None:
             entry = self._entry(name, version)
             after = stood(entry, self._wall_clock(), suspended=not undo)
-            await self._keep(entry, after, who, "resume" if undo else "suspend")
+            await self._store_entry(entry, after, who, "resume" if undo else "suspend")
 
         await self._changing(work)
         return await self.get(name)
@@ -225,7 +225,7 @@ class Registry:
                     code="too_many_keys",
                 )
             after = changed(entry, self._wall_clock(), key_sha256=(*entry.key_sha256, digest))
-            await self._keep(entry, after, who, "add_key")
+            await self._store_entry(entry, after, who, "add_key")
 
         await self._changing(work)
         return {**await self.get(name), "key": key}
@@ -244,7 +244,9 @@ class Registry:
                     reason="key_not_found",
                     code="key_not_found",
                 )
-            await self._keep(entry, revoked(entry, self._wall_clock(), ended), who, "revoke_key")
+            await self._store_entry(
+                entry, revoked(entry, self._wall_clock(), ended), who, "revoke_key"
+            )
 
         await self._changing(work)
         return await self.get(name)
@@ -279,7 +281,7 @@ class Registry:
             )
         return entry
 
-    async def _keep(
+    async def _store_entry(
         self, before: EntitlementEntry, after: EntitlementEntry, who: str, what: str
     ) -> None:
         await self._sync.put(after)
@@ -303,7 +305,7 @@ class Registry:
     def _check_fit(self, terms: Entitlement) -> None:
         now_s = self._wall_clock()
         others = (
-            t for t in self._sync.roster.reserving(terms.model) if not 0 < t.expires_unix_s <= now_s
+            t for t in self._sync.index.reserving(terms.model) if not 0 < t.expires_unix_s <= now_s
         )
         try:
             check_fit(terms, self._models[terms.model], others)

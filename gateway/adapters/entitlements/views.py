@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Final
 
-from gateway.adapters.entitlements.index import Place, Roster
+from gateway.adapters.entitlements.index import EntitlementIndex, PagePosition
 from gateway.errors import BadRequest, NotFound, StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import GIB, ModelShape, fields_from
@@ -15,18 +15,18 @@ SLICE: Final = 500
 
 
 class EntitlementReader:
-    """Reads entitlements for an admin, from the roster and the store's counters."""
+    """Reads entitlements for an admin, from the index and the store's counters."""
 
     def __init__(
         self,
-        roster: Roster,
+        index: EntitlementIndex,
         store: TokenPools,
         models: Mapping[str, ModelShape],
         managed: Container[str],
         pools: Callable[[str], Awaitable[list[PoolView]]],
     ) -> None:
         """`models` by name; the store has counters of the `managed` ones only."""
-        self._roster = roster
+        self._entries = index
         self._pools = pools
         self._store = store
         self._models = models
@@ -34,7 +34,7 @@ class EntitlementReader:
 
     def entry(self, name: str) -> EntitlementEntry:
         """An entitlement by name. Raises NotFound."""
-        entry = self._roster.entries.get(name)
+        entry = self._entries.entries.get(name)
         if entry is None:
             raise NotFound(
                 f"There is no entitlement '{name[:64]}'. GET /admin/entitlements lists them.",
@@ -55,7 +55,7 @@ class EntitlementReader:
         place = place_of(after)
         found: list[EntitlementEntry] = []
         while True:
-            entries = self._roster.after(place, SLICE)
+            entries = self._entries.after(place, SLICE)
             for entry in entries:
                 if matches(entry.terms, model, tenant):
                     if len(found) == limit:  # one more than the limit: there is a next page
@@ -151,12 +151,12 @@ def matches(terms: Entitlement, model: str | None, tenant: str | None) -> bool:
     return model in (None, terms.model) and tenant in (None, terms.tenant)
 
 
-def cursor_of(place: Place) -> str:
+def cursor_of(place: PagePosition) -> str:
     """The cursor at the end of a page."""
     return f"{place[0]}:{place[1]}"
 
 
-def place_of(cursor: str | None) -> Place:
+def place_of(cursor: str | None) -> PagePosition:
     """The position after which a page begins. Raises BadRequest for an invalid cursor."""
     if cursor is None:
         return (0, "")

@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.records.record import Record
 
-KEPT: Final = 1_000
+RETAINED: Final = 1_000
 
 _log = logging.getLogger("sluice.audit")
 _encode: Final = msgspec.json.Encoder().encode
@@ -32,7 +32,7 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 class Audit:
     """Logs each change and keeps the newest."""
 
-    def __init__(self, wall_clock: Callable[[], float], kept: int = KEPT) -> None:
+    def __init__(self, wall_clock: Callable[[], float], kept: int = RETAINED) -> None:
         """`wall_clock` in Unix seconds; `kept` records for GET /admin/audit."""
         self._wall_clock = wall_clock
         self._records: deque[AuditRecord] = deque(maxlen=kept)

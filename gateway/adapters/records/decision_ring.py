@@ -2,7 +2,7 @@
 
 Records stay for minutes and are rarely looked up. If each were a separate object, a new record
 would reuse the oldest one's memory, which is no longer in the processor's cache. So up to
-MOST_IN_PIECE records are collected and then joined into one piece (bytes and two arrays), and
+MAX_IN_PIECE records are collected and then joined into one piece (bytes and two arrays), and
 the next records reuse the memory that was just freed.
 """
 
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-MOST_IN_PIECE: Final = 64
+MAX_IN_PIECE: Final = 64
 _PIECES: Final = 32
 """Fewest pieces in a full ring, so that dropping one loses a small part."""
 
@@ -35,7 +35,7 @@ class DecisionRing:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._most = max(1, min(MOST_IN_PIECE, capacity // _PIECES))
+        self._most = max(1, min(MAX_IN_PIECE, capacity // _PIECES))
         self._ids: list[str] = []
         self._lines: list[bytes] = []
         """The newest records, not joined into a piece yet."""

@@ -1,9 +1,9 @@
 """HTTP calls between replicas, at the addresses that each registers in Redis.
 
-A replica registers a token beside its address, and a call must carry the called replica's
-token. So only processes that can read Redis may call. A replica that does not answer within
-LIMIT_S is left out. At most AT_ONCE calls run at a time, because any tenant's look-up may cause
-some; further calls wait.
+A replica registers a token beside its address, and a call must carry the called replica's token.
+So only processes that can read Redis may call. A replica that does not answer within LIMIT_S is
+left out. At most MAX_CONCURRENT calls run at a time, because any tenant's look-up may cause some;
+further calls wait.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import httpx
 import msgspec
 
 LIMIT_S: Final = 1.0
-AT_ONCE: Final = 8
-MOST_ANSWER_BYTES: Final = 16 << 20
+MAX_CONCURRENT: Final = 8
+MAX_ANSWER_BYTES: Final = 16 << 20
 PATH: Final = "/internal/replicas/"
 
 _log = logging.getLogger("sluice.state")
@@ -41,7 +41,7 @@ class ReplicaCalls:
         self._living = living
         self._answers: dict[str, Callable[[bytes], bytes | None]] = {}
         self._client: httpx.AsyncClient | None = None
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         """Register the handler of a topic; it returns None if this replica has no answer."""
@@ -93,7 +93,7 @@ class ReplicaCalls:
                 found = bytearray()
                 async for part in answer.aiter_bytes():
                     found += part
-                    if len(found) > MOST_ANSWER_BYTES:
+                    if len(found) > MAX_ANSWER_BYTES:
                         return None
                 return bytes(found)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:

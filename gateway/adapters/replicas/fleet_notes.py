@@ -22,13 +22,13 @@ import msgspec
 from gateway.adapters.replicas.scheduler_notes import Board
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
-from gateway.policy.pools.conversations import Home
+from gateway.policy.pools.conversations import ResponseLocation
 
-HOMES_TOLD_S: Final = 3.0
+LOCATIONS_SHARED_S: Final = 3.0
 """How long each affinity is repeated, so that a replica which misses an exchange gets it later."""
-MOST_HOMES: Final = 2_000
-MOST_DRAINS: Final = 1_000
-_HOMES_AT_ONCE: Final = 200
+MAX_LOCATIONS_SHARED: Final = 2_000
+MAX_DRAINS: Final = 1_000
+_LOCATIONS_BATCH: Final = 200
 _LATER_S: Final = 0.001
 
 
@@ -37,13 +37,13 @@ class _Drain(msgspec.Struct, frozen=True, order=True):
     on: bool
 
 
-class _Note(msgspec.Struct):
+class _FleetNote(msgspec.Struct):
     replica: str
     workers: int
     """Digest of the model's workers, pool by pool."""
     ejected: list[list[int]]
     drains: dict[str, _Drain]
-    homes: list[tuple[str, Home]]
+    homes: list[tuple[str, ResponseLocation]]
     """Response affinities by response id, newest last."""
     homes_told: int
     """Affinities published since the replica started, including these.
@@ -53,7 +53,7 @@ class _Note(msgspec.Struct):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(_Note).decode
+_decode: Final = msgspec.msgpack.Decoder(_FleetNote).decode
 
 
 class FleetNotes:
@@ -78,13 +78,13 @@ class FleetNotes:
         self._wall_clock = wall_clock
         self._drains: dict[str, _Drain] = {}
         self._digests = {served.name: _digest(served) for served in self._models}
-        self._homes: dict[str, deque[tuple[float, str, Home]]] = {}
-        self._homes_told = dict.fromkeys(self._digests, 0)
-        self._homes_heard: dict[str, dict[str, int]] = {name: {} for name in self._digests}
+        self._locations: dict[str, deque[tuple[float, str, ResponseLocation]]] = {}
+        self._locations_sent = dict.fromkeys(self._digests, 0)
+        self._locations_received: dict[str, dict[str, int]] = {name: {} for name in self._digests}
         """Last `homes_told`, by model and replica."""
         for served in self._models:
-            self._homes[served.name] = deque(maxlen=MOST_HOMES)
-            served.fleet.homes.tell = partial(self._remembered, served.name)
+            self._locations[served.name] = deque(maxlen=MAX_LOCATIONS_SHARED)
+            served.fleet.response_affinity.on_remember = partial(self._remembered, served.name)
 
     def drained(self, worker: str, *, on: bool) -> None:
         """Record that an admin drained an engine here (`on`) or returned it."""
@@ -92,38 +92,38 @@ class FleetNotes:
         known = self._drains.get(worker)
         if known is not None:  # the other host's clock may be ahead
             changed_unix_s = max(changed_unix_s, known.changed_unix_s + _LATER_S)
-        self._keep(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
+        self._note_drain(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
 
-    def tell(self) -> Iterator[None]:
+    def send(self) -> Iterator[None]:
         """Publish notes; yields between steps so that requests can run."""
         for served in self._models:
             self._board.publish(f"fleet:{served.name}", _encode(self._note(served)))
             yield
 
-    def hear(self) -> Iterator[None]:
+    def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in self._models:
-            heard = self._homes_heard[served.name]
-            told: dict[str, int] = {}
+            received = self._locations_received[served.name]
+            reported: dict[str, int] = {}
             for payload in self._board.peers(f"fleet:{served.name}"):
                 try:
                     note = _decode(payload)
                 except msgspec.DecodeError:
                     continue
-                told[note.replica] = note.homes_told
-                yield from self._hear(served, note, heard.get(note.replica, 0))
-            self._homes_heard[served.name] = told
+                reported[note.replica] = note.homes_told
+                yield from self._receive(served, note, received.get(note.replica, 0))
+            self._locations_received[served.name] = reported
 
-    def _remembered(self, model: str, response_id: str, home: Home) -> None:
-        self._homes_told[model] += 1
-        self._homes[model].append((self._clock(), response_id, home))
+    def _remembered(self, model: str, response_id: str, location: ResponseLocation) -> None:
+        self._locations_sent[model] += 1
+        self._locations[model].append((self._clock(), response_id, location))
 
-    def _note(self, served: ModelRuntime) -> _Note:
+    def _note(self, served: ModelRuntime) -> _FleetNote:
         now_s = self._clock()
-        homes = self._homes[served.name]
-        while homes and homes[0][0] < now_s - HOMES_TOLD_S:
+        homes = self._locations[served.name]
+        while homes and homes[0][0] < now_s - LOCATIONS_SHARED_S:
             homes.popleft()
-        return _Note(
+        return _FleetNote(
             replica=self._replica,
             workers=self._digests[served.name],
             ejected=[
@@ -133,15 +133,17 @@ class FleetNotes:
                 for pool in served.fleet.pools
             ],
             drains=self._drains,
-            homes=[(response_id, home) for _, response_id, home in homes],
-            homes_told=self._homes_told[served.name],
+            homes=[(response_id, location) for _, response_id, location in homes],
+            homes_told=self._locations_sent[served.name],
         )
 
-    def _hear(self, served: ModelRuntime, note: _Note, homes_heard: int) -> Iterator[None]:
+    def _receive(
+        self, served: ModelRuntime, note: _FleetNote, locations_received: int
+    ) -> Iterator[None]:
         for worker, drain in note.drains.items():
             known = self._drains.get(worker)
             if known is None or drain > known:
-                self._keep(worker, drain)
+                self._note_drain(worker, drain)
                 drain_worker(self._models, worker, on=drain.on)
         yield
         if note.workers != self._digests[served.name]:
@@ -150,16 +152,18 @@ class FleetNotes:
             for index in ejected:
                 if 0 <= index < len(pool.workers):
                     fleet.doubt(pool, index, self._clock())
-        new = min(max(0, note.homes_told - homes_heard), MOST_HOMES, len(note.homes))
-        for count, (response_id, home) in enumerate(note.homes[len(note.homes) - new :]):
-            served.fleet.homes.learn(response_id, home)
-            if count % _HOMES_AT_ONCE == 0:
+        new = min(
+            max(0, note.homes_told - locations_received), MAX_LOCATIONS_SHARED, len(note.homes)
+        )
+        for count, (response_id, location) in enumerate(note.homes[len(note.homes) - new :]):
+            served.fleet.response_affinity.learn(response_id, location)
+            if count % _LOCATIONS_BATCH == 0:
                 yield
 
-    def _keep(self, worker: str, drain: _Drain) -> None:
+    def _note_drain(self, worker: str, drain: _Drain) -> None:
         self._drains.pop(worker, None)
         self._drains[worker] = drain
-        if len(self._drains) > MOST_DRAINS:
+        if len(self._drains) > MAX_DRAINS:
             del self._drains[next(iter(self._drains))]
 
 

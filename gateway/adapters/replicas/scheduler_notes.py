@@ -27,7 +27,7 @@ class Board(Protocol):
         """The other replicas' notes of that name."""
 
 
-class _Note(msgspec.Struct):
+class _SchedulerNote(msgspec.Struct):
     replica: str
     scheduler: dict[str, Any]
     predictor: dict[str, Any]
@@ -37,7 +37,7 @@ class _Note(msgspec.Struct):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Note).decode
+_decode = msgspec.msgpack.Decoder(_SchedulerNote).decode
 
 
 class _Share(NamedTuple):
@@ -70,31 +70,31 @@ class SchedulerNotes:
         self._replica = replica
         self._replicas = replicas
         self._clock = clock
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         """Names of the shares whose schedulers got notes of other replicas."""
 
-    def tell(self) -> Iterator[None]:
+    def send(self) -> Iterator[None]:
         """Publish notes; yields between steps so that requests can run."""
         for share in self._shares():
-            if self._count(share.served) > 1 or share.name in self._told:
+            if self._count(share.served) > 1 or share.name in self._sent:
                 self._board.publish(share.name, _encode(self._note(share)))
                 yield
 
-    def hear(self) -> Iterator[None]:
+    def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in self._models:
             for scheduler in filter(None, served.scheduling.schedulers):
                 scheduler.replicas = self._count(served)
         for share in self._shares():
-            heard = self._count(share.served) > 1
-            share.served.scheduling.news[share.pool].listened(by_others=heard)
-            if heard:
-                self._told.add(share.name)
-            elif share.name not in self._told:
+            received = self._count(share.served) > 1
+            share.served.scheduling.prefix_gossip[share.pool].listened(by_others=received)
+            if received:
+                self._sent.add(share.name)
+            elif share.name not in self._sent:
                 continue  # no other replica, now or at the last exchange
             else:
-                self._told.discard(share.name)
-            yield from self._hear(share)
+                self._sent.discard(share.name)
+            yield from self._receive(share)
 
     def _count(self, served: ModelRuntime) -> int:
         return max(1, self._replicas(served.name))
@@ -106,16 +106,16 @@ class SchedulerNotes:
                     if isinstance(scheduler, Quartz):
                         yield _Share(f"{served.name}/{pool}", served, pool, scheduler)
 
-    def _note(self, share: _Share) -> _Note:
-        return _Note(
+    def _note(self, share: _Share) -> _SchedulerNote:
+        return _SchedulerNote(
             replica=self._replica,
             scheduler=share.scheduler.state(),
             predictor=share.served.scheduling.predictors[share.pool].state(),
-            prefixes=share.served.scheduling.news[share.pool].tell(),
+            prefixes=share.served.scheduling.prefix_gossip[share.pool].chapters(),
             workers=_digest(share.served, share.pool),
         )
 
-    def _hear(self, share: _Share) -> Iterator[None]:
+    def _receive(self, share: _Share) -> Iterator[None]:
         served, pool = share.served, share.pool
         digest = _digest(served, pool)
         notes = {}
@@ -126,13 +126,15 @@ class SchedulerNotes:
                 continue
             if note.workers == digest:
                 notes[note.replica] = note
-        told = {replica: note.scheduler for replica, note in notes.items()}
-        share.scheduler.merge(told, self._clock())
+        reported = {replica: note.scheduler for replica, note in notes.items()}
+        share.scheduler.merge(reported, self._clock())
         served.scheduling.predictors[pool].merge(
             {name: note.predictor for name, note in notes.items()}
         )
         prefixes = {replica: note.prefixes for replica, note in notes.items()}
-        for _ in served.scheduling.news[pool].hear(prefixes, served.scheduling.prefixes[pool]):
+        for _ in served.scheduling.prefix_gossip[pool].receive(
+            prefixes, served.scheduling.prefixes[pool]
+        ):
             yield
 
 

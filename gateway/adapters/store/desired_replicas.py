@@ -17,7 +17,7 @@ SLICE: Final = 250
 """Entitlements read between two pauses for requests."""
 
 
-class Replicas:
+class DesiredReplicas:
     """Desired replicas of one managed model."""
 
     def __init__(self, store: TokenPools, model: str, shares: Sequence[WorkerShare]) -> None:
@@ -55,7 +55,7 @@ class Replicas:
                 elapsed_s,
             )
             wanted = desired_replicas(demand, share.slots, share.replicas)
-            self.desired[pool] = self._goals[pool].wanted(wanted, now_s)
+            self.desired[pool] = self._goals[pool].desired(wanted, now_s)
 
     async def _within_baseline(self) -> list[int]:
         """Sequences in flight within reserved baselines, by pool."""

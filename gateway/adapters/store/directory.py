@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.ports import EntitlementEntry, Kept, Removal, Written
+from gateway.ports import DirectoryState, EntitlementEntry, Removal, Written
 
 TOMBSTONES: Final = 10_000
 """Removals and names of writes remembered."""
@@ -26,11 +26,11 @@ class MemoryDirectory:
         self._removals: OrderedDict[tuple[str, str], Removal] = OrderedDict()
         """By name and id, oldest first."""
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """See Directory."""
         return self._since(0)
 
-    async def changes(self, since: int, mark: str) -> Kept | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState | None:
         """See Directory."""
         return self._since(since) if mark in self._marks or not (mark or since) else None
 
@@ -86,12 +86,12 @@ class MemoryDirectory:
     def _mark(self) -> str:
         return next(reversed(self._marks), "")
 
-    def _since(self, since: int) -> Kept:
+    def _since(self, since: int) -> DirectoryState:
         entries = newer(self._entries, since, lambda entry: entry.version)
         removals = newer(self._removals, since, lambda removal: removal.revision)
         full = len(self._removals) >= TOMBSTONES
         oldest = next(iter(self._removals.values())).revision if full else 0
-        return Kept(
+        return DirectoryState(
             revision=self._revision,
             mark=self._mark,
             entries=entries,

@@ -15,9 +15,9 @@ from typing import Final
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.estimate.merge import Ledger, Sums
+from gateway.policy.estimate.merge import EstimatorMerge, PartState
 from gateway.policy.fleet.breaker import FIRST_PAUSE_S, Breaker
-from gateway.ports import EstimatorState, Heard
+from gateway.ports import EstimatorState, ExchangeResult
 
 LIMIT_S: Final = 2.0
 """Time limit of one exchange."""
@@ -32,9 +32,9 @@ class NoState:
 
     interval_s = 0.0
 
-    async def exchange(self, records: Mapping[str, object]) -> Heard:
+    async def exchange(self, records: Mapping[str, object]) -> ExchangeResult:
         """See EstimatorState."""
-        return Heard()
+        return ExchangeResult()
 
     async def close(self) -> None:
         """See EstimatorState."""
@@ -45,21 +45,21 @@ class _Subject:
 
     def __init__(self, estimator: LengthEstimator, now_s: float) -> None:
         self.estimator = estimator
-        self.ledger = Ledger(estimator, now_s)
+        self.merge = EstimatorMerge(estimator, now_s)
         self.published = 0
         self.missing = False
-        self.heard = False
+        self.received = False
 
-    def news(self, now_s: float) -> tuple[int, dict[str, Sums] | None]:
+    def unpublished(self, now_s: float) -> tuple[int, dict[str, PartState] | None]:
         """Observations so far, and the sums to publish if there are new ones."""
         taught = self.estimator.observations
-        known = taught or self.heard
+        known = taught or self.received
         if not known or (taught == self.published and not self.missing):
             return taught, None
-        return taught, self.ledger.learned(now_s) or None
+        return taught, self.merge.learned(now_s) or None
 
 
-class Learning:
+class EstimatorSync:
     """Synchronizes estimators and store."""
 
     def __init__(
@@ -103,11 +103,11 @@ class Learning:
             return
         taught, records = {}, {}
         for name, subject in self._subjects.items():
-            taught[name], records[name] = subject.news(self._clock())
+            taught[name], records[name] = subject.unpublished(self._clock())
             await asyncio.sleep(0)  # requests run between two models
         try:
             async with asyncio.timeout(limit_s):
-                heard = await self._state.exchange(records)
+                received = await self._state.exchange(records)
         except (StateFailure, TimeoutError) as error:
             self._failed(str(error) or f"no answer within {limit_s:g} s")
             return
@@ -120,12 +120,12 @@ class Learning:
             self._away = False
             _log.warning("the state store is back")
         for name, subject in self._subjects.items():
-            subject.missing = name in heard.missing
+            subject.missing = name in received.missing
             if records[name] is not None and not subject.missing:
                 subject.published = taught[name]
-            if name in heard.peers:
-                subject.heard = True
-                for _ in subject.ledger.merge(heard.peers[name]):
+            if name in received.peers:
+                subject.received = True
+                for _ in subject.merge.merge(received.peers[name]):
                     await asyncio.sleep(0)  # requests run between two parts
 
     def _failed(self, reason: str) -> None:

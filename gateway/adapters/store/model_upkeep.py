@@ -16,14 +16,14 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.adapters.store.desired_replicas import Replicas
+from gateway.adapters.store.desired_replicas import DesiredReplicas
 from gateway.policy.admission.capacity import (
     Capacity,
-    Standing,
+    EntitlementState,
     WorkerShare,
+    assess_capacity,
     capacity_of,
-    most_capacity,
-    survey,
+    max_capacity,
 )
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
@@ -53,10 +53,10 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """(pool, worker) -> bytes of KV cache that its engine reported; 0 if unknown."""
 
 
-class KeptModel:
+class PublishedModel:
     """A model's last published terms."""
 
-    def __init__(self, store: Store, name: str, spec: ModelSpec, replicas: Replicas) -> None:
+    def __init__(self, store: Store, name: str, spec: ModelSpec, replicas: DesiredReplicas) -> None:
         """Nothing is published before the first `keep`."""
         self.changed = True
         """Whether its entitlements changed since the last survey."""
@@ -69,7 +69,7 @@ class KeptModel:
         self._ever_bound_until = 0
         self._next_expiry_unix_s = inf
 
-    async def keep(self, now_s: float, now_unix_s: float) -> None:
+    async def publish(self, now_s: float, now_unix_s: float) -> None:
         """Publish changes. Raises as the store does; the next call tries again."""
         found = self._available(now_s)
         due = self.changed or self._next_expiry_unix_s <= now_unix_s
@@ -79,10 +79,10 @@ class KeptModel:
         try:
             # Read anew each time, because copying 100,000 would hold up requests. A change
             # meanwhile sets `changed`, so the next step surveys again.
-            standing = await _surveyed(self._spec.entitlements(), found, now_unix_s)
+            state = await _assessed(self._spec.entitlements(), found, now_unix_s)
             if due:
                 await self._entitled(now_unix_s)
-            await self._publish(found, standing)
+            await self._publish(found, state)
         except BaseException:
             self.changed = True
             raise
@@ -90,18 +90,18 @@ class KeptModel:
     def _available(self, now_s: float) -> Capacity:
         # A pool whose workers all missed their probes keeps its slots: requests are still tried
         # there, and refusing all of them would turn a doubt into an outage.
-        told = [
+        reported = [
             [
                 self._spec.kv_bytes(index, worker)
                 for worker in fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False)
             ]
             for index, pool in enumerate(self._spec.pools)
         ]
-        return capacity_of(self._spec.shares, told)
+        return capacity_of(self._spec.shares, reported)
 
     async def _entitled(self, now_unix_s: float) -> None:
-        largest = most_capacity(self._spec.shares)
-        most = await _surveyed(self._spec.entitlements(), largest, now_unix_s)
+        largest = max_capacity(self._spec.shares)
+        most = await _assessed(self._spec.entitlements(), largest, now_unix_s)
         reserving = {}
         for number, e in enumerate(self._spec.entitlements(), start=1):
             if number % 1000 == 0:
@@ -109,70 +109,70 @@ class KeptModel:
             if not e.reserves or e.suspended:
                 continue
             if not 0 < e.expires_unix_s <= now_unix_s:
-                if any(held := _held(e, most)):
+                if any(held := _bound_baseline(e, most)):
                     reserving[e.name] = msgspec.structs.replace(e, baseline=held)
             elif e.service_class == "dedicated":
                 await self._store.define(msgspec.structs.replace(e, baseline=()))
         self._replicas.entitled(most.reserved, reserving)
 
-    async def _publish(self, found: Capacity, standing: Standing) -> None:
-        ever = max(self._ever_bound_until, standing.newest_bound)
+    async def _publish(self, found: Capacity, state: EntitlementState) -> None:
+        ever = max(self._ever_bound_until, state.newest_bound)
         base = self._spec.base
         terms = msgspec.structs.replace(
             base,
             slots=found.slots,
             kv_bytes=found.kv_bytes,
             tokens_per_s=found.tokens_per_s,
-            mean_slo_ms=base.mean_slo_ms or standing.mean_slo_ms,
-            bound_until=standing.bound_until,
+            mean_slo_ms=base.mean_slo_ms or state.mean_slo_ms,
+            bound_until=state.bound_until,
             ever_bound_until=ever,
         )
         await self._store.change(self._name, terms)
         self._capacity, self._ever_bound_until = found, ever
-        self._next_expiry_unix_s = standing.next_expiry_unix_s
-        self._tell(found, standing)
+        self._next_expiry_unix_s = state.next_expiry_unix_s
+        self._log_unbound(found, state)
 
-    def _tell(self, found: Capacity, standing: Standing) -> None:
-        if standing.unbound == self._unbound:
+    def _log_unbound(self, found: Capacity, state: EntitlementState) -> None:
+        if state.unbound == self._unbound:
             return
         slots = ", ".join(
             f"{pool.name} {slots}"
             for pool, slots in zip(self._spec.pools, found.slots, strict=True)
         )
-        if standing.unbound > self._unbound:
+        if state.unbound > self._unbound:
             _log.warning(
                 "model %s: capacity (slots: %s) does not hold the baselines of %d entitlements; "
                 "the newest wait",
                 self._name,
                 slots,
-                standing.unbound,
+                state.unbound,
             )
-        elif standing.unbound:
+        elif state.unbound:
             _log.warning(
                 "model %s: capacity (slots: %s) holds more baselines again; those of %d "
                 "entitlements still wait",
                 self._name,
                 slots,
-                standing.unbound,
+                state.unbound,
             )
         else:
             _log.warning("model %s: capacity holds all baselines again", self._name)
-        self._unbound = standing.unbound
+        self._unbound = state.unbound
 
 
-def _held(terms: Entitlement, standing: Standing) -> tuple[int, ...]:
+def _bound_baseline(terms: Entitlement, state: EntitlementState) -> tuple[int, ...]:
     """The part of a baseline that the pools hold, by pool."""
     return tuple(
         sequences if terms.created <= until else 0
-        for sequences, until in zip(terms.baseline, standing.bound_until, strict=False)
+        for sequences, until in zip(terms.baseline, state.bound_until, strict=False)
     )
 
 
-async def _surveyed(
+async def _assessed(
     entitlements: Iterable[Entitlement], found: Capacity, now_unix_s: float
-) -> Standing:
-    for standing in survey(entitlements, found, now_unix_s):
-        if standing is not None:
-            return standing
+) -> EntitlementState:
+    for state in assess_capacity(entitlements, found, now_unix_s):
+        if state is not None:
+            return state
         await asyncio.sleep(0)
     raise AssertionError("a survey ends with a standing")

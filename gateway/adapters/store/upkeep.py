@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgspec
 
 from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.store.desired_replicas import Replicas
-from gateway.adapters.store.model_upkeep import KeptModel, ModelSpec, Store
+from gateway.adapters.store.desired_replicas import DesiredReplicas
+from gateway.adapters.store.model_upkeep import ModelSpec, PublishedModel, Store
 from gateway.policy.token_pool.token_pool import RENEW_EVERY_S
 from gateway.ports import PoolView
 
-__all__ = ["Keeper", "ModelSpec", "Store"]
+__all__ = ["ModelSpec", "Store", "StoreUpkeep"]
 
 STEP_S: Final = 0.25
 DEMAND_EVERY_S: Final = 5.0
@@ -31,7 +31,7 @@ DEMAND_EVERY_S: Final = 5.0
 _log = logging.getLogger("sluice.pools")
 
 
-class Keeper:
+class StoreUpkeep:
     """Keeps capacity, leases and desired replicas of all managed models current."""
 
     def __init__(
@@ -43,9 +43,11 @@ class Keeper:
     ) -> None:
         """`models` by name, managed ones only; `clock` monotonic, `wall_clock` Unix seconds."""
         self._store = store
-        self._replicas = {name: Replicas(store, name, spec.shares) for name, spec in models.items()}
+        self._replicas = {
+            name: DesiredReplicas(store, name, spec.shares) for name, spec in models.items()
+        }
         self._models = {
-            name: KeptModel(store, name, spec, self._replicas[name])
+            name: PublishedModel(store, name, spec, self._replicas[name])
             for name, spec in models.items()
         }
         self._clock = clock
@@ -85,7 +87,7 @@ class Keeper:
     async def step(self) -> None:
         """Do all work that is due. Raises nothing except for cancellation."""
         for name, model in self._models.items():
-            keep = model.keep(self._clock(), self._wall_clock())
+            keep = model.publish(self._clock(), self._wall_clock())
             await self._tried(f"keeping the capacity of {name}", keep)
         await self._tried("the tick", self._store.tick())
         now_s = self._clock()

@@ -17,15 +17,22 @@ embedded store calls these functions, and the Redis scripts transcribe them.
 """
 
 from gateway.policy.admission import limits, placement
-from gateway.policy.admission.decision import Denial, DenialReason, Grant, Place, Request, Unit
-from gateway.policy.admission.placement import least_weight, overshoot
-from gateway.policy.admission.retry_after import MOST_S, tenant_of, wait_too
+from gateway.policy.admission.decision import (
+    AdmissionRequest,
+    Denial,
+    DenialReason,
+    Grant,
+    Placement,
+    Unit,
+)
+from gateway.policy.admission.placement import min_weight, overshoot
+from gateway.policy.admission.retry_after import MAX_S, tenant_of, wait_too
 from gateway.policy.entitlements.entitlement import RESERVING, SPILLED_WEIGHT
 from gateway.policy.token_pool.buckets import (
     BUCKET_S,
     average,
     depth_tokens,
-    most_sequences,
+    max_sequences,
     own_level,
     pay,
     surplus_depth,
@@ -33,20 +40,20 @@ from gateway.policy.token_pool.buckets import (
     weight_now,
 )
 from gateway.policy.token_pool.leases import reap, renew, resize, settle
-from gateway.policy.token_pool.terms import Held
-from gateway.policy.token_pool.token_pool import DENIALS_KEPT, LEASE_TTL_S, Account, TokenPool
+from gateway.policy.token_pool.terms import LeaseRecord
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, RETAINED_DENIALS, Account, TokenPool
 
 __all__ = [
     "BUCKET_S",
+    "AdmissionRequest",
     "Denial",
     "DenialReason",
     "Grant",
-    "Request",
     "Unit",
     "admit",
     "depth_tokens",
-    "least_weight",
-    "most_sequences",
+    "max_sequences",
+    "min_weight",
     "overshoot",
     "reap",
     "renew",
@@ -59,34 +66,38 @@ __all__ = [
 ]
 
 
-def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> Grant | Denial:
+def admit(
+    token_pool: TokenPool, request: AdmissionRequest, now_s: float, *, observe: bool
+) -> Grant | Denial:
     """Decide, and on a grant take the lease.
 
     `observe`: the model's mode. A denial is then recorded but the request is granted anyway,
     and no bucket pays for it.
     """
-    if now_s >= book.reap_at_s:
-        reap(book, now_s)
-    account = book.accounts.get(request.entitlement)
+    if now_s >= token_pool.reap_at_s:
+        reap(token_pool, now_s)
+    account = token_pool.accounts.get(request.entitlement)
     if account is None:
         return Denial(reason="entitlement_unknown")
-    held = book.leases.get(request.lease_id)
-    if held is not None:
-        return _granted(book, book.accounts[held.entitlement], held, contended=False)
+    record = token_pool.leases.get(request.lease_id)
+    if record is not None:
+        return _granted(
+            token_pool, token_pool.accounts[record.entitlement], record, contended=False
+        )
     average(account, now_s)
-    w = weight_now(book, account)
+    w = weight_now(token_pool, account)
     would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
-    if not comes_in(book, account, request, now_s):
-        found = _decide(book, account, request, w, now_s)
+    if not fast_admit(token_pool, account, request, now_s):
+        found = _decide(token_pool, account, request, w, now_s)
         if isinstance(found, Denial):
-            _refused(book, account, request, w, found, now_s)
+            _refused(token_pool, account, request, w, found, now_s)
             if not (observe or account.terms.observe):
                 return found
             would_deny, funded = found.reason, "none"
         else:
             place, funded = found
             pool, spilled, contended = place.pool, place.spilled, place.contended
-    lease = Held(
+    lease = LeaseRecord(
         request.lease_id,
         request.entitlement,
         pool,
@@ -101,35 +112,35 @@ def admit(book: TokenPool, request: Request, now_s: float, *, observe: bool) -> 
         would_deny,
         spilled,
     )
-    book.move(account, pool, request.sequences, request.kv_bytes)
+    token_pool.move(account, pool, request.sequences, request.kv_bytes)
     if funded == "own" and not would_deny:
         account.level -= request.estimate_tokens  # check 5 filled it and found enough
     else:
-        pay(book, account, funded, request.estimate_tokens, now_s)
+        pay(token_pool, account, funded, request.estimate_tokens, now_s)
     account.debited += request.estimate_tokens
-    book.hold(account, lease)
-    return _granted(book, account, lease, contended=contended)
+    token_pool.hold(account, lease)
+    return _granted(token_pool, account, lease, contended=contended)
 
 
 def transfer(
-    book: TokenPool, lease_id: str, pool: int, now_s: float, *, force: bool
+    token_pool: TokenPool, lease_id: str, pool: int, now_s: float, *, force: bool
 ) -> Denial | None:
     """Move a lease to another pool; without `force` only if it would be admitted there.
 
     None when the lease moved, was there already, or is no longer in force. After a denial the
     request keeps running where it was, so the denial is not counted.
     """
-    lease = book.leases.get(lease_id)
+    lease = token_pool.leases.get(lease_id)
     if lease is None or lease.pool == pool:
         return None
-    account = book.accounts[lease.entitlement]
+    account = token_pool.accounts[lease.entitlement]
     average(account, now_s)
-    book.release(account, lease)
-    denial = None if force else _inadmissible(book, account, lease, pool, now_s)
+    token_pool.release(account, lease)
+    denial = None if force else _inadmissible(token_pool, account, lease, pool, now_s)
     if denial is None:
         lease.pool = pool
-    book.move(account, lease.pool, lease.sequences, lease.kv_bytes)
-    book.file(account, lease)
+    token_pool.move(account, lease.pool, lease.sequences, lease.kv_bytes)
+    token_pool.file(account, lease)
     return denial
 
 
@@ -137,35 +148,35 @@ def transfer(
 
 
 def _decide(
-    book: TokenPool, account: Account, request: Request, w: float, now_s: float
-) -> Denial | tuple[Place, str]:
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float, now_s: float
+) -> Denial | tuple[Placement, str]:
     """Checks 1-8: a denial, or the place and which bucket pays."""
     denial = (
         limits.not_in_force(account.terms, now_s)
-        or limits.misfit(book, account, request)
-        or limits.over_concurrency(book, account, request, now_s)
+        or limits.misfit(token_pool, account, request)
+        or limits.over_concurrency(token_pool, account, request, now_s)
     )
     if denial is not None:
         return denial
-    funded = limits.funded_by(book, account, request.estimate_tokens, now_s)
+    funded = limits.funded_by(token_pool, account, request.estimate_tokens, now_s)
     if not funded:
-        return limits.over_rate(book, account, request, now_s)
-    denial = limits.over_kv(book, account, request, now_s)
+        return limits.over_rate(token_pool, account, request, now_s)
+    denial = limits.over_kv(token_pool, account, request, now_s)
     if denial is not None:
         return denial
-    found = placement.place(book, account, request, w)
+    found = placement.place(token_pool, account, request, w)
     if not found.denied:
         return found, funded
     if placement.within_reserve(account, request):  # the pool lacks the reserve
-        return limits.unbound(book, account.terms)
-    return placement.pool_denial(book, account, request, w, found, now_s)
+        return limits.unbound(token_pool, account.terms)
+    return placement.pool_denial(token_pool, account, request, w, found, now_s)
 
 
 def _inadmissible(
-    book: TokenPool, account: Account, lease: Held, pool: int, now_s: float
+    token_pool: TokenPool, account: Account, lease: LeaseRecord, pool: int, now_s: float
 ) -> Denial | None:
     """Checks 4, 7 and 8 for a lease that would move here from another pool."""
-    request = Request(
+    request = AdmissionRequest(
         lease_id=lease.id,
         entitlement=lease.entitlement,
         pool=pool,
@@ -173,50 +184,57 @@ def _inadmissible(
         kv_bytes=lease.kv_bytes,
         sequences=lease.sequences,
     )
-    denial = limits.over_concurrency(book, account, request, now_s)
+    denial = limits.over_concurrency(token_pool, account, request, now_s)
     if denial is not None:
         return denial
-    found = placement.place(book, account, request, lease.weight)
-    if book.terms.slots[pool] <= 0:
-        found = Place(pool, contended=True, denied="priority")
+    found = placement.place(token_pool, account, request, lease.weight)
+    if token_pool.terms.slots[pool] <= 0:
+        found = Placement(pool, contended=True, denied="priority")
     if not found.denied:
         return None
-    return placement.pool_denial(book, account, request, lease.weight, found, now_s)
+    return placement.pool_denial(token_pool, account, request, lease.weight, found, now_s)
 
 
 # -- what follows from a decision
 
 
 def _refused(
-    book: TokenPool, account: Account, request: Request, w: float, denial: Denial, now_s: float
+    token_pool: TokenPool,
+    account: Account,
+    request: AdmissionRequest,
+    w: float,
+    denial: Denial,
+    now_s: float,
 ) -> None:
     """Record the wait promised to this request, so that the next refusal is told a longer one."""
     if denial.of_pool:
-        state = book.pools[request.pool]
+        state = token_pool.pools[request.pool]
         tenant = tenant_of(account)
         state.denials_last.forget(tenant)
-        state.denials.note(tenant, w, DENIALS_KEPT)
+        state.denials.note(tenant, w, RETAINED_DENIALS)
         state.denied += 1
-        slots = book.terms.slots[request.pool]
+        slots = token_pool.terms.slots[request.pool]
         wait_too(account, request.sequences, slots, state.service_s, now_s)
-        if placement.could_outrank(book, request):  # otherwise debt could not help it in
+        if placement.could_outrank(token_pool, request):  # otherwise debt could not help it in
             account.denied += 1
-            book.priority_denials += 1
-            book.active.add(request.entitlement)
+            token_pool.priority_denials += 1
+            token_pool.active.add(request.entitlement)
     elif denial.reason == "tokens":
-        # Retry-After is at most MOST_S, so no more than that was promised.
-        rate = account.terms.tokens_per_s or book.surplus_per_s
+        # Retry-After is at most MAX_S, so no more than that was promised.
+        rate = account.terms.tokens_per_s or token_pool.surplus_per_s
         kept = max(0.0, account.promised - rate * max(0.0, now_s - account.promised_s))
-        account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
+        account.promised = min(kept + request.estimate_tokens, MAX_S * rate)
         account.promised_s = now_s
     elif denial.reason in ("concurrency", "kv"):
-        service_s = book.pools[request.pool].service_s
+        service_s = token_pool.pools[request.pool].service_s
         wait_too(account, request.sequences, account.total, service_s, now_s)
 
 
-def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool) -> Grant:
+def _granted(
+    token_pool: TokenPool, account: Account, lease: LeaseRecord, *, contended: bool
+) -> Grant:
     terms, pool = account.terms, lease.pool
-    limit, used = most_sequences(book, account), account.total
+    limit, used = max_sequences(token_pool, account), account.total
     protected = False
     if terms.service_class in RESERVING:
         here, baseline = account.own(pool), terms.baseline_of(pool)
@@ -233,14 +251,16 @@ def _granted(book: TokenPool, account: Account, lease: Held, *, contended: bool)
         would_deny=lease.would_deny,
         limit_sequences=limit,
         inflight_sequences=used,
-        depth_tokens=depth_tokens(book, account) if terms.tokens_per_s > 0 else 0.0,
+        depth_tokens=depth_tokens(token_pool, account) if terms.tokens_per_s > 0 else 0.0,
         level_tokens=account.level,
         rate_tokens_per_s=terms.tokens_per_s,
-        service_s=book.pools[pool].service_s,
+        service_s=token_pool.pools[pool].service_s,
     )
 
 
-def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) -> bool:
+def fast_admit(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
+) -> bool:
     """Fast path for nearly every request: whether plain comparisons already prove a grant.
 
     True for one sequence of an entitlement in force that has its own rate, is within all its
@@ -261,7 +281,7 @@ def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) 
     ):
         return False
     if terms.service_class in RESERVING:
-        bound_until = book.terms.bound_until
+        bound_until = token_pool.terms.bound_until
         if pool < len(bound_until) and terms.created > bound_until[pool]:
             return False
         if terms.service_class == "guaranteed":
@@ -269,7 +289,7 @@ def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) 
             if pool >= len(baseline) or account.inflight[pool] >= baseline[pool]:
                 return False
     limit = terms.kv_bytes_limit or terms.kv_bytes
-    if 0 < limit < account.kv_bytes + request.kv_bytes or not _has_room(book, request):
+    if 0 < limit < account.kv_bytes + request.kv_bytes or not _has_room(token_pool, request):
         return False
     depth, floor = most * account.mean_cost, account.floor_tokens
     depth = floor if floor > depth else depth  # noqa: FURB136 - max() would be a call
@@ -278,10 +298,10 @@ def comes_in(book: TokenPool, account: Account, request: Request, now_s: float) 
     return tokens <= depth and own_level(account, depth, now_s) >= tokens
 
 
-def _has_room(book: TokenPool, request: Request) -> bool:
+def _has_room(token_pool: TokenPool, request: AdmissionRequest) -> bool:
     """Whether a pool has room for one more sequence beyond its headroom."""
-    whole, pool = book.terms, request.pool
-    state = book.pools[pool]
+    whole, pool = token_pool.terms, request.pool
+    state = token_pool.pools[pool]
     if state.idle_dedicated or state.inflight >= whole.slots[pool] - whole.headroom:
         return False
     capacity = whole.kv_bytes[pool] if pool < len(whole.kv_bytes) else 0

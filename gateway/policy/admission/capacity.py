@@ -12,8 +12,8 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import UNLIMITED
 from gateway.records.record import Record
 
-SURVEY_SLICE = 1_000
-"""Entitlements that `survey` examines between two yields."""
+ASSESS_SLICE = 1_000
+"""Entitlements that `assess_capacity` examines between two yields."""
 TARGET_USE = 0.85
 """Share of the slots in use that the desired replicas aim for."""
 COOLDOWN_S = 300.0
@@ -58,8 +58,8 @@ def capacity_of(
     enforced.
     """
     kv = []
-    for share, told in zip(shares, engine_kv_bytes, strict=True):
-        each = [share.kv_bytes or said for said in told]
+    for share, reported in zip(shares, engine_kv_bytes, strict=True):
+        each = [share.kv_bytes or said for said in reported]
         kv.append(sum(each) if all(each) else 0)
     rates = [s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
     return Capacity(
@@ -70,12 +70,12 @@ def capacity_of(
     )
 
 
-def most_capacity(shares: Sequence[WorkerShare]) -> Capacity:
+def max_capacity(shares: Sequence[WorkerShare]) -> Capacity:
     """The capacity at the most replicas, from configured sizes alone."""
     return capacity_of(shares, [[0] * share.replicas[1] for share in shares])
 
 
-class Standing(Record, frozen=True, kw_only=True):
+class EntitlementState(Record, frozen=True, kw_only=True):
     """Which entitlements of a model a capacity holds. Tuples are by pool."""
 
     bound_until: tuple[int, ...]
@@ -146,12 +146,12 @@ class _Reserves:
         return bool(rates) and self._tokens_per_s[pool] + tokens_per_s <= rates[pool]
 
 
-def survey(
+def assess_capacity(
     entitlements: Iterable[Entitlement],
     capacity: Capacity,
     now_s: float,
-) -> Iterator[Standing | None]:
-    """Bind reserves oldest first; yields None between slices and the Standing at the end.
+) -> Iterator[EntitlementState | None]:
+    """Bind reserves oldest first; yields None between slices and the EntitlementState at the end.
 
     `entitlements` come in order of creation. In each pool the first reserving entitlement that
     does not fit and all newer ones stay unbound.
@@ -161,7 +161,7 @@ def survey(
     slo_ms, slo_count = 0, 0
     next_expiry_s = inf
     for number, e in enumerate(entitlements, start=1):
-        if number % SURVEY_SLICE == 0:
+        if number % ASSESS_SLICE == 0:
             yield None
         if e.suspended or 0 < e.expires_unix_s <= now_s:
             continue
@@ -175,7 +175,7 @@ def survey(
         if e.slo_ms:
             slo_ms += e.slo_ms
             slo_count += 1
-    yield Standing(
+    yield EntitlementState(
         bound_until=tuple(reserves.bound_until),
         newest_bound=newest_bound,
         unbound=unbound,
@@ -211,7 +211,7 @@ class ReplicaGoal:
         self._peaks: deque[tuple[float, int]] = deque()
         """(when, wanted), descending in `wanted`; the last entry is the current demand."""
 
-    def wanted(self, replicas: int, now_s: float) -> int:
+    def desired(self, replicas: int, now_s: float) -> int:
         """Record the current demand; returns the highest demand within the cooldown."""
         while self._peaks and self._peaks[-1][1] <= replicas:
             self._peaks.pop()

@@ -41,7 +41,7 @@ def believed(usage: Usage, estimate: LengthEstimate, window_tokens: int) -> Usag
         prompt_tokens=estimate.input_tokens_total,
         completion_tokens=min(usage.completion_tokens, most_completion, room),
         cached_tokens=0,
-        cached_told=False,
+        cached_reported=False,
         source="counted",
     )
 

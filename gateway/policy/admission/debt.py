@@ -9,7 +9,7 @@ Only elastic entitlements have debt. Negative debt (credit) stops at `least_debt
 from collections.abc import Iterable
 
 from gateway.policy.token_pool.buckets import surplus_level
-from gateway.policy.token_pool.counters import Refused
+from gateway.policy.token_pool.counters import RecentDenials
 from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 SETTLED = 1e-3
@@ -17,7 +17,7 @@ SETTLED = 1e-3
 
 
 def tick(
-    book: TokenPool,
+    token_pool: TokenPool,
     names: Iterable[str],
     elapsed_s: float,
     now_s: float,
@@ -30,44 +30,45 @@ def tick(
     time. A caller that ticks in slices passes `contended` as it was before the first slice.
     """
     if contended is None:
-        contended = is_contended(book)
+        contended = is_contended(token_pool)
     for name in names:
-        account = book.accounts.get(name)
+        account = token_pool.accounts.get(name)
         if account is None:
-            book.active.discard(name)
+            token_pool.active.discard(name)
             continue
-        update(book, account, elapsed_s, now_s, contended=contended)
+        update(token_pool, account, elapsed_s, now_s, contended=contended)
         idle = not account.total and abs(account.debt) <= SETTLED and account.burst <= SETTLED
         if idle:
-            book.active.discard(name)
+            token_pool.active.discard(name)
 
 
-def close(book: TokenPool, elapsed_s: float, now_s: float) -> None:
+def close(token_pool: TokenPool, elapsed_s: float, now_s: float) -> None:
     """End the tick for the token pool as a whole, after all active entitlements are updated."""
-    surplus_level(book, now_s)
-    lent_per_s = book.terms.tokens_per_s - book.own_served / max(1e-3, elapsed_s)
-    book.surplus_per_s = max(0.0, lent_per_s)
-    book.own_served = 0
-    book.priority_denials = 0
-    for pool in book.pools:
-        pool.denials_last, pool.denials = pool.denials, Refused()
+    surplus_level(token_pool, now_s)
+    lent_per_s = token_pool.terms.tokens_per_s - token_pool.own_served / max(1e-3, elapsed_s)
+    token_pool.surplus_per_s = max(0.0, lent_per_s)
+    token_pool.own_served = 0
+    token_pool.priority_denials = 0
+    for pool in token_pool.pools:
+        pool.denials_last, pool.denials = pool.denials, RecentDenials()
         pool.denied_last, pool.denied = pool.denied, 0
-    book.ticked_s = now_s
+    token_pool.ticked_s = now_s
 
 
-def is_contended(book: TokenPool) -> bool:
+def is_contended(token_pool: TokenPool) -> bool:
     """Whether a pool is full, or this tick denied a request that more weight could have let in."""
     full = any(
-        pool.inflight >= slots for pool, slots in zip(book.pools, book.terms.slots, strict=False)
+        pool.inflight >= slots
+        for pool, slots in zip(token_pool.pools, token_pool.terms.slots, strict=False)
     )
-    return full or book.priority_denials > 0
+    return full or token_pool.priority_denials > 0
 
 
 def update(
-    book: TokenPool, account: Account, elapsed_s: float, now_s: float, *, contended: bool
+    token_pool: TokenPool, account: Account, elapsed_s: float, now_s: float, *, contended: bool
 ) -> None:
     """Apply eq. 2 and 3 to one entitlement and reset its counters of the tick."""
-    terms, profile = account.terms, book.terms.profile
+    terms, profile = account.terms, token_pool.terms.profile
     elapsed_s = max(1e-3, elapsed_s)
     missed = max(1, int(elapsed_s / profile.tick_s + 0.5))
     dt = max(0.0, now_s - account.since_s)
@@ -89,7 +90,7 @@ def update(
     over = over + _over(sequences, float(sum(terms.baseline)))
     account.burst = burst_kept * account.burst + (1 - burst_kept) * over
     account.epoch = -1
-    book.note(account)
+    token_pool.note(account)
     account.served = 0
     account.denied = 0
     account.inflight_seconds = 0.0

@@ -19,7 +19,7 @@ DenialReason = Literal[
 Unit = Literal["sequences", "tokens", "bytes of KV cache"]
 
 
-class Request(Record, frozen=True, kw_only=True):
+class AdmissionRequest(Record, frozen=True, kw_only=True):
     """The facts about a request that admission needs."""
 
     lease_id: str
@@ -68,7 +68,7 @@ class Denial(Record, frozen=True, kw_only=True):
     """The pool's load caused it, not a limit of the entitlement."""
 
 
-class Place(Record, frozen=True, kw_only=False):
+class Placement(Record, frozen=True, kw_only=False):
     """The pool that takes a request, or, in `denied`, the reason why none does."""
 
     pool: int

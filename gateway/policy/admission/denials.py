@@ -9,7 +9,7 @@ from math import ceil
 
 from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
-from gateway.policy.admission.retry_after import MOST_S, told_s
+from gateway.policy.admission.retry_after import MAX_S, retry_after_s
 from gateway.records.lease import Limits
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -32,7 +32,7 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
                 f"There is no capacity for the entitlement '{entitlement}' at the moment.",
                 reason=reason,
                 code=reason,
-                retry_after_s=float(told_s(denial.wait_s, jitter)),
+                retry_after_s=float(retry_after_s(denial.wait_s, jitter)),
                 should_retry=True,
             )
         case "exceeds_entitlement":
@@ -43,7 +43,7 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
                 reason=reason,
                 code=reason,
             )
-    wait_s = float(told_s(denial.wait_s, jitter))
+    wait_s = float(retry_after_s(denial.wait_s, jitter))
     if reason == "tokens":
         return TokensLimited(
             f"Rate limit reached for the entitlement '{entitlement}' on tokens: limit "
@@ -53,7 +53,7 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
             code="rate_limit_exceeded",
             retry_after_s=wait_s,
             should_retry=True,
-            headers=_limits_told(denial),
+            headers=_reported_limits(denial),
         )
     whose = {"concurrency": "requests in flight", "kv": "KV cache bytes"}.get(
         reason, "the pool's slots, taken by traffic of at least this priority"
@@ -66,11 +66,11 @@ def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
         should_retry=True,
-        headers=_limits_told(denial),
+        headers=_reported_limits(denial),
     )
 
 
-def _limits_told(denial: Denial) -> Headers:
+def _reported_limits(denial: Denial) -> Headers:
     """The entitlement's limit that was hit, as x-ratelimit-*; empty for limits of a pool."""
     if denial.of_pool or denial.reason not in ("tokens", "concurrency"):
         return ()
@@ -79,7 +79,7 @@ def _limits_told(denial: Denial) -> Headers:
     return (
         (b"x-ratelimit-limit-" + kind, b"%d" % int(denial.limit)),
         (b"x-ratelimit-remaining-" + kind, b"%d" % left),
-        (b"x-ratelimit-reset-" + kind, span(min(MOST_S, max(0.0, denial.wait_s))).encode()),
+        (b"x-ratelimit-reset-" + kind, span(min(MAX_S, max(0.0, denial.wait_s))).encode()),
     )
 
 
@@ -92,7 +92,7 @@ def limits_of(grant: Grant) -> Limits:
         sequences_free=free,
         sequences_reset_s=0.0
         if free
-        else min(MOST_S, grant.service_s / max(1, grant.inflight_sequences)),
+        else min(MAX_S, grant.service_s / max(1, grant.inflight_sequences)),
         tokens=int(grant.depth_tokens),
         tokens_free=max(0, int(grant.level_tokens)),
         tokens_reset_s=max(0.0, grant.depth_tokens - grant.level_tokens) / rate if rate else 0.0,

@@ -7,36 +7,36 @@ owner has cancelled it. Leases of an entitlement that has since moved to a bette
 
 from heapq import nsmallest
 
-from gateway.policy.token_pool.terms import Held
+from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import TokenPool
 
 
-def victims(book: TokenPool, pool: int, sequences: int) -> list[Held]:
+def victims(token_pool: TokenPool, pool: int, sequences: int) -> list[LeaseRecord]:
     """Leases of a pool that together free at least `sequences`, as far as there are any."""
     candidates = [
         h
-        for h in book.pools[pool].evictable.values()
-        if not h.evicted and book.gives_way(book.accounts[h.entitlement], h)
+        for h in token_pool.pools[pool].evictable.values()
+        if not h.evicted and token_pool.gives_way(token_pool.accounts[h.entitlement], h)
     ]
-    chosen: list[Held] = []
+    chosen: list[LeaseRecord] = []
     freed = 0
-    for held in nsmallest(sequences, candidates, key=lambda h: (h.weight, -h.issued_s, h.id)):
+    for record in nsmallest(sequences, candidates, key=lambda h: (h.weight, -h.issued_s, h.id)):
         if freed >= sequences:
             break
-        chosen.append(held)
-        freed += held.sequences
+        chosen.append(record)
+        freed += record.sequences
     return chosen
 
 
-def evict(book: TokenPool, pool: int, sequences: int) -> list[Held]:
+def evict(token_pool: TokenPool, pool: int, sequences: int) -> list[LeaseRecord]:
     """Mark victims, so that none is chosen twice.
 
     Evicts no more than what the pool holds beyond its slots after earlier victims have left.
     """
-    state = book.pools[pool]
+    state = token_pool.pools[pool]
     leaving = sum(h.sequences for h in state.evictable.values() if h.evicted)
-    over = state.inflight - leaving - book.terms.slots[pool]
-    chosen = victims(book, pool, max(0, min(sequences, over)))
-    for held in chosen:
-        held.evicted = True
+    over = state.inflight - leaving - token_pool.terms.slots[pool]
+    chosen = victims(token_pool, pool, max(0, min(sequences, over)))
+    for record in chosen:
+        record.evicted = True
     return chosen

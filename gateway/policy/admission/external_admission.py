@@ -18,7 +18,7 @@ Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
 """How a lease ended. expired: no report in time; evicted: made room for a protected request."""
 
 
-class Wanted(Record, frozen=True, kw_only=True):
+class ExternalRequest(Record, frozen=True, kw_only=True):
     """A request that another proxy would forward."""
 
     model: str
@@ -31,7 +31,7 @@ class Wanted(Record, frozen=True, kw_only=True):
     lease_s: float = 600.0
 
 
-class Report(Record, frozen=True, kw_only=True):
+class UsageReport(Record, frozen=True, kw_only=True):
     """The proxy's report of how a request ended; for absent tokens see `usage_of`."""
 
     lease_id: str
@@ -66,43 +66,43 @@ class Admitted(Record, frozen=True, kw_only=True):
     expires_in_s: float
 
 
-class HeldLease(Record, frozen=True, kw_only=True):
+class ExternalLease(Record, frozen=True, kw_only=True):
     """A lease whose usage is not reported yet."""
 
     lease: Lease
     served: ModelRuntime
     principal: Principal
     estimate: LengthEstimate
-    wanted: Wanted
+    request: ExternalRequest
     received_s: float
     received_unix_s: float
 
 
-def facts_of(wanted: Wanted) -> BodyFacts:
+def facts_of(request: ExternalRequest) -> BodyFacts:
     """Facts for the estimator. Raises BadRequest when the prompt's length is not given."""
-    if wanted.input_tokens is not None:
+    if request.input_tokens is not None:
         measure = Measure(
             text_bytes=0,
             longest_text_bytes=0,
-            exact_tokens=wanted.input_tokens,
-            longest_exact_tokens=wanted.input_tokens,
+            exact_tokens=request.input_tokens,
+            longest_exact_tokens=request.input_tokens,
         )
-    elif wanted.text_bytes is not None:
+    elif request.text_bytes is not None:
         measure = Measure(
-            text_bytes=wanted.text_bytes, longest_text_bytes=wanted.text_bytes, messages=1
+            text_bytes=request.text_bytes, longest_text_bytes=request.text_bytes, messages=1
         )
     else:
         raise missing("input_tokens")
     return BodyFacts(
-        model=wanted.model,
+        model=request.model,
         measure=measure,
-        cap_tokens=wanted.max_tokens,
+        cap_tokens=request.max_tokens,
         cap_field="max_tokens",
-        sequences_per_prompt=wanted.n,
+        sequences_per_prompt=request.n,
     )
 
 
-def usage_of(report: Report, held: HeldLease) -> Usage | None:
+def usage_of(report: UsageReport, open_lease: ExternalLease) -> Usage | None:
     """The usage to charge for a report; None refunds all.
 
     `ok` needs the prompt's tokens. `failed` without tokens is refunded. `cancelled` without tokens
@@ -115,7 +115,7 @@ def usage_of(report: Report, held: HeldLease) -> Usage | None:
             raise missing("prompt_tokens")
         if report.status == "failed" and not completion:
             return None
-        prompt = held.estimate.input_tokens_total
+        prompt = open_lease.estimate.input_tokens_total
     if report.status == "failed" and not prompt + completion:
         return None
     usage = Usage(
@@ -123,14 +123,14 @@ def usage_of(report: Report, held: HeldLease) -> Usage | None:
         completion_tokens=completion,
         cached_tokens=min(report.cached_tokens, prompt),
     )
-    window_tokens = held.served.routing.pools[held.lease.pool].window_tokens
-    if believed(usage, held.estimate, window_tokens) is not usage:
-        raise _impossible(usage, held, window_tokens)
+    window_tokens = open_lease.served.routing.pools[open_lease.lease.pool].window_tokens
+    if believed(usage, open_lease.estimate, window_tokens) is not usage:
+        raise _impossible(usage, open_lease, window_tokens)
     return usage
 
 
-def _impossible(usage: Usage, held: HeldLease, window_tokens: int) -> BadRequest:
-    estimate = held.estimate
+def _impossible(usage: Usage, open_lease: ExternalLease, window_tokens: int) -> BadRequest:
+    estimate = open_lease.estimate
     if not usage.prompt_tokens:
         return invalid("prompt_tokens", "no engine serves a request without a prompt.")
     cap = estimate.cap_tokens
@@ -144,9 +144,9 @@ def _impossible(usage: Usage, held: HeldLease, window_tokens: int) -> BadRequest
     )
 
 
-def estimated_usage(held: HeldLease) -> Usage:
+def estimated_usage(open_lease: ExternalLease) -> Usage:
     """The reserved estimate as usage: the charge when the proxy reports nothing."""
-    estimate = held.estimate
+    estimate = open_lease.estimate
     return Usage(
         prompt_tokens=estimate.input_tokens_total,
         completion_tokens=estimate.sequences * estimate.output_tokens,
@@ -154,13 +154,17 @@ def estimated_usage(held: HeldLease) -> Usage:
     )
 
 
-def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple[Usage | None, int]:
+def with_time_held(
+    open_lease: ExternalLease, usage: Usage | None, held_s: float
+) -> tuple[Usage | None, int]:
     """Usage raised to the tokens its slots could have produced while held, and the tokens added.
 
     The proxy reports usage itself, so without this minimum it could hold slots for free.
     """
-    price_tokens = int(held_s * held.served.admission.slot_tokens_per_s * held.estimate.sequences)
-    used_tokens = 0 if usage is None else _charge(held, usage)
+    price_tokens = int(
+        held_s * open_lease.served.admission.slot_tokens_per_s * open_lease.estimate.sequences
+    )
+    used_tokens = 0 if usage is None else _charge(open_lease, usage)
     missing_tokens = price_tokens - used_tokens
     if missing_tokens <= 0:
         return usage, 0
@@ -169,9 +173,9 @@ def with_time_held(held: HeldLease, usage: Usage | None, held_s: float) -> tuple
     return msgspec.structs.replace(usage, completion_tokens=completion_tokens), missing_tokens
 
 
-def _charge(held: HeldLease, usage: Usage) -> int:
+def _charge(open_lease: ExternalLease, usage: Usage) -> int:
     return charge_tokens(
-        held.served.admission.profile,
+        open_lease.served.admission.profile,
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.cached_tokens,
@@ -179,12 +183,12 @@ def _charge(held: HeldLease, usage: Usage) -> int:
 
 
 def settled_as(
-    held: HeldLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
+    open_lease: ExternalLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
 ) -> Settled:
     """The settlement of a lease; `usage` None is a full refund."""
     if usage is None:
         return Settled(
-            lease_id=held.lease.id,
+            lease_id=open_lease.lease.id,
             status=ending,
             charge_tokens=None,
             prompt_tokens=None,
@@ -192,9 +196,9 @@ def settled_as(
             cached_tokens=None,
         )
     return Settled(
-        lease_id=held.lease.id,
+        lease_id=open_lease.lease.id,
         status=ending,
-        charge_tokens=_charge(held, usage),
+        charge_tokens=_charge(open_lease, usage),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,

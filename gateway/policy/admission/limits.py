@@ -3,15 +3,15 @@
 Token-pools paper, section 4.3. Only the buckets' refill with time changes state here.
 """
 
-from gateway.policy.admission.decision import Denial, DenialReason, Request, Unit
+from gateway.policy.admission.decision import AdmissionRequest, Denial, DenialReason, Unit
 from gateway.policy.admission.placement import overshoot
 from gateway.policy.admission.retry_after import concurrency_wait_s, kv_wait_s, tokens_wait_s
 from gateway.policy.entitlements.entitlement import BORROWING, Entitlement
 from gateway.policy.token_pool.buckets import (
     BUCKET_S,
     depth_tokens,
+    max_sequences,
     may_borrow,
-    most_sequences,
     own_level,
     surplus_depth,
     surplus_level,
@@ -28,14 +28,14 @@ def not_in_force(terms: Entitlement, now_s: float) -> Denial | None:
     return None
 
 
-def unbound(book: TokenPool, terms: Entitlement) -> Denial:
+def unbound(token_pool: TokenPool, terms: Entitlement) -> Denial:
     """Deny a request within a reserve that its pool's current capacity does not hold."""
-    once = terms.created <= book.terms.ever_bound_until
+    once = terms.created <= token_pool.terms.ever_bound_until
     reason: DenialReason = "entitlement_degraded" if once else "entitlement_pending"
     return Denial(reason=reason, wait_s=BUCKET_S)
 
 
-def misfit(book: TokenPool, account: Account, request: Request) -> Denial | None:
+def misfit(token_pool: TokenPool, account: Account, request: AdmissionRequest) -> Denial | None:
     """Check 3: deny a request that no waiting would help."""
     terms = account.terms
     most = terms.limit
@@ -46,27 +46,27 @@ def misfit(book: TokenPool, account: Account, request: Request) -> Denial | None
         return _never("sequences", most, request.sequences)
     depth = 0.0
     if terms.tokens_per_s > 0:
-        depth = depth_tokens(book, account)
+        depth = depth_tokens(token_pool, account)
     elif terms.service_class in BORROWING:
-        depth = surplus_depth(book)
+        depth = surplus_depth(token_pool)
     if 0 < depth < request.estimate_tokens:
         return _never("tokens", depth, request.estimate_tokens)
     kv_limit = terms.kv_bytes_limit or terms.kv_bytes
     if 0 < kv_limit < request.kv_bytes:
         return _never("bytes of KV cache", kv_limit, request.kv_bytes)
-    if request.sequences == 1 and request.kv_bytes <= book.terms.kv_of(request.pool):
+    if request.sequences == 1 and request.kv_bytes <= token_pool.terms.kv_of(request.pool):
         return None
-    return _too_large_for_pools(book, request)
+    return _too_large_for_pools(token_pool, request)
 
 
-def _too_large_for_pools(book: TokenPool, request: Request) -> Denial | None:
+def _too_large_for_pools(token_pool: TokenPool, request: AdmissionRequest) -> Denial | None:
     """Deny what no eligible pool could hold even when empty; pools without workers may return."""
     pools = (request.pool, *request.alternates)
-    slots = [book.terms.slots[pool] for pool in pools]
+    slots = [token_pool.terms.slots[pool] for pool in pools]
     room = max(n + overshoot(n) for n in slots)
     if request.sequences > room and any(slots):
         return _never("sequences", room, request.sequences)
-    kv_room = [book.terms.kv_of(pool) for pool in pools]
+    kv_room = [token_pool.terms.kv_of(pool) for pool in pools]
     if all(kv_room) and request.kv_bytes > max(kv_room):
         return _never("bytes of KV cache", max(kv_room), request.kv_bytes)
     return None
@@ -77,14 +77,14 @@ def _never(unit: Unit, limit: float, requested: float) -> Denial:
 
 
 def over_concurrency(
-    book: TokenPool, account: Account, request: Request, now_s: float
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
 ) -> Denial | None:
     """Check 4: r_e over all pools; guaranteed is also held to its baseline in each pool.
 
     Without a ready worker C is 0 and limits nothing here: choosing a worker fails later.
     """
     terms = account.terms
-    limit, used = most_sequences(book, account), account.total
+    limit, used = max_sequences(token_pool, account), account.total
     if terms.service_class == "guaranteed":
         here = terms.baseline_of(request.pool)
         if account.own(request.pool) + request.sequences > here:
@@ -95,37 +95,39 @@ def over_concurrency(
         return None
     return Denial(
         reason="concurrency",
-        wait_s=concurrency_wait_s(account, book.pools[request.pool].service_s, used, now_s),
+        wait_s=concurrency_wait_s(account, token_pool.pools[request.pool].service_s, used, now_s),
         limit=limit,
         used=used,
         requested=request.sequences,
     )
 
 
-def funded_by(book: TokenPool, account: Account, tokens: int, now_s: float) -> str:
+def funded_by(token_pool: TokenPool, account: Account, tokens: int, now_s: float) -> str:
     """Check 5: the bucket that pays, own, surplus or none (no rate is set); "" for a denial."""
     terms = account.terms
     if terms.tokens_per_s > 0:
-        level = own_level(account, depth_tokens(book, account), now_s)
+        level = own_level(account, depth_tokens(token_pool, account), now_s)
         if level >= tokens:
             return "own"
         # A bucket in debt pays first: borrowing would be a way around the debt.
-        if level < 0 or terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
+        if level < 0 or terms.service_class not in BORROWING or token_pool.terms.tokens_per_s <= 0:
             return ""
-    elif terms.service_class not in BORROWING or book.terms.tokens_per_s <= 0:
+    elif terms.service_class not in BORROWING or token_pool.terms.tokens_per_s <= 0:
         return "none"
-    if surplus_level(book, now_s) >= tokens and may_borrow(terms, account, tokens, now_s):
+    if surplus_level(token_pool, now_s) >= tokens and may_borrow(terms, account, tokens, now_s):
         return "surplus"
     return ""
 
 
-def over_rate(book: TokenPool, account: Account, request: Request, now_s: float) -> Denial:
+def over_rate(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
+) -> Denial:
     """The denial when no bucket pays."""
     terms = account.terms
     if terms.tokens_per_s > 0:
-        rate, level, limit = terms.tokens_per_s, account.level, depth_tokens(book, account)
+        rate, level, limit = terms.tokens_per_s, account.level, depth_tokens(token_pool, account)
     else:
-        rate, level, limit = book.surplus_per_s, book.surplus, surplus_depth(book)
+        rate, level, limit = token_pool.surplus_per_s, token_pool.surplus, surplus_depth(token_pool)
     return Denial(
         reason="tokens",
         wait_s=tokens_wait_s(account, request.estimate_tokens, level, rate, now_s),
@@ -136,7 +138,9 @@ def over_rate(book: TokenPool, account: Account, request: Request, now_s: float)
     )
 
 
-def over_kv(book: TokenPool, account: Account, request: Request, now_s: float) -> Denial | None:
+def over_kv(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
+) -> Denial | None:
     """Check 6: chi_e over all pools."""
     limit = account.terms.kv_bytes_limit or account.terms.kv_bytes
     if not limit:
@@ -144,7 +148,7 @@ def over_kv(book: TokenPool, account: Account, request: Request, now_s: float) -
     short = account.kv_bytes + request.kv_bytes - limit
     if short <= 0:
         return None
-    service_s = book.pools[request.pool].service_s
+    service_s = token_pool.pools[request.pool].service_s
     return Denial(
         reason="kv",
         wait_s=kv_wait_s(account, short, account.kv_bytes, service_s, now_s),

@@ -12,15 +12,15 @@ request within a reserve is never refused while an eligible pool serves a lower 
 
 from math import inf
 
-from gateway.policy.admission.decision import Denial, Place, Request
+from gateway.policy.admission.decision import AdmissionRequest, Denial, Placement
 from gateway.policy.admission.retry_after import before, priority_wait_s
 from gateway.policy.entitlements.entitlement import BACKFILL, RESERVING
 from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 
-def least_weight(book: TokenPool, pool: int) -> float:
+def min_weight(token_pool: TokenPool, pool: int) -> float:
     """The admission threshold: the least weight in flight in a pool; 0 when it is empty."""
-    return book.pools[pool].weights.least()
+    return token_pool.pools[pool].weights.lowest()
 
 
 def overshoot(slots: int) -> int:
@@ -28,49 +28,53 @@ def overshoot(slots: int) -> int:
     return max(1, -(-slots // 8))
 
 
-def place(book: TokenPool, account: Account, request: Request, w: float) -> Place:
+def place(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float
+) -> Placement:
     """The requested pool, an alternate with idle room, or a denial."""
     terms = account.terms
     pool, n = request.pool, request.sequences
-    slots = book.terms.slots[pool]
-    used = occupied(book, account, pool)
+    slots = token_pool.terms.slots[pool]
+    used = occupied(token_pool, account, pool)
     reserved = within_reserve(account, request)
-    protected = reserved and book.bound(terms, pool)
-    kv_full = kv_over(book, pool, request.kv_bytes, 0)
+    protected = reserved and token_pool.bound(terms, pool)
+    kv_full = kv_over(token_pool, pool, request.kv_bytes, 0)
     contended = kv_full or used + n > slots
     if not contended:
         within = account.own(pool) + n <= terms.baseline_of(pool)
         fills_up = protected or (within and not reserved and terms.service_class not in BACKFILL)
-        if fills_up or used + n <= slots - book.terms.headroom:
-            return Place(pool)
-    elif slots <= 0 or (not protected and (kv_full or used + n > slots + book.terms.spill_queue)):
+        if fills_up or used + n <= slots - token_pool.terms.headroom:
+            return Placement(pool)
+    elif slots <= 0 or (
+        not protected and (kv_full or used + n > slots + token_pool.terms.spill_queue)
+    ):
         for other in request.alternates:
-            if _idle_room(book, account, other, request):
-                return Place(other, spilled=True)
+            if _idle_room(token_pool, account, other, request):
+                return Placement(other, spilled=True)
     if reserved and (slots <= 0 or not protected):
         for other in (pool, *request.alternates):
-            if _makes_way(book, account, other, request):
+            if _makes_way(token_pool, account, other, request):
                 full = contended or other != pool
-                return Place(other, contended=full, spilled=other != pool)
+                return Placement(other, contended=full, spilled=other != pool)
     # Without slots there is no worker to queue for; choosing one fails later and says so.
     if protected or slots <= 0:
-        return Place(pool, contended=True)
-    if not contended or (reserved and not book.pools[pool].unreserved):
-        return Place(pool, contended, denied="priority")
-    return _outranking(book, request, w, used)
+        return Placement(pool, contended=True)
+    if not contended or (reserved and not token_pool.pools[pool].unreserved):
+        return Placement(pool, contended, denied="priority")
+    return _outranking(token_pool, request, w, used)
 
 
-def could_outrank(book: TokenPool, request: Request) -> bool:
+def could_outrank(token_pool: TokenPool, request: AdmissionRequest) -> bool:
     """Whether weight alone could let a request into a full pool.
 
     A request wider than the overshoot waits for room whatever it weighs.
     """
-    slots, kv_bytes = book.terms.slots[request.pool], book.terms.kv_of(request.pool)
+    slots, kv_bytes = token_pool.terms.slots[request.pool], token_pool.terms.kv_of(request.pool)
     fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
     return fits and request.sequences <= overshoot(slots)
 
 
-def within_reserve(account: Account, request: Request) -> bool:
+def within_reserve(account: Account, request: AdmissionRequest) -> bool:
     """Whether a request is within its entitlement's reserve in the requested pool."""
     if account.terms.service_class not in RESERVING:
         return False
@@ -78,60 +82,69 @@ def within_reserve(account: Account, request: Request) -> bool:
     return account.own(request.pool) + request.sequences <= baseline
 
 
-def _makes_way(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
+def _makes_way(
+    token_pool: TokenPool, account: Account, pool: int, request: AdmissionRequest
+) -> bool:
     """Whether a pool would have room if its non-reserving classes gave way."""
-    lower = book.pools[pool].unreserved
-    reserved = occupied(book, account, pool) - lower
-    return lower > 0 and reserved + request.sequences <= book.terms.slots[pool]
+    lower = token_pool.pools[pool].unreserved
+    reserved = occupied(token_pool, account, pool) - lower
+    return lower > 0 and reserved + request.sequences <= token_pool.terms.slots[pool]
 
 
-def _outranking(book: TokenPool, request: Request, w: float, used: int) -> Place:
+def _outranking(token_pool: TokenPool, request: AdmissionRequest, w: float, used: int) -> Placement:
     """Check 7 for unprotected traffic; preemptible never outranks."""
-    pool, slots = request.pool, book.terms.slots[request.pool]
-    service_class = book.accounts[request.entitlement].terms.service_class
+    pool, slots = request.pool, token_pool.terms.slots[request.pool]
+    service_class = token_pool.accounts[request.entitlement].terms.service_class
     # Contended with nothing in flight: idle dedicated baselines keep all slots.
-    least = least_weight(book, pool) or inf
+    least = min_weight(token_pool, pool) or inf
     if service_class == "preemptible" or w <= least:
-        return Place(pool, contended=True, denied="priority")
+        return Placement(pool, contended=True, denied="priority")
     if used + request.sequences > slots + overshoot(slots):
-        return Place(pool, contended=True, denied="priority")
-    if kv_over(book, pool, request.kv_bytes, book.terms.kv_of(pool) // 8):
-        return Place(pool, contended=True, denied="kv")
-    return Place(pool, contended=True)
+        return Placement(pool, contended=True, denied="priority")
+    if kv_over(token_pool, pool, request.kv_bytes, token_pool.terms.kv_of(pool) // 8):
+        return Placement(pool, contended=True, denied="kv")
+    return Placement(pool, contended=True)
 
 
-def occupied(book: TokenPool, account: Account, pool: int) -> int:
+def occupied(token_pool: TokenPool, account: Account, pool: int) -> int:
     """Slots in use, or kept for the idle baselines of other dedicated entitlements."""
-    state = book.pools[pool]
+    state = token_pool.pools[pool]
     if not state.idle_dedicated:
         return state.inflight
     reserved, terms = state.idle_dedicated, account.terms
-    if terms.service_class == "dedicated" and book.bound(terms, pool) and not terms.suspended:
+    if terms.service_class == "dedicated" and token_pool.bound(terms, pool) and not terms.suspended:
         reserved -= max(0, terms.baseline_of(pool) - account.inflight[pool])
     return state.inflight + reserved
 
 
-def kv_over(book: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
+def kv_over(token_pool: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
     """Whether a pool's KV would exceed its capacity plus an allowance, in bytes."""
-    capacity = book.terms.kv_of(pool)
-    return capacity > 0 and book.pools[pool].kv_bytes + kv_bytes > capacity + allowance
+    capacity = token_pool.terms.kv_of(pool)
+    return capacity > 0 and token_pool.pools[pool].kv_bytes + kv_bytes > capacity + allowance
 
 
-def _idle_room(book: TokenPool, account: Account, pool: int, request: Request) -> bool:
+def _idle_room(
+    token_pool: TokenPool, account: Account, pool: int, request: AdmissionRequest
+) -> bool:
     """Whether an alternate pool has idle slots beyond its headroom, and KV."""
-    free = book.terms.slots[pool] - book.terms.headroom
-    if occupied(book, account, pool) + request.sequences > free:
+    free = token_pool.terms.slots[pool] - token_pool.terms.headroom
+    if occupied(token_pool, account, pool) + request.sequences > free:
         return False
-    return not kv_over(book, pool, request.kv_bytes, 0)
+    return not kv_over(token_pool, pool, request.kv_bytes, 0)
 
 
 def pool_denial(
-    book: TokenPool, account: Account, request: Request, w: float, found: Place, now_s: float
+    token_pool: TokenPool,
+    account: Account,
+    request: AdmissionRequest,
+    w: float,
+    found: Placement,
+    now_s: float,
 ) -> Denial:
     """The denial for a place that was refused."""
-    state, slots = book.pools[found.pool], book.terms.slots[found.pool]
+    state, slots = token_pool.pools[found.pool], token_pool.terms.slots[found.pool]
     if found.denied == "kv":
-        capacity = book.terms.kv_of(found.pool)
+        capacity = token_pool.terms.kv_of(found.pool)
         short = state.kv_bytes + request.kv_bytes - capacity
         freed_per_s = max(1.0, state.kv_bytes / max(1e-3, state.service_s))
         return Denial(
@@ -147,7 +160,7 @@ def pool_denial(
         reason="priority",
         wait_s=priority_wait_s(state, account, w, slots, now_s),
         limit=slots,
-        used=occupied(book, account, found.pool),
+        used=occupied(token_pool, account, found.pool),
         requested=request.sequences,
         of_pool=True,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.policy.admission import admission, debt
-from gateway.policy.admission.admission import Denial, Request
+from gateway.policy.admission.admission import AdmissionRequest, Denial
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -20,7 +20,7 @@ from gateway.records.decision_schema1 import as_schema_2
 from gateway.records.record import Record
 
 
-class Replayed(Record, frozen=True, kw_only=True):
+class ReplayedDecision(Record, frozen=True, kw_only=True):
     """One admission, as it was logged and as it is decided now."""
 
     lease_id: str
@@ -36,7 +36,7 @@ class _Step(Record, frozen=True, kw_only=True):
     detail: Any = None
 
 
-def replay(lines: Iterable[Mapping[str, Any]], model: str) -> list[Replayed]:
+def replay(lines: Iterable[Mapping[str, Any]], model: str) -> list[ReplayedDecision]:
     """Decide the admissions of a model again; `lines` are the log's, decoded from JSON.
 
     Raises ValueError when the log does not begin with the model's terms.
@@ -44,15 +44,15 @@ def replay(lines: Iterable[Mapping[str, Any]], model: str) -> list[Replayed]:
     steps = sorted(_steps(lines, model), key=lambda step: step.unix_s)
     if not steps or steps[0].kind != "terms":
         raise ValueError(f"the log does not begin with the terms of the model {model}")
-    book = TokenPool(msgspec.convert(steps[0].detail, Terms))
+    token_pool = TokenPool(msgspec.convert(steps[0].detail, Terms))
     pools: dict[str, int] = {}
-    book.ticked_s = steps[0].unix_s
-    found: list[Replayed] = []
+    token_pool.ticked_s = steps[0].unix_s
+    found: list[ReplayedDecision] = []
     for step in steps:
         if step.kind == "admit":
-            found.append(_admitted(book, step, pools))
+            found.append(_admitted(token_pool, step, pools))
         else:
-            _changed(book, step, pools)
+            _changed(token_pool, step, pools)
     return found
 
 
@@ -74,9 +74,9 @@ def _steps(lines: Iterable[Mapping[str, Any]], model: str) -> Iterable[_Step]:
             yield _Step(unix_s=lease["settled_unix_s"], kind="settle", line=lease)
 
 
-def _admitted(book: TokenPool, step: _Step, pools: Mapping[str, int]) -> Replayed:
+def _admitted(token_pool: TokenPool, step: _Step, pools: Mapping[str, int]) -> ReplayedDecision:
     line, lease = step.line, step.line["admission"]
-    request = Request(
+    request = AdmissionRequest(
         lease_id=lease["lease_id"],
         entitlement=line["entitlement"],
         pool=pools[lease["asked_pool"]],
@@ -85,34 +85,34 @@ def _admitted(book: TokenPool, step: _Step, pools: Mapping[str, int]) -> Replaye
         kv_bytes=lease.get("reserved_kv_bytes", 0),
         sequences=line.get("estimate", {}).get("sequences", 1),
     )
-    decided = admission.admit(book, request, step.unix_s, observe=True)
-    return Replayed(
+    decided = admission.admit(token_pool, request, step.unix_s, observe=True)
+    return ReplayedDecision(
         lease_id=request.lease_id,
         logged=lease.get("would_deny") or "",
         decided=decided.reason if isinstance(decided, Denial) else decided.would_deny,
     )
 
 
-def _changed(book: TokenPool, step: _Step, pools: dict[str, int]) -> None:
+def _changed(token_pool: TokenPool, step: _Step, pools: dict[str, int]) -> None:
     detail, lease_id, now_s = step.detail, step.line.get("lease_id", ""), step.unix_s
     match step.kind:
         case "terms":
-            book.change(msgspec.convert(detail, Terms))
+            token_pool.change(msgspec.convert(detail, Terms))
             pools.update({name: index for index, name in enumerate(step.line["pools"])})
         case "entitlement":
-            book.define(msgspec.convert(detail, Entitlement))
+            token_pool.define(msgspec.convert(detail, Entitlement))
         case "removed":
-            book.remove(detail)
+            token_pool.remove(detail)
         case "tick":
-            debt.tick(book, list(book.active), detail, now_s)
-            debt.close(book, detail, now_s)
+            debt.tick(token_pool, list(token_pool.active), detail, now_s)
+            debt.close(token_pool, detail, now_s)
         case "resize":
-            held = book.leases.get(lease_id)
-            per_token = 0 if held is None else held.kv_bytes // max(1, held.estimate_tokens)
-            admission.resize(book, lease_id, detail, detail * per_token, now_s)
+            record = token_pool.leases.get(lease_id)
+            per_token = 0 if record is None else record.kv_bytes // max(1, record.estimate_tokens)
+            admission.resize(token_pool, lease_id, detail, detail * per_token, now_s)
         case "transfer":
-            admission.transfer(book, lease_id, detail, now_s, force=True)
+            admission.transfer(token_pool, lease_id, detail, now_s, force=True)
         case "settle":
-            admission.settle(book, lease_id, step.line.get("charge_tokens"), now_s)
+            admission.settle(token_pool, lease_id, step.line.get("charge_tokens"), now_s)
         case _:
             raise ValueError(f"unknown event: {step.kind}")

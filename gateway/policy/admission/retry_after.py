@@ -9,9 +9,9 @@ lengthens another's wait by at most the time that one slot takes to come free.
 
 import math
 
-from gateway.policy.token_pool.token_pool import Account, PoolBook
+from gateway.policy.token_pool.token_pool import Account, PoolCounters
 
-LEAST_S, MOST_S = 1.0, 60.0
+MIN_S, MAX_S = 1.0, 60.0
 JITTER = 0.5
 
 
@@ -20,7 +20,7 @@ def tokens_wait_s(
 ) -> float:
     """Seconds until the bucket holds `tokens` beyond what it has promised."""
     if rate_per_s <= 0:
-        return MOST_S
+        return MAX_S
     kept = max(0.0, account.promised - rate_per_s * max(0.0, now_s - account.promised_s))
     return (tokens - level + kept) / rate_per_s
 
@@ -41,14 +41,14 @@ def kv_wait_s(
 
 
 def priority_wait_s(
-    pool: PoolBook, account: Account, weight: float, slots: int, now_s: float
+    pool: PoolCounters, account: Account, weight: float, slots: int, now_s: float
 ) -> float:
     """Seconds until the pool has served the waiting requests of at least this weight."""
     waiting = before(pool, account, weight, slots, now_s)
     return (waiting + 1) * pool.service_s / max(1, slots)
 
 
-def before(pool: PoolBook, account: Account, weight: float, slots: int, now_s: float) -> float:
+def before(pool: PoolCounters, account: Account, weight: float, slots: int, now_s: float) -> float:
     """Requests ahead: the entitlement's own waiting ones, and one for each other tenant."""
     own, tenant = still_waiting(account, slots, pool.service_s, now_s), tenant_of(account)
     others = pool.denials.others_above(tenant, weight)
@@ -62,9 +62,9 @@ def still_waiting(account: Account, places: int, service_s: float, now_s: float)
 
 
 def wait_too(account: Account, sequences: int, places: int, service_s: float, now_s: float) -> None:
-    """Count a refused request as waiting; at most what MOST_S can serve is kept."""
+    """Count a refused request as waiting; at most what MAX_S can serve is kept."""
     waiting = still_waiting(account, places, service_s, now_s) + sequences
-    account.waiters = min(waiting, MOST_S * (places + 1) / max(1e-3, service_s))
+    account.waiters = min(waiting, MAX_S * (places + 1) / max(1e-3, service_s))
     account.waiters_s = now_s
 
 
@@ -73,6 +73,6 @@ def tenant_of(account: Account) -> str:
     return account.terms.tenant or account.terms.name
 
 
-def told_s(wait_s: float, jitter: float) -> int:
+def retry_after_s(wait_s: float, jitter: float) -> int:
     """Whole seconds for Retry-After: the wait times 1 to 1.5 (`jitter` in [0, 1]), in [1, 60]."""
-    return math.ceil(min(max(wait_s * (1.0 + JITTER * jitter), LEAST_S), MOST_S))
+    return math.ceil(min(max(wait_s * (1.0 + JITTER * jitter), MIN_S), MAX_S))

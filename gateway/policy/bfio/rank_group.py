@@ -24,15 +24,15 @@ from typing import Final
 import msgspec
 
 from gateway.policy.bfio.rank_choice import Assign, choose, hit_tokens
-from gateway.policy.bfio.rank_load import RankLoad, Sent, StepClock, streamed
+from gateway.policy.bfio.rank_load import RankLoad, SentNote, StepClock, streamed
 from gateway.policy.bfio.rank_queue import RankLine
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.scheduling.fairness import ServedShares
-from gateway.policy.scheduling.scheduler import BAND_NAMES, Job
+from gateway.policy.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
 
 NOTHING: Final[Sequence[Job]] = ()
-CANDIDATES_KEPT: Final = 8
+RETAINED_CANDIDATES: Final = 8
 _ALL: Final = "*"
 """Fairness counter of all clients together; no entitlement has this name."""
 
@@ -107,7 +107,7 @@ class RankGroup:
             job.home = -1
         job.order = self._orders
         self._orders += 1
-        job.policy = Sent()
+        job.policy = SentNote()
         job.key = job.arrived_s + self.rules.fairness * self._excess_s(job, now_s)
         self._line.put(job)
         return self._fill(now_s)
@@ -182,20 +182,20 @@ class RankGroup:
 
     def _fill_homed(self, rank: int, out: list[Job], now_s: float) -> None:
         """Send jobs with response affinity to their rank first: its cache has their prompt."""
-        for band in range(len(BAND_NAMES)):
-            for job in self._line.homed(rank, band, self._room(rank)):
+        for priority_class in range(len(PRIORITY_CLASS_NAMES)):
+            for job in self._line.homed(rank, priority_class, self._room(rank)):
                 if self._room(rank):
                     self._send(job, rank, out, now_s)
 
     def _fill_group(self, ranks: list[int], known: int, out: list[Job], now_s: float) -> None:
         """Fill one engine's ranks by priority class."""
         rules = self.rules
-        for band in range(len(BAND_NAMES)):
+        for priority_class in range(len(PRIORITY_CLASS_NAMES)):
             caps = [self._room(rank) for rank in ranks]
             count = rules.per_slot * sum(caps) + rules.spare
-            if not any(caps) or not self._line.waiting[band]:
+            if not any(caps) or not self._line.waiting[priority_class]:
                 continue
-            jobs = self._line.first(band, count)
+            jobs = self._line.first(priority_class, count)
             self._fill_again(ranks, [j for j in jobs if j.excluded], known, out, now_s)
             jobs = [job for job in jobs if not job.excluded]
             caps = [self._room(rank) for rank in ranks]
@@ -205,7 +205,9 @@ class RankGroup:
             for item, index in choose(self._solve, ranks, loads, caps, jobs, waits_s, maxage_s):
                 # A request of several sequences may have taken what was left.
                 if self._room(ranks[index]):
-                    jobs[item].candidates = list(zip(ranks, loads, strict=True))[:CANDIDATES_KEPT]
+                    jobs[item].candidates = list(zip(ranks, loads, strict=True))[
+                        :RETAINED_CANDIDATES
+                    ]
                     self._send(jobs[item], ranks[index], out, now_s)
 
     def _fill_again(

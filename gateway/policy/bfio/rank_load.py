@@ -15,7 +15,7 @@ RECOUNT_S: Final = 0.25
 """Seconds between two counts of a rank's streams; a count costs a call per request."""
 FIRST_STEP_S: Final = 0.03
 """Step time assumed until answers were timed."""
-_LEAST_TOKENS: Final = 8
+_MIN_TOKENS: Final = 8
 _FOREIGN_PART: Final = 0.05
 _MEMORY: Final = 0.95
 
@@ -34,13 +34,13 @@ class StepClock:
 
     def ended(self, tokens: int, took_s: float) -> None:
         """Learn from an answer's tokens and duration; short answers are mostly prefill, ignored."""
-        if tokens < _LEAST_TOKENS or took_s <= 0:
+        if tokens < _MIN_TOKENS or took_s <= 0:
             return
         self._known = _MEMORY * self._known + (1 - _MEMORY)
         self.step_s += (1 - _MEMORY) / self._known * (took_s / tokens - self.step_s)
 
 
-class Sent:
+class SentNote:
     """The policy's data about a job."""
 
     __slots__ = ("offered_s",)

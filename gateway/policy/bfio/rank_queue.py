@@ -8,7 +8,7 @@ block of pointers, which takes a microsecond for some thousands of jobs.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from gateway.policy.scheduling.scheduler import BAND_NAMES, Job
+from gateway.policy.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
 
 _Entry = tuple[float, int, Job]
 """(key, order, job); orders are unique, so jobs are never compared."""
@@ -17,44 +17,44 @@ _Entry = tuple[float, int, Job]
 class RankLine:
     """The queue; every job in it has state `waiting`."""
 
-    __slots__ = ("_bands", "_homed", "total", "waiting")
+    __slots__ = ("_by_class", "_homed", "total", "waiting")
 
     def __init__(self) -> None:
-        self._bands: list[list[_Entry]] = [[] for _ in BAND_NAMES]
+        self._by_class: list[list[_Entry]] = [[] for _ in PRIORITY_CLASS_NAMES]
         self._homed: dict[int, list[list[_Entry]]] = {}
-        self.waiting = [0] * len(BAND_NAMES)
+        self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
         """Waiting jobs by priority class."""
         self.total = 0
 
     def put(self, job: Job) -> None:
-        """Queue a job; its key, band and home must not change until it leaves."""
+        """Queue a job; its key, class and home must not change until it leaves."""
         job.state = "waiting"
         insort(self._line(job), (job.key, job.order, job))
-        self.waiting[job.band] += 1
+        self.waiting[job.priority_class] += 1
         self.total += 1
 
     def take(self, job: Job) -> None:
         """Remove a job."""
         line = self._line(job)
         del line[bisect_left(line, (job.key, job.order))]
-        self.waiting[job.band] -= 1
+        self.waiting[job.priority_class] -= 1
         self.total -= 1
 
-    def first(self, band: int, count: int) -> list[Job]:
+    def first(self, priority_class: int, count: int) -> list[Job]:
         """The first jobs of a priority class that may go to any rank."""
-        return [entry[2] for entry in self._bands[band][:count]]
+        return [entry[2] for entry in self._by_class[priority_class][:count]]
 
-    def homed(self, rank: int, band: int, count: int) -> list[Job]:
+    def homed(self, rank: int, priority_class: int, count: int) -> list[Job]:
         """The first jobs of a priority class that must go to this rank."""
         lines = self._homed.get(rank)
-        return [entry[2] for entry in lines[band][:count]] if lines else []
+        return [entry[2] for entry in lines[priority_class][:count]] if lines else []
 
     def release(self, rank: int) -> None:
         """A rank is unavailable: its jobs may go to any other."""
         for line in self._homed.pop(rank, ()):
             for entry in line:
                 entry[2].home = -1
-                insort(self._bands[entry[2].band], entry)
+                insort(self._by_class[entry[2].priority_class], entry)
 
     @property
     def homes(self) -> list[int]:
@@ -63,11 +63,13 @@ class RankLine:
 
     def all(self) -> Iterator[Job]:
         """All waiting jobs, in no order; the queue must not change meanwhile."""
-        for line in (*self._bands, *(one for lines in self._homed.values() for one in lines)):
+        for line in (*self._by_class, *(one for lines in self._homed.values() for one in lines)):
             for entry in line:
                 yield entry[2]
 
     def _line(self, job: Job) -> list[_Entry]:
         if job.home < 0:
-            return self._bands[job.band]
-        return self._homed.setdefault(job.home, [[] for _ in BAND_NAMES])[job.band]
+            return self._by_class[job.priority_class]
+        return self._homed.setdefault(job.home, [[] for _ in PRIORITY_CLASS_NAMES])[
+            job.priority_class
+        ]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gateway.policy.bfio.solver_state import Floats, Group, Pool, imbalance, matrix_of
+from gateway.policy.bfio.solver_state import Floats, Pool, WorkerLoads, imbalance, matrix_of
 
 IMPROVED_UP_TO: Final = 16
 """Most items assigned at once for which an improving pass is worth its time."""
@@ -47,7 +47,7 @@ def assign(
     Deterministic; equal workers are taken by index. With one item and H = 0 it is least-KV.
     On the items not forced by age, the objective is never worse than FCFS's (Algorithm 2).
     """
-    group = Group(load, cap, growth, len(sizes))
+    group = WorkerLoads(load, cap, growth, len(sizes))
     count = min(len(sizes), group.slots)
     if count <= 0:
         return []
@@ -63,7 +63,7 @@ def assign(
 
 
 def _balance(
-    group: Group, sizes: Sequence[float], rest: Sequence[int], count: int, passes: int
+    group: WorkerLoads, sizes: Sequence[float], rest: Sequence[int], count: int, passes: int
 ) -> list[tuple[int, int]]:
     """Place `count` of the items that age does not force."""
     if len(group.caps) == 1:  # nothing to balance
@@ -113,7 +113,7 @@ def _forced(waits: Sequence[float], maxage: float | None, count: int) -> list[in
     return old[:count]
 
 
-def _lpt(group: Group, sizes: Sequence[float], items: Sequence[int]) -> list[tuple[int, int]]:
+def _lpt(group: WorkerLoads, sizes: Sequence[float], items: Sequence[int]) -> list[tuple[int, int]]:
     """Longest first, each where it raises the window's maximum least; ties: least loaded."""
     found = []
     for item in sorted(items, key=lambda i: -sizes[i]):
@@ -126,7 +126,7 @@ def _lpt(group: Group, sizes: Sequence[float], items: Sequence[int]) -> list[tup
     return found
 
 
-def _fill(group: Group, pool: Pool, count: int, passes: int) -> list[tuple[int, int]]:
+def _fill(group: WorkerLoads, pool: Pool, count: int, passes: int) -> list[tuple[int, int]]:
     """For more items than slots: repeatedly give the neediest worker the best fitting item."""
     chosen: list[tuple[int, float, int]] = []
     for _ in range(count):
@@ -165,7 +165,7 @@ def _cost(size: float, room: Floats, workers: int) -> float:
 
 
 def _better(
-    group: Group, pool: Pool, item: int, size: float, worker: int
+    group: WorkerLoads, pool: Pool, item: int, size: float, worker: int
 ) -> tuple[int, float, int]:
     """Exchange a placed item for the best waiting one if that lowers J."""
     row, grown = group.load[worker], group.grown
@@ -182,7 +182,7 @@ def _better(
 
 
 def _not_worse_than_fcfs(
-    group: Group,
+    group: WorkerLoads,
     load: Floats,
     free: Sequence[int],
     sizes: Sequence[float],

@@ -28,7 +28,7 @@ def imbalance(load: Floats) -> float:
     return float(len(load) * _sum(_max(load, axis=0)) - _sum(load, axis=None))
 
 
-class Group:
+class WorkerLoads:
     """The workers' loads while slots are filled."""
 
     __slots__ = ("caps", "free", "grown", "load", "most", "rank", "slots", "weight")

@@ -29,18 +29,18 @@ _CLASS_WEIGHT = {
     "spot": 1.0,
     "preemptible": 0.1,
 }
-_BAND = {
+_WEIGHT_RANGE = {
     "dedicated": (501.0, 1000.0),
     "guaranteed": (501.0, 1000.0),
     "elastic": (1.01, 500.0),
     "spot": (0.101, 1.0),
     "preemptible": (1e-6, 0.1),
 }
-OVERDUE_WEIGHT = _BAND["elastic"][1]
+OVERDUE_WEIGHT = _WEIGHT_RANGE["elastic"][1]
 """Weight of an overdue entitlement: the maximum of elastic."""
 SPILLED_WEIGHT = 1.0
 """Largest weight of spilled work in its alternate pool: that of spot."""
-_LEAST_DEBT_FACTOR = 0.05
+_MIN_DEBT_FACTOR = 0.05
 
 
 class AdmissionProfile(Record, frozen=True, kw_only=True):
@@ -130,8 +130,8 @@ def weight(
     urgency = slo_ms / mean_slo_ms if slo_ms > 0 and mean_slo_ms > 0 else 1.0
     w = _CLASS_WEIGHT[service_class] / (1 + profile.slo_share * urgency)
     w = w / (1 + profile.burst_share * burst)
-    w = w * max(_LEAST_DEBT_FACTOR, 1 + profile.debt_share * debt)
-    low, high = _BAND[service_class]
+    w = w * max(_MIN_DEBT_FACTOR, 1 + profile.debt_share * debt)
+    low, high = _WEIGHT_RANGE[service_class]
     return min(max(w, low), high)
 
 
@@ -157,8 +157,8 @@ def split_baseline(sequences: int, slots: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-LEAST_SHARE: Final = 0.05
-MOST_SHARE: Final = 20.0
+MIN_SHARE: Final = 0.05
+MAX_SHARE: Final = 20.0
 
 
 class MeanRate:
@@ -186,10 +186,10 @@ class MeanRate:
             self.total_tokens_per_s = max(0.0, self.total_tokens_per_s - tokens_per_s)
 
     def share(self, tokens_per_s: float) -> float:
-        """A rate over the mean, within [LEAST_SHARE, MOST_SHARE]; 1 where none is stated."""
+        """A rate over the mean, within [MIN_SHARE, MAX_SHARE]; 1 where none is stated."""
         if tokens_per_s <= 0 or not self.count or self.total_tokens_per_s <= 0:
             return 1.0
         share = tokens_per_s * self.count / self.total_tokens_per_s
-        if LEAST_SHARE <= share <= MOST_SHARE:
+        if MIN_SHARE <= share <= MAX_SHARE:
             return share
-        return LEAST_SHARE if share < LEAST_SHARE else MOST_SHARE
+        return MIN_SHARE if share < MIN_SHARE else MAX_SHARE

@@ -25,7 +25,7 @@ from gateway.policy.entitlements.entitlement import (
 from gateway.records.record import Record
 
 GIB = 1 << 30
-MOST = 1 << 53
+MAX_VALUE = 1 << 53
 FIELDS = (
     *("name", "tenant", "model", "service_class", "slo_target_ms"),
     *("tokens_per_second", "max_tokens_per_second", "kv_cache_gib", "max_kv_cache_gib"),
@@ -150,15 +150,15 @@ def _amount(fields: Mapping[str, object], field: str) -> float:
         return 0.0
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadTerms(field, "not a number", "give a positive number")
-    if not 0 < value <= MOST or not isfinite(value):
+    if not 0 < value <= MAX_VALUE or not isfinite(value):
         raise BadTerms(field, "out of range", "give a positive number, or leave it out for none")
     return float(value)
 
 
 def _kv(fields: Mapping[str, object], field: str) -> int:
     size = _amount(fields, field)
-    if size > MOST / GIB:
-        raise BadTerms(field, "out of range", f"give at most {MOST // GIB}")
+    if size > MAX_VALUE / GIB:
+        raise BadTerms(field, "out of range", f"give at most {MAX_VALUE // GIB}")
     return max(1, round(size * GIB)) if size else 0
 
 
@@ -190,7 +190,7 @@ def _baseline(value: object, model: ModelShape) -> tuple[int, ...]:
 
 
 def _sequences(value: object, field: str, part: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VALUE:
         where = f"`{part}` is not" if part else "not"
         fix = "give a whole number, 0 or more"
         if field == "concurrency" and not part:

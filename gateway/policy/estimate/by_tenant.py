@@ -26,7 +26,7 @@ _EVERY: Final = 16
 """Observations between two computations of the median."""
 
 
-class Taught(Protocol):
+class TenantLearner(Protocol):
     """A learner of one tenant."""
 
     @property
@@ -34,7 +34,7 @@ class Taught(Protocol):
         """How many observations taught it."""
 
 
-P = TypeVar("P", bound=Taught)
+P = TypeVar("P", bound=TenantLearner)
 
 
 class ByTenant(Generic[P]):

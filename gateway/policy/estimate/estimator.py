@@ -16,7 +16,7 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 from math import ceil
 from typing import Any, Final
 
-from gateway.policy.estimate.merge import Part
+from gateway.policy.estimate.merge import EstimatorPart
 from gateway.policy.estimate.profile import DEFAULT, EstimatorProfile, OutputMode
 from gateway.policy.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS
 from gateway.policy.estimate.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
@@ -35,7 +35,7 @@ from gateway.records.request import BodyFacts, Category, Measure
 SMALL_PROMPT_TOKENS: Final = 128
 
 _UNSEEN_NOISE = 0.35
-_LEAST_NOISE = 0.02
+_MIN_NOISE = 0.02
 _PAIRED = frozenset({"rerank", "score"})
 
 
@@ -259,11 +259,11 @@ class LengthEstimator:
             **self._figures.snapshot(),
         }
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, EstimatorPart]:
         """See Learner."""
         return self._figures.parts()
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> EstimatorPart | None:
         """See Learner."""
         return self._figures.part(name)
 
@@ -271,5 +271,5 @@ class LengthEstimator:
 def _noise(ratio: Ratio, text_tokens: float) -> float:
     """Variance of a count around bytes / c, in tokens squared."""
     seen = ratio.observations
-    relative = max(ratio.spread / ratio.mean, _LEAST_NOISE) if seen else _UNSEEN_NOISE
+    relative = max(ratio.spread / ratio.mean, _MIN_NOISE) if seen else _UNSEEN_NOISE
     return 1.0 + (relative * text_tokens) ** 2

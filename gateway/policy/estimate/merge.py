@@ -41,7 +41,7 @@ _MARKS: Final = 4096
 """Most parts whose observation counts a ledger remembers."""
 
 
-class Sums(Record, frozen=True, kw_only=True):
+class PartState(Record, frozen=True, kw_only=True):
     """One part: decayed sums by name."""
 
     epoch: int
@@ -53,38 +53,38 @@ class Sums(Record, frozen=True, kw_only=True):
     sums: dict[str, float]
 
 
-Learned = Mapping[str, Sums]
+Learned = Mapping[str, PartState]
 """Part -> its sums: all learned figures of one replica for one model."""
 
 
-class Peer(Record, frozen=True, kw_only=True):
+class PeerRecord(Record, frozen=True, kw_only=True):
     """A record of another replica, or one stored before a restart."""
 
     age_s: float
     """Since it was published."""
-    parts: dict[str, Sums]
+    parts: dict[str, PartState]
 
 
-class Part(Protocol):
+class EstimatorPart(Protocol):
     """A learned figure that can leave the process and return."""
 
-    def learned(self) -> Sums:
+    def learned(self) -> PartState:
         """Its sums now."""
 
-    def accepts(self, sums: Sums) -> bool:
+    def accepts(self, state: PartState) -> bool:
         """Whether sums from outside are valid for this part."""
 
-    def adopt(self, sums: Sums) -> None:
+    def adopt(self, state: PartState) -> None:
         """Continue from these sums, which it must accept."""
 
 
 class Learner(Protocol):
     """An estimator that consists of parts."""
 
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, EstimatorPart]:
         """Parts that have learned something, by name."""
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> EstimatorPart | None:
         """The part of that name, made if it does not exist; None for an unknown name."""
 
 
@@ -93,7 +93,7 @@ def aged(rate: float, seconds: float) -> float:
     return rate * math.exp(-max(seconds, 0.0) / RATE_MEMORY_S)
 
 
-def plausible(part: Sums) -> bool:
+def plausible(part: PartState) -> bool:
     """Whether a part read from outside is well-formed: finite sums, bounded, counted."""
     return (
         part.n >= 1
@@ -104,7 +104,7 @@ def plausible(part: Sums) -> bool:
     )
 
 
-def merged(parts: Iterable[Sums]) -> Sums:
+def merged(parts: Iterable[PartState]) -> PartState:
     """The weighted mean of the most observed epoch's sums; at least one part must be given."""
     found = sorted(parts, key=_order)
     observed: dict[int, float] = {}
@@ -119,7 +119,7 @@ def merged(parts: Iterable[Sums]) -> Sums:
         share = weight / whole
         for name, value in part.sums.items():
             sums[name] = sums.get(name, 0.0) + share * value
-    return Sums(
+    return PartState(
         epoch=epoch,
         n=max(part.n for part in found),
         rate=max(part.rate for part in found),
@@ -127,11 +127,11 @@ def merged(parts: Iterable[Sums]) -> Sums:
     )
 
 
-def _order(part: Sums) -> tuple[int, int, float]:
+def _order(part: PartState) -> tuple[int, int, float]:
     return part.epoch, part.n, part.rate
 
 
-class Ledger:
+class EstimatorMerge:
     """Publishes one model's learner and merges other replicas' records into it.
 
     It works on the live learner between two steps of the event loop; requests never wait.
@@ -146,36 +146,38 @@ class Ledger:
         self._marks: dict[str, tuple[int, int, float, float]] = {}
         """Part -> (epoch, observations, rate, time) when last seen; the last seen is last."""
 
-    def learned(self, now_s: float) -> dict[str, Sums]:
+    def learned(self, now_s: float) -> dict[str, PartState]:
         """All parts that were taught, each with its rate; to be published as one record."""
         self._at_s = now_s
         found = {}
         for name, part in self._learner.parts().items():
-            sums = self._own(name, part)
-            if sums is not None:
-                found[name] = sums
+            state = self._own(name, part)
+            if state is not None:
+                found[name] = state
         return found
 
-    def merge(self, peers: Iterable[Peer]) -> Iterator[str]:
+    def merge(self, peers: Iterable[PeerRecord]) -> Iterator[str]:
         """Take over other replicas' sums, one part a step; yields the names of changed parts.
 
         Each step is complete in itself, so the learner may be taught between two steps.
         """
-        told: dict[str, list[tuple[float, Sums]]] = {}
+        reported: dict[str, list[tuple[float, PartState]]] = {}
         for peer in peers:
             if len(peer.parts) <= MAX_PARTS:
                 for name, part in peer.parts.items():
-                    told.setdefault(name, []).append((peer.age_s, part))
-        for name, given in told.items():
+                    reported.setdefault(name, []).append((peer.age_s, part))
+        for name, given in reported.items():
             target = self._learner.part(name)
             if target is not None and self._take_over(name, target, given):
                 yield name
 
-    def _take_over(self, name: str, part: Part, given: Iterable[tuple[float, Sums]]) -> bool:
+    def _take_over(
+        self, name: str, part: EstimatorPart, given: Iterable[tuple[float, PartState]]
+    ) -> bool:
         others = [
-            Sums(epoch=sums.epoch, n=sums.n, rate=aged(sums.rate, age_s), sums=sums.sums)
-            for age_s, sums in given
-            if plausible(sums) and part.accepts(sums)
+            PartState(epoch=state.epoch, n=state.n, rate=aged(state.rate, age_s), sums=state.sums)
+            for age_s, state in given
+            if plausible(state) and part.accepts(state)
         ]
         if not others:
             return False
@@ -183,26 +185,26 @@ class Ledger:
         if mine is not None:
             others.append(mine)
         result = merged(others)
-        told = any(sums.epoch == result.epoch for sums in others if sums is not mine)
-        if not told or not part.accepts(result):
+        reported = any(state.epoch == result.epoch for state in others if state is not mine)
+        if not reported or not part.accepts(result):
             return False
         part.adopt(result)
         rate = mine.rate if mine is not None and mine.epoch == result.epoch else 0.0
         self._mark(name, result.epoch, result.n, rate)
         return True
 
-    def _own(self, name: str, part: Part) -> Sums | None:
+    def _own(self, name: str, part: EstimatorPart) -> PartState | None:
         """A part's sums with new observations counted into its rate; None if it has none."""
-        sums = part.learned()
-        if sums.n < 1:
+        state = part.learned()
+        if state.n < 1:
             return None
-        epoch, n, rate, at_s = self._marks.get(name, (sums.epoch, 0, 0.0, self._at_s))
-        if epoch == sums.epoch:
-            rate = aged(rate, self._at_s - at_s) + max(sums.n - n, 0)
+        epoch, n, rate, at_s = self._marks.get(name, (state.epoch, 0, 0.0, self._at_s))
+        if epoch == state.epoch:
+            rate = aged(rate, self._at_s - at_s) + max(state.n - n, 0)
         else:
-            rate = float(sums.n)
-        self._mark(name, sums.epoch, sums.n, rate)
-        return Sums(epoch=sums.epoch, n=sums.n, rate=rate, sums=sums.sums)
+            rate = float(state.n)
+        self._mark(name, state.epoch, state.n, rate)
+        return PartState(epoch=state.epoch, n=state.n, rate=rate, sums=state.sums)
 
     def _mark(self, name: str, epoch: int, n: int, rate: float) -> None:
         self._marks.pop(name, None)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.policy.estimate.by_tenant import TAUGHT, ByTenant, median
-from gateway.policy.estimate.merge import Sums
+from gateway.policy.estimate.merge import PartState
 
 QUANTILE: Final = 0.95
 PRIOR_TOKENS: Final = 1024
@@ -44,7 +44,7 @@ def upper_edge(bucket: int) -> int:
 _KEYS = frozenset(f"{kind}{n}" for kind in "wc" for n in range(bucket_of(MAX_TOKENS) + 1))
 
 
-class Histogram:
+class LengthHistogram:
     """Decaying counts of whole and of cut answers by length, and their cached quantile.
 
     To decay, the weight of each new observation grows; old weights stay until rescaled.
@@ -84,30 +84,30 @@ class Histogram:
             self._pending = 0
         return self._quantile
 
-    def agree(self, others: Sequence["Histogram"]) -> None:
+    def agree(self, others: Sequence["LengthHistogram"]) -> None:
         """Set the quantile to the median of the others'."""
         self.observations = TAUGHT
         self._quantile = round(median([other.quantile() for other in others]))
 
-    def learned(self) -> Sums:
+    def learned(self) -> PartState:
         """See Part: weights by bucket, of whole (w) and of cut (c) answers."""
         unit = self._unit
         sums = {f"w{bucket}": weight / unit for bucket, weight in self._whole.items()}
         sums.update((f"c{bucket}", weight / unit) for bucket, weight in self._cut.items())
-        return Sums(epoch=0, n=self.observations, sums=sums)
+        return PartState(epoch=0, n=self.observations, sums=sums)
 
-    def accepts(self, sums: Sums) -> bool:
+    def accepts(self, state: PartState) -> bool:
         """See Part: weights within bounds, of existing buckets."""
-        weights = sums.sums.values()
-        return sums.sums.keys() <= _KEYS and min(weights) >= 0 and max(weights) <= MEMORY + 1
+        weights = state.sums.values()
+        return state.sums.keys() <= _KEYS and min(weights) >= 0 and max(weights) <= MEMORY + 1
 
-    def adopt(self, sums: Sums) -> None:
+    def adopt(self, state: PartState) -> None:
         """See Part."""
-        kept = {key: weight for key, weight in sums.sums.items() if weight > _STALE}
+        kept = {key: weight for key, weight in state.sums.items() if weight > _STALE}
         self._whole = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "w"}
         self._cut = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "c"}
         self._unit = 1.0
-        self.observations = sums.n if self._whole else 0
+        self.observations = state.n if self._whole else 0
         self._quantile = 0
         self._pending = 1 if kept else 0
 
@@ -144,7 +144,7 @@ class OutputLengths:
 
     def __init__(self, *, prior_tokens: int = PRIOR_TOKENS) -> None:
         self._prior_tokens = prior_tokens
-        self._levels: dict[tuple[str, str], ByTenant[Histogram]] = {}
+        self._levels: dict[tuple[str, str], ByTenant[LengthHistogram]] = {}
         """(endpoint, category) -> histograms; category "" is all categories together."""
 
     def expected(self, endpoint: str, category: str, tenant: str) -> int:
@@ -167,14 +167,14 @@ class OutputLengths:
         self._level(endpoint, category).taught(tenant).count(bucket, cut=cut)
         self._level(endpoint, "").taught(tenant).count(bucket, cut=cut)
 
-    def histograms(self, most: int) -> Iterator[tuple[str, Histogram]]:
+    def histograms(self, most: int) -> Iterator[tuple[str, LengthHistogram]]:
         """`endpoint@tenant`, `endpoint/category@tenant` -> histogram, of the last taught."""
         for (endpoint, category), level in self._levels.items():
             name = f"{endpoint}/{category}" if category else endpoint
             for tenant, histogram in level.latest(most):
                 yield f"{name}@{tenant}", histogram
 
-    def part(self, endpoint: str, category: str, tenant: str) -> Histogram:
+    def part(self, endpoint: str, category: str, tenant: str) -> LengthHistogram:
         """A tenant's histogram, made if it is new; category "" is all categories together."""
         return self._level(endpoint, category).part(tenant)
 
@@ -190,9 +190,9 @@ class OutputLengths:
                 found[f"{endpoint}/{category}" if category else endpoint] = round(median(taught))
         return found
 
-    def _level(self, endpoint: str, category: str) -> ByTenant[Histogram]:
+    def _level(self, endpoint: str, category: str) -> ByTenant[LengthHistogram]:
         found = self._levels.get((endpoint, category))
         if found is None:
-            found = ByTenant(Histogram, Histogram.agree)
+            found = ByTenant(LengthHistogram, LengthHistogram.agree)
             self._levels[endpoint, category] = found
         return found

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gateway.policy.estimate.by_tenant import TAUGHT as WARM_OBSERVATIONS
 from gateway.policy.estimate.by_tenant import median
-from gateway.policy.estimate.merge import Sums
+from gateway.policy.estimate.merge import PartState
 
 COLD_SPREAD: Final = 0.10
 COLD_OBSERVATIONS: Final = 10
@@ -35,7 +35,7 @@ COLD_HIGHEST_RATIO: Final = 8.0
 _OUTLIER_SPREADS = 5.0
 _OUTLIER_SHARE = 0.25
 _DAMPED_SHARE = 0.03
-_MOST_WEIGHT = 1 + 1e-6
+_MAX_WEIGHT = 1 + 1e-6
 # Standard deviation by the mean and by the median absolute deviation of a normal distribution.
 _STANDARD = 1.2533
 _STANDARD_OF_MEDIAN = 1.4826
@@ -60,7 +60,7 @@ class SidedOutliers:
         return True
 
 
-LEAST_DOUBT: Final = 0.1
+MIN_DOUBT: Final = 0.1
 """Least spread, as a share of the mean, assumed when refusing a prompt without an engine."""
 
 
@@ -184,7 +184,7 @@ class Ratio:
             COLD_HIGHEST_RATIO
             if self.observations < WARM_OBSERVATIONS
             # The next prompt may differ from all earlier ones.
-            else self.mean + 3 * max(spread, LEAST_DOUBT * self.mean)
+            else self.mean + 3 * max(spread, MIN_DOUBT * self.mean)
         )
 
     def state(self) -> dict[str, Any]:
@@ -200,9 +200,9 @@ class Ratio:
             "spread_weight": self.spread_weight,
         }
 
-    def learned(self) -> Sums:
+    def learned(self) -> PartState:
         """See Part."""
-        return Sums(
+        return PartState(
             epoch=self.epoch,
             n=self.observations,
             sums={
@@ -213,26 +213,26 @@ class Ratio:
             },
         )
 
-    def accepts(self, sums: Sums) -> bool:
+    def accepts(self, state: PartState) -> bool:
         """See Part: a mean within the allowed range, and weights of at most 1."""
-        found = sums.sums
+        found = state.sums
         weight, spread_weight = found.get("weight", 0.0), found.get("spread_weight", -1.0)
         return (
-            0 < weight <= _MOST_WEIGHT
-            and 0 <= spread_weight <= _MOST_WEIGHT
-            and LOWEST_RATIO * weight <= found.get("total", 0.0) * _MOST_WEIGHT
-            and found.get("total", 0.0) <= HIGHEST_RATIO * weight * _MOST_WEIGHT
+            0 < weight <= _MAX_WEIGHT
+            and 0 <= spread_weight <= _MAX_WEIGHT
+            and LOWEST_RATIO * weight <= found.get("total", 0.0) * _MAX_WEIGHT
+            and found.get("total", 0.0) <= HIGHEST_RATIO * weight * _MAX_WEIGHT
             and 0 <= found.get("spread_total", -1.0) <= HIGHEST_RATIO * spread_weight
         )
 
-    def adopt(self, sums: Sums) -> None:
+    def adopt(self, state: PartState) -> None:
         """See Part."""
-        found = sums.sums
-        if sums.epoch != self.epoch:
+        found = state.sums
+        if state.epoch != self.epoch:
             self._restart()
             self._outliers = SidedOutliers()
-            self.epoch = sums.epoch
+            self.epoch = state.epoch
         self.total, self.weight = found["total"], found["weight"]
         self.spread_total, self.spread_weight = found["spread_total"], found["spread_weight"]
-        self.observations = sums.n
+        self.observations = state.n
         self._refresh()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.policy.estimate.by_tenant import median
-from gateway.policy.estimate.merge import Sums
+from gateway.policy.estimate.merge import PartState
 from gateway.policy.estimate.ratio import SidedOutliers
 
 _HUBER = 4.0
@@ -68,18 +68,18 @@ class TwoTermFit:
         self.a = median([other.a for other in others])
         self.b = median([other.b for other in others])
 
-    def learned(self) -> Sums:
+    def learned(self) -> PartState:
         """See Part: the coefficients and their covariance, which average like sums."""
         paa, pab, pbb = self._p
-        return Sums(
+        return PartState(
             epoch=0,
             n=self.observations,
             sums={"a": self.a, "b": self.b, "paa": paa, "pab": pab, "pbb": pbb},
         )
 
-    def accepts(self, sums: Sums) -> bool:
+    def accepts(self, state: PartState) -> bool:
         """See Part: coefficients within their limits, and a valid covariance."""
-        found = sums.sums
+        found = state.sums
         if found.keys() != {"a", "b", "paa", "pab", "pbb"}:
             return False
         paa, pab, pbb = found["paa"], found["pab"], found["pbb"]
@@ -91,9 +91,9 @@ class TwoTermFit:
             and pab * pab <= paa * pbb * _SLACK + 1e-12
         )
 
-    def adopt(self, sums: Sums) -> None:
+    def adopt(self, state: PartState) -> None:
         """See Part."""
-        found = sums.sums
+        found = state.sums
         self.a, self.b = found["a"], found["b"]
         self._p = (found["paa"], found["pab"], found["pbb"])
-        self.observations = sums.n
+        self.observations = state.n

@@ -3,7 +3,7 @@
 from typing import Any, Final, Literal
 
 from gateway.policy.estimate.by_tenant import ByTenant, median
-from gateway.policy.estimate.merge import Part
+from gateway.policy.estimate.merge import EstimatorPart
 from gateway.policy.estimate.profile import EstimatorProfile
 from gateway.policy.estimate.quantile import OutputLengths
 from gateway.policy.estimate.ratio import Ratio
@@ -20,8 +20,8 @@ MAX_TEMPLATE = (512.0, 64.0)
 MAX_MEDIA = (16384.0, 64.0)
 """Upper clamps of tokens per media part and of tokens per guessed token."""
 
-_KEPT = 16
-_KEPT_OUTPUTS = 8
+_RETAINED = 16
+_RETAINED_OUTPUTS = 8
 """The most recently taught tenants whose figures are stored and published to replicas.
 
 With all endpoints and categories in use these are 400 parts, fewer than
@@ -50,22 +50,22 @@ class TenantFigures:
         self.media: Final = _fits((0.0, media_tokens / MEDIA_TOKENS), (128.0, 0.5), MAX_MEDIA)
         self.outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, EstimatorPart]:
         """See Learner: `FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
-        found: dict[str, Part] = {}
+        found: dict[str, EstimatorPart] = {}
         for category, ratios in self.ratios.items():
-            for tenant, ratio in ratios.latest(_KEPT):
+            for tenant, ratio in ratios.latest(_RETAINED):
                 found[f"ratio.{category}@{tenant}"] = ratio
         for kind, fits in self.templates.items():
-            for tenant, fit in fits.latest(_KEPT):
+            for tenant, fit in fits.latest(_RETAINED):
                 found[f"template.{kind}@{tenant}"] = fit
-        for tenant, fit in self.media.latest(_KEPT):
+        for tenant, fit in self.media.latest(_RETAINED):
             found[f"media@{tenant}"] = fit
-        for name, histogram in self.outputs.histograms(_KEPT_OUTPUTS):
+        for name, histogram in self.outputs.histograms(_RETAINED_OUTPUTS):
             found[f"output.{name}"] = histogram
         return found
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> EstimatorPart | None:
         """See Learner. Names without a tenant, as older versions stored them, are unknown."""
         figure, apart, tenant = name.partition("@")
         if not apart:

@@ -15,7 +15,7 @@ from gateway.records.attempt import Binding
 COMPARED = 64
 """Most workers compared per request; in a larger pool the next request compares the next ones.
 The least loaded of 64 balances as well as that of thousands, at a fixed cost."""
-CANDIDATES_KEPT = 8
+RETAINED_CANDIDATES = 8
 """Most candidates with their scores in a decision record."""
 
 
@@ -51,6 +51,6 @@ def bind_least_loaded(
         score=best,
         candidates=tuple(
             (pool.workers[i], score)
-            for i, score in zip(choice[:CANDIDATES_KEPT], scores, strict=False)
+            for i, score in zip(choice[:RETAINED_CANDIDATES], scores, strict=False)
         ),
     )

@@ -111,8 +111,8 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
 
 
 def _is_of(rank: int, labels: bytes) -> bool:
-    told = _RANK.search(labels)
-    return told is None or int(told[1]) == rank
+    reported = _RANK.search(labels)
+    return reported is None or int(reported[1]) == rank
 
 
 def missing(sample: EngineSample) -> list[str]:

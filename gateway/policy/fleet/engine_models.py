@@ -21,10 +21,10 @@ class EngineModel(NamedTuple):
 def read_models(body: bytes) -> list[EngineModel]:
     """The listed models; [] if the body is not such a list."""
     try:
-        told: Any = msgspec.json.decode(body)
+        reported: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return []
-    cards: Any = told.get("data") if isinstance(told, dict) else None
+    cards: Any = reported.get("data") if isinstance(reported, dict) else None
     found = []
     for card in cards if isinstance(cards, list) else ():
         name: Any = card.get("id") if isinstance(card, dict) else None

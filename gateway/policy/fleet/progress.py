@@ -15,7 +15,7 @@ PREFILL_TOKENS_PER_S: Final = 1000.0
 """Prefill rate of a slow engine, used without a better prediction."""
 DECODE_TOKENS_PER_S: Final = 10.0
 """Decode rate of a slow engine, for answers that are not streamed: they arrive only when whole."""
-LEAST_ALLOWED_S: Final = 1.0
+MIN_ALLOWED_S: Final = 1.0
 
 
 class Pending:
@@ -131,4 +131,4 @@ class Progress:
 def allowed_s(prompt_tokens: int, output_tokens: int, predicted_s: float) -> float:
     """Allowed seconds to a first byte; pass `output_tokens` 0 for a streamed answer."""
     prefill_s = max(predicted_s, prompt_tokens / PREFILL_TOKENS_PER_S)
-    return LEAST_ALLOWED_S + prefill_s + output_tokens / DECODE_TOKENS_PER_S
+    return MIN_ALLOWED_S + prefill_s + output_tokens / DECODE_TOKENS_PER_S

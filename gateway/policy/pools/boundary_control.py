@@ -36,7 +36,7 @@ from gateway.records.record import Record
 SAMPLE_S: Final = 60.0
 """Time between two calls of `step`; a window is five samples."""
 _WINDOW_SAMPLES: Final = 5
-_MOST_SAMPLES: Final = 60
+_MAX_SAMPLES: Final = 60
 """The longest window for relaxing, used in a pool with few requests."""
 _DRAINING: Final = 0.95
 """A pool is draining when its load is below this share of its load a minute ago."""
@@ -63,7 +63,7 @@ class BoundaryRules(Record, frozen=True, kw_only=True):
     """Rescues and overruns of one tenant that always count."""
 
 
-class Sample(Record, frozen=True, kw_only=True):
+class PoolSample(Record, frozen=True, kw_only=True):
     """Events of one pool since the previous sample."""
 
     requests: int = 0
@@ -79,7 +79,7 @@ class Sample(Record, frozen=True, kw_only=True):
     """The larger of the pool's shares of slots and of KV cache in use now, 0 to 1."""
 
 
-class Bounds(Record, frozen=True, kw_only=True):
+class BoundaryBounds(Record, frozen=True, kw_only=True):
     """One boundary as configured, in tokens: least <= start <= most."""
 
     pool: str
@@ -107,7 +107,7 @@ class BoundaryControl:
 
     def __init__(
         self,
-        bounds: Sequence[Bounds],
+        bounds: Sequence[BoundaryBounds],
         *,
         rules: BoundaryRules | None = None,
         observe: bool = False,
@@ -127,7 +127,7 @@ class BoundaryControl:
         """Errors in each pool's present window, as shares of requests."""
         return tuple(_share(one.window, self._rules) for one in self._all)
 
-    def step(self, now_s: float, samples: Sequence[Sample]) -> list[Move]:
+    def step(self, now_s: float, samples: Sequence[PoolSample]) -> list[Move]:
         """Take a sample of each pool but the last; returns the moves that follow."""
         moves = []
         for index, (one, sample) in enumerate(zip(self._all, samples, strict=True)):
@@ -169,7 +169,7 @@ class BoundaryControl:
 class _Found(Record, frozen=True, kw_only=True):
     tighten: bool
     tokens: int
-    window: tuple[Sample, ...]
+    window: tuple[PoolSample, ...]
     """The samples that it follows from."""
 
 
@@ -188,10 +188,10 @@ class _Boundary:
         "tokens",
     )
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: BoundaryBounds) -> None:
         self.bounds = bounds
         self.tokens = bounds.start
-        self._samples: list[Sample] = []
+        self._samples: list[PoolSample] = []
         self._ceiling = 0
         """The last boundary that was too high, in tokens; 0 for none yet."""
         self._ceiling_s = 0.0
@@ -201,17 +201,17 @@ class _Boundary:
         self._load = 0.0
 
     @property
-    def window(self) -> tuple[Sample, ...]:
+    def window(self) -> tuple[PoolSample, ...]:
         """The samples of the last five minutes, or since the last move."""
         return tuple(self._samples[-_WINDOW_SAMPLES:])
 
-    def decide(self, now_s: float, sample: Sample, rules: BoundaryRules) -> _Found | None:
+    def decide(self, now_s: float, sample: PoolSample, rules: BoundaryRules) -> _Found | None:
         """Take one more sample; returns the move that follows, or None."""
         draining, self._load = sample.load < _DRAINING * self._load, sample.load
         if self._skip:
             self._skip = False
             return None
-        self._samples = [*self._samples[1 - _MOST_SAMPLES :], sample]
+        self._samples = [*self._samples[1 - _MAX_SAMPLES :], sample]
         window = self.window
         whole = len(window) == _WINDOW_SAMPLES
         wrong = (
@@ -245,19 +245,19 @@ class _Boundary:
         self._skip = self._urgent = tighten
         self.tokens = tokens
 
-    def _calm(self, rules: BoundaryRules) -> tuple[Sample, ...]:
+    def _calm(self, rules: BoundaryRules) -> tuple[PoolSample, ...]:
         """The samples that show that the boundary may rise; () if they do not."""
         for count in range(_WINDOW_SAMPLES, len(self._samples) + 1):
             window = tuple(self._samples[-count:])
             requests = sum(s.requests for s in window)
-            if requests >= rules.fewest_requests or (requests and count == _MOST_SAMPLES):
+            if requests >= rules.fewest_requests or (requests and count == _MAX_SAMPLES):
                 fullest = max(s.load for s in window)
                 small = _share(window, rules) < rules.relax_below
                 return window if small and fullest <= rules.fullest else ()
         return ()
 
 
-def _forged(window: Sequence[Sample], rules: BoundaryRules) -> int:
+def _forged(window: Sequence[PoolSample], rules: BoundaryRules) -> int:
     """Rescues and overruns that do not count: those of one tenant beyond all others' total."""
     wrong: Counter[str] = Counter()
     for sample in window:
@@ -268,7 +268,7 @@ def _forged(window: Sequence[Sample], rules: BoundaryRules) -> int:
     return max(0, most - max(wrong.total() - most, rules.always_counted))
 
 
-def _parts(window: Sequence[Sample], rules: BoundaryRules) -> tuple[float, float, float]:
+def _parts(window: Sequence[PoolSample], rules: BoundaryRules) -> tuple[float, float, float]:
     """Preemptions per finished request, and shares of requests rescued and overrun."""
     finished = sum(s.finished for s in window)
     requests = sum(s.requests for s in window)
@@ -281,15 +281,15 @@ def _parts(window: Sequence[Sample], rules: BoundaryRules) -> tuple[float, float
     return preempted, counted * rescues / requests, counted * overruns / requests
 
 
-def _share(window: Sequence[Sample], rules: BoundaryRules) -> float:
+def _share(window: Sequence[PoolSample], rules: BoundaryRules) -> float:
     return sum(_parts(window, rules))
 
 
-def _errors(window: Sequence[Sample], rules: BoundaryRules) -> float:
+def _errors(window: Sequence[PoolSample], rules: BoundaryRules) -> float:
     return sum(s.preemptions + s.rescues + s.overruns for s in window) - _forged(window, rules)
 
 
-def _reason(window: Sequence[Sample], rules: BoundaryRules, *, tighten: bool) -> str:
+def _reason(window: Sequence[PoolSample], rules: BoundaryRules, *, tighten: bool) -> str:
     preempted, rescued, overrun = (100 * part for part in _parts(window, rules))
     limit = rules.tighten_above if tighten else rules.relax_below
     return (

@@ -18,7 +18,7 @@ from gateway.records.decision import DecisionRecord
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt after which the next larger window is tried."""
-_MOST_TENANTS: Final = 1024
+_MAX_TENANTS: Final = 1024
 """Most tenants counted separately between two calls of `wrong`."""
 
 
@@ -99,7 +99,7 @@ class BoundaryWatch:
 
     def _note(self, pool: int, tenant: str) -> None:
         wrong = self._wrong[pool]
-        if tenant in wrong or len(wrong) < _MOST_TENANTS:
+        if tenant in wrong or len(wrong) < _MAX_TENANTS:
             wrong[tenant] += 1
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from gateway.policy.scheduling.scheduler import Points
 
-KEPT: Final = 20_000
+RETAINED: Final = 20_000
 
 
 class Conversations:
@@ -25,7 +25,7 @@ class Conversations:
 
     __slots__ = ("_before", "_half", "_recent")
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: int = RETAINED) -> None:
         """At most `kept` (>= 2) prompts."""
         self._half = kept // 2
         self._recent: set[int] = set()
@@ -48,10 +48,10 @@ class Conversations:
         return not (self._recent.isdisjoint(keys) and self._before.isdisjoint(keys))
 
 
-MAX_HOMES = 10_000
+MAX_RESPONSES = 10_000
 
 
-class Home(NamedTuple):
+class ResponseLocation(NamedTuple):
     """Where one stored response is, and whose it is."""
 
     pool: int
@@ -61,49 +61,49 @@ class Home(NamedTuple):
     """Tokens of its prompt and answer, with which the next turn begins."""
 
 
-class ResponseHomes:
-    """Response affinity: response id -> Home, at most `MAX_HOMES`.
+class ResponseAffinity:
+    """Response affinity: response id -> ResponseLocation, at most `MAX_RESPONSES`.
 
     When full, the tenant with the most responses loses its oldest one.
     """
 
-    __slots__ = ("_homes", "_of", "tell")
+    __slots__ = ("_locations", "_of", "on_remember")
 
     def __init__(self) -> None:
-        self._homes: dict[str, Home] = {}
+        self._locations: dict[str, ResponseLocation] = {}
         self._of: dict[str, dict[str, None]] = {}
         """Each tenant's ids, the oldest first."""
-        self.tell: Callable[[str, Home], None] | None = None
+        self.on_remember: Callable[[str, ResponseLocation], None] | None = None
         """Called with each remembered response, to publish it to other replicas."""
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._locations)
 
-    def remember(self, response_id: str, home: Home) -> None:
+    def remember(self, response_id: str, location: ResponseLocation) -> None:
         """Note a response that an engine made. An id stays with its first tenant."""
-        self.learn(response_id, home)
-        if self.tell is not None:
-            self.tell(response_id, home)
+        self.learn(response_id, location)
+        if self.on_remember is not None:
+            self.on_remember(response_id, location)
 
-    def learn(self, response_id: str, home: Home) -> None:
+    def learn(self, response_id: str, location: ResponseLocation) -> None:
         """Note a response that another replica published."""
-        known = self._homes.get(response_id)
-        if known is not None and known.tenant != home.tenant:
+        known = self._locations.get(response_id)
+        if known is not None and known.tenant != location.tenant:
             return
         if known is not None:
             self._forget(response_id)
-        elif len(self._homes) >= MAX_HOMES:
+        elif len(self._locations) >= MAX_RESPONSES:
             most = max(self._of.values(), key=len)
             self._forget(next(iter(most)))
-        self._homes[response_id] = home
-        self._of.setdefault(home.tenant, {})[response_id] = None
+        self._locations[response_id] = location
+        self._of.setdefault(location.tenant, {})[response_id] = None
 
-    def find(self, response_id: str | None) -> Home | None:
+    def find(self, response_id: str | None) -> ResponseLocation | None:
         """Where the response is; None if unknown."""
-        return None if response_id is None else self._homes.get(response_id)
+        return None if response_id is None else self._locations.get(response_id)
 
     def _forget(self, response_id: str) -> None:
-        tenant = self._homes.pop(response_id).tenant
+        tenant = self._locations.pop(response_id).tenant
         held = self._of[tenant]
         del held[response_id]
         if not held:

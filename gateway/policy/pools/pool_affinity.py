@@ -21,7 +21,7 @@ from gateway.policy.pools.routing import can_serve
 from gateway.policy.pools.routing_table import Routing
 from gateway.records.estimate import LengthEstimate
 
-MOST_CACHED_SHARE: Final = 0.3
+MAX_CACHED_SHARE: Final = 0.3
 """Prompts with this expected cached share or more are not compressed: new bytes would miss."""
 
 
@@ -55,4 +55,4 @@ def cached_share(input_tokens: int, hits_by_pool: Sequence[int]) -> float:
 
 def mostly_new(input_tokens: int, hits_by_pool: Sequence[int]) -> bool:
     """Whether the prompt's expected cached share is small enough to compress it."""
-    return cached_share(input_tokens, hits_by_pool) < MOST_CACHED_SHARE
+    return cached_share(input_tokens, hits_by_pool) < MAX_CACHED_SHARE

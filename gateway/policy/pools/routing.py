@@ -25,7 +25,7 @@ from functools import lru_cache
 import msgspec
 
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.pools.routing_table import Band, CompressionRules, Routing
+from gateway.policy.pools.routing_table import CompressionRules, CompressionWindow, Routing
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.request import BodyFacts
@@ -114,14 +114,14 @@ ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
 CATEGORIES = frozenset({"prose", "other-script", "cjk", "mixed"})
 
 
-def band_of(
+def compression_window_of(
     routing: Routing,
     rules: CompressionRules,
     endpoint: Endpoint,
     facts: BodyFacts,
     estimate: LengthEstimate,
     planned: Plan,
-) -> Band | str:
+) -> CompressionWindow | str:
     """The compression target, or why there is none ("": total in no compression window)."""
     pool = planned.pool - 1
     if pool < 0:
@@ -140,7 +140,7 @@ def band_of(
     budget = min(boundary - estimate.output_tokens, shape.window_tokens - cap)
     if budget <= fixed_tokens(facts, estimate):
         return "no_budget"
-    return Band(pool=pool, budget_tokens=budget)
+    return CompressionWindow(pool=pool, budget_tokens=budget)
 
 
 def fixed_tokens(facts: BodyFacts, estimate: LengthEstimate) -> int:
@@ -149,10 +149,10 @@ def fixed_tokens(facts: BodyFacts, estimate: LengthEstimate) -> int:
     return estimate.template_tokens + facts.measure.media_tokens + unknown
 
 
-def band_plan(planned: Plan, band: Band) -> Plan:
+def window_plan(planned: Plan, window: CompressionWindow) -> Plan:
     """The plan of a request to compress; the planned pool is the first alternate."""
     return Plan(
-        pool=band.pool,
+        pool=window.pool,
         alternates=(planned.pool, *(p for p in planned.alternates if p > planned.pool)),
         reason="within_gamma",
         compress=True,

@@ -30,7 +30,7 @@ class CompressionRules(Record, frozen=True, kw_only=True):
     """Path of the model's tokenizer.json, which makes counts exact."""
 
 
-class Band(Record, frozen=True, kw_only=True):
+class CompressionWindow(Record, frozen=True, kw_only=True):
     """Target of a request in a compression window: the smaller pool, and T_c in tokens."""
 
     pool: int

@@ -19,7 +19,7 @@ DEFAULT_CAPACITY_TOKENS: Final = 500_000
 
 _STEP: Final = 0.1
 """Largest relative step of a capacity per report."""
-_LEAST_STEP_TOKENS: Final = 4_096
+_MIN_STEP_TOKENS: Final = 4_096
 _EARLY: Final = 1 / 16
 """A miss does not lower the capacity before this share of it was written."""
 _REBUILDS: Final = 64
@@ -28,13 +28,13 @@ _TAUGHT_BY_TOKENS: Final = 64
 """Fewer expected tokens teach nothing, because engines count in blocks."""
 _FAR_LESS: Final = 0.5
 """A hit below this share of the expected tokens counts as a miss."""
-_KEPT_STEP: Final = 0.05
+_HIT_SHARE_STEP: Final = 0.05
 _OFF_BELOW: Final = 0.1
 _ON_ABOVE: Final = 0.3
 _NEVER: Final = 1 << 62
 
 
-class Expected(NamedTuple):
+class ExpectedHit(NamedTuple):
     """Tokens of a prompt that its worker was expected to have cached when it was sent."""
 
     hit_tokens: int
@@ -45,13 +45,13 @@ class Expected(NamedTuple):
     """Tokens written on the pool's clock since the known ones were last used."""
 
 
-class Keeping:
+class CacheEstimate:
     """The workers' cache estimate. All keep prefixes used after stamp `newest_floor`."""
 
     __slots__ = (
         "_floors",
+        "_hit_share",
         "_holders",
-        "_kept",
         "_off",
         "capacity_tokens",
         "newest_floor",
@@ -64,7 +64,7 @@ class Keeping:
         """Estimated capacity, by worker."""
         self.since = [0] * workers
         """Prefixes used up to this stamp are forgotten, by worker."""
-        self._kept = [1.0] * workers
+        self._hit_share = [1.0] * workers
         """Smoothed share of the expected tokens that were hits, by worker."""
         self._off = [False] * workers
         self.rebuild(0.0)
@@ -93,11 +93,11 @@ class Keeping:
     def forget(self, worker: int, clock: float) -> None:
         """Note that a worker's cache is empty now."""
         self.since[worker] = int(clock)
-        self._kept[worker] = 1.0
+        self._hit_share[worker] = 1.0
         self._off[worker] = False
         self.rebuild(clock)
 
-    def learn(self, worker: int, expected: Expected, cached_tokens: int, clock: float) -> None:
+    def learn(self, worker: int, expected: ExpectedHit, cached_tokens: int, clock: float) -> None:
         """Correct the estimate by the `cached_tokens` that an engine reported for a prompt."""
         known, age = expected.known_tokens, expected.age_tokens
         if known < _TAUGHT_BY_TOKENS:
@@ -105,13 +105,15 @@ class Keeping:
         capacity = self.capacity_tokens[worker]
         if cached_tokens >= _FAR_LESS * known:
             if age > capacity:
-                step = max(int(_STEP * capacity), _LEAST_STEP_TOKENS)
+                step = max(int(_STEP * capacity), _MIN_STEP_TOKENS)
                 self.capacity_tokens[worker] = min(age, capacity + step)
         elif capacity * _EARLY < age < capacity:
             self.capacity_tokens[worker] = max(age, int(capacity * (1 - _STEP)))
         if age <= capacity:
             share = min(1.0, max(0, cached_tokens) / known)
-            kept = self._kept[worker] = (1 - _KEPT_STEP) * self._kept[worker] + _KEPT_STEP * share
+            kept = self._hit_share[worker] = (1 - _HIT_SHARE_STEP) * self._hit_share[
+                worker
+            ] + _HIT_SHARE_STEP * share
             off = kept < (_ON_ABOVE if self._off[worker] else _OFF_BELOW)
             if off != self._off[worker]:
                 self._off[worker] = off

@@ -9,13 +9,13 @@ at most:
 - after tools and system prompt, after the first message, after each of the last few, and at
   the end: the next turn of a conversation begins with the same messages and finds the end
   exactly;
-- a prompt over MOST_BYTES (only images make one so long) has the fixed positions and the end.
+- a prompt over MAX_BYTES (only images make one so long) has the fixed positions and the end.
 
 Rules:
 - Digests are of the client's own bytes, in the order in which chat templates render them:
   tools, system prompt, messages. Bytes that spell the same text differently do not match.
-- A digest covers the salt and all bytes before its position. Over MOST_BYTES, the last digest
-  covers the first MOST_BYTES, the length and the last _TAIL_BYTES.
+- A digest covers the salt and all bytes before its position. Over MAX_BYTES, the last digest
+  covers the first MAX_BYTES, the length and the last _TAIL_BYTES.
 - The hash is XXH3 with a secret seed that no client learns. It is not cryptographic: a client
   that finds collisions can only mislead the routing of prompts. Replicas that exchange digests
   share one seed (`use_seed`) and send digests to nobody else.
@@ -33,9 +33,9 @@ from gateway.policy.request.members import Members
 Points = tuple[tuple[int, int], ...]
 """(length, digest of the prompt up to there), ascending; the last is the whole prompt's."""
 
-LEAST_BYTES: Final = 256
+MIN_BYTES: Final = 256
 """Shorter prompts and beginnings have no points: they are fewer than five KV blocks."""
-MOST_POINTS: Final = 62
+MAX_POINTS: Final = 62
 
 _OCTAVES: Final = (512, 1024, 2048)
 _FIFTHS: Final = tuple(round(4096 * 2 ** (n / 5)) for n in range(51))
@@ -47,7 +47,7 @@ BYTES_PER_TOKEN: Final = 4
 
 _LAST: Final = 5
 """The last messages, each of which has a point where it begins."""
-MOST_BYTES: Final = POSITIONS[-1]
+MAX_BYTES: Final = POSITIONS[-1]
 """Longest prompt that is digested whole, which takes a millisecond per megabyte or more."""
 _TAIL_BYTES: Final = 65_536
 _BRACES: Final = 8
@@ -88,13 +88,13 @@ def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str =
     Embeddings, rerank, score and audio bodies have no points.
     """
     marks = _MARKS.get(endpoint_name)
-    if marks is None or text_bytes < LEAST_BYTES:
+    if marks is None or text_bytes < MIN_BYTES:
         return ()
     member = members.get
     if endpoint_name == "completions":
         start = _start(endpoint_name, salt, b"")
         prompt = member("prompt", _NO_VALUE)
-        if len(prompt) > MOST_BYTES:
+        if len(prompt) > MAX_BYTES:
             first = bytes(memoryview(prompt)[:1])
             return _long_points((), prompt, start) if first == b'"' else ()
         return _plain_points(bytes(prompt), start)
@@ -104,7 +104,7 @@ def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str =
     before = [members[name] for name in ("tools", "functions", system) if name in members]
     kwargs = bytes(member("chat_template_kwargs", _NO_VALUE))
     start = _start(endpoint_name, salt, kwargs)
-    if sum(map(len, before)) + len(sent) > MOST_BYTES:
+    if sum(map(len, before)) + len(sent) > MAX_BYTES:
         return _long_points(before, sent, start)
     listed = bytes(sent)
     data = b"".join((*before, listed)) if before else listed
@@ -118,11 +118,11 @@ def _plain_points(data: bytes, start: int) -> Points:
 
 
 def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
-    """Points of a prompt over MOST_BYTES; its fixed ones match those of shorter prompts."""
+    """Points of a prompt over MAX_BYTES; its fixed ones match those of shorter prompts."""
     length = sum(map(len, before)) + len(listed)
-    views = [memoryview(part)[:MOST_BYTES] for part in (*before, listed)]
-    head = b"".join(views)[:MOST_BYTES]
-    found = digests(head, (MOST_BYTES,), start)
+    views = [memoryview(part)[:MAX_BYTES] for part in (*before, listed)]
+    head = b"".join(views)[:MAX_BYTES]
+    found = digests(head, (MAX_BYTES,), start)
     tail = bytes(memoryview(listed)[-_TAIL_BYTES:])
     return (*found, (length, xxh3_64_intdigest(tail, found[-1][1] ^ length) >> 1))
 
@@ -130,8 +130,8 @@ def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
 def _start(endpoint_name: str, salt: str, kwargs: bytes) -> int:
     """The start of a chain of digests. The lengths make the concatenation unambiguous."""
     name, tenant = endpoint_name.encode(), salt.encode()
-    told = b"%d %d %b%b%b" % (len(name), len(tenant), name, tenant, kwargs)
-    return xxh3_64_intdigest(told, _seed) >> 1
+    reported = b"%d %d %b%b%b" % (len(name), len(tenant), name, tenant, kwargs)
+    return xxh3_64_intdigest(reported, _seed) >> 1
 
 
 def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
@@ -151,7 +151,7 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
             add((at, chain))
             fixed += 1
             ahead = _AHEAD[fixed]
-        if at < edge >= LEAST_BYTES:
+        if at < edge >= MIN_BYTES:
             add((edge, xxh3_64_intdigest(data[at:edge], chain) >> 1))
     return tuple(found)
 

@@ -12,7 +12,7 @@ Rules:
 - The runs since the last note form one chapter, packed as bytes, because a listener would
   take ten times as long to decode lists of numbers. Chapters are numbered; each is in several
   notes, and a listener enters it once.
-- A chapter has at most `MOST_POINTS` points, the newest runs first. Dropped runs only cost the
+- A chapter has at most `MAX_POINTS` points, the newest runs first. Dropped runs only cost the
   others some hits. Without listeners nothing is kept.
 """
 
@@ -29,12 +29,12 @@ from xxhash import xxh3_64_intdigest
 from gateway.policy.prefix.digests import seed
 from gateway.policy.scheduling.scheduler import Points
 
-MOST_POINTS: Final = 4_000
+MAX_POINTS: Final = 4_000
 """Points in one chapter: some 64 KB, and 2 ms of each listener's time."""
-KEPT_RUNS: Final = 2_000
+MAX_RUNS: Final = 2_000
 SLICE_POINTS: Final = 300
 """Points entered without a pause: some .3 ms."""
-_TELLS: Final = 2
+_REPEATS: Final = 2
 """Notes with the same chapter: each replaces the last one, which a listener may miss."""
 
 _RUN: Final = struct.Struct("<IId")
@@ -56,76 +56,76 @@ class Index(Protocol):
         """Note a prompt that was sent to a worker."""
 
 
-class PrefixNews:
+class PrefixGossip:
     """Gossip of one pool: the runs this replica sent, and the chapters it heard from others."""
 
-    __slots__ = ("_heard", "_number", "_runs", "_told", "wanted")
+    __slots__ = ("_number", "_received", "_runs", "_sent", "has_listeners")
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.has_listeners = False
         """Whether other replicas share the workers; see `listened`."""
         self._runs: dict[tuple[int, bytes], float] = {}
         """Runs since the last note, oldest first: (worker, points) -> tokens per byte."""
-        self._told: deque[tuple[int, bytes] | None] = deque(maxlen=_TELLS)
+        self._sent: deque[tuple[int, bytes] | None] = deque(maxlen=_REPEATS)
         """(number, chapter) of the last notes; None for a note without new runs."""
         self._number = 0
-        self._heard: dict[str, int] = {}
+        self._received: dict[str, int] = {}
         """Replica -> number of the last chapter entered."""
 
     def sent(
         self, points: Points, worker: int, tokens_per_byte: float, hit_tokens: int = 0
     ) -> None:
         """Note a prompt sent to a worker that already held `hit_tokens` of it."""
-        if not self.wanted:
+        if not self.has_listeners:
             return
         held = bisect_right(points, ((hit_tokens + 1) / tokens_per_byte, inf)) if hit_tokens else 0
         new = points[held - 1 :] if held else points
         run = (worker, struct.pack(f"<{2 * len(new)}q", *chain.from_iterable(new)))
         if run not in self._runs:
-            if len(self._runs) >= KEPT_RUNS:
+            if len(self._runs) >= MAX_RUNS:
                 del self._runs[next(iter(self._runs))]
             self._runs[run] = tokens_per_byte
 
     def listened(self, *, by_others: bool) -> None:
         """Set whether other replicas listen; without any, nothing is kept."""
-        self.wanted = by_others
+        self.has_listeners = by_others
         if not by_others:
             self._runs.clear()
-            self._told.clear()
+            self._sent.clear()
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def tell(self) -> dict[str, Any]:
+    def chapters(self) -> dict[str, Any]:
         """The next note to the other replicas, as plain values."""
         new = None
         if self._runs:
             self._number += 1
             new = (self._number, self._chapter())
             self._runs.clear()
-        self._told.append(new)
-        return {"check": check(), "chapters": [each for each in self._told if each is not None]}
+        self._sent.append(new)
+        return {"check": check(), "chapters": [each for each in self._sent if each is not None]}
 
-    def hear(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
+    def receive(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
         """Enter the notes of other replicas, by name; yields the number of new runs per slice.
 
         Slices let requests proceed in between. A name stands for one replica from its start to its
         end. Malformed notes and those with another seed are ignored.
         """
-        self._heard = {name: self._heard.get(name, 0) for name in states}
+        self._received = {name: self._received.get(name, 0) for name in states}
         here = check()
         for name, state in states.items():
             chapters = state.get("chapters")
             if state.get("check") != here or not isinstance(chapters, list | tuple):
                 continue
             for number, chapter in filter(None, map(_read, chapters)):
-                if number > self._heard[name]:
-                    self._heard[name] = number
+                if number > self._received[name]:
+                    self._received[name] = number
                     yield from _enter(chapter, index)
 
     def _chapter(self) -> bytes:
-        """The newest runs, at most MOST_POINTS points, packed oldest first."""
-        left = MOST_POINTS
+        """The newest runs, at most MAX_POINTS points, packed oldest first."""
+        left = MAX_POINTS
         parts: list[bytes] = []
         for (worker, points), tokens_per_byte in reversed(self._runs.items()):
             count = len(points) // _POINT.size

@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.policy.prefix.cache_estimate import DEFAULT_CAPACITY_TOKENS, Expected, Keeping
+from gateway.policy.prefix.cache_estimate import DEFAULT_CAPACITY_TOKENS, CacheEstimate, ExpectedHit
 from gateway.policy.scheduling.scheduler import Match
 
 DEFAULT_ENTRIES: Final = 262_144
-LEAST_ENTRIES: Final = 8_192
+MIN_ENTRIES: Final = 8_192
 _CHUNKS: Final = 32
 """Closed chunks in which entries are kept by age, of about equal size."""
 
@@ -34,6 +34,7 @@ class PrefixIndex:
     """The prefixes of one pool. Lengths of points times `tokens_per_byte` are tokens."""
 
     __slots__ = (
+        "_cache",
         "_chunk",
         "_chunk_entries",
         "_chunk_stamp",
@@ -41,7 +42,6 @@ class PrefixIndex:
         "_clock",
         "_entries",
         "_full",
-        "_keeping",
         "workers",
     )
 
@@ -56,9 +56,9 @@ class PrefixIndex:
 
         `capacity_tokens` (>= 1) is each worker's initial capacity. Raises ValueError.
         """
-        if workers < 1 or max_entries < LEAST_ENTRIES or capacity_tokens < 1:
+        if workers < 1 or max_entries < MIN_ENTRIES or capacity_tokens < 1:
             raise ValueError(
-                f"a prefix index has workers, capacity, and {LEAST_ENTRIES:,} entries or more"
+                f"a prefix index has workers, capacity, and {MIN_ENTRIES:,} entries or more"
             )
         self.workers = workers
         self._full = (1 << workers) - 1
@@ -72,7 +72,7 @@ class PrefixIndex:
         self._chunk_stamp = 1
         self._chunks: deque[tuple[int, list[int]]] = deque()
         """(first stamp after it, digests touched in it), oldest first."""
-        self._keeping = Keeping(workers, capacity_tokens)
+        self._cache = CacheEstimate(workers, capacity_tokens)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,7 +80,7 @@ class PrefixIndex:
     @property
     def capacity_tokens(self) -> Sequence[int]:
         """Each worker's estimated cache capacity, on the pool's clock."""
-        return self._keeping.capacity_tokens
+        return self._cache.capacity_tokens
 
     def match(self, points: Sequence[tuple[int, int]], tokens_per_byte: float = 1.0) -> Match:
         """(tokens, mask of workers that hold at least these), longest first.
@@ -91,7 +91,7 @@ class PrefixIndex:
         if not self._entries:
             return ()
         get, workers, full = self._entries.get, self.workers, self._full
-        floor = self._keeping.newest_floor
+        floor = self._cache.newest_floor
         found: list[tuple[int, int]] = []
         seen = 0
         for length, digest in reversed(points):
@@ -101,7 +101,7 @@ class PrefixIndex:
             mask = value & full
             stamp = value >> workers
             if stamp <= floor:
-                mask &= self._keeping.holding(stamp)
+                mask &= self._cache.holding(stamp)
             if mask | seen != seen:
                 seen |= mask
                 found.append((int(length * tokens_per_byte), seen))
@@ -111,10 +111,10 @@ class PrefixIndex:
 
     def insert(
         self, points: Sequence[tuple[int, int]], worker: int, tokens_per_byte: float = 1.0
-    ) -> Expected:
+    ) -> ExpectedHit:
         """Note a prompt sent to a worker; returns what it was expected to hold before."""
         if not points:
-            return Expected(0, 0, 0)
+            return ExpectedHit(0, 0, 0)
         hit, known, touched = self._touch(points, worker)
         age = int(self._clock) - touched if known else 0
         written = (points[-1][0] - hit) * tokens_per_byte
@@ -126,15 +126,15 @@ class PrefixIndex:
             self._chunk = []
         if len(self._chunks) > _CHUNKS:
             self._evict(2 * len(points) + 2)
-        if self._clock >= self._keeping.rebuild_at:
-            self._keeping.rebuild(self._clock)
-        return Expected(int(hit * tokens_per_byte), int(known * tokens_per_byte), age)
+        if self._clock >= self._cache.rebuild_at:
+            self._cache.rebuild(self._clock)
+        return ExpectedHit(int(hit * tokens_per_byte), int(known * tokens_per_byte), age)
 
     def withdraw(
         self,
         points: Sequence[tuple[int, int]],
         worker: int,
-        expected: Expected,
+        expected: ExpectedHit,
         tokens_per_byte: float = 1.0,
     ) -> None:
         """Undo an `insert` after the prompt failed before its first token."""
@@ -148,23 +148,23 @@ class PrefixIndex:
 
     def forget(self, worker: int) -> None:
         """Note that a worker's cache is empty; takes constant time for any number of entries."""
-        self._keeping.forget(worker, self._clock)
+        self._cache.forget(worker, self._clock)
         self._clock = float(int(self._clock) + 1)
 
-    def correct(self, worker: int, expected: Expected, cached_tokens: int) -> None:
+    def correct(self, worker: int, expected: ExpectedHit, cached_tokens: int) -> None:
         """Learn from the `cached_tokens` that the engine reported for a prompt.
 
         Do not call this if it reported none. The prompt's own points stay, because the worker has
         now computed the missing part.
         """
-        self._keeping.learn(worker, expected, cached_tokens, self._clock)
+        self._cache.learn(worker, expected, cached_tokens, self._clock)
 
     def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
         """Stamp all points; returns (length held, length once sent, stamp of the latter)."""
-        entries, workers, full, keeping = self._entries, self.workers, self._full, self._keeping
+        entries, workers, full, cache = self._entries, self.workers, self._full, self._cache
         get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
         bit, stamp = 1 << worker, int(self._clock)
-        since, floor = keeping.since[worker], keeping.newest_floor
+        since, floor = cache.since[worker], cache.newest_floor
         fresh = stamp << workers | bit  # one int object for all new entries
         hit = known = touched = 0
         for length, digest in points:
@@ -177,7 +177,7 @@ class PrefixIndex:
             if mask & bit and before > since:
                 known, touched = length, before
             if before <= floor:
-                mask &= keeping.holding(before)
+                mask &= cache.holding(before)
             if mask & bit:
                 hit = length
             if before < chunk_stamp:

@@ -39,8 +39,8 @@ from gateway.policy.quartz.score import (
     workers_of,
 )
 from gateway.policy.quartz.worker_state import (
-    LEAST_WRITE_FACTOR,
-    MOST_WRITE_FACTOR,
+    MAX_WRITE_FACTOR,
+    MIN_WRITE_FACTOR,
     Backlogs,
     RecentWrites,
     WorkerQueues,
@@ -248,7 +248,7 @@ class Quartz:
                 others_s = [a + seconds(b) for a, b in zip(others_s, theirs, strict=True)]
         self.shares.merge(served, now_s)
         if states:
-            self._backlogs.tell(others_s)
+            self._backlogs.note_others(others_s)
 
     # Routing
 
@@ -311,10 +311,10 @@ class Quartz:
         bases = []
         for (worker, hit), wait_s in zip(candidates, waits_s, strict=True):
             share = (written[worker] + even) / mean
-            if share < LEAST_WRITE_FACTOR:
-                share = LEAST_WRITE_FACTOR
-            elif share > MOST_WRITE_FACTOR:
-                share = MOST_WRITE_FACTOR
+            if share < MIN_WRITE_FACTOR:
+                share = MIN_WRITE_FACTOR
+            elif share > MAX_WRITE_FACTOR:
+                share = MAX_WRITE_FACTOR
             psi_s = price * share * (prompt - hit) * s_per_token[worker]
             base = psi_s + wait_s + request_price_s * active[worker]
             bases.append((base, active[worker], worker, hit))

@@ -40,9 +40,9 @@ class WorkerQueues:
     def push(self, job: Job) -> None:
         """Queue a bound job; its key must not change until it leaves."""
         job.state = "waiting"
-        heappush(self._heaps[job.worker], (job.band, job.key, job.order, job))
+        heappush(self._heaps[job.worker], (job.priority_class, job.key, job.order, job))
         self.lengths[job.worker] += 1
-        self.waiting[job.band] += 1
+        self.waiting[job.priority_class] += 1
         client, tokens = job.client, uncached_tokens(job)
         self.tokens[client] = self.tokens.get(client, 0) + tokens
         self.total_tokens += tokens
@@ -94,7 +94,7 @@ class WorkerQueues:
 
     def _left(self, job: Job) -> None:
         self.lengths[job.worker] -= 1
-        self.waiting[job.band] -= 1
+        self.waiting[job.priority_class] -= 1
         client, tokens = job.client, uncached_tokens(job)
         self.total_tokens -= tokens
         left = self.tokens[client] - tokens
@@ -114,8 +114,8 @@ class Backlogs:
 
     __slots__ = (
         "_oldest_s",
+        "_others_known",
         "_since_s",
-        "_told",
         "bound_s",
         "others_s",
         "replicas",
@@ -138,12 +138,12 @@ class Backlogs:
         """Predicted prefill of the oldest job sent; 0 without one."""
         self._since_s = [0.0] * workers
         """Earliest time at which that prefill may have begun."""
-        self._told = False
+        self._others_known = False
 
     def waits_s(self, workers: Sequence[int], now_s: float) -> list[float]:
         """W-hat of each, >= 0: seconds until a newcomer's prefill may begin."""
         bound, others, oldest, since = self.bound_s, self.others_s, self._oldest_s, self._since_s
-        share = 1 if self._told else self.replicas  # before gossip, assume all have as much
+        share = 1 if self._others_known else self.replicas  # before gossip, assume all have as much
         waits_s = []
         for worker in workers:
             wait_s = bound[worker] * share + others[worker]
@@ -187,16 +187,16 @@ class Backlogs:
         self._since_s[worker] = now_s
         self.unbind(job)
 
-    def tell(self, others_s: Sequence[float]) -> None:
+    def note_others(self, others_s: Sequence[float]) -> None:
         """Store the other gateways' pending prefill by worker, in seconds."""
-        self._told = True
+        self._others_known = True
         self.others_s = list(others_s)
 
 
 EVEN_TOKENS: Final = 1024
 """Added to every worker's writes, so that a few requests do not skew the shares."""
-LEAST_WRITE_FACTOR: Final = 0.1
-MOST_WRITE_FACTOR: Final = 10.0
+MIN_WRITE_FACTOR: Final = 0.1
+MAX_WRITE_FACTOR: Final = 10.0
 _RESCALE_AT: Final = 200.0
 """Age in units of tau at which counters are rescaled, long before exp overflows."""
 
@@ -234,8 +234,8 @@ class RecentWrites:
     def levels(self) -> tuple[Sequence[float], float, float]:
         """(writes by worker, EVEN_TOKENS in the same unit, mean of their sum).
 
-        A worker's factor is (writes + even) / mean, clamped to LEAST_WRITE_FACTOR ...
-        MOST_WRITE_FACTOR; 1 at first.
+        A worker's factor is (writes + even) / mean, clamped to MIN_WRITE_FACTOR ...
+        MAX_WRITE_FACTOR; 1 at first.
         """
         even = self._even
         return self._written, even, self._total / len(self._written) + even

@@ -21,11 +21,11 @@ from gateway.policy.request.refusals import invalid, missing
 from gateway.policy.request.schema import (
     ABSENT,
     Content,
-    Document,
+    ContentPart,
     Function,
     Item,
     Message,
-    Part,
+    RerankDocument,
     Side,
     Source,
 )
@@ -50,7 +50,7 @@ _REFERRED = frozenset({"base64", "url", "file"})
 _decode_source = msgspec.json.Decoder(Source).decode
 _OPAQUE = frozenset({"redacted_thinking", "tool_reference"})
 """Kinds of parts whose members all count as unknown ones."""
-_MEMBERS = Part.__struct_fields__
+_MEMBERS = ContentPart.__struct_fields__
 # Members that the counting of a kind of part handles; `_add_rest` counts the others.
 _OF_TEXT = frozenset({"text"})
 _OF_IMAGE = frozenset(
@@ -134,13 +134,13 @@ class Tally:
             self.tools = True
             self.texts.append(text)
 
-    def add_document(self, document: str | Document, param: str) -> int:
+    def add_document(self, document: str | RerankDocument, param: str) -> int:
         """Add a query or document of rerank or score; returns its bytes."""
         if type(document) is str:
             self.texts.append(document)
             return utf8_length(document)
         before = len(self.texts)
-        if isinstance(document, Document):
+        if isinstance(document, RerankDocument):
             if document.text is None and document.content is None:
                 raise missing(f"{param}.text")
             if document.text:
@@ -221,7 +221,7 @@ class Tally:
         elif custom is not ABSENT:
             self.texts.append(compact(custom, "custom"))
 
-    def _add_parts(self, parts: Iterable[str | Part], where: str) -> None:
+    def _add_parts(self, parts: Iterable[str | ContentPart], where: str) -> None:
         texts = self.texts
         for index, part in enumerate(parts):
             if isinstance(part, str):
@@ -236,13 +236,13 @@ class Tally:
                 if part.text is None:
                     raise missing(f"{where}[{index}].text")
                 texts.append(part.text)
-                if part != Part(type=part.type, text=part.text):
+                if part != ContentPart(type=part.type, text=part.text):
                     self._add_rest(part, _OF_TEXT, f"{where}[{index}]")
             else:
                 used = self._add_other(kind, part, f"{where}[{index}]")
                 self._add_rest(part, used, f"{where}[{index}]")
 
-    def _add_other(self, kind: str, part: Part, where: str) -> frozenset[str]:
+    def _add_other(self, kind: str, part: ContentPart, where: str) -> frozenset[str]:
         """Count a part of another kind than text; returns the members that are done with."""
         if kind in _IMAGE:
             source = part.source if part.image_url is ABSENT else part.image_url
@@ -275,7 +275,7 @@ class Tally:
             raise invalid(f"{where}.type", f"'{kind[:64]}' is not a known content type.")
         return _OF_OPAQUE
 
-    def _add_rest(self, part: Part, used: frozenset[str], where: str) -> None:
+    def _add_rest(self, part: ContentPart, used: frozenset[str], where: str) -> None:
         """Add a part's members outside `used` that are too long to be an id or a setting."""
         for name, value in zip(_MEMBERS, astuple(part), strict=True):
             if value is None or value is ABSENT or name in used:

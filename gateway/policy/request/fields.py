@@ -80,7 +80,9 @@ def _fields(of: type[msgspec.Struct], **inner: Known) -> Known:
 
 _FUNCTION: Final = _fields(schema.Function)
 # Parts nest three deep at most: a text in a search result in a tool's result.
-_PART: Final = _fields(schema.Part, content=_fields(schema.Part, content=_fields(schema.Part)))
+_PART: Final = _fields(
+    schema.ContentPart, content=_fields(schema.ContentPart, content=_fields(schema.ContentPart))
+)
 _MESSAGE: Final = _fields(
     schema.Message,
     content=_PART,
@@ -88,7 +90,7 @@ _MESSAGE: Final = _fields(
     function_call=_FUNCTION,
 )
 _ITEM: Final = _fields(schema.Item, content=_PART, output=_PART, summary=_PART)
-_DOCUMENT: Final = _fields(schema.Document, content=_PART)
+_DOCUMENT: Final = _fields(schema.RerankDocument, content=_PART)
 _IN_LISTS: Final = frozenset({"content", "output", "summary"})
 """Members that hold parts only as a list; a bare object there counts as a whole."""
 _OF_SCORE: Final = ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2")

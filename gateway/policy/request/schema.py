@@ -18,7 +18,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
 
-class Part(Struct, gc=False, forbid_unknown_fields=True):
+class ContentPart(Struct, gc=False, forbid_unknown_fields=True):
     """A content part of any dialect; `type` says which other fields matter."""
 
     type: str | None = None
@@ -58,7 +58,7 @@ class Part(Struct, gc=False, forbid_unknown_fields=True):
     file_url: Raw = ABSENT
 
 
-Content = str | list[str | Part] | None
+Content = str | list[str | ContentPart] | None
 
 
 class Source(Struct, gc=False):
@@ -114,17 +114,17 @@ class Item(Struct, gc=False, forbid_unknown_fields=True):
     arguments: str | None = None
     input: str | None = None
     output: Content | dict[str, Raw] = None
-    summary: list[Part] | None = None
+    summary: list[ContentPart] | None = None
 
 
-class Document(Struct, gc=False, forbid_unknown_fields=True):
+class RerankDocument(Struct, gc=False, forbid_unknown_fields=True):
     """A document of rerank and score."""
 
     text: str | None = None
-    content: list[str | Part] | None = None
+    content: list[str | ContentPart] | None = None
 
 
-Side = str | list[str | Document] | Document | None
+Side = str | list[str | RerankDocument] | RerankDocument | None
 
 
 class StreamOptions(Struct, gc=False):
@@ -204,8 +204,8 @@ class TokenizeBody(Body, kw_only=True, gc=False):
 class RerankBody(Body, kw_only=True, gc=False):
     """/v1/rerank."""
 
-    query: str | Document
-    documents: list[str | Document] | Document
+    query: str | RerankDocument
+    documents: list[str | RerankDocument] | RerankDocument
 
 
 class ScoreBody(Body, kw_only=True, gc=False):

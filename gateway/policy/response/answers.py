@@ -99,7 +99,7 @@ def read_answer(body: bytes) -> Read:
         prompt_tokens=found.prompt_tokens,
         completion_tokens=found.completion_tokens,
         cached_tokens=cached or 0,
-        cached_told=cached is not None,
+        cached_reported=cached is not None,
     )
     return usage, plain.choices[0].finish_reason, plain.id
 

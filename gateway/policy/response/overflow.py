@@ -54,15 +54,15 @@ _MAX_ERROR_BYTES: Final = 64 * 1024
 _MAX_MESSAGE: Final = 500
 _ROOM_TOKENS: Final = 4096
 """Allowance for the chat template's tokens, which are not in the request's bytes."""
-_MOST_TOKENS_A_BYTE: Final = 2
+_MAX_TOKENS_A_BYTE: Final = 2
 _UNKNOWN: Final = 1 << 40
 
 
-def most_prompt_tokens(facts: BodyFacts, body_bytes: int) -> int:
+def max_prompt_tokens(facts: BodyFacts, body_bytes: int) -> int:
     """Upper bound of the prompt tokens of a request of `body_bytes`, for any tokenizer."""
     if facts.measure.media_parts or facts.previous_response_id is not None:
         return _UNKNOWN  # media and earlier turns are not in the body and may be long
-    return body_bytes * _MOST_TOKENS_A_BYTE + _ROOM_TOKENS
+    return body_bytes * _MAX_TOKENS_A_BYTE + _ROOM_TOKENS
 
 
 def overflow_window(status: int, body: bytes, most_prompt: int, cap_tokens: int | None) -> int:
@@ -89,8 +89,8 @@ def _window_in(message: str, most_prompt: int, cap_tokens: int | None) -> int:
     for wording in _OVERFLOWS:
         if found := wording.match(message):
             window = int(found["window"])
-            told = _PROMPT.search(message)
-            prompt = int(told[1] or told[2] or told[3]) if told else most_prompt
+            reported = _PROMPT.search(message)
+            prompt = int(reported[1] or reported[2] or reported[3]) if reported else most_prompt
             fits = cap_tokens is not None and prompt + cap_tokens < window
             possible = prompt <= most_prompt and window <= most_prompt + (cap_tokens or 0)
             return window if possible and not fits else 0

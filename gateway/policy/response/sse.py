@@ -194,7 +194,7 @@ class StreamMeter:
     def usage(self) -> Usage | None:
         """The engine's usage, decoded once; None if it sent none or an invalid one."""
         prompt = completion = cached = None
-        told = False
+        reported = False
         for event in self._usage_events:
             found = usage_from(_data_of(event))
             if found is None:
@@ -202,14 +202,14 @@ class StreamMeter:
             prompt = found.prompt_tokens or prompt
             completion = found.completion_tokens or completion
             cached = found.cached_tokens or cached
-            told = told or found.cached_told
+            reported = reported or found.cached_reported
         if not self._usage_events or (prompt is None and completion is None):
             return None
         return Usage(
             prompt_tokens=prompt or 0,
             completion_tokens=completion or 0,
             cached_tokens=cached or 0,
-            cached_told=told,
+            cached_reported=reported,
         )
 
 
@@ -265,7 +265,7 @@ def usage_from(decoded: Any) -> Usage | None:
         prompt_tokens=prompt or 0,
         completion_tokens=completion or 0,
         cached_tokens=cached or 0,
-        cached_told=cached is not None,
+        cached_reported=cached is not None,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.policy.fleet import fleet
-from gateway.policy.fleet.binding import CANDIDATES_KEPT, COMPARED
+from gateway.policy.fleet.binding import COMPARED, RETAINED_CANDIDATES
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.scheduling.scheduler import Job, Match
 from gateway.policy.scheduling.sticky import pick_sticky
@@ -100,7 +100,7 @@ class LeastLoaded(Immediate):
         scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
         least = min(scores)
         job.score = least
-        job.candidates = tuple(zip(choice[:CANDIDATES_KEPT], scores, strict=False))
+        job.candidates = tuple(zip(choice[:RETAINED_CANDIDATES], scores, strict=False))
         pool.cursor += 1
         if scores.count(least) == 1:
             return choice[scores.index(least)]

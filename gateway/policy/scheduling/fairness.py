@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import exp, inf
 from typing import Any, Final
 
-MOST_CLIENTS: Final = 16_384
+MAX_CLIENTS: Final = 16_384
 IDLE_KILOTOKENS: Final = 1e-3
 """A client below this is forgotten."""
 
@@ -16,14 +16,14 @@ IDLE_KILOTOKENS: Final = 1e-3
 class ServedShares:
     """The clients' counters; beyond `most`, the least recently updated is dropped."""
 
-    __slots__ = ("_heard", "_most", "_tau_s", "_totals", "_used")
+    __slots__ = ("_most", "_reported", "_tau_s", "_totals", "_used")
 
-    def __init__(self, tau_s: float, most: int = MOST_CLIENTS) -> None:
+    def __init__(self, tau_s: float, most: int = MAX_CLIENTS) -> None:
         self._tau_s = tau_s
         self._most = most
         self._used: dict[str, tuple[float, float]] = {}  # (kilotokens, time), latest last
         self._totals: dict[str, float] = {}  # served here since the client was added
-        self._heard: dict[str, Mapping[str, Any]] = {}  # replicas' totals at the last merge
+        self._reported: dict[str, Mapping[str, Any]] = {}  # replicas' totals at the last merge
 
     def __len__(self) -> int:
         return len(self._used)
@@ -50,10 +50,10 @@ class ServedShares:
 
         A replica's first state is only the baseline for later differences.
         """
-        heard: dict[str, Mapping[str, Any]] = {}
+        received: dict[str, Mapping[str, Any]] = {}
         for name, totals in states.items():
-            heard[name] = totals
-            before = self._heard.get(name)
+            received[name] = totals
+            before = self._reported.get(name)
             if before is None:
                 continue
             for client, total in totals.items():
@@ -65,7 +65,7 @@ class ServedShares:
                 more = total - last if total >= last else total
                 if 0.0 < more < inf:
                     self._add(client, more, now_s)
-        self._heard = heard
+        self._reported = received
 
     def sweep(self, now_s: float) -> None:
         """Forget idle clients, beginning with the least recently updated."""

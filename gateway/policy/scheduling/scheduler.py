@@ -54,9 +54,9 @@ class Prefix(NamedTuple):
 
 
 NO_PREFIX: Final = Prefix()
-BANDS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 2}
+PRIORITY_CLASS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 2}
 """Service class -> priority class; lower goes first. Spilled work ranks as spot."""
-BAND_NAMES: Final = ("protected", "elastic", "backfill")
+PRIORITY_CLASS_NAMES: Final = ("protected", "elastic", "backfill")
 """Priority classes, by number."""
 
 State = Literal["new", "waiting", "sent", "answering", "gone", "nowhere"]
@@ -69,7 +69,6 @@ class Job:
         "active",
         "arrived_s",
         "backlog_tokens",
-        "band",
         "candidates",
         "cap_tokens",
         "client",
@@ -87,6 +86,7 @@ class Job:
         "output_tokens",
         "owner",
         "policy",
+        "priority_class",
         "prompt_tokens",
         "quantile_s",
         "score",
@@ -106,7 +106,7 @@ class Job:
         output_tokens: int,
         arrived_s: float,
         client: str = "",
-        band: int = 1,
+        priority_class: int = 1,
         share: float = 1.0,
         cap_tokens: int | None = None,
         kv_tokens: int = 0,
@@ -128,7 +128,7 @@ class Job:
         """Name of the entitlement, whose fairness counter it feeds."""
         self.tenant = tenant
         """The tenant of that entitlement."""
-        self.band = band
+        self.priority_class = priority_class
         """Priority class: 0 protected, 1 elastic, 2 backfill."""
         self.share = share
         """The client's weight in fairness, > 0: its rate over the mean rate."""

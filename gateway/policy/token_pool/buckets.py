@@ -15,12 +15,12 @@ BUCKET_S = 10.0
 """A bucket holds at least this many seconds of its rate."""
 
 
-def weight_now(book: TokenPool, account: Account) -> float:
+def weight_now(token_pool: TokenPool, account: Account) -> float:
     """The current weight w_e of an entitlement."""
-    if account.epoch != book.epoch:
-        _derive(book, account)
+    if account.epoch != token_pool.epoch:
+        _derive(token_pool, account)
     # Debt is at most 1, so `overdue_debt` of 1 turns this off.
-    if account.debt > book.terms.profile.overdue_debt and _is_out(account):
+    if account.debt > token_pool.terms.profile.overdue_debt and _is_out(account):
         return OVERDUE_WEIGHT
     return account.weight
 
@@ -31,37 +31,39 @@ def _is_out(account: Account) -> bool:
     return not account.total and terms.service_class == "elastic" and sum(terms.baseline) > 0
 
 
-def most_sequences(book: TokenPool, account: Account) -> int:
+def max_sequences(token_pool: TokenPool, account: Account) -> int:
     """r_e over all pools: the baseline of a guaranteed entitlement, else its limit or C."""
-    if account.epoch != book.epoch:
-        _derive(book, account)
+    if account.epoch != token_pool.epoch:
+        _derive(token_pool, account)
     return account.most
 
 
-def depth_tokens(book: TokenPool, account: Account) -> float:
+def depth_tokens(token_pool: TokenPool, account: Account) -> float:
     """The depth of an entitlement's bucket, in tokens."""
-    if account.epoch != book.epoch:
-        _derive(book, account)
+    if account.epoch != token_pool.epoch:
+        _derive(token_pool, account)
     return max(account.floor_tokens, account.most * account.mean_cost)
 
 
-def _derive(book: TokenPool, account: Account) -> None:
+def _derive(token_pool: TokenPool, account: Account) -> None:
     """Recompute the derived values after terms, burst or debt changed."""
     terms = account.terms
     account.weight = weight(
-        book.terms.profile,
+        token_pool.terms.profile,
         terms.service_class,
         terms.slo_ms,
-        book.terms.mean_slo_ms,
+        token_pool.terms.mean_slo_ms,
         account.burst,
         account.debt,
     )
     if terms.service_class == "guaranteed":
         account.most = sum(terms.baseline)
     else:
-        account.most = terms.limit or sum(book.terms.slots)
-    account.floor_tokens = max(BUCKET_S * terms.tokens_per_s, float(book.terms.largest_tokens))
-    account.epoch = book.epoch
+        account.most = terms.limit or sum(token_pool.terms.slots)
+    account.floor_tokens = max(
+        BUCKET_S * terms.tokens_per_s, float(token_pool.terms.largest_tokens)
+    )
+    account.epoch = token_pool.epoch
 
 
 def own_level(account: Account, depth: float, now_s: float) -> float:
@@ -74,18 +76,18 @@ def own_level(account: Account, depth: float, now_s: float) -> float:
     return account.level
 
 
-def surplus_depth(book: TokenPool) -> float:
+def surplus_depth(token_pool: TokenPool) -> float:
     """The depth of the surplus bucket, in tokens; 0 where no rate is enforced."""
-    rate = book.terms.tokens_per_s
-    return max(BUCKET_S * rate, float(book.terms.largest_tokens)) if rate > 0 else 0.0
+    rate = token_pool.terms.tokens_per_s
+    return max(BUCKET_S * rate, float(token_pool.terms.largest_tokens)) if rate > 0 else 0.0
 
 
-def surplus_level(book: TokenPool, now_s: float) -> float:
+def surplus_level(token_pool: TokenPool, now_s: float) -> float:
     """The level of the surplus bucket, refilled up to now."""
-    gained = book.surplus_per_s * max(0.0, now_s - book.surplus_s)
-    book.surplus = min(surplus_depth(book), book.surplus + gained)
-    book.surplus_s = max(now_s, book.surplus_s)
-    return book.surplus
+    gained = token_pool.surplus_per_s * max(0.0, now_s - token_pool.surplus_s)
+    token_pool.surplus = min(surplus_depth(token_pool), token_pool.surplus + gained)
+    token_pool.surplus_s = max(now_s, token_pool.surplus_s)
+    return token_pool.surplus
 
 
 def may_borrow(terms: Entitlement, account: Account, tokens: int, now_s: float) -> bool:
@@ -99,16 +101,16 @@ def may_borrow(terms: Entitlement, account: Account, tokens: int, now_s: float) 
     return recent <= 0 or recent + tokens <= BUCKET_S * rate
 
 
-def pay(book: TokenPool, account: Account, funded: str, tokens: int, now_s: float) -> None:
+def pay(token_pool: TokenPool, account: Account, funded: str, tokens: int, now_s: float) -> None:
     """Take tokens from the bucket that funds a lease (negative: give back, up to its depth)."""
     if funded == "own":
-        depth = depth_tokens(book, account)
+        depth = depth_tokens(token_pool, account)
         level = own_level(account, depth, now_s) - tokens
         account.level = min(level, depth)
     elif funded == "surplus":
-        depth = surplus_depth(book)
-        level = surplus_level(book, now_s) - tokens
-        book.surplus = min(level, depth)
+        depth = surplus_depth(token_pool)
+        level = surplus_level(token_pool, now_s) - tokens
+        token_pool.surplus = min(level, depth)
         if account.terms.tokens_per_s_limit > 0:
             rate = account.terms.tokens_per_s_limit - account.terms.tokens_per_s
             drained = max(0.0, rate) * max(0.0, now_s - account.borrowed_s)
@@ -117,11 +119,11 @@ def pay(book: TokenPool, account: Account, funded: str, tokens: int, now_s: floa
 
 
 def correct(
-    book: TokenPool, account: Account, funded: str, estimate: int, used: int, now_s: float
+    token_pool: TokenPool, account: Account, funded: str, estimate: int, used: int, now_s: float
 ) -> None:
     """Replace a reserved estimate by the actual usage, in bucket and ledger."""
     if used != estimate:
-        pay(book, account, funded, used - estimate, now_s)
+        pay(token_pool, account, funded, used - estimate, now_s)
     if used <= estimate:
         account.refunded += estimate - used
     else:
@@ -129,12 +131,12 @@ def correct(
     account.used += used
 
 
-def serve(book: TokenPool, account: Account, funded: str, tokens: int) -> None:
+def serve(token_pool: TokenPool, account: Account, funded: str, tokens: int) -> None:
     """Count settled tokens for the tick."""
     account.served += tokens
     if funded != "surplus":
-        book.own_served += tokens
-    book.active.add(account.terms.name)
+        token_pool.own_served += tokens
+    token_pool.active.add(account.terms.name)
 
 
 def average(account: Account, now_s: float) -> None:

@@ -9,10 +9,10 @@ from bisect import bisect_left, insort
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.open_leases import LeaseWeights
-from gateway.policy.token_pool.terms import Held
+from gateway.policy.token_pool.terms import LeaseRecord
 
 
-class Refused:
+class RecentDenials:
     """Tenants that a pool refused recently, each with the weight of its latest refusal.
 
     Each tenant counts once; otherwise one tenant's retries would lengthen everybody's wait.
@@ -148,7 +148,7 @@ class Account:
         return self.inflight[pool] - self.spilled[pool]
 
 
-class PoolBook:
+class PoolCounters:
     """Admission's counters for one pool of workers."""
 
     __slots__ = (
@@ -175,10 +175,10 @@ class PoolBook:
         self.service_s = FIRST_SERVICE_S
         """Moving mean of a lease's lifetime, in seconds."""
         self.weights = LeaseWeights()
-        self.evictable: dict[str, Held] = {}
-        self.denials = Refused()
+        self.evictable: dict[str, LeaseRecord] = {}
+        self.denials = RecentDenials()
         """Tenants refused in this tick; `denials_last` has those of the last tick only."""
-        self.denials_last = Refused()
+        self.denials_last = RecentDenials()
         self.denied = 0
         """Number of requests refused in this tick; `denied_last` in the last tick."""
         self.denied_last = 0

@@ -6,7 +6,7 @@ from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
 from gateway.records.record import Record
 
 
-class Held(Struct, gc=False):
+class LeaseRecord(Struct, gc=False):
     """A lease in force; times are Unix seconds of the store's clock."""
 
     id: str

@@ -10,29 +10,29 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 from bisect import bisect_left, bisect_right, insort
 
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolBook
+from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolCounters
 from gateway.policy.token_pool.open_leases import OpenLeases
-from gateway.policy.token_pool.terms import Held, Terms
+from gateway.policy.token_pool.terms import LeaseRecord, Terms
 
 __all__ = [
-    "DENIALS_KEPT",
     "FIRST_SERVICE_S",
     "LEASE_TTL_S",
-    "REAPED_AT_ONCE",
+    "REAP_BATCH",
     "RENEW_EVERY_S",
+    "RETAINED_DENIALS",
     "TOMBSTONES",
     "Account",
     "Journal",
-    "PoolBook",
+    "PoolCounters",
     "TokenPool",
 ]
 
 LEASE_TTL_S = 30.0
 RENEW_EVERY_S = 10.0
-REAPED_AT_ONCE = 64
+REAP_BATCH = 64
 TOMBSTONES = 10_000
 """Tombstones kept: expired leases whose late usage still replaces the charged estimate."""
-DENIALS_KEPT = 2_000
+RETAINED_DENIALS = 2_000
 """Most refused tenants that a pool remembers in a tick."""
 
 
@@ -64,7 +64,7 @@ class TokenPool:
         self.terms = terms
         self.epoch = 0
         """Counts changes of the terms; accounts recompute derived values of older epochs."""
-        self.pools = [PoolBook() for _ in terms.slots]
+        self.pools = [PoolCounters() for _ in terms.slots]
         self.accounts: dict[str, Account] = {}
         self.dedicated: list[tuple[int, str]] = []
         """(created, name) of accounts whose idle baseline is reserved, oldest first."""
@@ -124,7 +124,7 @@ class TokenPool:
         self.note(account)
         del self.accounts[name]
         self.active.discard(name)
-        for lease_id in [i for i, grave in self.tombstones.items() if grave[0] == name]:
+        for lease_id in [i for i, tombstone in self.tombstones.items() if tombstone[0] == name]:
             del self.tombstones[lease_id]
             if self.journal is not None:
                 self.journal.leases.add(lease_id)
@@ -135,13 +135,13 @@ class TokenPool:
         Visits only the dedicated entitlements that become bound or unbound in a pool, of which
         there are no more than slots.
         """
-        for pool, book in enumerate(self.pools):
+        for pool, counters in enumerate(self.pools):
             old, new = self.terms.bound_in(pool), terms.bound_in(pool)
             low = bisect_right(self.dedicated, min(old, new), key=_created)
             high = bisect_right(self.dedicated, max(old, new), key=_created)
             for _, name in self.dedicated[low:high]:
                 idle = self._idle_of(self.accounts[name], pool)
-                book.idle_dedicated += idle if new > old else -idle
+                counters.idle_dedicated += idle if new > old else -idle
         more_per_s = terms.tokens_per_s - self.terms.tokens_per_s
         self.surplus_per_s = max(0.0, self.surplus_per_s + more_per_s)
         self.terms = terms
@@ -149,7 +149,7 @@ class TokenPool:
 
     def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
         """Add sequences and KV bytes to a pool's counters (negative: subtract)."""
-        book = self.pools[pool]
+        counters = self.pools[pool]
         if account.terms.service_class == "dedicated":
             self._reserve(account, -1)
             account.inflight[pool] += sequences
@@ -158,50 +158,50 @@ class TokenPool:
             account.inflight[pool] += sequences
         account.total += sequences
         account.kv_bytes += kv_bytes
-        book.inflight += sequences
-        book.kv_bytes += kv_bytes
+        counters.inflight += sequences
+        counters.kv_bytes += kv_bytes
         if not account.terms.reserves:
-            book.unreserved += sequences
+            counters.unreserved += sequences
         if self.journal is not None:
             self.journal.accounts.add(account.terms.name)
 
-    def hold(self, account: Account, lease: Held) -> None:
+    def hold(self, account: Account, lease: LeaseRecord) -> None:
         """Add a new lease, whose id is not taken, to all indexes."""
         self.leases.add(lease.id, lease)
         self.active.add(lease.entitlement)
         self.file(account, lease)
 
-    def note(self, account: Account, lease: Held | None = None) -> None:
+    def note(self, account: Account, lease: LeaseRecord | None = None) -> None:
         """Record a change in the journal, if there is one."""
         if self.journal is not None:
             self.journal.accounts.add(account.terms.name)
             if lease is not None:
                 self.journal.leases.add(lease.id)
 
-    def release(self, account: Account, lease: Held) -> None:
+    def release(self, account: Account, lease: LeaseRecord) -> None:
         """Remove a lease from its pool's counters; `file` may add it to another's."""
         if self.journal is not None:
             self.journal.leases.add(lease.id)
-        book = self.pools[lease.pool]
-        if book.evictable:
-            book.evictable.pop(lease.id, None)
-        book.weights.discard(lease.weight)
+        counters = self.pools[lease.pool]
+        if counters.evictable:
+            counters.evictable.pop(lease.id, None)
+        counters.weights.discard(lease.weight)
         if lease.spilled:
             account.spilled[lease.pool] -= lease.sequences
         self.move(account, lease.pool, -lease.sequences, -lease.kv_bytes)
 
-    def file(self, account: Account, lease: Held) -> None:
+    def file(self, account: Account, lease: LeaseRecord) -> None:
         """Index a lease by weight and evictability in its pool (again, after it moved)."""
         if self.journal is not None:
             self.journal.leases.add(lease.id)
-        book = self.pools[lease.pool]
-        book.weights.add(lease.weight)
+        counters = self.pools[lease.pool]
+        counters.weights.add(lease.weight)
         if lease.spilled:
             account.spilled[lease.pool] += lease.sequences
         if self.gives_way(account, lease):
-            book.evictable[lease.id] = lease
+            counters.evictable[lease.id] = lease
 
-    def gives_way(self, account: Account, lease: Held) -> bool:
+    def gives_way(self, account: Account, lease: LeaseRecord) -> bool:
         """Whether a lease may be evicted, by its entitlement's current class."""
         service_class = account.terms.service_class
         return service_class == "preemptible" or (
@@ -224,8 +224,8 @@ class TokenPool:
         """Recount the sequences in flight for a change between reserving and non-reserving."""
         if entitlement.reserves == account.terms.reserves:
             return
-        for book, sequences in zip(self.pools, account.inflight, strict=True):
-            book.unreserved += -sequences if entitlement.reserves else sequences
+        for counters, sequences in zip(self.pools, account.inflight, strict=True):
+            counters.unreserved += -sequences if entitlement.reserves else sequences
 
     def _forget_dedicated(self, entitlement: Entitlement) -> None:
         if entitlement.service_class == "dedicated":
@@ -234,9 +234,9 @@ class TokenPool:
     def _reserve(self, account: Account, sign: int) -> None:
         if account.terms.service_class != "dedicated":
             return
-        for pool, book in enumerate(self.pools):
+        for pool, counters in enumerate(self.pools):
             if self.bound(account.terms, pool):
-                book.idle_dedicated += sign * self._idle_of(account, pool)
+                counters.idle_dedicated += sign * self._idle_of(account, pool)
 
     def _idle_of(self, account: Account, pool: int) -> int:
         """Slots that a dedicated entitlement keeps idle in a pool where it is bound."""

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import BadRequest, TooLarge
 from gateway.web.control.peers import Peers, newest
-from gateway.web.control.surface import EntitlementDesk
+from gateway.web.control.surface import EntitlementService
 from gateway.web.problems import json_response
 
 MAX_BODY_BYTES: Final = 65_536
@@ -23,15 +23,15 @@ MAX_DIGITS: Final = 18
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
 
 
-def entitlement_routes(app: APIRouter, desk: EntitlementDesk, who: str, peers: Peers) -> None:
+def entitlement_routes(app: APIRouter, service: EntitlementService, who: str, peers: Peers) -> None:
     """Add the routes; `who` is the admin key's fingerprint."""
-    _collection(app, desk, who)
-    _states(app, desk, who)
-    _audit(app, desk, peers)
-    _keys(app, desk, who)
+    _collection(app, service, who)
+    _states(app, service, who)
+    _audit(app, service, peers)
+    _keys(app, service, who)
 
 
-def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+def _collection(app: APIRouter, service: EntitlementService, who: str) -> None:
     @app.get("/admin/entitlements")
     async def entitlements(
         model: str | None = None,
@@ -40,41 +40,43 @@ def _collection(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
         limit: Limit = PAGE,
     ) -> Response:
         """Entitlements with their counters, oldest first; `next` is `after` for the next page."""
-        return json_response(await desk.page(model=model, tenant=tenant, after=after, limit=limit))
+        return json_response(
+            await service.page(model=model, tenant=tenant, after=after, limit=limit)
+        )
 
     @app.post("/admin/entitlements")
     async def create(request: Request) -> Response:
         """Create an entitlement; its key is shown only in this answer."""
-        return _secret(await desk.create(await read_object(request), who), 201)
+        return _secret(await service.create(await read_object(request), who), 201)
 
     @app.get("/admin/entitlements/{name}")
     async def entitlement(name: str) -> Response:
         """One entitlement with its counters and its keys' fingerprints."""
-        return _shown(await desk.get(name))
+        return _shown(await service.get(name))
 
     @app.patch("/admin/entitlements/{name}")
     async def change(name: str, request: Request) -> Response:
         """Change some fields; null removes one."""
         fields = await read_object(request)
-        return _shown(await desk.change(name, fields, who, version=_version(request)))
+        return _shown(await service.change(name, fields, who, version=_version(request)))
 
     @app.delete("/admin/entitlements/{name}")
     async def delete(name: str, request: Request) -> Response:
         """Delete it; 409 while it has requests in flight."""
-        await desk.delete(name, who, version=_version(request))
+        await service.delete(name, who, version=_version(request))
         return Response(status_code=204)
 
 
-def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+def _states(app: APIRouter, service: EntitlementService, who: str) -> None:
     @app.post("/admin/entitlements/{name}/suspend")
     async def suspend(name: str, request: Request) -> Response:
         """Refuse its new requests; running ones continue."""
-        return _shown(await desk.suspend(name, who, version=_version(request)))
+        return _shown(await service.suspend(name, who, version=_version(request)))
 
     @app.post("/admin/entitlements/{name}/resume")
     async def resume(name: str, request: Request) -> Response:
         """Admit its requests again."""
-        return _shown(await desk.suspend(name, who, undo=True, version=_version(request)))
+        return _shown(await service.suspend(name, who, undo=True, version=_version(request)))
 
     @app.post("/admin/entitlements/{name}/expire")
     async def expire(name: str, request: Request) -> Response:
@@ -87,27 +89,27 @@ def _states(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
                 reason="bad_request",
                 param="at",
             )
-        return _shown(await desk.expire(name, at, who, version=_version(request)))
+        return _shown(await service.expire(name, at, who, version=_version(request)))
 
 
-def _audit(app: APIRouter, desk: EntitlementDesk, peers: Peers) -> None:
+def _audit(app: APIRouter, service: EntitlementService, peers: Peers) -> None:
     @app.get("/admin/audit")
     async def audit(limit: Limit = PAGE) -> Response:
         """The newest changes of entitlements that this gateway made."""
-        return json_response({"data": await newest(peers, "audit", desk.audit(limit), limit)})
+        return json_response({"data": await newest(peers, "audit", service.audit(limit), limit)})
 
 
-def _keys(app: APIRouter, desk: EntitlementDesk, who: str) -> None:
+def _keys(app: APIRouter, service: EntitlementService, who: str) -> None:
     @app.post("/admin/entitlements/{name}/keys")
     async def add(name: str, request: Request) -> Response:
         """Add a second valid key, shown only in this answer; 409 if there are two already."""
-        return _secret(await desk.add_key(name, who, version=_version(request)), 201)
+        return _secret(await service.add_key(name, who, version=_version(request)), 201)
 
     @app.delete("/admin/entitlements/{name}/keys/{fingerprint}")
     async def revoke(name: str, fingerprint: str, request: Request) -> Response:
         """Revoke a key at once."""
         version = _version(request)
-        return _shown(await desk.revoke_key(name, fingerprint, who, version=version))
+        return _shown(await service.revoke_key(name, fingerprint, who, version=version))
 
 
 async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from gateway.web.metrics.page import CONTENT_TYPE
 from gateway.web.problems import error_body, error_headers, json_response
 
 REPLICAS: Final = "/internal/replicas/"
-MOST_ASKED_BYTES: Final = 65_536
+MAX_ASKED_BYTES: Final = 65_536
 """Largest body of a call from another replica."""
 SHOWN: Final = 100
 """Most workers that /ready names."""
@@ -145,8 +145,8 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
         asked = bytearray()
         async for part in request.stream():
             asked += part
-            if len(asked) > MOST_ASKED_BYTES:
-                raise too_large(MOST_ASKED_BYTES)
+            if len(asked) > MAX_ASKED_BYTES:
+                raise too_large(MAX_ASKED_BYTES)
         found = answers.answer(topic, bytes(asked))
         if found is None:
             return Response(status_code=204)

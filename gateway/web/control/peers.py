@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from gateway.errors import BadRequest, NotFound, Refusal
-from gateway.policy.admission.external_admission import Report, Settled
+from gateway.policy.admission.external_admission import Settled, UsageReport
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.record import Record
 from gateway.records.request import Principal
@@ -100,8 +100,8 @@ async def newest(
     peers: Peers, topic: str, own: Sequence[object], count: int
 ) -> list[dict[str, Any]]:
     """The newest records of all replicas, newest first; `own` are this replica's."""
-    told = [_json(own), *await peers.ask(topic, b"%d" % count)]
-    merged = [record for records in _understood(_records, told) for record in records]
+    reported = [_json(own), *await peers.ask(topic, b"%d" % count)]
+    merged = [record for records in _understood(_records, reported) for record in records]
     return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
 
 
@@ -123,22 +123,22 @@ def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> 
 async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
     """How often all replicas refused an entitlement, by reason; `own` is this replica's count."""
     total = Counter(own)
-    for told in _understood(_counts, await peers.ask("refused", name.encode())):
-        total.update(told)
+    for reported in _understood(_counts, await peers.ask("refused", name.encode())):
+        total.update(reported)
     return dict(total)
 
 
 # -- load
 
 
-class _Load(Record, frozen=True, kw_only=True):
+class _ReplicaLoad(Record, frozen=True, kw_only=True):
     inflight: int
     beyond_window_tokens: int
     active: list[int]
     tokens: list[int]
 
 
-_loads: Final = msgspec.msgpack.Decoder(dict[str, list[_Load]]).decode
+_loads: Final = msgspec.msgpack.Decoder(dict[str, list[_ReplicaLoad]]).decode
 
 
 def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
@@ -148,7 +148,7 @@ def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
         return _pack(
             {
                 served.name: [
-                    _Load(
+                    _ReplicaLoad(
                         inflight=p.inflight,
                         beyond_window_tokens=p.beyond_window_tokens,
                         active=list(p.active),
@@ -165,9 +165,9 @@ def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
 
 async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
     """Add the other replicas' load in flight to the models of `/admin/pools`, in place."""
-    for told in _understood(_loads, await peers.ask("load")):
+    for reported in _understood(_loads, await peers.ask("load")):
         for model in shown:
-            for pool, load in zip(model["pools"], told.get(model["model"], ()), strict=False):
+            for pool, load in zip(model["pools"], reported.get(model["model"], ()), strict=False):
                 pool["inflight"] += load.inflight
                 beyond = max(pool["beyond_window_tokens"], load.beyond_window_tokens)
                 pool["beyond_window_tokens"] = beyond
@@ -182,10 +182,10 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
 
 class _Reported(Record, frozen=True, kw_only=True):
     principal: Principal
-    report: Report
+    report: UsageReport
 
 
-class _Answer(Record, frozen=True, kw_only=True):
+class _SettleAnswer(Record, frozen=True, kw_only=True):
     settled: Settled | None = None
     message: str = ""
     """Why the report was refused."""
@@ -195,22 +195,22 @@ class _Answer(Record, frozen=True, kw_only=True):
 
 
 _reported: Final = msgspec.msgpack.Decoder(_Reported).decode
-_answer: Final = msgspec.msgpack.Decoder(_Answer).decode
-Settle = Callable[[Principal, Report], Settled]
+_answer: Final = msgspec.msgpack.Decoder(_SettleAnswer).decode
+Settle = Callable[[Principal, UsageReport], Settled]
 
 
 def answer_usage(peers: Peers, settle: Settle) -> None:
     """Settle leases that this replica holds, for usage reported to other replicas."""
 
     def settled(payload: bytes) -> bytes | None:
-        told = _reported(payload)
+        reported = _reported(payload)
         try:
-            return _pack(_Answer(settled=settle(told.principal, told.report)))
+            return _pack(_SettleAnswer(settled=settle(reported.principal, reported.report)))
         except NotFound:
             return None
         except BadRequest as error:
             return _pack(
-                _Answer(
+                _SettleAnswer(
                     message=error.message, reason=error.reason, code=error.code, param=error.param
                 )
             )
@@ -219,7 +219,7 @@ def answer_usage(peers: Peers, settle: Settle) -> None:
 
 
 async def settle_anywhere(
-    peers: Peers, settle: Settle, principal: Principal, report: Report
+    peers: Peers, settle: Settle, principal: Principal, report: UsageReport
 ) -> Settled:
     """Settle a lease on the replica that holds it. Raises NotFound, BadRequest."""
     try:
@@ -234,5 +234,7 @@ async def settle_anywhere(
         return answers[0].settled
 
 
-def _refused(told: _Answer) -> Refusal:
-    return BadRequest(told.message, reason=told.reason, code=told.code, param=told.param)
+def _refused(reported: _SettleAnswer) -> Refusal:
+    return BadRequest(
+        reported.message, reason=reported.reason, code=reported.code, param=reported.param
+    )

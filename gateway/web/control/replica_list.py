@@ -29,7 +29,7 @@ class ReplicaList:
             limit_concurrency=100,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(config)
+        self._server = _ListServer(config)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -42,7 +42,7 @@ class ReplicaList:
             await self._task
 
 
-class _Server(uvicorn.Server):
+class _ListServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the supervisor."""

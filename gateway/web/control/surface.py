@@ -16,7 +16,7 @@ Authenticate = Callable[[bytes | None], Principal]
 """Maps the SHA-256 digest of a presented key (None without a key) to its principal."""
 
 
-class EntitlementDesk(Protocol):
+class EntitlementService(Protocol):
     """Entitlements at run time, as the admin routes use them. All methods raise Refusal.
 
     `who` is the admin key's fingerprint, for the audit. An entitlement is returned as a mapping of
@@ -90,7 +90,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Port that serves metrics and admin routes; 0: every port does."""
     answers: Answers | None = None
     """None if there are no other replicas."""
-    registry: EntitlementDesk | None = None
+    registry: EntitlementService | None = None
     """None: there are no admin routes for entitlements."""
     draining: Callable[[], bool]
     clock: Callable[[], float]

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from gateway.errors import TooLarge
 from gateway.policy.admission.denials import limit_lines
-from gateway.policy.admission.external_admission import Report, Wanted
+from gateway.policy.admission.external_admission import ExternalRequest, UsageReport
 from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.policy.request.head import MAX_REQUEST_ID, read_head
 from gateway.policy.request.header_lines import pairs_of
@@ -23,14 +23,14 @@ from gateway.records.lease import Limits
 from gateway.records.record import Record
 from gateway.web.control.peers import NoPeers, Peers, settle_anywhere
 from gateway.web.control.surface import Authenticate
-from gateway.web.external_admission.service import AdmissionDesk
+from gateway.web.external_admission.service import AdmissionService
 
 MAX_BODY_BYTES: Final = 65_536
 MAX_LEASE_S: Final = 3_600
 LEASE_S: Final = 600.0
-_MOST: Final = 2_147_483_647
+_MAX_TOKENS: Final = 2_147_483_647
 
-Tokens = Annotated[int, Meta(ge=0, le=_MOST)]
+Tokens = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
 _B = TypeVar("_B", bound=msgspec.Struct)
 
 
@@ -40,7 +40,7 @@ class AuthorizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
     input_tokens: Tokens | None = None
     text_bytes: Tokens | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     request_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None = None
     lease_s: Annotated[float, Meta(ge=1, le=MAX_LEASE_S)] = LEASE_S
@@ -77,9 +77,9 @@ _usage: Final = msgspec.json.Decoder(UsageBody).decode
 
 
 def admission_router(
-    desk: AdmissionDesk, authenticate: Authenticate, peers: Peers | None = None
+    service: AdmissionService, authenticate: Authenticate, peers: Peers | None = None
 ) -> APIRouter:
-    """The two routes over a desk; `authenticate` maps a presented key to its principal.
+    """The two routes over a service; `authenticate` maps a presented key to its principal.
 
     `peers` are other replicas that serve the same proxy.
     """
@@ -91,7 +91,7 @@ def admission_router(
         """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
         principal = authenticate(read_head(request.scope["headers"]).key_digest)
         body = await _read(request, _authorize)
-        found = await desk.admit(principal, Wanted(**msgspec.structs.asdict(body)))
+        found = await service.admit(principal, ExternalRequest(**msgspec.structs.asdict(body)))
         lease = found.lease
         answer = AuthorizeAnswer(
             lease_id=lease.id,
@@ -113,8 +113,8 @@ def admission_router(
         """Report what the request used, which settles its lease once."""
         principal = authenticate(read_head(request.scope["headers"]).key_digest)
         body = await _read(request, _usage)
-        report = Report(**msgspec.structs.asdict(body))
-        return _answer(await settle_anywhere(others, desk.settle, principal, report))
+        report = UsageReport(**msgspec.structs.asdict(body))
+        return _answer(await settle_anywhere(others, service.settle, principal, report))
 
     return app
 

@@ -11,7 +11,7 @@ MAX_HELD_EACH = 2_000
 """Leases held at once for one entitlement; further ones are refused with 429."""
 
 
-class Places:
+class HeldSlots:
     """Places taken by leases that are held or being requested."""
 
     def __init__(self) -> None:

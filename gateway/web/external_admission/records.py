@@ -1,7 +1,12 @@
 """Decision records of requests that another proxy forwards."""
 
 from gateway.errors import Refusal
-from gateway.policy.admission.external_admission import Ending, HeldLease, Settled, Wanted
+from gateway.policy.admission.external_admission import (
+    Ending,
+    ExternalLease,
+    ExternalRequest,
+    Settled,
+)
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.decision import (
     DECISION_SCHEMA,
@@ -26,7 +31,7 @@ _OUTCOMES: dict[Ending, tuple[str, int]] = {
 
 def refused_record(
     principal: Principal,
-    wanted: Wanted,
+    request: ExternalRequest,
     served: ModelRuntime | None,
     estimate: LengthEstimate | None,
     refusal: Refusal,
@@ -37,12 +42,12 @@ def refused_record(
     return DecisionRecord(
         schema=DECISION_SCHEMA,
         time_unix_s=unix_s,
-        request_id=wanted.request_id or lease_id,
+        request_id=request.request_id or lease_id,
         endpoint="admission",
         outcome="refused",
         status=refusal.status,
         model=None if served is None else served.name,
-        asked_model=wanted.model,
+        asked_model=request.model,
         tenant=principal.tenant,
         entitlement=principal.entitlement,
         reason=refusal.reason,
@@ -52,25 +57,25 @@ def refused_record(
 
 
 def settled_record(
-    held: HeldLease, settled: Settled, duration_s: float, unix_s: float
+    open_lease: ExternalLease, settled: Settled, duration_s: float, unix_s: float
 ) -> DecisionRecord:
     """A lease that ended."""
-    lease, estimate, served = held.lease, held.estimate, held.served
+    lease, estimate, served = open_lease.lease, open_lease.estimate, open_lease.served
     outcome, status = _OUTCOMES[settled.status]
     source = "counted" if settled.status in ("expired", "evicted") else "proxy"
     return DecisionRecord(
         schema=DECISION_SCHEMA,
-        time_unix_s=held.received_unix_s,
-        request_id=held.wanted.request_id or lease.id,
+        time_unix_s=open_lease.received_unix_s,
+        request_id=open_lease.request.request_id or lease.id,
         endpoint="admission",
         outcome=outcome,
         status=status,
         model=served.name,
-        asked_model=held.wanted.model,
-        tenant=held.principal.tenant,
-        entitlement=held.principal.entitlement,
+        asked_model=open_lease.request.model,
+        tenant=open_lease.principal.tenant,
+        entitlement=open_lease.principal.entitlement,
         pool=served.fleet.pools[lease.pool].name,
-        request=RequestSection(text_bytes=held.wanted.text_bytes),
+        request=RequestSection(text_bytes=open_lease.request.text_bytes),
         estimate=EstimateSection(
             category=estimate.category,
             input_tokens=estimate.input_tokens_total,
@@ -82,7 +87,7 @@ def settled_record(
         admission=AdmissionSection(
             lease_id=lease.id,
             spilled=lease.spilled,
-            admitted_unix_s=held.received_unix_s,
+            admitted_unix_s=open_lease.received_unix_s,
             settled_unix_s=unix_s,
             reserved_tokens=lease.cost_tokens,
             reserved_kv_bytes=lease.kv_bytes,

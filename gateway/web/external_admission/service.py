@@ -26,10 +26,10 @@ from gateway.metrics import Metrics
 from gateway.policy.admission.external_admission import (
     Admitted,
     Ending,
-    HeldLease,
-    Report,
+    ExternalLease,
+    ExternalRequest,
     Settled,
-    Wanted,
+    UsageReport,
     estimated_usage,
     facts_of,
     settled_as,
@@ -50,16 +50,16 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
 from gateway.stages import request_metrics
-from gateway.web.external_admission.held_slots import Places
+from gateway.web.external_admission.held_slots import HeldSlots
 from gateway.web.external_admission.records import refused_record, settled_record
 
-SETTLED_KEPT = 10_000
+RETAINED_SETTLED = 10_000
 """Settlements remembered for repeated reports."""
 SWEEP_S = 1.0
 """Interval of the search for expired leases."""
 
 
-class AdmissionDesk:
+class AdmissionService:
     """Admits and settles requests of other proxies. Runs on one event loop; never blocks."""
 
     def __init__(
@@ -89,8 +89,8 @@ class AdmissionDesk:
         self._draining = draining
         self._replicas = replicas
         self._task: asyncio.Task[None] | None = None
-        self._held: dict[str, HeldLease] = {}
-        self._places = Places()
+        self._held: dict[str, ExternalLease] = {}
+        self._places = HeldSlots()
         self._deadlines: list[tuple[float, str]] = []
         self._settled: OrderedDict[str, tuple[str, Settled]] = OrderedDict()
 
@@ -99,7 +99,7 @@ class AdmissionDesk:
         """Number of leases that wait for a usage report."""
         return len(self._held)
 
-    async def admit(self, principal: Principal, wanted: Wanted) -> Admitted:
+    async def admit(self, principal: Principal, request: ExternalRequest) -> Admitted:
         """Take a lease and hold it. Raises the same Refusals as the data plane."""
         self.sweep()
         lease_id = self._new_id()
@@ -111,9 +111,9 @@ class AdmissionDesk:
         self._refuse_when_draining()
         self._places.take(place)
         try:
-            served = stage_estimate.find_model(self._models, wanted.model)
+            served = stage_estimate.find_model(self._models, request.model)
             stage_authenticate.permit_model(principal, served.name)
-            estimate = stage_estimate.estimate(served, CHAT, facts_of(wanted), principal)
+            estimate = stage_estimate.estimate(served, CHAT, facts_of(request), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
             asked = await stage_admit.admit(
                 self._store, served, principal, lease_id, estimate, plan
@@ -121,28 +121,28 @@ class AdmissionDesk:
             self._take_slots(served, asked)
             lease = asked
         except Refusal as refusal:
-            record = refused_record(principal, wanted, served, estimate, refusal, lease_id, unix_s)
+            record = refused_record(principal, request, served, estimate, refusal, lease_id, unix_s)
             self._note(record, served, estimate, None)
             raise
         finally:
             if lease is None:
                 self._places.free(place)
-        self._held[lease_id] = HeldLease(
+        self._held[lease_id] = ExternalLease(
             lease=lease,
             served=served,
             principal=principal,
             estimate=estimate,
-            wanted=wanted,
+            request=request,
             received_s=now_s,
             received_unix_s=unix_s,
         )
-        self._expire_at(now_s + wanted.lease_s, lease_id)
+        self._expire_at(now_s + request.lease_s, lease_id)
         cap = defaulted_cap(served.routing, estimate, lease.pool)
         return Admitted(
             lease=lease,
             pool=served.fleet.pools[lease.pool].name,
-            max_tokens=wanted.max_tokens if cap is None else cap,
-            expires_in_s=wanted.lease_s,
+            max_tokens=request.max_tokens if cap is None else cap,
+            expires_in_s=request.lease_s,
         )
 
     def _take_slots(self, served: ModelRuntime, lease: Lease) -> None:
@@ -162,11 +162,11 @@ class AdmissionDesk:
 
     def evict(self, lease_id: str) -> None:
         """End a lease that must give way; ignores leases that are not held here."""
-        if (held := self._held.get(lease_id)) is not None:
-            duration_s = self._clock() - held.received_s
-            self._end(held, "evicted", estimated_usage(held), duration_s)
+        if (open_lease := self._held.get(lease_id)) is not None:
+            duration_s = self._clock() - open_lease.received_s
+            self._end(open_lease, "evicted", estimated_usage(open_lease), duration_s)
 
-    def settle(self, principal: Principal, report: Report) -> Settled:
+    def settle(self, principal: Principal, report: UsageReport) -> Settled:
         """Charge the reported usage and release the lease; an ended lease returns its settlement.
 
         Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
@@ -176,8 +176,8 @@ class AdmissionDesk:
         known = self._settled.get(report.lease_id)
         if known is not None and known[0] == principal.tenant:
             return known[1]
-        held = self._held.get(report.lease_id)
-        if held is None or held.principal.tenant != principal.tenant:
+        open_lease = self._held.get(report.lease_id)
+        if open_lease is None or open_lease.principal.tenant != principal.tenant:
             raise NotFound(
                 f"No lease '{report.lease_id}' is held for this key. Report to the gateway that "
                 "gave it.",
@@ -185,19 +185,24 @@ class AdmissionDesk:
                 code="lease_not_found",
                 param="lease_id",
             )
-        usage = usage_of(report, held)
+        usage = usage_of(report, open_lease)
         duration_s = report.latency_s
         if duration_s is None:
-            duration_s = self._clock() - held.received_s
-        return self._end(held, report.status, usage, duration_s)
+            duration_s = self._clock() - open_lease.received_s
+        return self._end(open_lease, report.status, usage, duration_s)
 
     def sweep(self) -> None:
         """End expired leases and charge their estimates."""
         now_s = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, lease_id = heappop(self._deadlines)
-            if (held := self._held.get(lease_id)) is not None:
-                self._end(held, "expired", estimated_usage(held), now_s - held.received_s)
+            if (open_lease := self._held.get(lease_id)) is not None:
+                self._end(
+                    open_lease,
+                    "expired",
+                    estimated_usage(open_lease),
+                    now_s - open_lease.received_s,
+                )
 
     def start(self) -> None:
         """Start sweeping; call within the running loop."""
@@ -210,8 +215,10 @@ class AdmissionDesk:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         now_s = self._clock()
-        for held in list(self._held.values()):
-            self._end(held, "expired", estimated_usage(held), now_s - held.received_s)
+        for open_lease in list(self._held.values()):
+            self._end(
+                open_lease, "expired", estimated_usage(open_lease), now_s - open_lease.received_s
+            )
 
     async def _run(self) -> None:
         while True:
@@ -236,24 +243,31 @@ class AdmissionDesk:
             )
 
     def _end(
-        self, held: HeldLease, ending: Ending, usage: Usage | None, duration_s: float
+        self, open_lease: ExternalLease, ending: Ending, usage: Usage | None, duration_s: float
     ) -> Settled:
         """Settle a lease. There is no await here, so a lease cannot end twice."""
-        lease, served = held.lease, held.served
+        lease, served = open_lease.lease, open_lease.served
         del self._held[lease.id]
-        self._places.free(held.principal.entitlement)
+        self._places.free(open_lease.principal.entitlement)
         if _is_counted(served, lease):
             self._places.free_slots(lease)
-        usage, held_tokens = with_time_held(held, usage, self._clock() - held.received_s)
+        usage, held_tokens = with_time_held(
+            open_lease, usage, self._clock() - open_lease.received_s
+        )
         unix_s = self._wall_clock()
         self._store.settle(
             lease, Settlement(usage=usage, dispatched=usage is not None, unix_s=unix_s)
         )
-        settled = settled_as(held, ending, usage, held_tokens)
-        self._settled[lease.id] = (held.principal.tenant, settled)
-        if len(self._settled) > SETTLED_KEPT:
+        settled = settled_as(open_lease, ending, usage, held_tokens)
+        self._settled[lease.id] = (open_lease.principal.tenant, settled)
+        if len(self._settled) > RETAINED_SETTLED:
             self._settled.popitem(last=False)
-        self._note(settled_record(held, settled, duration_s, unix_s), served, held.estimate, lease)
+        self._note(
+            settled_record(open_lease, settled, duration_s, unix_s),
+            served,
+            open_lease.estimate,
+            lease,
+        )
         return settled
 
     def _note(

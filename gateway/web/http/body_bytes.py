@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 from gateway.errors import RateLimited, Unavailable
 
-MOST_UNPROVEN_BYTES: Final = 256 * 1024 * 1024
+MAX_UNPROVEN_BYTES: Final = 256 * 1024 * 1024
 """Bound per process for requests without a known key."""
-MOST_BYTES: Final = 2 * 1024 * 1024 * 1024
+MAX_BYTES: Final = 2 * 1024 * 1024 * 1024
 """Default bound per process for bodies with a known key."""
 COUNTED_FROM_BYTES: Final = 16 * 1024
 """Smaller bodies are not counted, because all connections together hold little of them."""
@@ -33,7 +33,7 @@ class BodyBytes:
     """Bytes held, by connection (without a known key) or by entitlement."""
 
     def __init__(
-        self, most_bytes: int = MOST_BYTES, *, most_unproven_bytes: int = MOST_UNPROVEN_BYTES
+        self, most_bytes: int = MAX_BYTES, *, most_unproven_bytes: int = MAX_UNPROVEN_BYTES
     ) -> None:
         self._most = most_bytes
         self._most_unproven = most_unproven_bytes

@@ -37,7 +37,7 @@ class Flow(Protocol):
         """Wait until the buffer has room."""
 
 
-class Connection(Protocol):
+class ReplyConnection(Protocol):
     """A client connection that writes replies one after the other."""
 
     @property
@@ -77,7 +77,7 @@ class DirectReply:
         "task",
     )
 
-    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
+    def __init__(self, endpoint: Endpoint, connection: ReplyConnection) -> None:
         """Write to `connection`; its `finished` is called once the whole answer is written."""
         self._endpoint = endpoint
         self._connection = connection

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from hmac import compare_digest
 from typing import Final
 
-MOST_HEAD_BYTES: Final = 4096
+MAX_HEAD_BYTES: Final = 4096
 """Longer heads are not kept, because a connection keeps its head until it closes."""
-_MOST_DIGITS: Final = 7
+_MAX_DIGITS: Final = 7
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
 _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
@@ -30,7 +30,7 @@ class KnownHead:
     def body_of(self, data: bytes) -> tuple[int, int] | None:
         """(offset of the body in `data`, its announced length); None for another head."""
         begin, after = len(self._before), self._after
-        end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
+        end = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
         # The bytes contain a key, so the comparison takes constant time.
         if end < 0 or not compare_digest(data[:begin], self._before):
             return None
@@ -48,10 +48,10 @@ def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | No
     the body's length may vary, or if the meaning of the following bytes depends on more than the
     head.
     """
-    end = data.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES) + 4
-    told = {(name.lower(), value.lower()) for name, value in headers}
-    told.discard((b"connection", b"keep-alive"))
-    if end < 4 or not _UNUSUAL.isdisjoint(name for name, _ in told):
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+    reported = {(name.lower(), value.lower()) for name, value in headers}
+    reported.discard((b"connection", b"keep-alive"))
+    if end < 4 or not _UNUSUAL.isdisjoint(name for name, _ in reported):
         return None
     head = data[:end]
     lengths = list(_LENGTH.finditer(head))

@@ -17,7 +17,7 @@ _READ_BYTES: Final = 256 * 1024
 """Size of one uvloop read; a resumed connection reads at least once."""
 
 
-class Reader(Protocol):
+class BodyConnection(Protocol):
     """A connection that receives a large body."""
 
     def pause_body(self) -> None:
@@ -32,12 +32,12 @@ class LargeBodies:
 
     def __init__(self, turn_bytes: int = TURN_BYTES) -> None:
         self._turn_bytes = self._left = turn_bytes
-        self._paused: deque[Reader] = deque()
+        self._paused: deque[BodyConnection] = deque()
         self._beginning: deque[asyncio.Future[None]] = deque()
         self._waits = False
         """Whether a callback for the next turn is scheduled."""
 
-    def took(self, reader: Reader, size: int, loop: asyncio.AbstractEventLoop) -> None:
+    def took(self, reader: BodyConnection, size: int, loop: asyncio.AbstractEventLoop) -> None:
         """Count `size` bytes read for an unfinished body; pauses the reader if over the limit."""
         self._left -= size
         if self._left < 0:

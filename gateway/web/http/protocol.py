@@ -42,7 +42,7 @@ _HEADER_COST_BYTES: Final = 160
 """Memory that a header line takes besides its bytes."""
 _CHUNK_FRAME_BYTES: Final = 16
 """Size digits and line breaks of one chunk; anything longer counts as chunk extensions."""
-_MOST_SURPLUS_BYTES: Final = 32 * 1024 * 1024
+_MAX_SURPLUS_BYTES: Final = 32 * 1024 * 1024
 """Most bytes after a request that is being answered; beyond it the connection is aborted."""
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
@@ -190,12 +190,12 @@ class GatewayProtocol(ClientConnection):
             self._refuse_malformed()
             return
         lowered = _lowered(self.headers)
-        told = [pair for pair in lowered if pair[0] not in _UPGRADE]
+        reported = [pair for pair in lowered if pair[0] not in _UPGRADE]
         if self._announced:
-            told.append((b"content-length", self._announced))
+            reported.append((b"content-length", self._announced))
         if any(name == b"connection" and b"close" in value.lower() for name, value in lowered):
-            told.append((b"connection", b"close"))
-        lines = b"".join(b"%b: %b\r\n" % pair for pair in told)
+            reported.append((b"connection", b"close"))
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in reported)
         version = self.parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
         self.parser = httptools.HttpRequestParser(self)
@@ -367,7 +367,7 @@ class GatewayProtocol(ClientConnection):
         self._surplus_bytes += len(data)
         if self._reply is not None:
             self._reply.close_connection = True
-        if self._surplus_bytes > _MOST_SURPLUS_BYTES:
+        if self._surplus_bytes > _MAX_SURPLUS_BYTES:
             self.transport.abort()
         elif not self.answering:  # the whole answer is written; the client has yet to read it
             self._close_answered(unread=True)

@@ -14,7 +14,7 @@ FREE: Final = 10
 FORGIVEN_EVERY_S: Final = 2.0
 """Seconds after which an address gets one more refusal at once."""
 DELAY_S: Final = 1.0
-MOST_ADDRESSES: Final = 10_000
+MAX_ADDRESSES: Final = 10_000
 """Addresses remembered; the one with the oldest attempt is forgotten first."""
 
 
@@ -31,10 +31,10 @@ class WrongKeys:
         """Note a refused or missing key from `address`; returns the delay of the refusal (s)."""
         who = _network(address)
         now_s = self._clock()
-        owed_s = max(0.0, self._forgiven_at_s.pop(who, now_s) - now_s)
-        free = owed_s <= (FREE - 1) * FORGIVEN_EVERY_S
-        self._forgiven_at_s[who] = now_s + owed_s + (FORGIVEN_EVERY_S if free else 0.0)
-        if len(self._forgiven_at_s) > MOST_ADDRESSES:
+        pending_s = max(0.0, self._forgiven_at_s.pop(who, now_s) - now_s)
+        free = pending_s <= (FREE - 1) * FORGIVEN_EVERY_S
+        self._forgiven_at_s[who] = now_s + pending_s + (FORGIVEN_EVERY_S if free else 0.0)
+        if len(self._forgiven_at_s) > MAX_ADDRESSES:
             del self._forgiven_at_s[next(iter(self._forgiven_at_s))]
         return 0.0 if free else DELAY_S
 

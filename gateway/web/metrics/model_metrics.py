@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.scheduling.scheduler import BAND_NAMES
+from gateway.policy.scheduling.scheduler import PRIORITY_CLASS_NAMES
 from gateway.web.metrics.exposition import Family, gauge
 
 BY_POOL: Final = ("model", "pool")
@@ -94,9 +94,9 @@ def schedulers(models: Sequence[ModelRuntime]) -> Iterator[Family]:
         "Requests that wait in the gateway for a worker.",
         (*BY_POOL, "band"),
         [
-            ((*names, band), waiting)
+            ((*names, priority_class), waiting)
             for names, scheduler in by_name
-            for band, waiting in zip(BAND_NAMES, scheduler.waiting, strict=True)
+            for priority_class, waiting in zip(PRIORITY_CLASS_NAMES, scheduler.waiting, strict=True)
         ],
     )
     yield gauge(

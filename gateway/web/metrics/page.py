@@ -31,7 +31,7 @@ _CLAIMS = frozenset({"bound", "pending", "degraded"})
 """States in which an entitlement claims capacity; suspended and expired ones do not."""
 
 
-class PoolFigures(Record, frozen=True, kw_only=True):
+class PoolSnapshot(Record, frozen=True, kw_only=True):
     """A managed model's counters at the last refresh."""
 
     model: str
@@ -59,7 +59,7 @@ class MetricsPage:
         leases: Callable[[], int],
         clock: Callable[[], float],
         store_up: Callable[[], bool] = lambda: True,
-        token_pools: Callable[[], Iterable[PoolFigures]] = tuple,
+        token_pools: Callable[[], Iterable[PoolSnapshot]] = tuple,
         store_counts: Callable[[], StoreCounts] = StoreCounts,
         replicas: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -164,7 +164,7 @@ _ACCOUNT_GAUGES: Final[Sequence[tuple[str, str, Callable[[AccountView], float | 
 )
 
 
-def _token_pools(figures: Sequence[PoolFigures]) -> Iterator[Family]:
+def _token_pools(figures: Sequence[PoolSnapshot]) -> Iterator[Family]:
     for name, text, value_of in _POOL_GAUGES:
         yield gauge(
             f"sluice_pool_{name}",

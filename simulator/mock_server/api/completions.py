@@ -6,17 +6,17 @@ Parts that repeat in a stream are encoded once per request; a token costs one fo
 from abc import abstractmethod
 from typing import Any
 
-from simulator.mock_server.api.dialects import Dialect, Part, Usage
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect
 from simulator.mock_server.api.encoding import dumps
 
 _DONE = b"data: [DONE]\n\n"
 
 
-def _inline(usage: Usage | None) -> bytes:
+def _inline(usage: ReportedUsage | None) -> bytes:
     return b"" if usage is None else b',"usage":' + dumps(usage.openai())
 
 
-class _OpenAIStream(Dialect):
+class _OpenAIStream(StreamDialect):
     """Common parts of chat and completions: chunks of one object kind, closed by [DONE]."""
 
     _kind: str
@@ -33,29 +33,33 @@ class _OpenAIStream(Dialect):
         self._open = b"data: " + dumps(chunk_fields)[:-1]
 
     @abstractmethod
-    def _choice(self, index: int, part: Part) -> dict[str, Any]:
+    def _choice(self, index: int, part: FinishedSequence) -> dict[str, Any]:
         """One entry of `choices` in a whole answer."""
 
-    def head(self, choices: int, usage: Usage | None) -> bytes:
+    def head(self, choices: int, usage: ReportedUsage | None) -> bytes:
         """Empty, unless a subclass overrides it."""
         return b""
 
-    def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:
+    def token(self, choice: int, piece: bytes, usage: ReportedUsage | None = None) -> bytes:
         """A chunk without finish_reason."""
         return self._open + self._token % (choice, piece, _inline(usage))
 
-    def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
+    def last(
+        self, choice: int, piece: bytes, reason: str, usage: ReportedUsage | None = None
+    ) -> bytes:
         """The last content chunk carries finish_reason."""
         return self._open + self._last % (choice, piece, reason.encode(), _inline(usage))
 
-    def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
+    def tail(
+        self, parts: list[FinishedSequence], usage: ReportedUsage | None, *, done: bool
+    ) -> bytes:
         """The usage chunk without choices, if it was asked for, and [DONE]."""
         out = b""
         if self._stream_usage and usage is not None:
             out = self._open + b',"choices":[]%s}\n\n' % _inline(usage)
         return out + _DONE if done else out
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The completion object."""
         counted = {} if usage is None else {"usage": usage.openai()}
         return dumps(
@@ -85,7 +89,7 @@ class Chat(_OpenAIStream):
         b'"stop_reason":null,"token_ids":null}]%s}\n\n'
     )
 
-    def head(self, choices: int, usage: Usage | None) -> bytes:
+    def head(self, choices: int, usage: ReportedUsage | None) -> bytes:
         """A role chunk for each choice."""
         return b"".join(
             self._open + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},'
@@ -94,7 +98,7 @@ class Chat(_OpenAIStream):
             for choice in range(choices)
         )
 
-    def _choice(self, index: int, part: Part) -> dict[str, Any]:
+    def _choice(self, index: int, part: FinishedSequence) -> dict[str, Any]:
         return {
             "index": index,
             "message": {
@@ -127,7 +131,7 @@ class Completions(_OpenAIStream):
         b'"stop_reason":null,"token_ids":null}]%s}\n\n'
     )
 
-    def _choice(self, index: int, part: Part) -> dict[str, Any]:
+    def _choice(self, index: int, part: FinishedSequence) -> dict[str, Any]:
         return {
             "index": index,
             "text": part.text,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ReportedUsage(msgspec.Struct, frozen=True):
     """Token counts as reported."""
 
     prompt: int
@@ -42,35 +42,39 @@ class Usage(msgspec.Struct, frozen=True):
         }
 
 
-class Part(msgspec.Struct, frozen=True):
+class FinishedSequence(msgspec.Struct, frozen=True):
     """A finished sequence: its text and why it ended."""
 
     text: str
     finish_reason: str
 
 
-class Dialect(ABC):
+class StreamDialect(ABC):
     """Writes an endpoint's streams and whole answers. Usage None: none is reported."""
 
     usage_in_head = False
     """Whether a stream's head reports the prompt's tokens."""
 
     @abstractmethod
-    def head(self, choices: int, usage: Usage | None) -> bytes:
+    def head(self, choices: int, usage: ReportedUsage | None) -> bytes:
         """Bytes before the first token."""
 
     @abstractmethod
-    def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:
+    def token(self, choice: int, piece: bytes, usage: ReportedUsage | None = None) -> bytes:
         """One token's chunk; `piece` is its text as JSON. Usage only if it is part of chunks."""
 
     @abstractmethod
-    def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
+    def last(
+        self, choice: int, piece: bytes, reason: str, usage: ReportedUsage | None = None
+    ) -> bytes:
         """A sequence's last chunk."""
 
     @abstractmethod
-    def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
+    def tail(
+        self, parts: list[FinishedSequence], usage: ReportedUsage | None, *, done: bool
+    ) -> bytes:
         """The stream's end after the last chunk; `done`: whether to send the end marker."""
 
     @abstractmethod
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The answer in one piece."""

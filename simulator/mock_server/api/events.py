@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simulator.mock_server.api.dialects import Dialect, Part, Usage
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect
 from simulator.mock_server.api.encoding import dumps
 from simulator.mock_server.api.requests import Body
 
@@ -11,7 +11,7 @@ def _named_event(data: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (str(data["type"]).encode(), dumps(data))
 
 
-class Responses(Dialect):
+class Responses(StreamDialect):
     """/v1/responses: one output message with one text part."""
 
     def __init__(self, request_id: str, model: str, created: int, body: Body) -> None:
@@ -58,7 +58,7 @@ class Responses(Dialect):
             "content": [] if text is None else [_text_part(text)],
         }
 
-    def head(self, choices: int, usage: Usage | None) -> bytes:
+    def head(self, choices: int, usage: ReportedUsage | None) -> bytes:
         """Events before the first delta."""
         part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         return b"".join(
@@ -70,16 +70,20 @@ class Responses(Dialect):
             )
         )
 
-    def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:
+    def token(self, choice: int, piece: bytes, usage: ReportedUsage | None = None) -> bytes:
         """A delta event."""
         number, self._number = self._number, self._number + 1
         return self._open + b'%s,"sequence_number":%d}\n\n' % (piece, number)
 
-    def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
+    def last(
+        self, choice: int, piece: bytes, reason: str, usage: ReportedUsage | None = None
+    ) -> bytes:
         """Same as any other delta: the reason comes in the tail."""
         return self.token(choice, piece)
 
-    def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
+    def tail(
+        self, parts: list[FinishedSequence], usage: ReportedUsage | None, *, done: bool
+    ) -> bytes:
         """The done events and response.completed."""
         text = parts[0].text
         part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
@@ -93,11 +97,11 @@ class Responses(Dialect):
             out.append(self._send("response.completed", response=final))
         return b"".join(out)
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The response object."""
         return dumps(self._final(parts, usage))
 
-    def _final(self, parts: list[Part], usage: Usage | None) -> dict[str, Any]:
+    def _final(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> dict[str, Any]:
         cut = parts[0].finish_reason == "length"
         return {
             **self._response,
@@ -112,7 +116,7 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-class Messages(Dialect):
+class Messages(StreamDialect):
     """/v1/messages."""
 
     usage_in_head = True
@@ -128,7 +132,7 @@ class Messages(Dialect):
             "stop_sequence": None,
         }
 
-    def head(self, choices: int, usage: Usage | None) -> bytes:
+    def head(self, choices: int, usage: ReportedUsage | None) -> bytes:
         """Events before the first delta."""
         message = {**self._message, "usage": _anthropic_usage(usage)}
         block = {"type": "text", "text": ""}
@@ -136,7 +140,7 @@ class Messages(Dialect):
             {"type": "content_block_start", "index": 0, "content_block": block}
         )
 
-    def token(self, choice: int, piece: bytes, usage: Usage | None = None) -> bytes:
+    def token(self, choice: int, piece: bytes, usage: ReportedUsage | None = None) -> bytes:
         """A delta event."""
         return (
             b"event: content_block_delta\n"
@@ -144,11 +148,15 @@ class Messages(Dialect):
             b'"delta":{"type":"text_delta","text":%s}}\n\n' % piece
         )
 
-    def last(self, choice: int, piece: bytes, reason: str, usage: Usage | None = None) -> bytes:
+    def last(
+        self, choice: int, piece: bytes, reason: str, usage: ReportedUsage | None = None
+    ) -> bytes:
         """Same as any other delta: the reason comes in the tail."""
         return self.token(choice, piece)
 
-    def tail(self, parts: list[Part], usage: Usage | None, *, done: bool) -> bytes:
+    def tail(
+        self, parts: list[FinishedSequence], usage: ReportedUsage | None, *, done: bool
+    ) -> bytes:
         """The reason and the usage, then message_stop."""
         delta = {"stop_reason": _stop_reason(parts[0]), "stop_sequence": None}
         out = _named_event({"type": "content_block_stop", "index": 0}) + _named_event(
@@ -156,7 +164,7 @@ class Messages(Dialect):
         )
         return out + _named_event({"type": "message_stop"}) if done else out
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The message object."""
         return dumps(
             {
@@ -168,10 +176,10 @@ class Messages(Dialect):
         )
 
 
-def _anthropic_usage(usage: Usage | None) -> dict[str, Any]:
+def _anthropic_usage(usage: ReportedUsage | None) -> dict[str, Any]:
     """Clients require the object; without usage it is empty."""
     return {} if usage is None else usage.anthropic()
 
 
-def _stop_reason(part: Part) -> str:
+def _stop_reason(part: FinishedSequence) -> str:
     return "max_tokens" if part.finish_reason == "length" else "end_turn"

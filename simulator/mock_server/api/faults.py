@@ -48,7 +48,7 @@ KINDS: Final[dict[str, _Kind]] = {
 }
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """A requested fault."""
 
     name: str
@@ -62,7 +62,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 class Active(msgspec.Struct, frozen=True):
     """The faults that one request meets."""
 
-    by_name: dict[str, Fault]
+    by_name: dict[str, InjectedFault]
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
@@ -79,7 +79,7 @@ NONE: Final = Active({})
 class Faults(msgspec.Struct, frozen=True):
     """A parsed spec."""
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[InjectedFault, ...] = ()
 
     def draw(self, request_number: int) -> Active:
         """The faults that request number `request_number` meets."""
@@ -121,26 +121,26 @@ def _split(item: str) -> tuple[str, str | None, float | None]:
     return name, argument if colon else None, rate
 
 
-def _fault(item: str) -> Fault:
+def _fault(item: str) -> InjectedFault:
     name, argument, rate = _split(item)
     kind = KINDS[name]
     chance = 1.0 if rate is None else rate
     if kind.argument == "none":
         if argument is not None:
             raise FaultError(f"{name} takes no argument: {kind.help}")
-        return Fault(name=name, rate=chance)
+        return InjectedFault(name=name, rate=chance)
     if kind.argument == "rate":
         if argument is not None and rate is not None:
             raise FaultError(f"{name} takes its probability once: {name}:RATE or {name}@RATE")
         if argument is not None:
             chance = _number(argument, f"the probability of {name}", 0, 1)
-        return Fault(name=name, rate=chance)
+        return InjectedFault(name=name, rate=chance)
     text = argument or kind.default
     if text is None:
         raise FaultError(f"{name} needs an argument, as {name}:X: {kind.help}")
     if kind.argument == "text":
-        return Fault(name=name, text=text, rate=chance)
-    return Fault(name=name, value=_argument(name, kind.argument, text), rate=chance)
+        return InjectedFault(name=name, text=text, rate=chance)
+    return InjectedFault(name=name, value=_argument(name, kind.argument, text), rate=chance)
 
 
 def _argument(name: str, kind: str, text: str) -> float:

@@ -7,9 +7,9 @@ from typing import Any
 
 from simulator.mock_server import tokenizer
 from simulator.mock_server.api import answers
-from simulator.mock_server.api.dialects import Part, Usage
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage
 from simulator.mock_server.api.encoding import dumps
-from simulator.mock_server.api.requests import Job
+from simulator.mock_server.api.requests import CheckedRequest
 
 DEFAULT_DIMENSIONS = 64
 
@@ -27,7 +27,7 @@ def similarity(first: str, second: str) -> float:
     return len(a & b) / len(a | b) if a or b else 0.0
 
 
-def _usage(usage: Usage | None) -> dict[str, Any]:
+def _usage(usage: ReportedUsage | None) -> dict[str, Any]:
     if usage is None:
         return {}
     fields = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt, "completion_tokens": 0}
@@ -37,13 +37,13 @@ def _usage(usage: Usage | None) -> dict[str, Any]:
 class Embeddings:
     """/v1/embeddings."""
 
-    def __init__(self, job: Job, request_id: str, created: int, dimensions: int) -> None:
+    def __init__(self, job: CheckedRequest, request_id: str, created: int, dimensions: int) -> None:
         self._job = job
         self._id = request_id
         self._created = created
         self._dimensions = dimensions
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The list of vectors, as numbers or base64 of little-endian float32."""
         as_text = self._job.body.get("encoding_format") == "base64"
         data = []
@@ -73,7 +73,7 @@ class Scores:
         self._fields = {"id": request_id, "object": "list", "created": created, "model": model}
         self._pairs = pairs
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The scores in the order of the pairs."""
         data = [
             {"index": index, "object": "score", "score": similarity(*pair)}
@@ -93,7 +93,7 @@ class Ranking:
         self._documents = documents
         self._top_n = top_n
 
-    def whole(self, parts: list[Part], usage: Usage | None) -> bytes:
+    def whole(self, parts: list[FinishedSequence], usage: ReportedUsage | None) -> bytes:
         """The best `top_n` documents."""
         results = [
             {

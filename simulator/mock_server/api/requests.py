@@ -31,7 +31,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """`stop` if the answer ends by itself within its limit, else `length`."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request."""
 
     model: str
@@ -144,7 +144,7 @@ def token_prompts(prompt: object) -> list[list[int]]:
     raise problems.invalid("prompt must be a string, a list of strings, or token ids")
 
 
-class Reader:
+class RequestReader:
     """Reads bodies for one engine: its window, model name and scheduling."""
 
     def __init__(self, config: MockConfig) -> None:
@@ -180,7 +180,7 @@ class Reader:
         limit_field: str = "max_tokens",
         natural_header: str | None = None,
         sequences: int = 1,
-    ) -> Job:
+    ) -> CheckedRequest:
         """Check the lengths and determine each sequence's output."""
         salt = crc32(str(body.get("cache_salt") or "").encode("utf-8", "surrogatepass"))
         natural = self._fixed_length(body, natural_header)
@@ -196,7 +196,7 @@ class Reader:
             ]
         options = body.get("stream_options")
         options = options if isinstance(options, dict) else {}
-        return Job(
+        return CheckedRequest(
             model=self._config.model,
             choices=tuple(choices),
             per_prompt=sequences,
@@ -208,12 +208,12 @@ class Reader:
             body=body,
         )
 
-    def pooled(self, body: Body, prompts: list[list[int]]) -> Job:
+    def pooled(self, body: Body, prompts: list[list[int]]) -> CheckedRequest:
         """A job without output: each prompt is computed, one step ends it."""
         for ids in prompts:
             if len(ids) >= self._window:
                 raise problems.overflow(self._config, len(ids), None)
-        return Job(
+        return CheckedRequest(
             model=self._config.model,
             choices=tuple(
                 Choice(

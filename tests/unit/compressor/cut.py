@@ -6,7 +6,7 @@ from compressor.chars import Ints, chars_of
 from compressor.passages import Passages, passages
 from compressor.protect import blocks
 from compressor.segment import Ground, Spans, ground_of, segment
-from compressor.terms import Terms, terms_of
+from compressor.terms import TermMatrix, terms_of
 
 
 def ground(text: str) -> Ground:
@@ -30,11 +30,11 @@ def parts(text: str) -> Passages:
     return passages(base, segment(base, start, whole), start, whole)
 
 
-def terms(text: str) -> Terms:
+def terms(text: str) -> TermMatrix:
     return terms_of(ground(text), spans(text))
 
 
-def ids(found: Terms, text: str) -> Ints:
+def ids(found: TermMatrix, text: str) -> Ints:
     """Terms of a unit that says `text`, which the matrix must hold."""
     from compressor.chars import folded16
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from compressor.bm25 import K1, MASS, B, relevance
 from compressor.novelty import novelty
 from compressor.position import lead, position
-from compressor.terms import Terms
+from compressor.terms import TermMatrix
 from compressor.textrank import DAMPING, STEPS, textrank
 from compressor.tfidf import tfidf
 from tests.unit.compressor.cut import ids, terms
@@ -24,7 +24,7 @@ texts = st.lists(
 ).map(lambda rows: " ".join(" ".join(row).capitalize() + "." for row in rows))
 
 
-def dense(found: Terms) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+def dense(found: TermMatrix) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
     matrix = np.zeros((found.units, len(found.spread)))
     matrix[found.unit, found.term] = found.count
     return matrix

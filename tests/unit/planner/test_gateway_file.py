@@ -6,11 +6,11 @@ from gateway.settings import Config, parse
 from planner.gateway_file import assign_workers, gateway_file
 from planner.goals import Goals
 from planner.plan import make_plan
-from planner.records import Plan, Question
+from planner.records import PlanResult, Question
 from planner.workload.library import SHIPPED
 
 
-def plan_of(**given: object) -> Plan:
+def plan_of(**given: object) -> PlanResult:
     question = Question(
         workload=SHIPPED["azure"].workload, goals=Goals(rate_per_s=50.0, ttft_s=2.0)
     )
@@ -18,7 +18,7 @@ def plan_of(**given: object) -> Plan:
     return make_plan(Question(**{**fields, **given}))
 
 
-def config_of(plan: Plan, *workers: str) -> Config:
+def config_of(plan: PlanResult, *workers: str) -> Config:
     return parse(gateway_file(plan, assign_workers(plan, workers)), "plan.yaml", {})
 
 

@@ -12,7 +12,7 @@ from planner.errors import PlanError
 from planner.goals import Goals
 from planner.plan import make_plan
 from planner.profile import PAPER_A100, profile_for
-from planner.records import Plan, Question
+from planner.records import PlanResult, Question
 from planner.search import Mode
 from planner.workload.distribution import Cdf
 from planner.workload.library import SHIPPED
@@ -22,7 +22,7 @@ from tests.unit.planner.lengths import cdfs, made_up_trace
 PAGED: Mode = "paged"
 
 
-def plan_of(name: str, *, rate: float = 1000.0, ttft_s: float = 0.5, **given: Any) -> Plan:
+def plan_of(name: str, *, rate: float = 1000.0, ttft_s: float = 0.5, **given: Any) -> PlanResult:
     shipped = SHIPPED[name]
     return make_plan(
         Question(

@@ -5,7 +5,7 @@ from random import Random
 from predictor.artifact import KIND, SCHEMA, Artifact, TreeArrays
 from predictor.features import FEATURES, features
 from predictor.prior import PriorRates
-from predictor.rows import Row
+from predictor.rows import PrefillRow
 
 
 def x_of(
@@ -34,7 +34,7 @@ def true_s(x: tuple[float, ...]) -> float:
 
 def rows_of(
     count: int, seed: int, *, slow: float = 1.0, slow_worker: str = "", workers: int = 4
-) -> list[Row]:
+) -> list[PrefillRow]:
     random = Random(seed)
     found = []
     for number in range(count):
@@ -44,7 +44,7 @@ def rows_of(
         worker = str(number % workers)
         factor = slow if slow_worker in {"", worker} else 1.0
         noise = random.lognormvariate(0.0, 0.25)
-        found.append(Row(x=x, prefill_s=true_s(x) * factor * noise, worker=worker))
+        found.append(PrefillRow(x=x, prefill_s=true_s(x) * factor * noise, worker=worker))
     return found
 
 

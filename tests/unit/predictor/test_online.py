@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from predictor import Artifact, PrefillPredictor, PriorRates
 from predictor.features import features
-from predictor.rows import Row
+from predictor.rows import PrefillRow
 from predictor.speeds import Speeds
 from predictor.train import train
 from tests.unit.predictor.made import rows_of, small_artifact, x_of
@@ -20,7 +20,9 @@ from tests.unit.predictor.made import rows_of, small_artifact, x_of
 TRAINED = train(rows_of(4000, 1))
 
 
-def serve(predictor: PrefillPredictor, rows: Sequence[Row]) -> list[tuple[float, float, float]]:
+def serve(
+    predictor: PrefillPredictor, rows: Sequence[PrefillRow]
+) -> list[tuple[float, float, float]]:
     """(mean, quantile, actual) of each, learned from in turn."""
     found = []
     for row in rows:
@@ -226,7 +228,7 @@ def test_states_are_plain_values() -> None:
     import msgspec
 
     predictor = PrefillPredictor(workers=2)
-    serve(predictor, [Row(x=x_of(), prefill_s=0.4, worker="1")])
+    serve(predictor, [PrefillRow(x=x_of(), prefill_s=0.4, worker="1")])
     assert msgspec.json.decode(msgspec.json.encode(predictor.state())) == predictor.state()
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from predictor import PrefillPredictor
-from predictor.tenants import CALIBRATION_PULL, MOST_TENANTS, SPEED_PULL, Tenants, held
+from predictor.tenants import CALIBRATION_PULL, MAX_TENANTS, SPEED_PULL, Tenants, held
 from tests.unit.predictor.made import small_artifact, x_of
 
 WORKERS = 3
@@ -145,6 +145,6 @@ def test_a_tenant_alone_is_followed() -> None:
 
 def test_so_many_tenants_are_told_apart() -> None:
     tenants = Tenants()
-    found = [tenants.of(str(number)) for number in range(MOST_TENANTS + 2)]
+    found = [tenants.of(str(number)) for number in range(MAX_TENANTS + 2)]
     assert found[-1] is found[-2] is not None
     assert found[-3] is not found[-1]

@@ -2,7 +2,7 @@ import pytest
 
 from predictor.features import UNCACHED
 from predictor.online import PrefillPredictor
-from predictor.train import LEAST_ROWS, TooFewRows, train
+from predictor.train import MIN_ROWS, TooFewRows, train
 from tests.unit.predictor.made import rows_of
 
 
@@ -41,9 +41,9 @@ def test_a_slow_worker_does_not_slow_the_others_predictions() -> None:
 
 
 def test_few_rows_are_too_few() -> None:
-    with pytest.raises(TooFewRows, match=f"{LEAST_ROWS}"):
-        train(rows_of(LEAST_ROWS - 1, 5))
-    assert train(rows_of(LEAST_ROWS, 5)).rows == 750
+    with pytest.raises(TooFewRows, match=f"{MIN_ROWS}"):
+        train(rows_of(MIN_ROWS - 1, 5))
+    assert train(rows_of(MIN_ROWS, 5)).rows == 750
 
 
 def test_the_longest_prompt_is_kept() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, SteadyClock, account_view
 from gateway.policy.admission import admission, eviction
-from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import limits_of, refusal_of
 from gateway.policy.fleet import fleet
@@ -35,19 +35,19 @@ class MemoryLeases(MemoryPools):
         self,
         models: Mapping[str, ModelRuntime],
         clock: Callable[[], float],
-        books: Mapping[str, TokenPool] | None = None,
+        token_pools: Mapping[str, TokenPool] | None = None,
         *,
         wall_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         owner: str = "",
     ) -> None:
-        """`models` by name (not by alias); `books`: the token pools of managed models.
+        """`models` by name (not by alias); `token_pools`: the token pools of managed models.
 
         `clock` monotonic, `wall_clock` Unix time (read once), both in seconds; `jitter` gives
         [0, 1). `owner` names this process: leases of a former process are never renewed.
         """
         self.owner = owner or secrets.token_hex(4)
-        super().__init__(books or {}, SteadyClock(clock, wall_clock))
+        super().__init__(token_pools or {}, SteadyClock(clock, wall_clock))
         self._models = models
         self._clock = clock
         self._jitter = jitter
@@ -107,8 +107,8 @@ class MemoryLeases(MemoryPools):
         known = self._leases.get(ask.lease_id)
         if known is not None:
             return known
-        book = self.books.get(ask.model)
-        lease = self._counted(ask) if book is None else self._decided(ask, book)
+        token_pool = self.token_pools.get(ask.model)
+        lease = self._counted(ask) if token_pool is None else self._decided(ask, token_pool)
         if isinstance(lease, Denial):
             return lease
         self._leases[ask.lease_id] = lease
@@ -120,9 +120,9 @@ class MemoryLeases(MemoryPools):
         held = self._leases.get(lease_id)
         if held is None or held.pool == pool:
             return None
-        book = self.books.get(held.model)
-        if book is not None:
-            denial = admission.transfer(book, lease_id, pool, self._now(), force=force)
+        token_pool = self.token_pools.get(held.model)
+        if token_pool is not None:
+            denial = admission.transfer(token_pool, lease_id, pool, self._now(), force=force)
             if denial is not None:
                 return denial
         pools = self._models[held.model].fleet.pools
@@ -134,9 +134,9 @@ class MemoryLeases(MemoryPools):
 
     def extend(self, lease_id: str, model: str, cost_tokens: int, kv_bytes: int) -> None:
         """Change what a lease reserves."""
-        book = self.books.get(model)
-        if book is not None:
-            admission.resize(book, lease_id, cost_tokens, kv_bytes, self._now())
+        token_pool = self.token_pools.get(model)
+        if token_pool is not None:
+            admission.resize(token_pool, lease_id, cost_tokens, kv_bytes, self._now())
 
     def end(self, lease_id: str, model: str, settlement: Settlement) -> None:
         """Settle a lease, once."""
@@ -146,27 +146,27 @@ class MemoryLeases(MemoryPools):
         elif held is not None:
             self.settled_total += 1
         # A lease not held is a former process's, has expired, or was settled before.
-        book = self.books.get(model)
-        if book is not None:
-            self._charge(book, lease_id, settlement)
+        token_pool = self.token_pools.get(model)
+        if token_pool is not None:
+            self._charge(token_pool, lease_id, settlement)
 
     def victims(self, lease_id: str) -> list[str]:
         """Ids of held leases to evict for this lease."""
         lease = self._leases.get(lease_id)
-        book = None if lease is None else self.books.get(lease.model)
-        if lease is None or book is None or lease_id not in book.leases:
+        token_pool = None if lease is None else self.token_pools.get(lease.model)
+        if lease is None or token_pool is None or lease_id not in token_pool.leases:
             return []
-        chosen = eviction.evict(book, book.leases[lease_id].pool, lease.sequences)
-        return [held.id for held in chosen if held.id in self._leases]
+        chosen = eviction.evict(token_pool, token_pool.leases[lease_id].pool, lease.sequences)
+        return [record.id for record in chosen if record.id in self._leases]
 
     def prolong(self, lease_ids: Iterable[str]) -> None:
         """Renew those of the leases that are held."""
         now_s = self._now()
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
-            book = None if lease is None else self.books.get(lease.model)
-            if book is not None:
-                admission.renew(book, lease_id, now_s)
+            token_pool = None if lease is None else self.token_pools.get(lease.model)
+            if token_pool is not None:
+                admission.renew(token_pool, lease_id, now_s)
 
     # -- inside
 
@@ -176,8 +176,8 @@ class MemoryLeases(MemoryPools):
             self._models[held.model].fleet.pools[held.pool].inflight -= held.sequences
         return held
 
-    def _decided(self, ask: Ask, book: TokenPool) -> Lease | Denial:
-        request = Request(
+    def _decided(self, ask: Ask, token_pool: TokenPool) -> Lease | Denial:
+        request = AdmissionRequest(
             lease_id=ask.lease_id,
             entitlement=ask.entitlement,
             pool=ask.pool,
@@ -190,7 +190,7 @@ class MemoryLeases(MemoryPools):
         served = self._models[ask.model]
         now_s = self._now()
         found = admission.admit(
-            book,
+            token_pool,
             request,
             now_s,
             observe=served.admission.observe or served.routing.observe,
@@ -199,16 +199,16 @@ class MemoryLeases(MemoryPools):
             return found
         return lease_of(ask, found, now_s)
 
-    def _charge(self, book: TokenPool, lease_id: str, settlement: Settlement) -> None:
+    def _charge(self, token_pool: TokenPool, lease_id: str, settlement: Settlement) -> None:
         usage, charge = settlement.usage, None
         if usage is not None:
             charge = charge_tokens(
-                book.terms.profile,
+                token_pool.terms.profile,
                 usage.prompt_tokens,
                 usage.completion_tokens,
                 usage.cached_tokens,
             )
-        admission.settle(book, lease_id, charge, self._now.at(settlement.unix_s))
+        admission.settle(token_pool, lease_id, charge, self._now.at(settlement.unix_s))
 
     def _counted(self, ask: Ask) -> Lease:
         served = self._models[ask.model]

@@ -11,7 +11,7 @@ from typing import Final
 from gateway.policy.admission import admission, debt
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import REAPED_AT_ONCE, Account, TokenPool
+from gateway.policy.token_pool.token_pool import REAP_BATCH, Account, TokenPool
 from gateway.ports import AccountView, PoolView
 
 SLICE = 250
@@ -49,10 +49,10 @@ class SteadyClock:
 class MemoryPools:
     """TokenPools and most of Upkeep over plain objects."""
 
-    def __init__(self, books: Mapping[str, TokenPool], now: SteadyClock) -> None:
-        """`books`: token pools by model."""
-        self.books = dict(books)
-        self.witness: Callable[[str, str, float, object], None] = _unwitnessed
+    def __init__(self, token_pools: Mapping[str, TokenPool], now: SteadyClock) -> None:
+        """`token_pools`: token pools by model."""
+        self.token_pools = dict(token_pools)
+        self.event_sink: Callable[[str, str, float, object], None] = _no_events
         """Called with (model, event, Unix s, detail) on changes of a pool, except leases."""
         self._now = now
 
@@ -60,95 +60,97 @@ class MemoryPools:
 
     async def define(self, terms: Entitlement) -> None:
         """See TokenPools."""
-        self.books[terms.model].define(terms)
-        self.witness(terms.model, "entitlement", self._now(), terms)
+        self.token_pools[terms.model].define(terms)
+        self.event_sink(terms.model, "entitlement", self._now(), terms)
 
     async def remove(self, model: str, name: str) -> bool:
         """See TokenPools."""
-        book = self.books[model]
-        account = book.accounts.get(name)
+        token_pool = self.token_pools[model]
+        account = token_pool.accounts.get(name)
         if account is not None and account.total:
             return False
-        book.remove(name)
-        self.witness(model, "removed", self._now(), name)
+        token_pool.remove(name)
+        self.event_sink(model, "removed", self._now(), name)
         return True
 
     async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
         """See TokenPools."""
-        book = self.books[model]
+        token_pool = self.token_pools[model]
         now_s = self._now()
         return [
-            account_view(book, account, now_s)
-            for account in map(book.accounts.get, names)
+            account_view(token_pool, account, now_s)
+            for account in map(token_pool.accounts.get, names)
             if account is not None
         ]
 
     async def pools(self, model: str) -> list[PoolView]:
         """See TokenPools."""
-        book = self.books[model]
+        token_pool = self.token_pools[model]
         return [
             PoolView(
-                slots=book.terms.slots[index],
+                slots=token_pool.terms.slots[index],
                 inflight=pool.inflight,
-                kv_capacity_bytes=book.terms.kv_of(index),
+                kv_capacity_bytes=token_pool.terms.kv_of(index),
                 kv_bytes=pool.kv_bytes,
                 idle_dedicated=pool.idle_dedicated,
                 service_s=pool.service_s,
                 desired_replicas=0,
                 denied=pool.denied_last,
             )
-            for index, pool in enumerate(book.pools)
+            for index, pool in enumerate(token_pool.pools)
         ]
 
     # -- Upkeep
 
     async def change(self, model: str, terms: Terms) -> None:
         """See Upkeep."""
-        self.books[model].change(terms)
-        self.witness(model, "terms", self._now(), terms)
+        self.token_pools[model].change(terms)
+        self.event_sink(model, "terms", self._now(), terms)
 
     async def tick(self) -> None:
         """See Upkeep. Evictions were reported when they were decided."""
-        for model, book in self.books.items():
-            reaped = REAPED_AT_ONCE
-            while reaped == REAPED_AT_ONCE:
-                reaped = admission.reap(book, self._now())
+        for model, token_pool in self.token_pools.items():
+            reaped = REAP_BATCH
+            while reaped == REAP_BATCH:
+                reaped = admission.reap(token_pool, self._now())
                 await asyncio.sleep(0)
-            if book.ticked_s <= 0:
-                book.ticked_s = self._now()
-            elif self._now() - book.ticked_s >= book.terms.profile.tick_s:
-                await self._tick(model, book)
+            if token_pool.ticked_s <= 0:
+                token_pool.ticked_s = self._now()
+            elif self._now() - token_pool.ticked_s >= token_pool.terms.profile.tick_s:
+                await self._tick(model, token_pool)
 
-    async def _tick(self, model: str, book: TokenPool) -> None:
-        names = list(book.active)
-        contended = debt.is_contended(book)
+    async def _tick(self, model: str, token_pool: TokenPool) -> None:
+        names = list(token_pool.active)
+        contended = debt.is_contended(token_pool)
         now_s = self._now()
-        elapsed_s = now_s - book.ticked_s
+        elapsed_s = now_s - token_pool.ticked_s
         for start in range(0, len(names), SLICE):
             if start:
                 await asyncio.sleep(0)
-            debt.tick(book, names[start : start + SLICE], elapsed_s, now_s, contended=contended)
-        debt.close(book, elapsed_s, now_s)
+            debt.tick(
+                token_pool, names[start : start + SLICE], elapsed_s, now_s, contended=contended
+            )
+        debt.close(token_pool, elapsed_s, now_s)
         if names:
-            self.witness(model, "tick", now_s, elapsed_s)
+            self.event_sink(model, "tick", now_s, elapsed_s)
 
 
-def _unwitnessed(model: str, event: str, unix_s: float, detail: object) -> None:
+def _no_events(model: str, event: str, unix_s: float, detail: object) -> None:
     """The default witness: does nothing."""
 
 
-def account_view(book: TokenPool, account: Account, now_s: float) -> AccountView:
+def account_view(token_pool: TokenPool, account: Account, now_s: float) -> AccountView:
     """An account's counters, with its bucket filled up to now."""
     terms = account.terms
-    depth = admission.depth_tokens(book, account)
+    depth = admission.depth_tokens(token_pool, account)
     gained = terms.tokens_per_s * max(0.0, now_s - account.level_s)
     state = "bound"
     if terms.suspended:
         state = "suspended"
     elif 0 < terms.expires_unix_s <= now_s:
         state = "expired"
-    elif not book.bound_everywhere(terms):
-        state = "degraded" if terms.created <= book.terms.ever_bound_until else "pending"
+    elif not token_pool.bound_everywhere(terms):
+        state = "degraded" if terms.created <= token_pool.terms.ever_bound_until else "pending"
     return AccountView(
         name=terms.name,
         state=state,
@@ -158,7 +160,7 @@ def account_view(book: TokenPool, account: Account, now_s: float) -> AccountView
         depth_tokens=depth,
         debt=account.debt,
         burst=account.burst,
-        weight=admission.weight_now(book, account),
+        weight=admission.weight_now(token_pool, account),
         debited=account.debited,
         refunded=account.refunded,
         used=account.used,

@@ -8,7 +8,7 @@ Rules:
 - Every model has a presence note, in which each replica gives its address and the seed of its
   prompt digests. All replicas use the oldest seed, so that digests compare, and keep it when the
   replica that chose it ends. A replica that ends withdraws its notes.
-- An empty note counts as none. A note is MOST_BYTES at most; notes of at most MOST_REPLICAS other
+- An empty note counts as none. A note is MAX_BYTES at most; notes of at most MAX_REPLICAS other
   replicas are read.
 """
 
@@ -31,8 +31,8 @@ LIMIT_S: Final = 2.0
 SILENT_S: Final = 5
 """A replica without an exchange for this long is gone."""
 TTL_S: Final = 60
-MOST_BYTES: Final = 1 << 20
-MOST_REPLICAS: Final = 128
+MAX_BYTES: Final = 1 << 20
+MAX_REPLICAS: Final = 128
 KIND: Final = "notes3"
 """Changes with the notes' layout, so that different versions do not read each other's notes."""
 
@@ -42,11 +42,11 @@ _log = logging.getLogger("sluice.state")
 class Listener(Protocol):
     """Publishes and applies notes; requests run wherever it yields."""
 
-    def tell(self) -> Iterator[None]:
+    def send(self) -> Iterator[None]:
         """Publish the current notes."""
         ...
 
-    def hear(self) -> Iterator[None]:
+    def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; replicas without notes are gone."""
         ...
 
@@ -66,13 +66,13 @@ class _Presence(msgspec.Struct, frozen=True):
     token: str
 
 
-class _Note(msgspec.Struct):
+class _StoredNote(msgspec.Struct):
     replica: str
     payload: bytes
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_note: Final = msgspec.msgpack.Decoder(_Note).decode
+_decode_note: Final = msgspec.msgpack.Decoder(_StoredNote).decode
 _decode_presence: Final = msgspec.msgpack.Decoder(_Presence).decode
 
 
@@ -127,7 +127,7 @@ class RedisBoard:
 
     def publish(self, name: str, payload: bytes) -> None:
         """Publish a note to the other replicas; a note that is too large is dropped."""
-        if len(payload) > MOST_BYTES:
+        if len(payload) > MAX_BYTES:
             if name not in self._too_large:
                 _log.warning("the note %s is too large to tell: %d bytes", name, len(payload))
             self._too_large.add(name)
@@ -148,8 +148,8 @@ class RedisBoard:
         for name in self._presence:
             for replica, (_, payload) in self._living(name).items():
                 with contextlib.suppress(msgspec.DecodeError):
-                    told = _decode_presence(payload)
-                    found[replica] = Address(told.url, told.token)
+                    reported = _decode_presence(payload)
+                    found[replica] = Address(reported.url, reported.token)
         return list(found.values())
 
     def hurry(self) -> None:
@@ -175,11 +175,11 @@ class RedisBoard:
     async def exchange(self) -> None:
         """Exchange once if the breaker allows it. Raises nothing except for cancellation."""
         if self._breaker.allows(self._clock()):
-            await self._go_through(listener.tell() for listener in self._listeners)
+            await self._run_all(listener.send() for listener in self._listeners)
             await self._round_trip()
-        await self._go_through(listener.hear() for listener in self._listeners)
+        await self._run_all(listener.receive() for listener in self._listeners)
 
-    async def _go_through(self, parts: Iterable[Iterator[None]]) -> None:
+    async def _run_all(self, parts: Iterable[Iterator[None]]) -> None:
         for part in parts:
             try:
                 for _ in part:
@@ -194,7 +194,7 @@ class RedisBoard:
         notes |= {name: self._note(payload) for name, payload in self._mine.items()}
         try:
             async with asyncio.timeout(LIMIT_S):
-                told = await self._exchange.exchange(notes)
+                reported = await self._exchange.exchange(notes)
         except (StateFailure, TimeoutError) as error:
             self._failed(str(error) or f"no answer within {LIMIT_S:g} s")
             return
@@ -206,14 +206,14 @@ class RedisBoard:
         if self._away:
             self._away = False
             _log.warning("replicas hear of one another again")
-        for name, heard in told.items():
-            self._hear(name, heard.records)
+        for name, received in reported.items():
+            self._receive(name, received.records)
         self._agree()
 
     def _note(self, payload: bytes) -> bytes:
-        return _encode(_Note(replica=self._replica, payload=payload))
+        return _encode(_StoredNote(replica=self._replica, payload=payload))
 
-    def _hear(self, name: str, records: Iterable[tuple[float, bytes]]) -> None:
+    def _receive(self, name: str, records: Iterable[tuple[float, bytes]]) -> None:
         now_s = self._clock()
         held = self._theirs.setdefault(name, {})
         for age_s, record in records:
@@ -223,7 +223,7 @@ class RedisBoard:
                 continue
             if not note.payload:
                 held.pop(note.replica, None)
-            elif note.replica in held or len(held) < MOST_REPLICAS:
+            elif note.replica in held or len(held) < MAX_REPLICAS:
                 held[note.replica] = (now_s - age_s, note.payload)
         self._theirs[name] = self._living(name)
 

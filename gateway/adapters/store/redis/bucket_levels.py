@@ -7,15 +7,17 @@ goes away, the share takes its part of each bucket (`local_share`). The levels t
 kept for the next time, so that a flapping Redis refills no bucket.
 """
 
-from gateway.adapters.store.redis.lease_codec import Kept
+from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.token_pool.buckets import depth_tokens, own_level, pay, surplus_level
 from gateway.policy.token_pool.token_pool import TokenPool
 
 
-def told(book: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: float) -> None:
+def note_decision(
+    token_pool: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: float
+) -> None:
     """Apply Redis's decision on a request of `tokens` tokens."""
-    account = book.accounts.get(name)
+    account = token_pool.accounts.get(name)
     if account is None:
         return
     if isinstance(found, Denial):
@@ -25,48 +27,48 @@ def told(book: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: 
     if account.terms.tokens_per_s > 0 and found.funded != "none":
         account.level, account.level_s = found.level_tokens, now_s
     if found.funded == "surplus":
-        pay(book, account, "surplus", tokens, now_s)
+        pay(token_pool, account, "surplus", tokens, now_s)
 
 
-def paid(book: TokenPool, kept: Kept, tokens: int, now_s: float) -> None:
+def note_charge(token_pool: TokenPool, redis_lease: RedisLease, tokens: int, now_s: float) -> None:
     """Apply a lease's corrected or final cost."""
-    account = book.accounts.get(kept.lease.entitlement)
+    account = token_pool.accounts.get(redis_lease.lease.entitlement)
     if account is not None:
-        pay(book, account, kept.funded, tokens - kept.estimate_tokens, now_s)
+        pay(token_pool, account, redis_lease.funded, tokens - redis_lease.estimate_tokens, now_s)
 
 
-def seen(book: TokenPool, view: TokenPool, server_s: float, now_s: float) -> None:
+def note_view(token_pool: TokenPool, view: TokenPool, server_s: float, now_s: float) -> None:
     """Apply counters that were read from Redis, whose time is at least `server_s`."""
-    book.surplus, book.surplus_s = surplus_level(view, server_s), now_s
-    book.surplus_per_s = view.surplus_per_s
+    token_pool.surplus, token_pool.surplus_s = surplus_level(view, server_s), now_s
+    token_pool.surplus_per_s = view.surplus_per_s
     for name, theirs in view.accounts.items():
-        account = book.accounts.get(name)
+        account = token_pool.accounts.get(name)
         if account is not None and theirs.level_s > 0:
             account.level = own_level(theirs, depth_tokens(view, theirs), server_s)
             account.level_s = now_s
             account.mean_cost = theirs.mean_cost
 
 
-def lend(book: TokenPool, share: TokenPool, replicas: int, now_s: float) -> None:
+def lend(token_pool: TokenPool, share: TokenPool, replicas: int, now_s: float) -> None:
     """Give a new local share its part of every bucket."""
     parts = max(1, replicas)
-    share.surplus, share.surplus_s = surplus_level(book, now_s) / parts, now_s
-    share.surplus_per_s = book.surplus_per_s / parts
+    share.surplus, share.surplus_s = surplus_level(token_pool, now_s) / parts, now_s
+    share.surplus_per_s = token_pool.surplus_per_s / parts
     for name, account in share.accounts.items():
-        whole = book.accounts[name]
-        account.level = own_level(whole, depth_tokens(book, whole), now_s) / parts
+        whole = token_pool.accounts[name]
+        account.level = own_level(whole, depth_tokens(token_pool, whole), now_s) / parts
         account.level_s = now_s
         account.mean_cost = whole.mean_cost
         # This process's own borrowing; it does not know the other replicas'.
         account.borrowed, account.borrowed_s = whole.borrowed, whole.borrowed_s
 
 
-def take_back(book: TokenPool, share: TokenPool, replicas: int) -> None:
+def take_back(token_pool: TokenPool, share: TokenPool, replicas: int) -> None:
     """Keep the levels that a share leaves; buckets that it never used keep their reported level."""
     parts = max(1, replicas)
-    book.surplus, book.surplus_s = share.surplus * parts, share.surplus_s
+    token_pool.surplus, token_pool.surplus_s = share.surplus * parts, share.surplus_s
     for name, account in share.accounts.items():
-        whole = book.accounts.get(name)
+        whole = token_pool.accounts.get(name)
         if whole is not None and account.debited:
             whole.level, whole.level_s = account.level * parts, account.level_s
             whole.borrowed, whole.borrowed_s = account.borrowed, account.borrowed_s

@@ -1,7 +1,7 @@
 """The directory of entitlements in Redis, shared by all gateways.
 
 A hash holds the entries, a sorted set the revision of each entry's last write. `lua/directory.lua`
-changes both together, and only if a write names the present version. The last REMOVED_KEPT
+changes both together, and only if a write names the present version. The last RETAINED_REMOVED
 removals and names of writes are kept: other gateways learn of removals, and detect by the names
 that the server lost writes. All keys share one hash tag. Nothing here retries: each call takes
 TIMEOUT_S at most, and a failure closes the connection.
@@ -22,10 +22,10 @@ from gateway.adapters.store.directory import new_mark
 from gateway.adapters.store.redis.route import TIMEOUT_S, close, route_of
 from gateway.adapters.store.redis.scripts import lua, script
 from gateway.errors import StateFailure
-from gateway.ports import EntitlementEntry, Kept, Removal, Written
+from gateway.ports import DirectoryState, EntitlementEntry, Removal, Written
 
-REMOVED_KEPT: Final = 10_000
-SCANNED_AT_ONCE: Final = 500
+RETAINED_REMOVED: Final = 10_000
+SCAN_BATCH: Final = 500
 NAMED_BY: Final = 4
 """Number of script arguments per entry."""
 _KEYS: Final = tuple(
@@ -33,7 +33,7 @@ _KEYS: Final = tuple(
     for name in ("entries", "changed", "removed", "files", "marks", "revision")
 )
 _LAYOUT_1: Final = "sluice:1:{directory}:entries"
-_LAYOUT_1_KEPT_S: Final = 7 * 86_400
+_LAYOUT_1_RETAINED_S: Final = 7 * 86_400
 """How long entries of layout 1 may be copied; later copies would bring back revoked keys."""
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
@@ -49,18 +49,18 @@ class RedisDirectory:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """See Directory. Concurrent changes are among the changes after the returned revision."""
         if not await self._call("EXISTS", _KEYS[5]):
             await self._copy_layout_1()
-        head = await self._run("removals", 0, "", REMOVED_KEPT)
+        head = await self._run("removals", 0, "", RETAINED_REMOVED)
         found = await self._scan(_KEYS[0])
-        return _kept(head, list(found.values()))
+        return _state_of(head, list(found.values()))
 
-    async def changes(self, since: int, mark: str) -> Kept | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState | None:
         """See Directory."""
-        answer = await self._run("changes", since, mark, REMOVED_KEPT)
-        return _kept(answer, answer[3]) if answer[0] else None
+        answer = await self._run("changes", since, mark, RETAINED_REMOVED)
+        return _state_of(answer, answer[3]) if answer[0] else None
 
     async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
@@ -79,7 +79,7 @@ class RedisDirectory:
 
     async def _write(self, what: str, floor: int, after: str, *named: object) -> Written:
         mark = new_mark()
-        revision, conflicts = await self._run(what, mark, floor, REMOVED_KEPT, after, *named)
+        revision, conflicts = await self._run(what, mark, floor, RETAINED_REMOVED, after, *named)
         names = tuple(name.decode() for name in conflicts)
         # If all were conflicts, nothing was written and the mark is unknown.
         some = len(names) < len(named) // NAMED_BY
@@ -89,7 +89,7 @@ class RedisDirectory:
         found: dict[bytes, bytes] = {}
         cursor = b"0"
         while True:
-            answer = await self._call("HSCAN", key, cursor, "COUNT", SCANNED_AT_ONCE)
+            answer = await self._call("HSCAN", key, cursor, "COUNT", SCAN_BATCH)
             cursor, pairs = answer
             found.update(zip(pairs[::2], pairs[1::2], strict=True))
             if cursor == b"0":
@@ -99,10 +99,10 @@ class RedisDirectory:
         """Copy the entries of layout 1; only the first gateway's copy has an effect."""
         found = await self._scan(_LAYOUT_1)
         entries = _entries([b"0 " + raw for raw in found.values()])
-        for start in range(0, len(entries), SCANNED_AT_ONCE):
-            await self.put(*entries[start : start + SCANNED_AT_ONCE])
+        for start in range(0, len(entries), SCAN_BATCH):
+            await self.put(*entries[start : start + SCAN_BATCH])
         if entries:
-            await self._call("EXPIRE", _LAYOUT_1, _LAYOUT_1_KEPT_S)
+            await self._call("EXPIRE", _LAYOUT_1, _LAYOUT_1_RETAINED_S)
 
     async def _run(self, *arguments: object) -> Any:
         command = (len(_KEYS), *_KEYS, *arguments)
@@ -139,9 +139,9 @@ class _Unknown(StateFailure):
     """The server does not know the script."""
 
 
-def _kept(answer: Sequence[Any], entries: Sequence[bytes]) -> Kept:
+def _state_of(answer: Sequence[Any], entries: Sequence[bytes]) -> DirectoryState:
     _, revision, mark, _, removed, complete = answer
-    return Kept(
+    return DirectoryState(
         revision=int(revision),
         mark=mark.decode(),
         entries=_entries(entries),

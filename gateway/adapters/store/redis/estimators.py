@@ -14,8 +14,8 @@ import msgspec
 
 from gateway.adapters.store.redis import exchange as redis_exchange
 from gateway.adapters.store.redis.exchange import RedisExchange
-from gateway.policy.estimate.merge import Learned, Peer, Sums
-from gateway.ports import Heard
+from gateway.policy.estimate.merge import Learned, PartState, PeerRecord
+from gateway.ports import ExchangeResult
 
 INTERVAL_S: Final = 1.0
 SILENT_S: Final = 600
@@ -24,7 +24,7 @@ MAX_RECORD_BYTES: Final = 1 << 20
 KIND: Final = "learned"
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(dict[str, Sums]).decode
+_decode: Final = msgspec.msgpack.Decoder(dict[str, PartState]).decode
 
 _log = logging.getLogger("sluice.state")
 
@@ -50,32 +50,32 @@ class RedisState:
         )
         self._warned = False
 
-    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
         """See EstimatorState."""
-        told = await self._exchange.exchange(
+        reported = await self._exchange.exchange(
             {s: b"" if record is None else _encode(record) for s, record in records.items()}
         )
-        peers: dict[str, tuple[Peer, ...]] = {}
-        for subject, heard in told.items():
+        peers: dict[str, tuple[PeerRecord, ...]] = {}
+        for subject, received in reported.items():
             found = [
                 peer
-                for age_s, record in heard.records
+                for age_s, record in received.records
                 if (peer := self._peer(age_s, record)) is not None
             ]
             if found:
                 peers[subject] = tuple(found)
-        held = {subject for subject, heard in told.items() if heard.held}
+        held = {subject for subject, received in reported.items() if received.held}
         missing = frozenset(records.keys() - held)
-        return Heard(peers=peers, missing=missing)
+        return ExchangeResult(peers=peers, missing=missing)
 
     async def close(self) -> None:
         """See EstimatorState."""
         await self._exchange.close()
 
-    def _peer(self, age_s: float, record: bytes) -> Peer | None:
+    def _peer(self, age_s: float, record: bytes) -> PeerRecord | None:
         try:
             if len(record) <= MAX_RECORD_BYTES:
-                return Peer(age_s=age_s, parts=_decode(record))
+                return PeerRecord(age_s=age_s, parts=_decode(record))
         except msgspec.MsgspecError:
             pass
         if not self._warned:

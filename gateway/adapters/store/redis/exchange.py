@@ -35,7 +35,7 @@ _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _log = logging.getLogger("sluice.state")
 
 
-class Told(NamedTuple):
+class SubjectRecords(NamedTuple):
     """The result of an exchange of one subject."""
 
     held: bool
@@ -64,7 +64,7 @@ class RedisExchange:
         self._connections: dict[str, Connection] = {}
         self._failing = False
 
-    async def exchange(self, records: Mapping[str, bytes]) -> dict[str, Told]:
+    async def exchange(self, records: Mapping[str, bytes]) -> dict[str, SubjectRecords]:
         """Store this replica's records (b"": none) and return the others'.
 
         Subjects whose cluster node is away are left out. Raises StateFailure if all are.
@@ -73,19 +73,21 @@ class RedisExchange:
         subjects = list(records)
         parts = [subjects] if self._route.one_server else [[subject] for subject in subjects]
         answers = await asyncio.gather(*(self._tried(part, records) for part in parts))
-        told: dict[str, Told] = {}
+        reported: dict[str, SubjectRecords] = {}
         failed: list[Exception] = []
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, Exception):
                 failed.append(answer)
                 continue
-            told |= {s: self._told(s, reply) for s, reply in zip(part, answer, strict=True)}
-        if failed and not told:
+            reported |= {
+                s: self._records_of(s, reply) for s, reply in zip(part, answer, strict=True)
+            }
+        if failed and not reported:
             raise StateFailure(_reason(failed[0])) from failed[0]
         if failed and not self._failing:
             _log.warning("%d of %d keys: %s", len(failed), len(parts), _reason(failed[0]))
         self._failing = bool(failed)
-        return told
+        return reported
 
     async def close(self) -> None:
         """Close connections, so that a late answer is not taken for the next call's."""
@@ -123,7 +125,7 @@ class RedisExchange:
         if connection is not None:
             await close(connection)
 
-    def _told(self, subject: str, reply: Sequence[bytes]) -> Told:
+    def _records_of(self, subject: str, reply: Sequence[bytes]) -> SubjectRecords:
         revision, held, *rest = reply
         # A lower revision: the server was emptied and its clock set back, so read all again.
         newest = int(revision)
@@ -132,7 +134,7 @@ class RedisExchange:
             (int(age_ms) / 1000, record)
             for age_ms, record in zip(rest[::2], rest[1::2], strict=True)
         ]
-        return Told(held=bool(int(held)), records=records)
+        return SubjectRecords(held=bool(int(held)), records=records)
 
     async def _trip(
         self, name: str, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]

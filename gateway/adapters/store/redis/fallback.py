@@ -8,42 +8,42 @@ Redis must learn.
 from collections.abc import Callable, Iterable
 
 from gateway.adapters.store.redis.bucket_levels import take_back
-from gateway.adapters.store.redis.lease_codec import Kept
+from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.adapters.store.redis.local_share import entitlement_share, share_of, terms_share
 from gateway.policy.admission import admission, debt, eviction
-from gateway.policy.admission.admission import Denial, Grant, Request
+from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask, Lease
 
 
-class Alone:
+class LocalFallback:
     """Holds the share while there is one. Without a share, most methods do nothing."""
 
-    def __init__(self, book: TokenPool, wall_clock: Callable[[], float]) -> None:
-        """`book` tracks the bucket levels (`bucket_levels`); `wall_clock` gives Unix seconds."""
-        self._book = book
+    def __init__(self, token_pool: TokenPool, wall_clock: Callable[[], float]) -> None:
+        """`token_pool` tracks the bucket levels; `wall_clock` gives Unix seconds."""
+        self._token_pool = token_pool
         self._now_s = wall_clock
         self._replicas = 1
         self.share: TokenPool | None = None
 
-    def begin(self, kept: Iterable[Kept], replicas: int) -> TokenPool:
+    def begin(self, kept: Iterable[RedisLease], replicas: int) -> TokenPool:
         """Return the present share, or create one for one of `replicas` replicas."""
         if self.share is None:
             self._replicas = replicas
-            self.share = share_of(self._book, kept, replicas, self._now_s())
+            self.share = share_of(self._token_pool, kept, replicas, self._now_s())
         return self.share
 
     def end(self) -> None:
         """End the share: Redis decides again."""
         if self.share is not None:
-            take_back(self._book, self.share, self._replicas)
+            take_back(self._token_pool, self.share, self._replicas)
             self.share = None
 
     def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
         """The share's decision, and whether the lease is evictable."""
-        request = Request(
+        request = AdmissionRequest(
             lease_id=ask.lease_id,
             entitlement=ask.entitlement,
             pool=ask.pool,
@@ -53,8 +53,8 @@ class Alone:
             sequences=ask.sequences,
         )
         found = admission.admit(share, request, self._now_s(), observe=observe)
-        held = share.leases.get(ask.lease_id)
-        return found, held is not None and held.id in share.pools[held.pool].evictable
+        record = share.leases.get(ask.lease_id)
+        return found, record is not None and record.id in share.pools[record.pool].evictable
 
     def refused(self, share: TokenPool, lease_id: str, pool: int) -> Denial | None:
         """Move a lease if admissible; returns None, or the reason why it may not move."""
@@ -77,10 +77,10 @@ class Alone:
 
     def victims(self, lease: Lease) -> list[str]:
         """Ids of the leases to evict for this one."""
-        held = None if self.share is None else self.share.leases.get(lease.id)
-        if self.share is None or held is None:
+        record = None if self.share is None else self.share.leases.get(lease.id)
+        if self.share is None or record is None:
             return []
-        return [v.id for v in eviction.evict(self.share, held.pool, lease.sequences)]
+        return [v.id for v in eviction.evict(self.share, record.pool, lease.sequences)]
 
     def define(self, terms: Entitlement) -> None:
         """Apply an entitlement's terms."""

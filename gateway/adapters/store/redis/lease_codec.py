@@ -13,12 +13,12 @@ from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask, Lease
 
 _decode = msgspec.msgpack.decode
-ALONE = "+"
+LOCAL_SUFFIX = "+"
 """Suffix of the key of a lease that was taken without Redis. It must differ from the plain id,
 because an admission whose answer was lost may have taken that one and is being given back."""
 
 
-class Kept:
+class RedisLease:
     """A lease of this process."""
 
     __slots__ = (
@@ -76,36 +76,36 @@ def admit_argument(ask: Ask, owner: str, *, observe: bool) -> bytes:
 
 def decision(answer: bytes) -> tuple[Grant | Denial, bool, float]:
     """Decode `lua/admit.lua`: decision, whether the lease is evictable, time of issue (Unix s)."""
-    told = _decode(answer)
-    if not told[0]:
-        return denial(told), False, 0.0
+    reported = _decode(answer)
+    if not reported[0]:
+        return denial(reported), False, 0.0
     grant = Grant(
-        pool=told[1],
-        weight=float(told[2]),
-        spilled=told[3],
-        contended=told[4],
-        protected=told[5],
-        funded=told[6],
-        would_deny=told[7],
-        limit_sequences=told[8],
-        inflight_sequences=told[9],
-        depth_tokens=float(told[10]),
-        level_tokens=float(told[11]),
-        rate_tokens_per_s=float(told[12]),
-        service_s=float(told[13]),
+        pool=reported[1],
+        weight=float(reported[2]),
+        spilled=reported[3],
+        contended=reported[4],
+        protected=reported[5],
+        funded=reported[6],
+        would_deny=reported[7],
+        limit_sequences=reported[8],
+        inflight_sequences=reported[9],
+        depth_tokens=float(reported[10]),
+        level_tokens=float(reported[11]),
+        rate_tokens_per_s=float(reported[12]),
+        service_s=float(reported[13]),
     )
-    return grant, told[14], float(told[15])
+    return grant, reported[14], float(reported[15])
 
 
 def moved(answer: bytes) -> tuple[Denial | None, bool]:
     """Decode `lua/transfer.lua`: denial if any, and whether the lease is evictable now."""
-    told = _decode(answer)
-    return (None, told[1]) if told[0] else (denial(told), False)
+    reported = _decode(answer)
+    return (None, reported[1]) if reported[0] else (denial(reported), False)
 
 
-def denial(told: list[Any]) -> Denial:
+def denial(reported: list[Any]) -> Denial:
     """Decode a denial of the scripts."""
-    _, reason, wait_s, limit, used, requested, unit, of_pool = told
+    _, reason, wait_s, limit, used, requested, unit, of_pool = reported
     return Denial(
         reason=cast("Any", reason),
         wait_s=float(wait_s),
@@ -117,7 +117,7 @@ def denial(told: list[Any]) -> Denial:
     )
 
 
-def book_of(answer: list[bytes]) -> TokenPool:
+def token_pool_of(answer: list[bytes]) -> TokenPool:
     """Decode `lua/view.lua`: a token pool with its counters and the requested accounts."""
     terms = _decode(answer[0], type=Terms)
     state = _decode(answer[1])

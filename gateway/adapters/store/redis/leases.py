@@ -14,12 +14,12 @@ from typing import Final
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.memory.token_pools import SteadyClock
-from gateway.adapters.store.redis.link import Link
+from gateway.adapters.store.redis.link import RedisLink
 from gateway.adapters.store.redis.model import RedisModel
 from gateway.adapters.store.redis.route import route_of
 from gateway.adapters.store.redis.scripts import Calls, Scripts
 from gateway.adapters.store.redis.token_pools import FailMode, Process
-from gateway.adapters.store.redis.wire import Wire
+from gateway.adapters.store.redis.wire import RedisWire
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
@@ -40,7 +40,7 @@ class RedisLeases:
         self,
         url: str,
         models: Mapping[str, ModelRuntime],
-        books: Mapping[str, TokenPool],
+        token_pools: Mapping[str, TokenPool],
         clock: Callable[[], float],
         *,
         local: MemoryLeases,
@@ -50,7 +50,7 @@ class RedisLeases:
         jitter: Callable[[], float] = random.random,
         script_clock: Callable[[], float] | None = None,
     ) -> None:
-        """`books` by model: terms and entitlements of managed models.
+        """`token_pools` by model: terms and entitlements of managed models.
 
         `owner` is unique among the gateways. `clock` monotonic, `wall_clock` Unix time (read
         once), both in seconds; tests give scripts the time of `script_clock` instead of the
@@ -69,10 +69,10 @@ class RedisLeases:
             jitter=jitter,
         )
         scripts, route = Scripts(script_clock), route_of(url)
-        for name, book in books.items():
-            model = self._models[name] = RedisModel(models[name], book, process)
-            model.link = Link(
-                Wire(route, Calls(scripts, name, len(book.pools))),
+        for name, token_pool in token_pools.items():
+            model = self._models[name] = RedisModel(models[name], token_pool, process)
+            model.link = RedisLink(
+                RedisWire(route, Calls(scripts, name, len(token_pool.pools))),
                 clock=clock,
                 chance=jitter,
                 prepare=model.prepare,
@@ -82,7 +82,7 @@ class RedisLeases:
     async def start(self) -> None:
         """Connect; returns after the first attempt, successful or not."""
         await asyncio.gather(*(model.link.start() for model in self._models.values()))
-        self._task = asyncio.get_running_loop().create_task(self._hear())
+        self._task = asyncio.get_running_loop().create_task(self._receive())
 
     async def close(self) -> None:
         """Send pending posts within a time limit and close the connections."""
@@ -101,7 +101,7 @@ class RedisLeases:
     @property
     def active(self) -> int:
         """Leases in force in this process."""
-        return self._local.active + sum(len(model.kept) for model in self._models.values())
+        return self._local.active + sum(len(model.leases) for model in self._models.values())
 
     @property
     def alone_total(self) -> int:
@@ -202,7 +202,7 @@ class RedisLeases:
         """See Upkeep."""
         await asyncio.gather(*(model.tick() for model in self._models.values()))
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         """Ask for evictions while this process holds evictable leases."""
         while True:
             await asyncio.sleep(EVICTED_EVERY_S)

@@ -5,9 +5,9 @@ one: a single task writes them all and reads their answers. A round trip takes T
 A failure closes the connection, so that a late answer is not taken for another call's, and the
 breaker decides when to try again.
 
-- A *call* needs its answer now. It raises `Away` while the link is down and when its round trip
-  fails.
-- A *post* must arrive eventually. Posts are queued (MOST_POSTS at most, then the oldest are
+- A *call* needs its answer now. It raises `RedisAway` while the link is down and when its round
+  trip fails.
+- A *post* must arrive eventually. Posts are queued (MAX_POSTS at most, then the oldest are
   dropped), sent in order, and sent again if their delivery is uncertain, so their effect must be
   idempotent. A post in COMPANIONS waits up to POST_WAIT_S to share a call's script; until then
   Redis counts its lease as held, so no limit is exceeded.
@@ -26,15 +26,15 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from gateway.adapters.store.redis.route import TIMEOUT_S
-from gateway.adapters.store.redis.scripts import MOST_GROUPED, argument
-from gateway.adapters.store.redis.wire import Lost, Op, Wire
+from gateway.adapters.store.redis.scripts import MAX_GROUPED, argument
+from gateway.adapters.store.redis.wire import ModelLost, Op, RedisWire
 from gateway.errors import StateFailure
 from gateway.policy.fleet.breaker import Breaker
 
 BATCH: Final = 256
-MOST_CALLS: Final = 4_096
+MAX_CALLS: Final = 4_096
 """Most waiting calls; further ones fail at once, as a round trip or two could not serve them."""
-MOST_POSTS: Final = 100_000
+MAX_POSTS: Final = 100_000
 COMPANIONS: Final = frozenset({"resize", "settle"})
 """Posts that no caller waits for and that can share a script with calls."""
 POST_WAIT_S: Final = 0.005
@@ -43,7 +43,7 @@ CLOSE_LIMIT_S: Final = 1.0
 _log = logging.getLogger("sluice.state")
 
 
-class Away(StateFailure):
+class RedisAway(StateFailure):
     """Redis did not answer a call. With `sent`, it may have executed the call nevertheless."""
 
     def __init__(self, message: str, *, sent: bool = False) -> None:
@@ -51,16 +51,16 @@ class Away(StateFailure):
         self.sent = sent
 
 
-class Link:
+class RedisLink:
     """Calls to the scripts of one model."""
 
     def __init__(
         self,
-        wire: Wire,
+        wire: RedisWire,
         *,
         clock: Callable[[], float],
         chance: Callable[[], float],
-        prepare: Callable[["Link"], Awaitable[None]],
+        prepare: Callable[["RedisLink"], Awaitable[None]],
         on_up: Callable[[], None],
     ) -> None:
         """`prepare` may only use `ask`; `on_up` is called when the link comes up."""
@@ -100,7 +100,7 @@ class Link:
         """Send queued posts once, within a time limit, and close the connection."""
         if self._task is None:
             return
-        with contextlib.suppress(TimeoutError, Away):
+        with contextlib.suppress(TimeoutError, RedisAway):
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 # Its answer comes after everything that was queued before it.
                 await self.call("view", argument(names=()))
@@ -110,10 +110,10 @@ class Link:
         self._task = None
         self._stop_waiting()
         await self._wire.close()
-        self._fail_calls(Away("the gateway is stopping"))
+        self._fail_calls(RedisAway("the gateway is stopping"))
 
     async def call(self, name: str, argument: bytes) -> Any:
-        """Call a script and return its answer. Raises Away; `Away.sent` tells whether to undo it.
+        """Call a script and return its answer. Raises RedisAway: `sent` tells whether to undo it.
 
         A call that is cancelled after it was sent may have been executed, too (see `Op.sent` of
         `begin`).
@@ -123,11 +123,11 @@ class Link:
         return await op.done
 
     def begin(self, name: str, argument: bytes) -> Op:
-        """Start a call; its answer is awaited at `done`. Raises Away while the link is down."""
+        """Start a call, whose answer is awaited at `done`. Raises RedisAway while it is down."""
         if not self.up:
-            raise Away("Redis is away")
-        if len(self._queue) >= MOST_CALLS:
-            raise Away("Redis is too slow")
+            raise RedisAway("Redis is away")
+        if len(self._queue) >= MAX_CALLS:
+            raise RedisAway("Redis is too slow")
         op = Op(name, argument, asyncio.get_running_loop().create_future())
         self._queue.append(op)
         self._wake.set()
@@ -137,16 +137,16 @@ class Link:
         """Queue a script call that needs no answer. Never raises."""
         op = Op(name, argument, None)
         self._queue.append(op)
-        if len(self._queue) > MOST_POSTS:
+        if len(self._queue) > MAX_POSTS:
             self._drop()
-        if self._loop is None or name not in COMPANIONS or len(self._queue) >= MOST_GROUPED:
+        if self._loop is None or name not in COMPANIONS or len(self._queue) >= MAX_GROUPED:
             self._wake.set()
         elif self._timer is None:
             self._timer = self._loop.call_later(POST_WAIT_S, self._wake.set)
         return op
 
     async def ask(self, name: str, argument: bytes) -> Any:
-        """Call a script within `prepare`. Raises Lost and connection errors."""
+        """Call a script within `prepare`. Raises ModelLost and connection errors."""
         op = Op(name, argument, None)
         async with asyncio.timeout(TIMEOUT_S):
             (answer,) = await self._wire.answers([op])
@@ -220,20 +220,20 @@ class Link:
             async with asyncio.timeout(TIMEOUT_S):
                 answers = await self._wire.answers(ops)
             for answer in answers:
-                if isinstance(answer, Lost):
+                if isinstance(answer, ModelLost):
                     raise answer
         except BaseException as error:
             self._queue.extendleft(op for op in reversed(ops) if op.lasting)
             message = _reason(error)
             for op in ops:
                 if op.done is not None and not op.done.done():
-                    op.done.set_exception(Away(message, sent=True))
+                    op.done.set_exception(RedisAway(message, sent=True))
             raise
         for op, answer in zip(ops, answers, strict=True):
             if isinstance(answer, Exception):
                 self._complain(op, answer)
                 if op.done is not None and not op.done.done():
-                    op.done.set_exception(Away(str(answer)))
+                    op.done.set_exception(RedisAway(str(answer)))
             elif op.done is not None and not op.done.done():
                 op.done.set_result(answer)
 
@@ -241,20 +241,20 @@ class Link:
 
     async def _broken(self, error: Exception) -> None:
         self.up = False
-        if not isinstance(error, Lost):
+        if not isinstance(error, ModelLost):
             self.failures_total += 1
             self._breaker.failed(self._clock(), self._chance())
             await self._wire.close()
-        self._fail_calls(Away(_reason(error)))
-        if not self._away and (isinstance(error, Lost) or not self._breaker.closed):
+        self._fail_calls(RedisAway(_reason(error)))
+        if not self._away and (isinstance(error, ModelLost) or not self._breaker.closed):
             self._away = True
             _log.warning("Redis is away: %s", _reason(error))
 
-    def _fail_calls(self, error: Away) -> None:
+    def _fail_calls(self, error: RedisAway) -> None:
         kept = [op for op in self._queue if op.lasting]
         for op in self._queue:
             if op.done is not None and not op.done.done():
-                op.done.set_exception(Away(str(error), sent=op.sent))
+                op.done.set_exception(RedisAway(str(error), sent=op.sent))
         self._queue.clear()
         self._queue.extend(kept)
 

@@ -11,24 +11,26 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.adapters.store.redis.bucket_levels import lend
-from gateway.adapters.store.redis.lease_codec import Kept
+from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.terms import Held, Terms
+from gateway.policy.token_pool.terms import LeaseRecord, Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 
-def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float) -> TokenPool:
+def share_of(
+    token_pool: TokenPool, kept: Iterable[RedisLease], replicas: int, now_s: float
+) -> TokenPool:
     """One replica's share of a token pool, with the leases that it holds."""
-    share = TokenPool(terms_share(book.terms, replicas))
+    share = TokenPool(terms_share(token_pool.terms, replicas))
     share.ticked_s = now_s
-    for account in book.accounts.values():
+    for account in token_pool.accounts.values():
         share.define(entitlement_share(account.terms, replicas))
-    lend(book, share, replicas, now_s)
+    lend(token_pool, share, replicas, now_s)
     for one in kept:
         holder = share.accounts.get(one.lease.entitlement)
         if holder is None or one.lease.pool >= len(share.pools):
             continue
-        held = Held(
+        record = LeaseRecord(
             one.lease.id,
             one.lease.entitlement,
             one.lease.pool,
@@ -43,9 +45,9 @@ def share_of(book: TokenPool, kept: Iterable[Kept], replicas: int, now_s: float)
             one.lease.would_deny,
             spilled=one.lease.spilled,
         )
-        share.move(holder, held.pool, held.sequences, held.kv_bytes)
-        holder.debited += held.estimate_tokens
-        share.hold(holder, held)
+        share.move(holder, record.pool, record.sequences, record.kv_bytes)
+        holder.debited += record.estimate_tokens
+        share.hold(holder, record)
     return share
 
 

@@ -13,8 +13,14 @@ import msgspec
 
 from gateway.adapters.store.memory.leases import lease_of
 from gateway.adapters.store.redis import bucket_levels
-from gateway.adapters.store.redis.lease_codec import ALONE, Kept, admit_argument, decision, moved
-from gateway.adapters.store.redis.link import Away
+from gateway.adapters.store.redis.lease_codec import (
+    LOCAL_SUFFIX,
+    RedisLease,
+    admit_argument,
+    decision,
+    moved,
+)
+from gateway.adapters.store.redis.link import RedisAway
 from gateway.adapters.store.redis.scripts import argument, grouped
 from gateway.adapters.store.redis.token_pools import Process, RedisPools
 from gateway.errors import Refusal, Unavailable
@@ -30,9 +36,9 @@ from gateway.records.lease import Ask, Lease
 class RedisModel(RedisPools):
     """A model whose token pool is in Redis."""
 
-    def __init__(self, served: ModelRuntime, book: TokenPool, process: Process) -> None:
-        """`book`: the model's terms and entitlements, with the known bucket levels."""
-        super().__init__(book, process)
+    def __init__(self, served: ModelRuntime, token_pool: TokenPool, process: Process) -> None:
+        """`token_pool`: the model's terms and entitlements, with the known bucket levels."""
+        super().__init__(token_pool, process)
         self.served = served
         self.alone_total = 0
         """Leases taken without Redis."""
@@ -45,7 +51,7 @@ class RedisModel(RedisPools):
 
     async def admit(self, ask: Ask) -> Lease:
         """See LeaseStore."""
-        known = self.kept.get(ask.lease_id)
+        known = self.leases.get(ask.lease_id)
         if known is not None:
             return known.lease
         packed = admit_argument(ask, self._process.owner, observe=self._observes)
@@ -54,77 +60,81 @@ class RedisModel(RedisPools):
                 break
             try:
                 answer = await self._called("admit", packed, ask.lease_id)
-            except Away:
+            except RedisAway:
                 continue
             found, gives_way, issued_s = decision(answer)
-            bucket_levels.told(self.book, ask.entitlement, ask.cost_tokens, found, self._now_s())
+            bucket_levels.note_decision(
+                self.token_pool, ask.entitlement, ask.cost_tokens, found, self._now_s()
+            )
             return self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
         return self._admit_alone(ask)
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool) -> Lease:
         """See LeaseStore."""
-        kept = self.kept.get(lease.id)
-        if kept is None or kept.lease.pool == pool:
-            return lease if kept is None else kept.lease
-        packed = grouped("transfer", lease_id=kept.key, pool=pool, force=force)
-        denied, gives_way = None, kept.gives_way
+        redis_lease = self.leases.get(lease.id)
+        if redis_lease is None or redis_lease.lease.pool == pool:
+            return lease if redis_lease is None else redis_lease.lease
+        packed = grouped("transfer", lease_id=redis_lease.key, pool=pool, force=force)
+        denied, gives_way = None, redis_lease.gives_way
         try:
             denied, gives_way = moved(await self.link.call("transfer", packed))
-        except Away:
-            refused = None if force else self._refused_alone(kept, pool)
+        except RedisAway:
+            refused = None if force else self._refused_alone(redis_lease, pool)
             # Redis may have moved it already; the decision made here counts.
-            place = pool if refused is None else kept.lease.pool
+            place = pool if refused is None else redis_lease.lease.pool
             self.link.post(
-                "transfer", grouped("transfer", lease_id=kept.key, pool=place, force=True)
+                "transfer", grouped("transfer", lease_id=redis_lease.key, pool=place, force=True)
             )
             if refused is not None:
                 raise refused from None
         if denied is not None:
             raise refusal_of(denied, lease.entitlement, self._process.jitter())
-        return self._moved(lease, kept, pool, gives_way=gives_way)
+        return self._moved(lease, redis_lease, pool, gives_way=gives_way)
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
         """See LeaseStore."""
-        kept = self.kept.get(lease.id)
-        if kept is None:
+        redis_lease = self.leases.get(lease.id)
+        if redis_lease is None:
             return
-        bucket_levels.paid(self.book, kept, cost_tokens, self._now_s())
-        kept.estimate_tokens, kept.kv_bytes = cost_tokens, kv_bytes
+        bucket_levels.note_charge(self.token_pool, redis_lease, cost_tokens, self._now_s())
+        redis_lease.estimate_tokens, redis_lease.kv_bytes = cost_tokens, kv_bytes
         packed = grouped(
-            "resize", lease_id=kept.key, estimate_tokens=cost_tokens, kv_bytes=kv_bytes
+            "resize", lease_id=redis_lease.key, estimate_tokens=cost_tokens, kv_bytes=kv_bytes
         )
-        if kept.resizing is not None and not kept.resizing.sent:
-            kept.resizing.argument = packed
+        if redis_lease.resizing is not None and not redis_lease.resizing.sent:
+            redis_lease.resizing.argument = packed
         else:
-            kept.resizing = self.link.post("resize", packed)
-        self._alone.resized(lease.id, cost_tokens, kv_bytes)
+            redis_lease.resizing = self.link.post("resize", packed)
+        self._fallback.resized(lease.id, cost_tokens, kv_bytes)
 
     def settle(self, lease: Lease, settlement: Settlement) -> bool:
         """See LeaseStore; returns whether the lease was in force here."""
         charge = self._charge(settlement)
-        kept = self.kept.pop(lease.id, None)
-        if kept is None:
+        redis_lease = self.leases.pop(lease.id, None)
+        if redis_lease is None:
             # Another gateway's lease, or one from before this gateway restarted.
-            for key in (lease.id, lease.id + ALONE):
+            for key in (lease.id, lease.id + LOCAL_SUFFIX):
                 self._release(key, charge)
             return False
-        self.served.fleet.pools[kept.lease.pool].inflight -= kept.lease.sequences
-        self._giving_way -= kept.gives_way
-        bucket_levels.paid(self.book, kept, charge or 0, self._now_s())
-        self._release(kept.key, charge)
-        self._alone.settled(lease.id, charge)
+        self.served.fleet.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
+        self._giving_way -= redis_lease.gives_way
+        bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
+        self._release(redis_lease.key, charge)
+        self._fallback.settled(lease.id, charge)
         return True
 
     async def reclaim(self, lease: Lease) -> None:
         """See LeaseStore."""
-        kept = self.kept.get(lease.id)
-        if kept is None:
+        redis_lease = self.leases.get(lease.id)
+        if redis_lease is None:
             return
-        packed = argument(lease_id=kept.key, sequences=lease.sequences, owner=self._process.owner)
+        packed = argument(
+            lease_id=redis_lease.key, sequences=lease.sequences, owner=self._process.owner
+        )
         try:
-            self._tell(await self.link.call("evict", packed))
-        except Away:
-            for lease_id in self._alone.victims(lease):
+            self._send(await self.link.call("evict", packed))
+        except RedisAway:
+            for lease_id in self._fallback.victims(lease):
                 self.evict(lease_id)
 
     # -- inside
@@ -139,8 +149,8 @@ class RedisModel(RedisPools):
         assert op.done is not None  # noqa: S101 - a call has one
         try:
             return await op.done
-        except (Away, asyncio.CancelledError):
-            if op.sent and lease_id not in self.kept:
+        except (RedisAway, asyncio.CancelledError):
+            if op.sent and lease_id not in self.leases:
                 self._release(lease_id, None)
             raise
 
@@ -149,11 +159,11 @@ class RedisModel(RedisPools):
     ) -> Lease:
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._process.jitter())
-        known = self.kept.get(ask.lease_id)
+        known = self.leases.get(ask.lease_id)
         if known is not None:  # admitted twice at the same time
             return known.lease
         lease = lease_of(ask, found, issued_s)
-        self.kept[lease.id] = Kept(lease, key, funded=found.funded, gives_way=gives_way)
+        self.leases[lease.id] = RedisLease(lease, key, funded=found.funded, gives_way=gives_way)
         self._giving_way += gives_way
         self.served.fleet.pools[lease.pool].inflight += lease.sequences
         return lease
@@ -161,41 +171,41 @@ class RedisModel(RedisPools):
     def _admit_alone(self, ask: Ask) -> Lease:
         if self._process.fail_mode == "closed":
             raise _unavailable()
-        share = self._alone.begin(self.kept.values(), self.replicas)
-        found, gives_way = self._alone.admit(share, ask, observe=self._observes)
-        key = ask.lease_id + ALONE
+        share = self._fallback.begin(self.leases.values(), self.replicas)
+        found, gives_way = self._fallback.admit(share, ask, observe=self._observes)
+        key = ask.lease_id + LOCAL_SUFFIX
         lease = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
         self.alone_total += 1
-        self.link.post("adopt", self._adoption([self.kept[lease.id].record()]))
+        self.link.post("adopt", self._adoption([self.leases[lease.id].record()]))
         return lease
 
-    def _refused_alone(self, kept: Kept, pool: int) -> Refusal | None:
+    def _refused_alone(self, redis_lease: RedisLease, pool: int) -> Refusal | None:
         """Why a lease may not move while Redis is away."""
         if self._process.fail_mode == "closed":
             return _unavailable()
-        share = self._alone.begin(self.kept.values(), self.replicas)
-        denied = self._alone.refused(share, kept.lease.id, pool)
+        share = self._fallback.begin(self.leases.values(), self.replicas)
+        denied = self._fallback.refused(share, redis_lease.lease.id, pool)
         if denied is None:
             return None
-        return refusal_of(denied, kept.lease.entitlement, self._process.jitter())
+        return refusal_of(denied, redis_lease.lease.entitlement, self._process.jitter())
 
-    def _moved(self, lease: Lease, kept: Kept, pool: int, *, gives_way: bool) -> Lease:
-        if self.kept.get(lease.id) is not kept:  # settled meanwhile
+    def _moved(self, lease: Lease, redis_lease: RedisLease, pool: int, *, gives_way: bool) -> Lease:
+        if self.leases.get(lease.id) is not redis_lease:  # settled meanwhile
             return lease
         pools = self.served.fleet.pools
-        pools[kept.lease.pool].inflight -= kept.lease.sequences
-        pools[pool].inflight += kept.lease.sequences
-        kept.lease = msgspec.structs.replace(kept.lease, pool=pool)
-        self._alone.moved(lease.id, pool)
-        self._giving_way += gives_way - kept.gives_way
-        kept.gives_way = gives_way
-        return kept.lease
+        pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
+        pools[pool].inflight += redis_lease.lease.sequences
+        redis_lease.lease = msgspec.structs.replace(redis_lease.lease, pool=pool)
+        self._fallback.moved(lease.id, pool)
+        self._giving_way += gives_way - redis_lease.gives_way
+        redis_lease.gives_way = gives_way
+        return redis_lease.lease
 
     def _charge(self, settlement: Settlement) -> int | None:
         usage = settlement.usage
         if usage is None:
             return None
-        profile = self.book.terms.profile
+        profile = self.token_pool.terms.profile
         return charge_tokens(
             profile, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         )

@@ -37,7 +37,7 @@ GROUPED: Final = {
     "transfer": ("lease_id", "pool", "force"),
 }
 """Calls that share one script, and the fields of their argument."""
-MOST_GROUPED: Final = 32
+MAX_GROUPED: Final = 32
 """Most calls in one script. It blocks the server meanwhile, for about 1 ms."""
 _NAMES: Final = (
     *("calls", "renew", "adopt", "reap", "tick"),

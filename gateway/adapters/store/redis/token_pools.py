@@ -13,11 +13,11 @@ import msgspec
 
 from gateway.adapters.store.memory.leases import account_view
 from gateway.adapters.store.redis import bucket_levels
-from gateway.adapters.store.redis.fallback import Alone
-from gateway.adapters.store.redis.lease_codec import ALONE, Kept, book_of
-from gateway.adapters.store.redis.link import Away, Link
+from gateway.adapters.store.redis.fallback import LocalFallback
+from gateway.adapters.store.redis.lease_codec import LOCAL_SUFFIX, RedisLease, token_pool_of
+from gateway.adapters.store.redis.link import RedisAway, RedisLink
 from gateway.adapters.store.redis.scripts import argument
-from gateway.adapters.store.redis.wire import Lost
+from gateway.adapters.store.redis.wire import ModelLost
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
@@ -29,7 +29,7 @@ SLICE = 100
 """Most entitlements or leases in one script call, as Redis answers no admission meanwhile."""
 TICK_CALL_US = 2_000
 """Server time that one call of a tick may take; the call reports the time that it took."""
-LEAST_TICKED, MOST_TICKED = 10, 500
+MIN_TICKED, MAX_TICKED = 10, 500
 """Bounds on the entitlements in one call of a tick."""
 SILENT_S = LEASE_TTL_S
 """A replica that did not tick for this long is gone."""
@@ -50,42 +50,42 @@ class Process(Record, frozen=True, kw_only=True):
 class RedisPools:
     """A model's TokenPools and Upkeep."""
 
-    def __init__(self, book: TokenPool, process: Process) -> None:
-        """`book`: the model's terms and entitlements, with the known bucket levels."""
-        self.book = book
-        self.kept: dict[str, Kept] = {}
+    def __init__(self, token_pool: TokenPool, process: Process) -> None:
+        """`token_pool`: the model's terms and entitlements, with the known bucket levels."""
+        self.token_pool = token_pool
+        self.leases: dict[str, RedisLease] = {}
         self.evict: Callable[[str], None] = lambda _: None
-        self.link: Link
+        self.link: RedisLink
         self.replicas = 1
         self.leads = False
         self._process = process
-        self._alone = Alone(book, process.wall_clock)
+        self._fallback = LocalFallback(token_pool, process.wall_clock)
         self._epoch = ""
         self._introduced = False
         self._ticked = SLICE
-        self._told: tuple[float, float] | None = None
+        self._server_time: tuple[float, float] | None = None
         """(time in Redis, time by this process's clock) at the last tick."""
 
     # -- TokenPools
 
     async def define(self, terms: Entitlement) -> None:
         """See TokenPools. While Redis is away, takes effect there when it is back."""
-        self.book.define(terms)
-        self._alone.define(terms)
+        self.token_pool.define(terms)
+        self._fallback.define(terms)
         packed = _definitions([terms])
         try:
             await self.link.call("define", packed)
-        except Away:
+        except RedisAway:
             self.link.post("define", packed)
 
     async def remove(self, name: str) -> bool:
         """See TokenPools. Also False while Redis is away."""
         try:
             done = bool(await self.link.call("remove", argument(name=name)))
-        except Away:
+        except RedisAway:
             return False
         if done:
-            self.book.remove(name)
+            self.token_pool.remove(name)
         return done
 
     async def view(self, names: Sequence[str]) -> list[AccountView]:
@@ -116,20 +116,20 @@ class RedisPools:
 
     async def change(self, terms: Terms) -> None:
         """See Upkeep."""
-        self.book.change(terms)
-        self._alone.change(terms)
+        self.token_pool.change(terms)
+        self._fallback.change(terms)
         try:
             await self.link.call("change", self._terms())
-        except Away:
+        except RedisAway:
             return
 
     async def renew(self) -> None:
         """See Upkeep."""
-        self._alone.renew(self.kept)
-        for part in _slices([kept.key for kept in self.kept.values()]):
+        self._fallback.renew(self.leases)
+        for part in _slices([redis_lease.key for redis_lease in self.leases.values()]):
             try:
                 gone = await self.link.call("renew", argument(lease_ids=part))
-            except Away:
+            except RedisAway:
                 return
             self._adopt_again({raw.decode() for raw in gone})
 
@@ -139,39 +139,39 @@ class RedisPools:
             while await self.link.call("reap", argument(most=SLICE)) == SLICE:
                 pass
             epoch = await self._tick()
-        except Away:
+        except RedisAway:
             self.leads = False
-            self._alone.tick()
+            self._fallback.tick()
             return
         if epoch != self._epoch:
             self._epoch = epoch
-            self._adopt_again({kept.key for kept in self.kept.values()})
+            self._adopt_again({redis_lease.key for redis_lease in self.leases.values()})
 
     async def take_evicted(self) -> None:
         """Read and report the evictions of this process's leases by other replicas."""
         try:
-            self._tell(await self.link.call("evicted", argument(owner=self._process.owner)))
-        except Away:
+            self._send(await self.link.call("evicted", argument(owner=self._process.owner)))
+        except RedisAway:
             return
 
     # -- callbacks of the link
 
-    async def prepare(self, link: Link) -> None:
+    async def prepare(self, link: RedisLink) -> None:
         """Define the model in Redis if needed, and renew or re-create this process's leases."""
         try:
             answer = await link.ask("view", argument(names=()))
             lost = False
-        except Lost:
+        except ModelLost:
             answer, lost = [], True
         if lost or not self._introduced:
-            for part in _slices([account.terms for account in self.book.accounts.values()]):
+            for part in _slices([account.terms for account in self.token_pool.accounts.values()]):
                 await link.ask("define", _definitions(part))
             if lost:
                 await link.ask("change", self._terms())
             answer = await link.ask("view", argument(names=()))
             self._introduced = True
         self._epoch = msgspec.msgpack.decode(answer[1])["epoch"]
-        held = {kept.key: kept for kept in self.kept.values()}
+        held = {redis_lease.key: redis_lease for redis_lease in self.leases.values()}
         for part in _slices(list(held)):
             # An emptied server knows none of the leases; one that fell behind lacks the newest.
             gone = await link.ask("renew", argument(lease_ids=part))
@@ -180,7 +180,7 @@ class RedisPools:
 
     def came_up(self) -> None:
         """End the local share: Redis decides again."""
-        self._alone.end()
+        self._fallback.end()
 
     # -- inside
 
@@ -191,11 +191,11 @@ class RedisPools:
                 leader_ms=int(LEADER_S * 1000),
                 silent_s=SILENT_S,
                 most=self._ticked,
-                least_s=self._least_s(),
+                least_s=self._server_time_s(),
             )
             answer = await self.link.call("tick", packed)
             leads, left, self.replicas, epoch, took_us, now_s = answer
-            self._told = (float(now_s), self._process.clock())
+            self._server_time = (float(now_s), self._process.clock())
             if left > 0:
                 self._ticked = next_slice(self._ticked, took_us)
             if leads and not self.leads:
@@ -205,31 +205,33 @@ class RedisPools:
             if left <= 0:
                 return str(epoch.decode())
 
-    def _least_s(self) -> float:
+    def _server_time_s(self) -> float:
         """Lower bound on the time in Redis, from its last answer; 0 before the first answer."""
-        if self._told is None:
+        if self._server_time is None:
             return 0.0
-        then_s, heard_s = self._told
-        return then_s + self._process.clock() - heard_s
+        then_s, received_s = self._server_time
+        return then_s + self._process.clock() - received_s
 
     async def _seen(self, names: Sequence[str]) -> TokenPool:
         try:
-            found = book_of(await self.link.call("view", argument(names=names)))
-        except Away:
-            return self._alone.share or self.book
-        bucket_levels.seen(self.book, found, self._least_s(), self._now_s())
+            found = token_pool_of(await self.link.call("view", argument(names=names)))
+        except RedisAway:
+            return self._fallback.share or self.token_pool
+        bucket_levels.note_view(self.token_pool, found, self._server_time_s(), self._now_s())
         return found
 
     def _adopt_again(self, keys: set[str]) -> None:
         """Have Redis adopt leases that it no longer holds; their requests are still running."""
-        gone = [kept.record() for kept in self.kept.values() if kept.key in keys]
+        gone = [
+            redis_lease.record() for redis_lease in self.leases.values() if redis_lease.key in keys
+        ]
         for part in _slices(gone):
             self.link.post("adopt", self._adoption(part))
 
-    def _tell(self, keys: Iterable[bytes]) -> None:
+    def _send(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            lease_id = key.decode().removesuffix(ALONE)
-            if lease_id in self.kept:
+            lease_id = key.decode().removesuffix(LOCAL_SUFFIX)
+            if lease_id in self.leases:
                 self.evict(lease_id)
 
     def _adoption(self, records: Sequence[dict[str, Any]]) -> bytes:
@@ -239,7 +241,7 @@ class RedisPools:
         return argument(
             owner=self._process.owner,
             leader_ms=int(LEADER_S * 1000),
-            terms=self.book.terms,
+            terms=self.token_pool.terms,
             epoch=secrets.token_hex(8),
         )
 
@@ -253,7 +255,7 @@ def next_slice(ticked: int, took_us: int) -> int:
     At most twice as many as before, because one measurement is not reliable.
     """
     fitting = ticked * TICK_CALL_US // took_us if took_us > 0 else ticked
-    return max(LEAST_TICKED, min(fitting, 2 * ticked, MOST_TICKED))
+    return max(MIN_TICKED, min(fitting, 2 * ticked, MAX_TICKED))
 
 
 def _definitions(entitlements: Sequence[Entitlement]) -> bytes:

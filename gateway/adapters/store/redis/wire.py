@@ -13,11 +13,11 @@ from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, ResponseError
 
 from gateway.adapters.store.redis.route import Route, close
-from gateway.adapters.store.redis.scripts import GROUPED, MOST_GROUPED, Calls
+from gateway.adapters.store.redis.scripts import GROUPED, MAX_GROUPED, Calls
 from gateway.errors import StateFailure
 
 
-class Lost(StateFailure):
+class ModelLost(StateFailure):
     """The server does not know the model, because it is new or was emptied."""
 
 
@@ -36,7 +36,7 @@ class Op:
         self.sent = False
 
 
-class Wire:
+class RedisWire:
     """Calls to the scripts of one model. Methods raise RedisError, OSError, TimeoutError."""
 
     def __init__(self, route: Route, calls: Calls) -> None:
@@ -57,7 +57,7 @@ class Wire:
             await close(connection)
 
     async def answers(self, ops: Sequence[Op]) -> list[Any]:
-        """Answers in order; a script's own error, or Lost, takes the answer's place."""
+        """Answers in order; a script's own error, or ModelLost, takes the answer's place."""
         answers = await self._pipeline(ops)
         again = [i for i, answer in enumerate(answers) if self._repeatable(answer)]
         if not again:
@@ -127,7 +127,7 @@ def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
     group: list[Op] = []
     for op in ops:
         joins = group and op.name in GROUPED and group[0].name in GROUPED
-        if group and (not joins or len(group) >= MOST_GROUPED):
+        if group and (not joins or len(group) >= MAX_GROUPED):
             yield group
             group = []
         group.append(op)
@@ -139,7 +139,7 @@ def _meant(error: ResponseError) -> Exception:
     """Translate an error answer; errors that concern the server are raised."""
     text = str(error)
     if text.startswith("NOSTATE"):
-        return Lost("Redis does not know the model")
+        return ModelLost("Redis does not know the model")
     if isinstance(error, NoScriptError) or text.startswith(("POOLS ", "ERR ", "WRONGTYPE")):
         return error
     # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: find the server again.

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.adapters.store.sqlite.estimators import open_file
 from gateway.errors import StateFailure
-from gateway.ports import EntitlementEntry, Kept, Removal, Written
+from gateway.ports import DirectoryState, EntitlementEntry, Removal, Written
 
 SCHEMA: Final = 1
 TOMBSTONE_S: Final = 86_400.0
@@ -68,11 +68,11 @@ class SqliteDirectory:
         self._running: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-directory")
 
-    async def load(self) -> Kept:
+    async def load(self) -> DirectoryState:
         """See Directory."""
         return await self._do(lambda file: self._since(file, -1))
 
-    async def changes(self, since: int, mark: str) -> Kept | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState | None:
         """See Directory. Only a lower revision shows that the file was replaced by an older one."""
         found = await self._do(lambda file: self._since(file, since))
         return None if found.revision < since else found
@@ -128,7 +128,7 @@ class SqliteDirectory:
             raise
         return file
 
-    def _since(self, file: sqlite3.Connection, since: int) -> Kept:
+    def _since(self, file: sqlite3.Connection, since: int) -> DirectoryState:
         file.execute("BEGIN")  # one snapshot for both queries
         try:
             (newest,) = file.execute("SELECT revision FROM directory").fetchone()
@@ -146,7 +146,7 @@ class SqliteDirectory:
         except msgspec.MsgspecError as error:
             raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
         removals = [_removal(*row[:2]) for row in rows if row[2] is None]
-        return Kept(revision=newest, mark="", entries=entries, removals=removals)
+        return DirectoryState(revision=newest, mark="", entries=entries, removals=removals)
 
     def _write(
         self,

@@ -24,15 +24,15 @@ from typing import Final
 import msgspec
 
 from gateway.errors import StateFailure
-from gateway.policy.estimate.merge import Learned, Peer, Sums
-from gateway.ports import Heard
+from gateway.policy.estimate.merge import Learned, PartState, PeerRecord
+from gateway.ports import ExchangeResult
 
 INTERVAL_S: Final = 5.0
 SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x534C4345
 BUSY_S: Final = 1.0
 
-_decode: Final = msgspec.json.Decoder(dict[str, Sums]).decode
+_decode: Final = msgspec.json.Decoder(dict[str, PartState]).decode
 _encode: Final = msgspec.json.Encoder().encode
 _MAGIC: Final = b"SQLite format 3\0"
 _TABLE: Final = """
@@ -60,9 +60,9 @@ class SqliteState:
         self._loaded = False
         self._file: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-state")
-        self._running: Future[Heard] | None = None
+        self._running: Future[ExchangeResult] | None = None
 
-    async def exchange(self, records: Mapping[str, Learned | None]) -> Heard:
+    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
         """See EstimatorState."""
         if self._running is not None and not self._running.done():
             # Wait for an exchange that its caller gave up, so that they do not queue up.
@@ -81,15 +81,15 @@ class SqliteState:
                 await asyncio.wrap_future(closing)
         self._thread.shutdown(wait=False)
 
-    def _exchange(self, records: dict[str, Learned | None]) -> Heard:
+    def _exchange(self, records: dict[str, Learned | None]) -> ExchangeResult:
         try:
             opened = self._file is None
             if self._file is None:
                 self._file = self._open()
             if not self._loaded:
-                heard = self._load(self._file, set(records))
+                received = self._load(self._file, set(records))
                 self._loaded = True
-                return heard
+                return received
             self._save(self._file, records)
         except StateFailure:
             raise
@@ -97,13 +97,13 @@ class SqliteState:
             self._close()
             raise StateFailure(f"{self._path}: {error}") from error
         # A reopened file may be another one: everything must be saved again.
-        return Heard(missing=frozenset(records)) if opened else Heard()
+        return ExchangeResult(missing=frozenset(records)) if opened else ExchangeResult()
 
     def _open(self) -> sqlite3.Connection:
         return open_file(self._path)
 
-    def _load(self, file: sqlite3.Connection, subjects: set[str]) -> Heard:
-        peers: dict[str, tuple[Peer, ...]] = {}
+    def _load(self, file: sqlite3.Connection, subjects: set[str]) -> ExchangeResult:
+        peers: dict[str, tuple[PeerRecord, ...]] = {}
         now_s = self._wall_clock()
         for subject, saved_s, record in file.execute("SELECT * FROM learned"):
             if subject not in subjects:
@@ -113,8 +113,8 @@ class SqliteState:
             except msgspec.MsgspecError as error:
                 self._close()
                 raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
-            peers[subject] = (Peer(age_s=max(0.0, now_s - saved_s), parts=parts),)
-        return Heard(peers=peers, missing=frozenset(subjects))
+            peers[subject] = (PeerRecord(age_s=max(0.0, now_s - saved_s), parts=parts),)
+        return ExchangeResult(peers=peers, missing=frozenset(subjects))
 
     def _save(self, file: sqlite3.Connection, records: dict[str, Learned | None]) -> None:
         now_s = self._wall_clock()
@@ -128,11 +128,11 @@ class SqliteState:
             file.executemany(_SAVE, rows)
             file.execute("COMMIT")
 
-    def _close(self) -> Heard:
+    def _close(self) -> ExchangeResult:
         if self._file is not None:
             self._file.close()
             self._file = None
-        return Heard()
+        return ExchangeResult()
 
 
 def open_file(path: Path) -> sqlite3.Connection:

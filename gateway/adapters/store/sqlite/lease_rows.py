@@ -8,9 +8,15 @@ from typing import Final
 import msgspec
 
 from gateway.adapters.store.sqlite.estimators import open_file
-from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Batch, Grave, Part, PoolCopy
+from gateway.adapters.store.sqlite.lease_snapshot import (
+    AccountCopy,
+    Batch,
+    PoolCopy,
+    SnapshotSlice,
+    Tombstone,
+)
 from gateway.errors import StateFailure
-from gateway.policy.token_pool.terms import Held
+from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import TOMBSTONES
 
 SCHEMA: Final = 1
@@ -60,8 +66,8 @@ _DROP: Final = (
     "DELETE FROM pool_tombstone WHERE model = ? AND id = ?",
 )
 _KEEP: Final = (
-    ("INSERT OR REPLACE INTO pool_lease VALUES (?, ?, ?)", Held),
-    ("INSERT OR REPLACE INTO pool_tombstone VALUES (?, ?, ?)", Grave),
+    ("INSERT OR REPLACE INTO pool_lease VALUES (?, ?, ?)", LeaseRecord),
+    ("INSERT OR REPLACE INTO pool_tombstone VALUES (?, ?, ?)", Tombstone),
 )
 _PRUNE: Final = """
 DELETE FROM pool_tombstone WHERE rowid <= (SELECT max(rowid) - ? FROM pool_tombstone)
@@ -77,9 +83,9 @@ class Rows:
         self.pools: dict[str, PoolCopy] = {}
         self.accounts: list[tuple[str, str, float, AccountCopy]] = []
         """(model, entitlement, when saved in Unix seconds, account)."""
-        self.leases: list[tuple[str, Held]] = []
+        self.leases: list[tuple[str, LeaseRecord]] = []
         """In the order of their expiry."""
-        self.graves: list[tuple[str, str, Grave]] = []
+        self.tombstones: list[tuple[str, str, Tombstone]] = []
         """(model, id, expired lease), oldest first."""
 
 
@@ -108,7 +114,7 @@ def load(file: sqlite3.Connection) -> Rows:
     """Read everything. Raises sqlite3.Error, msgspec.MsgspecError."""
     rows = Rows()
     pool, account = msgspec.json.Decoder(PoolCopy), msgspec.json.Decoder(AccountCopy)
-    lease, grave = msgspec.json.Decoder(Held), msgspec.json.Decoder(Grave)
+    lease, tombstone = msgspec.json.Decoder(LeaseRecord), msgspec.json.Decoder(Tombstone)
     for model, record in file.execute("SELECT * FROM pool_state"):
         rows.pools[model] = pool.decode(record)
     for model, name, saved_s, record in file.execute("SELECT * FROM pool_account"):
@@ -117,7 +123,7 @@ def load(file: sqlite3.Connection) -> Rows:
         rows.leases.append((model, lease.decode(record)))
     rows.leases.sort(key=lambda row: row[1].expires_s)
     for model, lease_id, record in file.execute("SELECT * FROM pool_tombstone ORDER BY rowid"):
-        rows.graves.append((model, lease_id, grave.decode(record)))
+        rows.tombstones.append((model, lease_id, tombstone.decode(record)))
     return rows
 
 
@@ -135,7 +141,7 @@ def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -
         [(model, _text(pool)) for model, pool in batch.pools.items()],
     )
     for part in batch.parts:
-        _write_part(file, part, now_s)
+        _write_slice(file, part, now_s)
         if len(batch.parts) > 1:
             # Without it, this thread retakes the interpreter before the event loop wakes up.
             time.sleep(PAUSE_S)
@@ -147,7 +153,7 @@ def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -
             time.sleep(PAUSE_S)
 
 
-def _write_part(file: sqlite3.Connection, part: Part, now_s: float) -> None:
+def _write_slice(file: sqlite3.Connection, part: SnapshotSlice, now_s: float) -> None:
     file.executemany(
         "INSERT OR REPLACE INTO pool_account VALUES (?, ?, ?, ?)",
         [(part.model, name, now_s, _text(copy)) for name, copy in part.accounts.items() if copy],
@@ -159,7 +165,11 @@ def _write_part(file: sqlite3.Connection, part: Part, now_s: float) -> None:
     for statement in _DROP:
         file.executemany(
             statement,
-            [(part.model, i) for i, copy in part.leases.items() if not isinstance(copy, Held)],
+            [
+                (part.model, i)
+                for i, copy in part.leases.items()
+                if not isinstance(copy, LeaseRecord)
+            ],
         )
     for statement, kind in _KEEP:
         file.executemany(

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.policy.admission.debt import SETTLED
 from gateway.policy.token_pool.counters import Account, Journal
-from gateway.policy.token_pool.terms import Held
+from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 SLICE: Final = 200
@@ -43,7 +43,7 @@ class AccountCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
     used: int
 
 
-class Grave(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class Tombstone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An expired lease's tombstone; late usage of the lease still counts."""
 
     entitlement: str
@@ -63,7 +63,7 @@ class PoolCopy(msgspec.Struct, frozen=True, array_like=True):
     service_s: list[float]
 
 
-class Part(msgspec.Struct, frozen=True):
+class SnapshotSlice(msgspec.Struct, frozen=True):
     """A slice of one model's changes by name and id; None for removed items.
 
     Holds nothing that the garbage collector tracks, so a large copy does not trigger it.
@@ -71,50 +71,56 @@ class Part(msgspec.Struct, frozen=True):
 
     model: str
     accounts: dict[str, AccountCopy | None] = {}
-    leases: dict[str, Held | Grave | None] = {}
+    leases: dict[str, LeaseRecord | Tombstone | None] = {}
 
 
 class Batch(msgspec.Struct, frozen=True):
     """A copy of all changes. If several parts have the same name, the last one counts."""
 
-    parts: list[Part] = []
+    parts: list[SnapshotSlice] = []
     pools: dict[str, PoolCopy] = {}
 
 
-async def collect(books: Mapping[str, TokenPool]) -> Batch:
+async def collect(token_pools: Mapping[str, TokenPool]) -> Batch:
     """Copy the items that the journals name, and empty the journals."""
     batch = Batch()
     for turn in range(ROUNDS):
-        taken = _take(books)
+        taken = _take(token_pools)
         count = sum(len(j.accounts) + len(j.leases) for j in taken.values())
         last = count <= SLICE or turn == ROUNDS - 1
         for model, journal in taken.items():
-            for part in _parts(books[model], model, journal):
+            for part in _slices(token_pools[model], model, journal):
                 batch.parts.append(part)
                 if not last:
                     await asyncio.sleep(0)
         if last:
             break
     if batch.parts:
-        batch.pools.update((model, copy_pool(book)) for model, book in books.items())
+        batch.pools.update(
+            (model, copy_pool(token_pool)) for model, token_pool in token_pools.items()
+        )
     return batch
 
 
-def _take(books: Mapping[str, TokenPool]) -> dict[str, Journal]:
+def _take(token_pools: Mapping[str, TokenPool]) -> dict[str, Journal]:
     taken = {}
-    for model, book in books.items():
-        if book.journal is not None:
-            taken[model], book.journal = book.journal, Journal()
+    for model, token_pool in token_pools.items():
+        if token_pool.journal is not None:
+            taken[model], token_pool.journal = token_pool.journal, Journal()
     return taken
 
 
-def _parts(book: TokenPool, model: str, journal: Journal) -> Iterator[Part]:
+def _slices(token_pool: TokenPool, model: str, journal: Journal) -> Iterator[SnapshotSlice]:
     """Yield the parts; each is copied on demand."""
     names, ids = iter(journal.accounts), iter(journal.leases)
     while some := list(islice(names, SLICE)):
-        yield Part(model, {name: copy_account(book.accounts.get(name)) for name in some})
+        yield SnapshotSlice(
+            model, {name: copy_account(token_pool.accounts.get(name)) for name in some}
+        )
     while some := list(islice(ids, SLICE)):
-        yield Part(model, {}, {lease_id: copy_lease(book, lease_id) for lease_id in some})
+        yield SnapshotSlice(
+            model, {}, {lease_id: copy_lease(token_pool, lease_id) for lease_id in some}
+        )
 
 
 def copy_account(account: Account | None) -> AccountCopy | None:
@@ -124,34 +130,34 @@ def copy_account(account: Account | None) -> AccountCopy | None:
     return AccountCopy(*(getattr(account, name) for name in AccountCopy.__struct_fields__))
 
 
-def copy_lease(book: TokenPool, lease_id: str) -> Held | Grave | None:
+def copy_lease(token_pool: TokenPool, lease_id: str) -> LeaseRecord | Tombstone | None:
     """A copy of a lease in force, or the tombstone of an expired one."""
-    held = book.leases.get(lease_id)
-    if held is not None:
-        return msgspec.structs.replace(held)
-    grave = book.tombstones.get(lease_id)
-    return None if grave is None else Grave(*grave)
+    record = token_pool.leases.get(lease_id)
+    if record is not None:
+        return msgspec.structs.replace(record)
+    tombstone = token_pool.tombstones.get(lease_id)
+    return None if tombstone is None else Tombstone(*tombstone)
 
 
-def copy_pool(book: TokenPool) -> PoolCopy:
+def copy_pool(token_pool: TokenPool) -> PoolCopy:
     """A copy of the pool-wide state."""
     return PoolCopy(
-        surplus=book.surplus,
-        surplus_s=book.surplus_s,
-        surplus_per_s=book.surplus_per_s,
-        ticked_s=book.ticked_s,
-        settled=book.settled,
-        refunds=book.refunds,
-        service_s=[pool.service_s for pool in book.pools],
+        surplus=token_pool.surplus,
+        surplus_s=token_pool.surplus_s,
+        surplus_per_s=token_pool.surplus_per_s,
+        ticked_s=token_pool.ticked_s,
+        settled=token_pool.settled,
+        refunds=token_pool.refunds,
+        service_s=[pool.service_s for pool in token_pool.pools],
     )
 
 
-def restore_account(book: TokenPool, name: str, copy: AccountCopy, now_s: float) -> bool:
+def restore_account(token_pool: TokenPool, name: str, copy: AccountCopy, now_s: float) -> bool:
     """Restore an account's saved counters; False if its entitlement no longer exists.
 
     Times later than now become now, because the machine's clock may have been set back.
     """
-    account = book.accounts.get(name)
+    account = token_pool.accounts.get(name)
     if account is None:
         return False
     for field in AccountCopy.__struct_fields__:
@@ -161,31 +167,31 @@ def restore_account(book: TokenPool, name: str, copy: AccountCopy, now_s: float)
         account.debt = 0.0
     account.epoch = -1
     if abs(account.debt) > SETTLED or account.burst > SETTLED:
-        book.active.add(name)
+        token_pool.active.add(name)
     return True
 
 
-def restore_pool(book: TokenPool, copy: PoolCopy, now_s: float) -> None:
+def restore_pool(token_pool: TokenPool, copy: PoolCopy, now_s: float) -> None:
     """Restore the pool-wide state."""
-    book.surplus, book.surplus_s = copy.surplus, min(copy.surplus_s, now_s)
-    book.surplus_per_s = min(copy.surplus_per_s, book.terms.tokens_per_s)
-    book.ticked_s = min(copy.ticked_s, now_s)
-    book.settled, book.refunds = copy.settled, copy.refunds
-    for pool, service_s in zip(book.pools, copy.service_s, strict=False):
+    token_pool.surplus, token_pool.surplus_s = copy.surplus, min(copy.surplus_s, now_s)
+    token_pool.surplus_per_s = min(copy.surplus_per_s, token_pool.terms.tokens_per_s)
+    token_pool.ticked_s = min(copy.ticked_s, now_s)
+    token_pool.settled, token_pool.refunds = copy.settled, copy.refunds
+    for pool, service_s in zip(token_pool.pools, copy.service_s, strict=False):
         pool.service_s = service_s
 
 
-def restore_lease(book: TokenPool, held: Held, now_s: float) -> bool:
+def restore_lease(token_pool: TokenPool, record: LeaseRecord, now_s: float) -> bool:
     """Count a former process's lease until it expires; False if its pool or entitlement is gone.
 
     Call in the order of expiry. The lease is not evictable, because no process can end it early.
     """
-    account = book.accounts.get(held.entitlement)
-    if account is None or held.pool >= len(book.pools):
+    account = token_pool.accounts.get(record.entitlement)
+    if account is None or record.pool >= len(token_pool.pools):
         return False
     account.since_s = now_s
-    held.expires_s = min(held.expires_s, now_s + LEASE_TTL_S)
-    book.move(account, held.pool, held.sequences, held.kv_bytes)
-    book.hold(account, held)
-    book.pools[held.pool].evictable.pop(held.id, None)
+    record.expires_s = min(record.expires_s, now_s + LEASE_TTL_S)
+    token_pool.move(account, record.pool, record.sequences, record.kv_bytes)
+    token_pool.hold(account, record)
+    token_pool.pools[record.pool].evictable.pop(record.id, None)
     return True

@@ -35,7 +35,7 @@ LIMIT_S: Final = 2.0
 """Longest wait for the file at start and at shutdown."""
 FORGET_S: Final = 30 * 86_400.0
 """Accounts of removed entitlements are dropped after this time."""
-JOURNAL_MOST: Final = 100_000
+MAX_JOURNAL: Final = 100_000
 """Ended leases remembered while the file is not writable; beyond, all leases are rewritten."""
 
 _log = logging.getLogger("sluice.state")
@@ -47,15 +47,15 @@ class SqliteLeases:
     def __init__(
         self,
         path: Path,
-        books: Mapping[str, TokenPool],
+        token_pools: Mapping[str, TokenPool],
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`books`: managed token pools by model; `wall_clock` Unix seconds. Opens nothing yet."""
+        """`token_pools`: managed ones by model; `wall_clock` Unix seconds. Opens nothing yet."""
         self.up = True
         """Whether the last exchange with the file succeeded."""
         self._path = path
-        self._books = books
+        self._token_pools = token_pools
         self._wall_clock = wall_clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-leases")
         self._file: sqlite3.Connection | None = None
@@ -77,8 +77,8 @@ class SqliteLeases:
                 "limits are not kept across restarts: %s", str(error) or "the file does not answer"
             )
             return
-        for book in self._books.values():
-            book.journal = Journal()
+        for token_pool in self._token_pools.values():
+            token_pool.journal = Journal()
         await self._restore(rows)
         self._saving.start()
 
@@ -87,8 +87,8 @@ class SqliteLeases:
         # Not cancelled: a save must write what it took from the journals.
         if await self._saving.close():
             await self.save()
-            for book in self._books.values():
-                book.journal = None
+            for token_pool in self._token_pools.values():
+                token_pool.journal = None
         closed = asyncio.wrap_future(self._thread.submit(self._close))
         await asyncio.wait([closed], timeout=LIMIT_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -100,7 +100,7 @@ class SqliteLeases:
             return
         if self._anew:
             self._note_all_leases()
-        batch = await collect(self._books)
+        batch = await collect(self._token_pools)
         if not batch.parts:
             return
         done = self._thread.submit(self._write, batch, anew=self._anew)
@@ -121,7 +121,7 @@ class SqliteLeases:
             self.up = True
             return True
         for part in batch.parts:
-            journal = self._books[part.model].journal
+            journal = self._token_pools[part.model].journal
             if journal is not None:
                 journal.accounts.update(part.accounts)
         if self.up:
@@ -130,39 +130,43 @@ class SqliteLeases:
         return True
 
     def _note_all_leases(self) -> None:
-        for book in self._books.values():
-            if book.journal is not None:
-                book.journal.leases = {*book.leases, *book.tombstones}
+        for token_pool in self._token_pools.values():
+            if token_pool.journal is not None:
+                token_pool.journal.leases = {*token_pool.leases, *token_pool.tombstones}
 
     def _bound_journals(self) -> None:
-        for book in self._books.values():
-            if book.journal is not None and len(book.journal.leases) > JOURNAL_MOST:
+        for token_pool in self._token_pools.values():
+            if token_pool.journal is not None and len(token_pool.journal.leases) > MAX_JOURNAL:
                 self._overflowed = True
-                book.journal.leases.clear()
+                token_pool.journal.leases.clear()
 
     async def _restore(self, rows: Rows) -> None:
         now_s = self._wall_clock()
         for model, pool in rows.pools.items():
-            if model in self._books:
-                lease_snapshot.restore_pool(self._books[model], pool, now_s)
+            if model in self._token_pools:
+                lease_snapshot.restore_pool(self._token_pools[model], pool, now_s)
         for number, (model, name, saved_s, account) in enumerate(rows.accounts):
-            book = self._books.get(model)
-            known = book is not None and lease_snapshot.restore_account(book, name, account, now_s)
-            if not known and book is not None and saved_s < now_s - FORGET_S:
-                book.journal = book.journal or Journal()
-                book.journal.accounts.add(name)
+            token_pool = self._token_pools.get(model)
+            known = token_pool is not None and lease_snapshot.restore_account(
+                token_pool, name, account, now_s
+            )
+            if not known and token_pool is not None and saved_s < now_s - FORGET_S:
+                token_pool.journal = token_pool.journal or Journal()
+                token_pool.journal.accounts.add(name)
             if number % lease_snapshot.SLICE == 0:
                 await asyncio.sleep(0)
-        for number, (model, held) in enumerate(rows.leases):
-            book = self._books.get(model)
-            if book is not None and not lease_snapshot.restore_lease(book, held, now_s):
-                book.journal = book.journal or Journal()
-                book.journal.leases.add(held.id)
+        for number, (model, record) in enumerate(rows.leases):
+            token_pool = self._token_pools.get(model)
+            if token_pool is not None and not lease_snapshot.restore_lease(
+                token_pool, record, now_s
+            ):
+                token_pool.journal = token_pool.journal or Journal()
+                token_pool.journal.leases.add(record.id)
             if number % lease_snapshot.SLICE == 0:
                 await asyncio.sleep(0)
-        for model, lease_id, grave in rows.graves:
-            if model in self._books:
-                self._books[model].tombstones[lease_id] = msgspec.structs.astuple(grave)
+        for model, lease_id, tombstone in rows.tombstones:
+            if model in self._token_pools:
+                self._token_pools[model].tombstones[lease_id] = msgspec.structs.astuple(tombstone)
 
     # -- in the thread
 

@@ -14,7 +14,7 @@ LENGTHS = (250, 1000, 4000)
 EACH = 25
 
 
-def documents(kind: texts.Kind, tokens: int) -> list[texts.Document]:
+def documents(kind: texts.Kind, tokens: int) -> list[texts.SampleText]:
     rng = random.Random(f"{kind}-{tokens}")
     return [texts.document(kind, tokens, rng) for _ in range(EACH)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.common.report import Row
 from bench.fleetopt import simulated
-from bench.fleetopt.runs import Case, EvenLengths, judged, run_all
+from bench.fleetopt.runs import EvenLengths, FleetCase, judged, run_all
 from planner.workload.library import SHIPPED
 from simulator.fleet.traffic import CdfLengths
 
@@ -104,7 +104,7 @@ def test_even_draws_are_the_distribution_without_its_noise() -> None:
 
 
 def test_results_come_in_order_from_two_processes() -> None:
-    case = Case(workload="azure", nodes=(277,), requests=2000)
+    case = FleetCase(workload="azure", nodes=(277,), requests=2000)
     cases = [case, msgspec.structs.replace(case, nodes=(300,))]
     found = run_all(judged, cases, "two", processes=2)
     assert [verdict.pools[0].instances for verdict in found] == [277, 300]

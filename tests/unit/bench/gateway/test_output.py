@@ -7,7 +7,7 @@ import pytest
 
 from bench.common import texts
 from bench.gateway import accuracy, output
-from bench.gateway.output import CAP, Length, Trace, simulate
+from bench.gateway.output import CAP, Length, LengthTrace, simulate
 
 
 def test_the_mixed_load_is_what_it_says() -> None:
@@ -46,7 +46,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
 
 
 def test_a_habitual_cap_does_not_empty_the_short_pool() -> None:
-    trace = Trace("short", "prose", [Length(1000, 100)] * 50 + [Length(20_000, 100)] * 50)
+    trace = LengthTrace("short", "prose", [Length(1000, 100)] * 50 + [Length(20_000, 100)] * 50)
     found = simulate(trace)
     assert (found.short, found.truly_short, found.would_refuse) == (50, 50, 0)
     assert CAP > output.BOUNDARY

@@ -12,7 +12,15 @@ import pytest
 from bench.common.report import Report, Row
 from bench.pool_routing import learning, model, run
 from bench.pool_routing.learning import CATEGORIES, curve, expected_ema, learn
-from bench.pool_routing.model import AZURE, LMSYS, Pairs, Workload, closed_form, size, slots_of
+from bench.pool_routing.model import (
+    AZURE,
+    LMSYS,
+    CdfWorkload,
+    PairTraffic,
+    closed_form,
+    size,
+    slots_of,
+)
 
 CJK = CATEGORIES[2]
 QUIET = """
@@ -70,7 +78,7 @@ def test_throughputs_and_fleets_of_lmsys() -> None:
     ],
     ids=["Azure", "LMSYS"],
 )
-def test_savings_by_boundary(workload: Workload, stated: list[float]) -> None:
+def test_savings_by_boundary(workload: CdfWorkload, stated: list[float]) -> None:
     ours = [100 * size(workload, b).savings for b in run.BOUNDARIES]
     assert ours == pytest.approx(stated, abs=0.05)
 
@@ -92,7 +100,7 @@ def test_equations_7_and_8() -> None:
 
 @pytest.mark.parametrize("workload", [AZURE, LMSYS], ids=["Azure", "LMSYS"])
 @pytest.mark.parametrize(("low", "high"), [(0, 65_536), (0, 8192), (3000, 20_000)])
-def test_the_integral_is_what_sampling_gives(workload: Workload, low: int, high: int) -> None:
+def test_the_integral_is_what_sampling_gives(workload: CdfWorkload, low: int, high: int) -> None:
     rng = np.random.default_rng(8192)
     at, up_to = zip((0, 0.0), *workload.breakpoints, strict=True)
     drawn = rng.uniform(workload.cdf(low), workload.cdf(high), 100_000)
@@ -104,12 +112,12 @@ def test_the_integral_is_what_sampling_gives(workload: Workload, low: int, high:
 
 
 def test_pairs_are_counted_as_they_are() -> None:
-    pairs = Pairs([500, 513, 9000], [10, 20, 30])
+    pairs = PairTraffic([500, 513, 9000], [10, 20, 30])
     assert pairs.longest == 9030
     assert pairs.share(0, 8192) == pytest.approx(2 / 3)
     assert pairs.iterations(0, 8192) == pytest.approx((1 + 10 + 2 + 20) / 2)
     assert pairs.iterations(8192, 65_536) == 18 + 30
-    assert size(Pairs([500], [10])).long == 0
+    assert size(PairTraffic([500], [10])).long == 0
 
 
 def test_a_start_at_4_is_still_felt_after_50_observations() -> None:

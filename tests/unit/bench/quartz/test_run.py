@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.quartz.lab import POLICIES, Figures, figures, make, paired, run
+from bench.quartz.lab import POLICIES, LabFigures, figures, make, paired, run
 from bench.quartz.peers import CacheAware, TokenFair
 from bench.quartz.workloads import MIXED, REQUESTS, mixed, mooncake, workloads
 from gateway.policy.fleet.fleet import PoolState
@@ -69,9 +69,9 @@ def test_every_policy_serves_a_short_stream(policy: str) -> None:
 
 
 def test_the_paired_interval_is_students() -> None:
-    def with_p99(p99_s: float) -> Figures:
-        values = dict.fromkeys(Figures.__struct_fields__, 0.0) | {"p99_s": p99_s, "lost": 0}
-        return msgspec.convert(values, Figures)
+    def with_p99(p99_s: float) -> LabFigures:
+        values = dict.fromkeys(LabFigures.__struct_fields__, 0.0) | {"p99_s": p99_s, "lost": 0}
+        return msgspec.convert(values, LabFigures)
 
     results = {
         ("w", "a"): [with_p99(v) for v in (1.0, 2.0, 3.0)],
@@ -137,6 +137,6 @@ def test_gateways_hear_of_one_another_through_the_shipped_notes() -> None:
         served = run(demands, gateways, tell_prefixes=told)
         assert served.lost == 0
         assert all(gateway.scheduler.replicas == 4 for gateway in gateways)
-        assert all(gateway.news.wanted for gateway in gateways)
+        assert all(gateway.prefix_gossip.has_listeners for gateway in gateways)
         hits[told] = served.cached_tokens.sum()
     assert hits[True] > 1.1 * hits[False]

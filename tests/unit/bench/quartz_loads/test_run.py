@@ -6,16 +6,25 @@ import numpy as np
 import pytest
 
 from bench.quartz_loads.knees import completed_per_s
-from bench.quartz_loads.run import DEFAULT, OTHERS, Cell, Seen, figures, make, misses, run_task
+from bench.quartz_loads.run import (
+    DEFAULT,
+    OTHERS,
+    LoadCell,
+    LoadFigures,
+    figures,
+    make,
+    misses,
+    run_task,
+)
 from bench.quartz_loads.scenes import HEAVY, SCENES, knee
 from gateway.policy.prefix.index import PrefixIndex
-from simulator.experiments.scheduling import Demand, Served
+from simulator.experiments.scheduling import Demand, ServedRequest
 
-CELL = Cell(scene="Mixed", workers=4, load=0.5)
+CELL = LoadCell(scene="Mixed", workers=4, load=0.5)
 
 
-def seen(p50_s: float = 0.2, p99_s: float = 1.0, violations: float = 0.0) -> Seen:
-    return Seen(
+def seen(p50_s: float = 0.2, p99_s: float = 1.0, violations: float = 0.0) -> LoadFigures:
+    return LoadFigures(
         p50_s=p50_s,
         p90_s=p50_s,
         p99_s=p99_s,
@@ -63,7 +72,7 @@ def test_a_scene_repeats_by_seed_and_grows_with_the_fleet(scene: str) -> None:
     ],
 )
 def test_a_cell_is_missed_where_another_is_surely_better(
-    mine: list[Seen], missed: list[str]
+    mine: list[LoadFigures], missed: list[str]
 ) -> None:
     found = {(CELL, other): [seen()] * len(mine) for other in OTHERS}
     found[CELL, DEFAULT] = mine
@@ -81,9 +90,9 @@ def test_all_policies_with_prefixes_look_for_them_in_a_bounded_index() -> None:
         assert isinstance(make(policy, 4, 0).prefixes, PrefixIndex)
 
 
-def served(ttft_s: list[float], lost: int) -> Served:
+def served(ttft_s: list[float], lost: int) -> ServedRequest:
     ttft = np.array(ttft_s)
-    return Served(
+    return ServedRequest(
         ttft_s=ttft,
         wait_s=ttft,
         queue_s=ttft,
@@ -126,7 +135,7 @@ def test_what_is_completed_beyond_the_knee_is_less_than_what_is_offered() -> Non
 
 
 def test_past_the_knee_the_default_keeps_its_hits_and_a_lower_p99_than_sticky() -> None:
-    near, far = (Cell(scene="Mixed", workers=4, load=load) for load in (0.8, 1.2))
+    near, far = (LoadCell(scene="Mixed", workers=4, load=load) for load in (0.8, 1.2))
     runs = [
         [run_task((cell, seed, policies, None)) for seed in range(2)]
         for cell, policies in ((near, (DEFAULT,)), (far, (DEFAULT, "sticky")))
@@ -137,5 +146,5 @@ def test_past_the_knee_the_default_keeps_its_hits_and_a_lower_p99_than_sticky() 
     assert mean(crowded, "p99_s") < mean(sticky, "p99_s")
 
 
-def mean(values: list[Seen], field: str) -> float:
+def mean(values: list[LoadFigures], field: str) -> float:
     return float(np.mean([getattr(value, field) for value in values]))

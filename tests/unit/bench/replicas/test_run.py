@@ -9,11 +9,11 @@ import pytest
 from bench.common.raw_client import RawClient
 from bench.replicas.bodies import request
 from bench.replicas.books import exported
-from bench.replicas.load import Sent, most_at_once
+from bench.replicas.load import SentRequest, most_at_once
 
 
-def sent(begin_s: float, end_s: float, status: int = 200) -> Sent:
-    return Sent(
+def sent(begin_s: float, end_s: float, status: int = 200) -> SentRequest:
+    return SentRequest(
         tenant="t", gateway=0, at_s=begin_s, length_s=end_s - begin_s, status=status, reason=""
     )
 

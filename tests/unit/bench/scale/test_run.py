@@ -7,7 +7,7 @@ import pytest
 from bench.scale.measure import Cpu, finished, pauses, quantile, watched
 from bench.scale.rows import Point, growth, hold, rows_of
 from bench.scale.run import ladders
-from bench.scale.traffic import Conversations, Size, entitlements
+from bench.scale.traffic import ChatBodies, Size, entitlements
 from bench.scale.workers import Loaded
 
 
@@ -125,9 +125,9 @@ def test_redis_has_floors_at_ten_and_a_hundred_thousand_entitlements_under_both_
 
 
 def test_conversations_grow_and_begin_alike() -> None:
-    first, second = (b for b in (Conversations(1).body(), Conversations(1).body()))
+    first, second = (b for b in (ChatBodies(1).body(), ChatBodies(1).body()))
     assert first == second
-    talk = Conversations(1)
+    talk = ChatBodies(1)
     bodies = [talk.body() for _ in range(9)]
     sizes = [len(body) for body in bodies]
     assert sizes[:8] == sorted(sizes[:8])

@@ -18,9 +18,9 @@ from bench.soak.fill import (
 )
 from bench.soak.gateway import MOCKED, PREFIXES, TIGHT, _extend
 from bench.soak.visits import CHAT, RESPONSES
-from gateway.policy.pools.conversations import KEPT, MAX_HOMES, Conversations
+from gateway.policy.pools.conversations import MAX_RESPONSES, RETAINED, Conversations
 from gateway.policy.prefix.digests import points_of
-from gateway.policy.prefix.index import LEAST_ENTRIES
+from gateway.policy.prefix.index import MIN_ENTRIES
 from gateway.policy.request.members import by_name
 from gateway.settings import load
 from gateway.settings.model_parts import SchedulingConfig
@@ -41,7 +41,7 @@ def test_the_bulk_fills_the_index_decisions_and_conversations(tmp_path: Path) ->
     assert not points[0] & points[2], "another part begins to count anew"
     scheduling = SchedulingConfig()
     assert BULK_REQUESTS * len(points[0]) > scheduling.prefix_entries
-    assert BULK_REQUESTS > KEPT
+    assert BULK_REQUESTS > RETAINED
     known = Conversations()
     for body in bodies:
         known.remember("bench", points_of("chat", by_name(body), len(body)))
@@ -60,8 +60,8 @@ def test_visits_fill_conversations_homes_and_the_smaller_indexes() -> None:
         bodies.add(sha256(visit.body).digest())
         found = digests(endpoint, visit.body)
         (long_ if len(visit.body) > LONG_TEXT_BYTES else short).update(found)
-    assert KEPT // 2 <= len(known) <= KEPT < CONVERSATIONS, "some have been forgotten"
-    assert paths.count(RESPONSES) > MAX_HOMES
+    assert RETAINED // 2 <= len(known) <= RETAINED < CONVERSATIONS, "some have been forgotten"
+    assert paths.count(RESPONSES) > MAX_RESPONSES
     assert paths.count(CHAT) + paths.count(RESPONSES) == len(bodies)
     assert len(paths) == CONVERSATIONS + LONG_PROMPTS
     assert min(len(short), len(long_)) > PREFIXES
@@ -73,7 +73,7 @@ def test_visits_are_of_the_soaks_own_models(tmp_path: Path) -> None:
     models = {model.name: model for model in load(file).models}
     assert msgspec.json.decode(next(visits()).body)["model"] == MOCKED
     for name in (MOCKED, TIGHT):
-        assert models[name].scheduling.prefix_entries == PREFIXES >= LEAST_ENTRIES
+        assert models[name].scheduling.prefix_entries == PREFIXES >= MIN_ENTRIES
         assert models[name].scheduling.policy == "quartz"
     body = json.loads(bulk_body(tmp_path, 0).read_text())
     assert body["model"] in models

@@ -6,23 +6,23 @@ import msgspec
 import pytest
 
 from bench.common.gateway_books import Line, LogReader, Try, label, most_at_once, outcomes
-from bench.common.raw_client import Answer
+from bench.common.raw_client import RawAnswer
 from bench.common.report import Row
-from bench.soak.books import Ledger, book_rows, refusal_gaps
-from bench.soak.gateway import Sample
+from bench.soak.books import LogTotals, book_rows, refusal_gaps
+from bench.soak.gateway import GatewaySample
 from bench.soak.trend import growth, slope_mib_per_day
 from bench.soak.visits import CHAT, MESSAGES, Visit, Visitors, told
 
 MINUTE_S = 60.0
 
 
-def sample(at_s: float, rss_kib: int) -> Sample:
-    return Sample(
+def sample(at_s: float, rss_kib: int) -> GatewaySample:
+    return GatewaySample(
         at_s=at_s, rss_kib=rss_kib, pss_kib=0, fds=0, cpu_s=0, leases=0, waiting=0, requests=0
     )
 
 
-def half_an_hour(kib_per_s: float) -> list[Sample]:
+def half_an_hour(kib_per_s: float) -> list[GatewaySample]:
     """100 MiB that grow evenly, and a warm-up that does not count."""
     return [
         sample(at_s, int(102_400 + kib_per_s * at_s) - (50_000 if at_s < 240 else 0))
@@ -50,20 +50,20 @@ def line(outcome: str, status: int = 200, **more: object) -> Line:
 
 
 def test_errors_are_judged_by_who_failed() -> None:
-    ledger = Ledger(["bad"])
+    totals = LogTotals(["bad"])
     bad = [{"worker": "bad", "result": "reset"}]
     good = [{"worker": "good", "result": "reset"}]
-    ledger.add([line("upstream_error", 502, attempts=bad), line("ok"), line("refused", 429)])
-    assert (ledger.caused, ledger.uncaused_count, ledger.statuses[429]) == (1, 0, 1)
-    ledger.add([line("upstream_error", 200, attempts=good), line("internal_error", 500)])
-    assert (ledger.caused, ledger.uncaused_count, ledger.count) == (1, 2, 5)
+    totals.add([line("upstream_error", 502, attempts=bad), line("ok"), line("refused", 429)])
+    assert (totals.caused, totals.uncaused_count, totals.statuses[429]) == (1, 0, 1)
+    totals.add([line("upstream_error", 200, attempts=good), line("internal_error", 500)])
+    assert (totals.caused, totals.uncaused_count, totals.count) == (1, 2, 5)
 
 
 def rows_of(logged: list[Line], ended: dict[tuple[str, str], int]) -> dict[str, Row]:
-    ledger = Ledger(["bad"])
-    ledger.add(logged)
-    counted = dict(ledger.outcomes)
-    return {row.metric: row for row in book_rows(ledger, counted, ended, 1, 0)}
+    totals = LogTotals(["bad"])
+    totals.add(logged)
+    counted = dict(totals.outcomes)
+    return {row.metric: row for row in book_rows(totals, counted, ended, 1, 0)}
 
 
 def test_books_are_exact_or_do_not_hold() -> None:
@@ -82,8 +82,8 @@ def test_whoever_left_may_have_been_refused_but_nobody_else() -> None:
     assert refusal_gaps({"http 404": 1, "ok": 4}, {404: 1}) == (0, 0)
 
 
-def answer(status: int = 200, body: bytes = b"") -> Answer:
-    return Answer(status=status, headers={}, body=body)
+def answer(status: int = 200, body: bytes = b"") -> RawAnswer:
+    return RawAnswer(status=status, headers={}, body=body)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bench.token_pools import protection as token_pools_protection
 from bench.token_pools import retries as token_pools_retries
 from bench.token_pools import run as token_pools
 from bench.token_pools.lab import Lab
-from bench.token_pools.live import Outcome
+from bench.token_pools.live import LiveOutcome
 from bench.token_pools.protection import END_S, GUARANTEED, arrivals, experiment
 from bench.token_pools.records import ITERATION_S, SLOTS, quantile, spark
 from bench.token_pools.sharing import COPILOT, REPORTS, SYNTH
@@ -55,12 +55,12 @@ def test_leases_live_as_long_as_their_requests_and_no_longer() -> None:
     for _ in range(4):
         assert lab.offer("t", 64, 1_000) is None
     lab.run(60.0)
-    assert lab.book is not None
-    assert len(lab.book.leases) == 4, "renewed beyond the lease's life of 30 s"
+    assert lab.token_pool is not None
+    assert len(lab.token_pool.leases) == 4, "renewed beyond the lease's life of 30 s"
     lab.run(200.0)
-    account = lab.book.accounts["t"]
-    assert not lab.book.leases
-    assert lab.book.pools[0].inflight == account.total == 0
+    account = lab.token_pool.accounts["t"]
+    assert not lab.token_pool.leases
+    assert lab.token_pool.pools[0].inflight == account.total == 0
     assert account.debited - account.refunded == account.used == 4 * 1_064
 
 
@@ -263,7 +263,7 @@ def test_reserving_what_is_expected_uses_the_slots() -> None:
 
 def test_credit_keeps_overload_fair() -> None:
     found = fairness.experiment("default", 0, baseline=3, length_s=400)
-    assert max(found.drought_ticks.values()) <= fairness.MOST_TICKS
+    assert max(found.drought_ticks.values()) <= fairness.MAX_TICKS
     assert min(found.rate.values()) > 0.3
     assert found.over <= SLOTS + 2
     assert found.use > 0.98
@@ -302,8 +302,8 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     assert all(f.stat().st_size > 10_000 for f in files)
 
 
-def run(ttft_s: float, waiting: list[int], *, denied: str = "concurrency") -> Outcome:
-    return Outcome(
+def run(ttft_s: float, waiting: list[int], *, denied: str = "concurrency") -> LiveOutcome:
+    return LiveOutcome(
         ttft_s=ttft_s,
         counted=9,
         waiting=waiting,

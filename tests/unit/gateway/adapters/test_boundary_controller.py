@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.adapters.boundary_controller import BoundaryChore, EngineTotals
+from gateway.adapters.boundary_controller import BoundaryController, EngineTotals
 from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.boundary_control import BoundaryControl, Bounds
+from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.records.attempt import Attempt
 from tests.builders import decision, served_model
@@ -24,9 +24,9 @@ class World:
         self.served = msgspec.structs.replace(served_model(), watch=BoundaryWatch(2, planned))
         self.preempted = self.finished = 0.0
         self.now_s = 0.0
-        bounds = Bounds(pool="short", start=8192, least=4096, most=8192)
+        bounds = BoundaryBounds(pool="short", start=8192, least=4096, most=8192)
         control = BoundaryControl([bounds], observe=observe)
-        self.chore = BoundaryChore(
+        self.chore = BoundaryController(
             [self.served], {"m": control}, self.metrics, clock=lambda: self.now_s, ask=self.ask
         )
 
@@ -124,7 +124,7 @@ def test_lengths_that_drift_are_logged_once_each_way(caplog: pytest.LogCaptureFi
 
 def test_a_model_without_a_watch_is_left_alone() -> None:
     plain = served_model()
-    chore = BoundaryChore([plain], {}, Metrics(), clock=lambda: 0.0)
+    chore = BoundaryController([plain], {}, Metrics(), clock=lambda: 0.0)
     assert chore.look() == []
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from gateway.adapters.store.redis import link as redis_link
-from gateway.adapters.store.redis.link import COMPANIONS, Link
+from gateway.adapters.store.redis.link import COMPANIONS, RedisLink
 from gateway.adapters.store.redis.route import route_of
-from gateway.adapters.store.redis.scripts import GROUPED, MOST_GROUPED, Calls, Scripts
-from gateway.adapters.store.redis.wire import Op, Wire
+from gateway.adapters.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, Scripts
+from gateway.adapters.store.redis.wire import Op, RedisWire
 from tests.fakes import FakeClock
 
 TURNS = 20
 """Of the event loop, more than a round trip of the wire below takes."""
 
 
-class NotedWire(Wire):
+class NotedWire(RedisWire):
     """A wire to nowhere that notes what each round trip carried."""
 
     def __init__(self) -> None:
@@ -26,27 +26,27 @@ class NotedWire(Wire):
         self.trips: list[list[str]] = []
 
     async def open(self) -> None:
-        """See Wire."""
+        """See RedisWire."""
 
     async def load(self) -> None:
-        """See Wire."""
+        """See RedisWire."""
 
     async def answers(self, ops: Sequence[Op]) -> list[Any]:
-        """See Wire."""
+        """See RedisWire."""
         self.trips.append([op.name for op in ops])
         await asyncio.sleep(0)
         return [1] * len(ops)
 
 
-async def prepared(_: Link) -> None:
+async def prepared(_: RedisLink) -> None:
     """Nothing to prepare."""
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[Link, list[list[str]]]]:
+async def linked() -> AsyncIterator[tuple[RedisLink, list[list[str]]]]:
     """A link that is up, and its round trips."""
     wire = NotedWire()
-    link = Link(
+    link = RedisLink(
         wire, clock=FakeClock(0.0), chance=lambda: 0.5, prepare=prepared, on_up=lambda: None
     )
     await link.start()
@@ -118,10 +118,10 @@ async def test_other_posts_and_a_full_script_go_at_once() -> None:
         link.post("adopt", b"")
         await turns(lambda: bool(trips))
         assert trips == [["settle", "adopt"]]
-        for _ in range(MOST_GROUPED):
+        for _ in range(MAX_GROUPED):
             link.post("settle", b"")
         await turns(lambda: len(trips) > 1)
-        assert trips[1:] == [["settle"] * MOST_GROUPED]
+        assert trips[1:] == [["settle"] * MAX_GROUPED]
 
 
 @pytest.mark.usefixtures("never")

@@ -20,7 +20,7 @@ from gateway.pipeline.request_progress import RequestProgress
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.conversations import Home
+from gateway.policy.pools.conversations import ResponseLocation
 from gateway.policy.request.head import read_head
 from gateway.policy.request.header_lines import pairs_of
 from gateway.policy.response.sse import DONE
@@ -756,9 +756,9 @@ async def test_a_streamed_response_is_remembered_too() -> None:
     done = event({"type": "response.completed", "response": {"id": "resp_7"}})
     bench = Bench(stream(created, done))
     await bench.serve(incoming(b'{"model":"m","input":"x","stream":true}', endpoint=RESPONSES))
-    home = bench.served.fleet.homes.find("resp_7")
-    assert home is not None
-    assert (home.pool, home.worker) == (SHORT, 0)
+    location = bench.served.fleet.response_affinity.find("resp_7")
+    assert location is not None
+    assert (location.pool, location.worker) == (SHORT, 0)
 
 
 STORED = whole(
@@ -778,7 +778,9 @@ async def test_a_response_counts_what_it_continues() -> None:
 
 async def test_another_tenant_s_response_is_not_found() -> None:
     bench = Bench(STORED)
-    bench.served.fleet.homes.remember("resp_1", Home(SHORT, 0, "somebody else", 18_500))
+    bench.served.fleet.response_affinity.remember(
+        "resp_1", ResponseLocation(SHORT, 0, "somebody else", 18_500)
+    )
     then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
     await bench.serve(incoming(then, endpoint=RESPONSES))
     refusal = bench.reply.refusal
@@ -806,7 +808,7 @@ async def test_a_response_that_nobody_knows_is_not_found_where_keys_are_asked_fo
     assert refusal is not None
     assert (refusal.status, refusal.reason) == (404, "response_not_found")
     assert not bench.upstream.calls
-    bench.served.fleet.homes.remember("resp_1", Home(SHORT, 0, "t", 5))
+    bench.served.fleet.response_affinity.remember("resp_1", ResponseLocation(SHORT, 0, "t", 5))
     await bench.serve(with_key(CONTINUED), FakeReply())
     assert len(bench.upstream.calls) == 1
 
@@ -819,11 +821,11 @@ async def test_an_open_gateway_relays_ids_that_it_does_not_know() -> None:
 
 async def test_another_replica_s_fresh_response_is_waited_for() -> None:
     bench = Bench(STORED, keyring=keys())
-    bench.served.fleet.homes.tell = lambda response_id, home: None
+    bench.served.fleet.response_affinity.on_remember = lambda response_id, home: None
     task = asyncio.create_task(bench.serve(with_key(CONTINUED)))
     await asyncio.sleep(0.02)
     assert bench.reply.refusal is None
-    bench.served.fleet.homes.learn("resp_1", Home(SHORT, 0, "t", 5))
+    bench.served.fleet.response_affinity.learn("resp_1", ResponseLocation(SHORT, 0, "t", 5))
     await task
     assert bench.reply.status == 200
 

@@ -18,7 +18,7 @@ from gateway.policy.response.sse import StreamMeter
 from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from tests.growth import assert_linear
 
-MOST_BYTES = 2**22
+MAX_BYTES = 2**22
 
 
 def chat(content: bytes) -> bytes:
@@ -63,7 +63,7 @@ def test_of_bodies(shape: str) -> None:
         with contextlib.suppress(BadRequest):
             read_body(endpoint, body)
 
-    assert_linear(lambda n: head + unit * (n // len(unit)) + tail, run, 2**14, MOST_BYTES)
+    assert_linear(lambda n: head + unit * (n // len(unit)) + tail, run, 2**14, MAX_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_of_streams_in_one_piece(endpoint: Endpoint, unit: bytes) -> None:
         meter.feed(data)
         meter.usage()
 
-    assert_linear(lambda n: unit * (n // len(unit)), run, 2**14, MOST_BYTES)
+    assert_linear(lambda n: unit * (n // len(unit)), run, 2**14, MAX_BYTES)
 
 
 @pytest.mark.parametrize("unit", ["word ", "[1] ", "\n## ", "  \t ", '{"a":1,', "漢", "<doc", "# "])
@@ -94,7 +94,7 @@ def test_of_categories(unit: str) -> None:
         classify(sample(text))
         has_retrieval_headers([text])
 
-    assert_linear(lambda n: unit * n, run, 2**12, MOST_BYTES // len(unit))
+    assert_linear(lambda n: unit * n, run, 2**12, MAX_BYTES // len(unit))
 
 
 def one_or_many(text: str, size: int) -> Spans:

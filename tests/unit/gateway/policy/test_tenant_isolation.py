@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.estimate.merge import Ledger, Peer
+from gateway.policy.estimate.merge import EstimatorMerge, PeerRecord
 from gateway.records.endpoint import CHAT, COMPLETIONS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.request import BodyFacts, Category, Measure
@@ -176,11 +176,11 @@ def test_merging_replicas_carries_no_attack_to_other_tenants(sent: Lessons) -> N
             taught(*lots[1::3]),
             taught(*lots[2::3]),
         ]
-        ledgers = [Ledger(replica, 0.0) for replica in replicas]
+        ledgers = [EstimatorMerge(replica, 0.0) for replica in replicas]
         for second in range(3):
-            records = [Peer(age_s=0.0, parts=each.learned(float(second))) for each in ledgers]
-            for i, ledger in enumerate(ledgers):
-                list(ledger.merge(records[:i] + records[i + 1 :]))
+            records = [PeerRecord(age_s=0.0, parts=each.learned(float(second))) for each in ledgers]
+            for i, merge in enumerate(ledgers):
+                list(merge.merge(records[:i] + records[i + 1 :]))
         return replicas
 
     for attacked, spared in zip(world(sent), world(None), strict=True):

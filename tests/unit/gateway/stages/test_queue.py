@@ -24,8 +24,8 @@ async def crowd(served: ModelRuntime, scheduler: Scheduler, jobs: list[Job]) -> 
         served.scheduling.queued[job] = scheduler
 
 
-def job(client: str, band: int = 1, share: float = 1.0, tenant: str = "") -> Job:
-    return Job(None, 1, 1, 0.0, client, band, share, tenant=tenant or client)
+def job(client: str, priority_class: int = 1, share: float = 1.0, tenant: str = "") -> Job:
+    return Job(None, 1, 1, 0.0, client, priority_class, share, tenant=tenant or client)
 
 
 @pytest.mark.parametrize(

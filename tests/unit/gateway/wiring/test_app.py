@@ -40,7 +40,7 @@ def parts(gateway: Gateway) -> list[Any]:
         gateway.boundaries,
         gateway.telemetry,
         gateway.pools.registry,
-        gateway.pools.keeper,
+        gateway.pools.upkeep,
     ]
 
 

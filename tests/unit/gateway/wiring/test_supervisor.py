@@ -13,8 +13,8 @@ from gateway.settings import Config, parse
 from gateway.wiring import supervisor
 from gateway.wiring.supervisor import (
     DEATHS_WITHIN_S,
-    MOST_DEATHS,
-    MOST_PAUSE_S,
+    MAX_DEATHS,
+    MAX_PAUSE_S,
     Replica,
     Supervisor,
 )
@@ -42,13 +42,13 @@ def pauses(deaths_s: list[float]) -> list[float | None]:
 
 
 def test_a_replica_that_dies_again_and_again_is_waited_for_longer_and_then_given_up() -> None:
-    found = pauses([float(n) for n in range(MOST_DEATHS)])
+    found = pauses([float(n) for n in range(MAX_DEATHS)])
     assert found[-1] is None
     waited = [pause_s for pause_s in found[:-1] if pause_s is not None]
-    assert len(waited) == MOST_DEATHS - 1
+    assert len(waited) == MAX_DEATHS - 1
     assert waited == sorted(set(waited))
     assert waited[0] == pytest.approx(0.1)
-    assert waited[-1] == MOST_PAUSE_S
+    assert waited[-1] == MAX_PAUSE_S
 
 
 def test_a_replica_that_dies_now_and_then_is_always_started_again() -> None:
@@ -89,7 +89,7 @@ def replica_of(monkeypatch: pytest.MonkeyPatch, program: list[str] | OSError) ->
         return await start(*program, **more)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
-    monkeypatch.setattr(supervisor, "MOST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.01)
     (replica, _) = Supervisor(config(2), None).replicas
     replica.ready.set()
     return replica
@@ -100,8 +100,8 @@ async def test_a_replica_that_cannot_be_started_again_is_tried_as_often_as_one_t
 ) -> None:
     replica = replica_of(monkeypatch, BlockingIOError(11, "no process is left"))
     await asyncio.wait_for(replica.keep(), 10)
-    assert caplog.text.count("no process is left") == MOST_DEATHS
-    assert f"died {MOST_DEATHS} times" in caplog.text
+    assert caplog.text.count("no process is left") == MAX_DEATHS
+    assert f"died {MAX_DEATHS} times" in caplog.text
 
 
 async def test_a_successor_that_hangs_at_its_start_is_not_listed_and_killed(
@@ -113,7 +113,7 @@ async def test_a_successor_that_hangs_at_its_start_is_not_listed_and_killed(
     await asyncio.sleep(0.1)
     assert not replica.serves
     await asyncio.wait_for(keeping, 20)
-    assert caplog.text.count("ended with status -9") == MOST_DEATHS
+    assert caplog.text.count("ended with status -9") == MAX_DEATHS
 
 
 async def test_only_replicas_that_serve_now_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,18 @@ from planner.calibration.check import TOLERANCE, Check, compare, modelled
 from planner.calibration.fit import Timing, Window, fit_windows
 from planner.calibration.limits import Overhead
 from planner.calibration.profile import (
-    Limits,
-    Told,
+    EngineLimits,
+    StatedValues,
     engine_profile,
     node_profile,
     profile_document,
 )
-from planner.calibration.traces import Trace
+from planner.calibration.traces import StreamTrace
 from planner.errors import PlanError
 from planner.profile import profile_from_json
 from simulator.engine.engine import EngineProfile
 
-TOLD = Told(name="m-measured", model="m", window_tokens=4096, kv_tokens=64_000)
+TOLD = StatedValues(name="m-measured", model="m", window_tokens=4096, kv_tokens=64_000)
 
 
 def windows(
@@ -114,7 +114,7 @@ def test_too_little_is_refused(found: list[Window]) -> None:
 
 def test_the_file_is_read_by_the_planner_and_by_the_mock() -> None:
     fit = fit_windows(windows(0.0137, 0.00041, 2.3e-5))
-    limits = Limits(slots=24, chunk_tokens=1024, longest_prompt_tokens=3000)
+    limits = EngineLimits(slots=24, chunk_tokens=1024, longest_prompt_tokens=3000)
     node = node_profile(
         fit, TOLD, limits, tokens_per_sequence=400, verified=False, source="measured"
     )
@@ -130,7 +130,7 @@ def test_the_file_is_read_by_the_planner_and_by_the_mock() -> None:
 
 def test_what_was_not_met_takes_the_engine_s_defaults() -> None:
     fit = fit_windows(windows(0.009, 3e-7, 4e-5, timing="kv"))
-    engine = engine_profile(fit, TOLD, Limits(longest_prompt_tokens=6000))
+    engine = engine_profile(fit, TOLD, EngineLimits(longest_prompt_tokens=6000))
     assert (engine.max_num_seqs, engine.chunk_tokens) == (256, 6000)
     assert engine.h_s_per_token == fit.h_s_per_token
 
@@ -138,9 +138,9 @@ def test_what_was_not_met_takes_the_engine_s_defaults() -> None:
 # The held-out load
 
 
-def load(count: int = 12) -> list[Trace]:
+def load(count: int = 12) -> list[StreamTrace]:
     return [
-        Trace(
+        StreamTrace(
             submit_s=100 + 0.1 * index,
             times_s=(0.0, 1.0),
             tokens=(1, 20 + index),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from planner.calibration.fit import Fit, fit_windows
 from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
-from planner.calibration.traces import Injection, Trace, decode_windows, injection
+from planner.calibration.traces import Injection, StreamTrace, decode_windows, injection
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 ENGINE = EngineProfile(
@@ -22,7 +22,9 @@ Asked = tuple[float, int, int]
 """(submitted, prompt tokens, output tokens)."""
 
 
-def run(asked: list[Asked], profile: EngineProfile = ENGINE, before_s: float = 0.0) -> list[Trace]:
+def run(
+    asked: list[Asked], profile: EngineProfile = ENGINE, before_s: float = 0.0
+) -> list[StreamTrace]:
     """What a client sees of these requests."""
     engine = Engine(profile)
     events = []
@@ -34,7 +36,7 @@ def run(asked: list[Asked], profile: EngineProfile = ENGINE, before_s: float = 0
         )
     events += engine.run_until(1e6, every_token=True)
     return [
-        Trace(
+        StreamTrace(
             submit_s=at_s,
             times_s=tuple(t for t, e in events if e.id == str(index)),
             tokens=tuple(e.index for _, e in events if e.id == str(index)),
@@ -59,7 +61,7 @@ def exact(profile: EngineProfile = ENGINE) -> Fit:
 
 def prefills(
     profile: EngineProfile, lengths: tuple[int, ...] = (246, 491, 737, 983, 1475, 1966, 2949, 3932)
-) -> tuple[list[Injection], list[Trace]]:
+) -> tuple[list[Injection], list[StreamTrace]]:
     """Prompts beside one stream, and each alone."""
     asked = [(0.5 + 1.5 * i, n, 2) for i, n in enumerate(lengths)]
     clock, *injected = run([(0.0, 32, 3000), *asked], profile)

@@ -60,10 +60,12 @@ def test_compressed_requests_of_a_trace_sum_one_by_one(max_cut: float) -> None:
     sums = prepare(trace, boundaries=(1024, 3072), gammas=(1.0, 1.3, 2.0), max_cut=max_cut)
     for at, b_short in enumerate((1024, 3072)):
         for column, gamma in enumerate((1.0, 1.3, 2.0)):
-            band = lengths.only((lengths.total > b_short) & (lengths.total <= int(gamma * b_short)))
-            room = b_short - band.answer
-            fits = (room >= 1) & (band.prompt - room <= max_cut * band.prompt)
-            kept = band.only(fits)
+            priority_class = lengths.only(
+                (lengths.total > b_short) & (lengths.total <= int(gamma * b_short))
+            )
+            room = b_short - priority_class.answer
+            fits = (room >= 1) & (priority_class.prompt - room <= max_cut * priority_class.prompt)
+            kept = priority_class.only(fits)
             after = Lengths(
                 np.full(kept.total.shape, float(b_short)), room[fits], kept.answer, kept.weight
             )

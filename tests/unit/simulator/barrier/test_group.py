@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import Oracle
-from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobin
-from simulator.barrier.records import BarrierSpec, History, Pairs, Work
-from simulator.barrier.state import Group
+from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobinPolicy
+from simulator.barrier.records import BarrierSpec, BarrierWork, History, Pairs
+from simulator.barrier.state import BarrierGroup
 from simulator.barrier.summary import longest_service, summarise
 from simulator.barrier.work import DRIFTS, like_burst, of_lengths, of_theorem, poisson
 
 SMALL = BarrierSpec(workers=2, slots=2, overhead_s=1.0, seconds_per_token=0.01, reveal=4)
 
 
-def work(*pairs: tuple[int, int]) -> Work:
+def work(*pairs: tuple[int, int]) -> BarrierWork:
     prompts, outputs = zip(*pairs, strict=True)
     return of_lengths(np.array(prompts, float), np.array(outputs))
 
 
 def all_policies() -> list[Policy]:
     ahead = BfIo(5, ahead=Oracle())
-    return [Fcfs(), Jsq(), RoundRobin(), PowerOfD(2), LeastKv(), BfIo(maxage=20), ahead]
+    return [Fcfs(), Jsq(), RoundRobinPolicy(), PowerOfD(2), LeastKv(), BfIo(maxage=20), ahead]
 
 
 # -- the clock (eq. 6)
@@ -63,7 +63,7 @@ def test_the_router_sees_no_more_than_is_revealed() -> None:
     seen = []
 
     class Watch:
-        def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+        def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
             seen.append(len(pool))
             return Fcfs().choose(group, pool)
 
@@ -88,7 +88,7 @@ def test_a_queue_at_a_worker_is_served_in_order() -> None:
 
 def test_nobody_is_served_before_it_arrives_and_idle_time_passes_at_once() -> None:
     asked = work((10, 1), (10, 1))
-    asked = Work(
+    asked = BarrierWork(
         prompt_tokens=asked.prompt_tokens,
         output_tokens=asked.output_tokens,
         arrival_s=np.array([5.0, 60.0]),
@@ -115,7 +115,7 @@ class Wrong:
     def __init__(self, *pairs: tuple[int, int]) -> None:
         self._pairs = pairs
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         return self._pairs
 
 
@@ -157,7 +157,7 @@ def test_every_request_is_served_once_wholly_and_within_the_slots(
 
 
 def naive_loads(
-    run: History, asked: Work, spec: BarrierSpec
+    run: History, asked: BarrierWork, spec: BarrierSpec
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Loads by definition (eq. 1); also holds each worker to its slots."""
     loads = np.zeros((len(run.dt_s), spec.workers))

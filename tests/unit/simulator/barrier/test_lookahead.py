@@ -11,7 +11,7 @@ from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import BySurvival, LookAhead, Oracle
 from simulator.barrier.policies import BfIo, Fcfs
 from simulator.barrier.records import BarrierSpec, Floats, Pairs
-from simulator.barrier.state import Group
+from simulator.barrier.state import BarrierGroup
 from simulator.barrier.summary import summarise
 from simulator.barrier.work import like_burst, of_lengths
 
@@ -25,7 +25,7 @@ class Watched:
         self.ahead, self.horizon, self.oracle = ahead, horizon, oracle
         self.compared = 0
 
-    def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+    def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         grown = group.grown(self.horizon)
         found = self.ahead.load(group, self.horizon, grown)
         assert np.allclose(found, self.naive(group, grown))
@@ -33,7 +33,7 @@ class Watched:
         self.compared += 1
         return Fcfs().choose(group, pool)
 
-    def naive(self, group: Group, grown: Floats) -> Floats:
+    def naive(self, group: BarrierGroup, grown: Floats) -> Floats:
         wanted = np.zeros((group.spec.workers, self.horizon + 1))
         for worker, slot in zip(*np.nonzero(group.request >= 0), strict=True):
             for h in range(self.horizon + 1):
@@ -72,7 +72,7 @@ def test_classes_are_told_apart() -> None:
     seen: list[Floats] = []
 
     class Look:
-        def choose(self, group: Group, pool: Sequence[int]) -> Pairs:
+        def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
             if group.active.any():
                 seen.append(ahead.load(group, 1, group.grown(1)))
             return Fcfs().choose(group, pool)

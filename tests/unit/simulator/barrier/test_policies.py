@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from simulator.barrier.group import Policy
-from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobin
+from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobinPolicy
 from simulator.barrier.records import BarrierSpec
-from simulator.barrier.state import Group
+from simulator.barrier.state import BarrierGroup
 from simulator.barrier.work import of_lengths
 
 SPEC = BarrierSpec(workers=3, slots=4)
 
 
-def group(*held: Sequence[int], waiting: Sequence[int] = (10, 20, 30)) -> Group:
+def group(*held: Sequence[int], waiting: Sequence[int] = (10, 20, 30)) -> BarrierGroup:
     """Workers that hold these prompts, and what waits; the waiting come last."""
     prompts = [*(p for worker in held for p in worker), *waiting]
-    found = Group(SPEC, of_lengths(np.array(prompts, float), np.full(len(prompts), 9)))
+    found = BarrierGroup(SPEC, of_lengths(np.array(prompts, float), np.full(len(prompts), 9)))
     request = 0
     for worker, own in enumerate(held):
         for _ in own:
@@ -28,7 +28,7 @@ def group(*held: Sequence[int], waiting: Sequence[int] = (10, 20, 30)) -> Group:
     return found
 
 
-def chosen(policy: Policy, of: Group, waiting: int = 3) -> list[int]:
+def chosen(policy: Policy, of: BarrierGroup, waiting: int = 3) -> list[int]:
     """The worker of each waiting request, in their order; -1 for none."""
     total = len(of.sizes)
     found = [-1] * waiting
@@ -53,7 +53,7 @@ def test_least_kv_takes_the_fewest_tokens_and_counts_what_it_sent() -> None:
 
 
 def test_round_robin_goes_on_where_it_was_and_leaves_out_the_full() -> None:
-    policy = RoundRobin()
+    policy = RoundRobinPolicy()
     assert chosen(policy, group([1], [1, 1, 1, 1], [1])) == [0, 2, 0]
     assert chosen(policy, group([], [], [])) == [1, 2, 0]
 
@@ -75,7 +75,7 @@ def test_bf_io_fills_the_gap() -> None:
 
 def test_bf_io_counts_what_a_worker_has_queued() -> None:
     spec = BarrierSpec(workers=2, slots=1, depth=2)
-    of = Group(spec, of_lengths(np.array([10.0, 50, 20, 5]), np.full(4, 9)))
+    of = BarrierGroup(spec, of_lengths(np.array([10.0, 50, 20, 5]), np.full(4, 9)))
     of.bind(0, 0)
     of.bind(1, 0)
     of.bind(2, 1)
@@ -85,7 +85,9 @@ def test_bf_io_counts_what_a_worker_has_queued() -> None:
     assert BfIo().choose(of, [3]) == [(0, 1)]
 
 
-@pytest.mark.parametrize("policy", [Fcfs(), Jsq(), LeastKv(), RoundRobin(), PowerOfD(), BfIo()])
+@pytest.mark.parametrize(
+    "policy", [Fcfs(), Jsq(), LeastKv(), RoundRobinPolicy(), PowerOfD(), BfIo()]
+)
 def test_nobody_is_sent_where_nothing_is_free(policy: Policy) -> None:
     full = group([1] * 4, [1] * 4, [1] * 4)
     assert list(policy.choose(full, range(12, 15))) == []

@@ -10,7 +10,7 @@ import pytest
 from bench.fleetopt.boundary import SCENARIO, WITHIN_S
 from simulator.experiments.boundary_auto import Steered, run
 from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
-from simulator.fleet.steering import Seen
+from simulator.fleet.steering import PoolObservation
 from tests.unit.simulator.fleets import requests, second
 
 
@@ -48,9 +48,9 @@ class Lower:
     every_s = 10.0
 
     def __init__(self) -> None:
-        self.seen: list[tuple[float, Sequence[Seen]]] = []
+        self.seen: list[tuple[float, Sequence[PoolObservation]]] = []
 
-    def step(self, now_s: float, pools: Sequence[Seen]) -> Sequence[int] | None:
+    def step(self, now_s: float, pools: Sequence[PoolObservation]) -> Sequence[int] | None:
         self.seen.append((now_s, pools))
         return (50,) if now_s == 20.0 else None
 

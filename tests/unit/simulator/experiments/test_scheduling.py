@@ -11,16 +11,23 @@ from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine.engine import Engine, EngineRequest
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
-from simulator.experiments.scheduling import WORKER, Demand, Gateway, Served, Trouble, serve
+from simulator.experiments.scheduling import (
+    WORKER,
+    Demand,
+    ServedRequest,
+    SimulatedGateway,
+    Trouble,
+    serve,
+)
 
 WORKERS = 3
 
 
-def gateway_of(name: str = "quartz", workers: int = WORKERS) -> Gateway:
+def gateway_of(name: str = "quartz", workers: int = WORKERS) -> SimulatedGateway:
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), 256)
     predictor = PrefillPredictor(workers=workers)
     scheduler = make_scheduler(name, pool, predictor=predictor)
-    return Gateway(pool, scheduler, UnboundedPrefixes(workers), predictor)
+    return SimulatedGateway(pool, scheduler, UnboundedPrefixes(workers), predictor)
 
 
 def demands_of(count: int, seed: int = 0, rate: float = 8.0) -> list[Demand]:
@@ -46,7 +53,7 @@ def demands_of(count: int, seed: int = 0, rate: float = 8.0) -> list[Demand]:
     return demands
 
 
-def run(demands: list[Demand], *names: str, troubles: tuple[Trouble, ...] = ()) -> Served:
+def run(demands: list[Demand], *names: str, troubles: tuple[Trouble, ...] = ()) -> ServedRequest:
     gateways = [gateway_of(name) for name in names or ("quartz",)]
     return serve(demands, gateways, profiles=[WORKER] * WORKERS, troubles=troubles)
 

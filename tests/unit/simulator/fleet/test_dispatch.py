@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
-from simulator.fleet.dispatch import DISPATCHERS, LeastLoaded, ShortestQueue
+from simulator.fleet.dispatch import DISPATCHERS, LeastLoadedDispatch, ShortestQueue
 
 COUNT = 200
 NO_TOKENS = [0] * COUNT
@@ -23,7 +23,10 @@ def test_the_shortest_queue_chooses_as_the_gateway_does(data: st.DataObject) -> 
     workers = data.draw(st.integers(1, 7))
     mine, theirs = state(workers), state(workers)
     random = np.random.default_rng(0)
-    fast, real = ShortestQueue(mine, NO_TOKENS, random), LeastLoaded(theirs, NO_TOKENS, random)
+    fast, real = (
+        ShortestQueue(mine, NO_TOKENS, random),
+        LeastLoadedDispatch(theirs, NO_TOKENS, random),
+    )
     placed: list[tuple[int, int]] = []
     for request in range(COUNT):
         step = data.draw(st.integers(0, 9))
@@ -47,7 +50,7 @@ def test_the_shortest_queue_chooses_as_the_gateway_does(data: st.DataObject) -> 
 
 def test_the_least_loaded_weighs_tokens() -> None:
     pool = state(2)
-    dispatcher = LeastLoaded(pool, [1000, 10, 10], np.random.default_rng(0))
+    dispatcher = LeastLoadedDispatch(pool, [1000, 10, 10], np.random.default_rng(0))
     assert [dispatcher.pick(i, 0.0) for i in range(3)] == [0, 1, 1]
     assert (pool.active, pool.tokens) == ([1, 2], [1000, 20])
 

@@ -9,7 +9,7 @@ import pytest
 from simulator.engine.profiles import PROFILES
 from simulator.fleet import arrivals
 from simulator.fleet.fleet import FleetSpec, Outage, PoolSpec, outages, simulate
-from simulator.fleet.outcome import DONE, UNAVAILABLE, Outcome
+from simulator.fleet.outcome import DONE, UNAVAILABLE, FleetOutcome
 from simulator.fleet.traffic import CdfLengths, traffic
 from tests.unit.simulator.fleets import one_pool, requests, second
 
@@ -32,7 +32,7 @@ def two_pools(**changes: object) -> FleetSpec:
     return msgspec.structs.replace(FleetSpec(pools=pools, gamma=1.5, compressible=0.5), **changes)
 
 
-def columns(outcome: Outcome) -> bytes:
+def columns(outcome: FleetOutcome) -> bytes:
     names = ("start_s", "first_s", "end_s", "pool", "worker", "status", "prompt_tokens")
     return b"".join(getattr(outcome, name).tobytes() for name in names)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.engine.engine import EngineProfile
 from simulator.fleet.dispatch import DISPATCHERS
 from simulator.fleet.fleet import FleetSpec, Outage, PoolSpec, simulate
-from simulator.fleet.outcome import BROKEN, DONE, REFUSED_LENGTH, UNAVAILABLE, Outcome
+from simulator.fleet.outcome import BROKEN, DONE, REFUSED_LENGTH, UNAVAILABLE, FleetOutcome
 from simulator.fleet.traffic import Traffic
 from tests.unit.simulator.fleets import closed_profiles, outage_lists, traffics
 
@@ -41,7 +41,7 @@ def specs(draw: st.DrawFn) -> FleetSpec:
     )
 
 
-def most_held(outcome: Outcome, mine: np.ndarray, weight: np.ndarray) -> int:
+def most_held(outcome: FleetOutcome, mine: np.ndarray, weight: np.ndarray) -> int:
     """The largest sum of weights at any time; ends come before starts."""
     known = mine & ~np.isnan(outcome.start_s) & ~np.isnan(outcome.end_s)
     events = [
@@ -55,7 +55,7 @@ def most_held(outcome: Outcome, mine: np.ndarray, weight: np.ndarray) -> int:
     return most
 
 
-def blocks(profile: EngineProfile, outcome: Outcome) -> np.ndarray:
+def blocks(profile: EngineProfile, outcome: FleetOutcome) -> np.ndarray:
     tokens = outcome.prompt_tokens + outcome.output_tokens
     return np.asarray(-(-np.minimum(tokens, profile.max_model_len) // profile.block_tokens))
 

@@ -42,28 +42,28 @@ def test_what_ended_makes_room_again() -> None:
 
 
 def test_token_pools_refuse_above_a_concurrency_limit_and_settle_what_ends() -> None:
-    book = TokenPool(Terms(slots=(8,)))
+    token_pool = TokenPool(Terms(slots=(8,)))
     limited = Entitlement(name="t", model="m", service_class="guaranteed", baseline=(2,), limit=2)
-    book.define(limited)
+    token_pool.define(limited)
     traffic = requests(*[(0.0, 10, 20)] * 3, (100.0, 10, 20))
 
     def gate(states: Sequence[PoolState], tokens: Sequence[int]) -> Gate:
-        return TokenPoolGate(book, ["t"] * len(tokens), tokens)
+        return TokenPoolGate(token_pool, ["t"] * len(tokens), tokens)
 
     outcome = simulate(one_pool(second(max_num_seqs=8)), traffic, gate=gate)
     assert outcome.status.tolist() == [DONE, DONE, REFUSED_BY_GATE, DONE]
-    assert book.pools[0].inflight == 0
-    assert book.leases == {}
+    assert token_pool.pools[0].inflight == 0
+    assert token_pool.leases == {}
 
 
 def test_leases_outlive_their_time_to_live_while_requests_run() -> None:
-    book = TokenPool(Terms(slots=(8,)))
-    book.define(Entitlement(name="t", model="m", baseline=(1,), limit=1))
+    token_pool = TokenPool(Terms(slots=(8,)))
+    token_pool.define(Entitlement(name="t", model="m", baseline=(1,), limit=1))
     # The first runs for 200 s, six times a lease's life; the second must still be refused.
     traffic = requests((0.0, 10, 200), (150.0, 10, 20))
 
     def gate(states: Sequence[PoolState], tokens: Sequence[int]) -> Gate:
-        return TokenPoolGate(book, ["t"] * len(tokens), tokens)
+        return TokenPoolGate(token_pool, ["t"] * len(tokens), tokens)
 
     outcome = simulate(one_pool(second(max_num_seqs=8)), traffic, gate=gate)
     assert outcome.status.tolist() == [DONE, REFUSED_BY_GATE]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gateway.policy.pools.routing_table import PoolShape, Routing
-from simulator.fleet.routing import REFUSED, Route, route
+from simulator.fleet.routing import REFUSED, RoutedTraffic, route
 
 TWO = Routing(
     pools=(
@@ -14,7 +14,9 @@ TWO = Routing(
 )
 
 
-def routed(*lengths: tuple[int, int], gamma: float = 1.0, compressible: float = 1.0) -> Route:
+def routed(
+    *lengths: tuple[int, int], gamma: float = 1.0, compressible: float = 1.0
+) -> RoutedTraffic:
     prompts, outputs = (np.array(column) for column in zip(*lengths, strict=True))
     return route(
         TWO,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from planner.goals import Goals
 from planner.plan import make_plan
-from planner.records import FleetPlan, Plan, Question
+from planner.records import FleetPlan, PlanResult, Question
 from planner.workload.library import SHIPPED
 from sluice.plan.command import plan
 from sluice.plan.verify import verification_json, verify
@@ -28,7 +28,7 @@ def run(*args: str) -> Result:
     return CliRunner(env={"COLUMNS": "120"}).invoke(app, [*AZURE, *args])
 
 
-def planned(*, gamma: float = 1.0, **more: Any) -> Plan:
+def planned(*, gamma: float = 1.0, **more: Any) -> PlanResult:
     goals = Goals(rate_per_s=100.0, ttft_s=0.5)
     return make_plan(
         Question(
@@ -42,7 +42,7 @@ def planned(*, gamma: float = 1.0, **more: Any) -> Plan:
     )
 
 
-def with_nodes(found: Plan, short: int) -> Plan:
+def with_nodes(found: PlanResult, short: int) -> PlanResult:
     """The same plan with another short pool."""
     pools = (msgspec.structs.replace(found.chosen.pools[0], serving_nodes=short),)
     chosen = msgspec.structs.replace(found.chosen, pools=(*pools, *found.chosen.pools[1:]))

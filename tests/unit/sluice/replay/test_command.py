@@ -15,19 +15,19 @@ from planner.workload.library import SHIPPED
 from simulator.mock_server import tokenizer
 from sluice.cli import app, register
 from sluice.replay.client import Answered
-from sluice.replay.load import Ask, from_recording, from_workload
-from sluice.replay.report import Report, report, report_json
+from sluice.replay.load import ReplayRequest, from_recording, from_workload
+from sluice.replay.report import ReplayReport, report, report_json
 from sluice.replay.run import Replayed, commonest
 from sluice.replay.texts import KINDS, Texts, kind_of
-from sluice.simulate.recorded import Recorded, read_recorded
+from sluice.simulate.recorded import RecordedTraffic, read_recorded
 
 if not app.registered_commands:
     register()
 
 
-def recording(*times: float) -> Recorded:
+def recording(*times: float) -> RecordedTraffic:
     count = len(times)
-    return Recorded(
+    return RecordedTraffic(
         at_s=np.array(times),
         prompts=np.arange(100, 100 + count),
         answers=np.arange(1, 1 + count),
@@ -35,7 +35,7 @@ def recording(*times: float) -> Recorded:
     )
 
 
-def asked(found: Recorded, **given: Any) -> list[Ask]:
+def asked(found: RecordedTraffic, **given: Any) -> list[ReplayRequest]:
     options: dict[str, Any] = {
         "arrivals": "recorded",
         "rate_per_s": None,
@@ -147,8 +147,8 @@ def answered(ttft_s: float | None, due_s: float = 0.0, **fields: Any) -> Answere
     return Answered(due_s=due_s, sent_s=due_s, first_s=first, **{**given, **fields})
 
 
-def judged(answers: list[Answered], **given: Any) -> Report:
-    asks = tuple(Ask(at_s=a.due_s, prompt_tokens=100, output_tokens=10) for a in answers)
+def judged(answers: list[Answered], **given: Any) -> ReplayReport:
+    asks = tuple(ReplayRequest(at_s=a.due_s, prompt_tokens=100, output_tokens=10) for a in answers)
     done = Replayed(
         asks=asks, answers=tuple(answers), started_s=0.0, ended_s=9.0, stopped=False, most_open=3
     )

@@ -21,7 +21,7 @@ from gateway.errors import StateFailure
 from gateway.policy.request.head import digest_of
 from sluice.tenant.command import tenant
 from sluice.tenant.tables import listing
-from tests.entitlement_fakes import Desk
+from tests.entitlement_fakes import EntitlementRig
 from tests.unit.gateway.web.control.test_admin_entitlements import ADMIN_KEY, app_of
 
 NEW = ("create", "a", "--tenant", "acme", "--model", "m")
@@ -31,15 +31,15 @@ class Gateway:
     """The admin routes, served in a thread."""
 
     def __init__(self) -> None:
-        self.desk = Desk()
+        self.rig = EntitlementRig()
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(app_of(self.desk), log_level="error", lifespan="off")
+        config = uvicorn.Config(app_of(self.rig), log_level="error", lifespan="off")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
 
     async def _serve(self) -> None:
-        await self.desk.start()
+        await self.rig.start()
         await self.server.serve([self.socket])
 
     def run(self, *args: str, key: str = ADMIN_KEY) -> Result:
@@ -74,7 +74,7 @@ def test_a_tenant_s_life(gateway: Gateway) -> None:
         *("--tokens-per-second", "5000", "--expires-at", "2035-01-01T00:00:00Z"),
     )
     assert made["concurrency"] == {"short": 5, "long": 1}
-    assert gateway.desk.keyring.find(digest_of(made["key"].encode())) is not None
+    assert gateway.rig.keyring.find(digest_of(made["key"].encode())) is not None
     changed = gateway.json(
         *("change", "a", "--concurrency", "8", "--unset", "slo-target-ms", "--unset", "expires_at")
     )
@@ -103,14 +103,14 @@ def test_a_tenant_s_life(gateway: Gateway) -> None:
 def test_a_new_key_stands_alone_on_the_last_line_of_stdout(gateway: Gateway) -> None:
     result = gateway.run(*NEW)
     key = result.stdout.splitlines()[-1]
-    assert gateway.desk.keyring.find(digest_of(key.encode())) is not None
+    assert gateway.rig.keyring.find(digest_of(key.encode())) is not None
     assert hashlib.sha256(key.encode()).hexdigest() not in result.output
     assert "shown this once" in result.stderr
 
 
 def test_tables_show_what_people_look_for(gateway: Gateway) -> None:
     gateway.run(*NEW, "--tokens-per-second", "50")
-    gateway.desk.store.inflight["a"] = 3
+    gateway.rig.store.inflight["a"] = 3
     listed = gateway.run("list").stdout.splitlines()
     assert listed[0].split() == [
         *("name", "tenant", "model", "class", "state", "in", "flight", "tokens/s", "debt", "keys"),
@@ -171,7 +171,7 @@ def test_a_change_says_what_changed_and_nothing_else(gateway: Gateway) -> None:
     ]
     *told, key = gateway.run("keys", "add", "a").stdout.splitlines()
     assert [line.split(":")[1] for line in told] == [" keys"]
-    assert gateway.desk.keyring.find(digest_of(key.encode())) is not None
+    assert gateway.rig.keyring.find(digest_of(key.encode())) is not None
 
 
 @pytest.mark.parametrize(
@@ -240,10 +240,10 @@ def test_bad_input_is_exit_code_2(
 def test_what_the_gateway_cannot_do_now_is_exit_code_1(gateway: Gateway) -> None:
     gateway.run(*NEW)
     assert gateway.run(*NEW).exit_code == 1
-    gateway.desk.store.inflight["a"] = 1
+    gateway.rig.store.inflight["a"] = 1
     refused = gateway.run("delete", "a")
     assert (refused.exit_code, "in flight" in refused.stderr) == (1, True)
-    gateway.desk.directory.fail_with = StateFailure("away")
+    gateway.rig.directory.fail_with = StateFailure("away")
     assert gateway.run("suspend", "a").exit_code == 1
 
 

@@ -170,6 +170,6 @@ def test_escaped_labels_are_read_past() -> None:
 async def test_the_mock_engine_tells_what_it_has() -> None:
     driver = Driver(MockConfig(model="m", profile=next(iter(PROFILES.values())), dp_ranks=2))
     lines = render_metrics(driver).decode().splitlines()
-    told = [t for t in map(kv_tokens, lines) if t is not None]
+    reported = [t for t in map(kv_tokens, lines) if t is not None]
     profile = driver.config.profile
-    assert told == [profile.kv_blocks * profile.block_tokens] * 2
+    assert reported == [profile.kv_blocks * profile.block_tokens] * 2

@@ -58,18 +58,18 @@ async def test_a_page_fills_the_view(
 
 
 async def test_a_restart_is_told_once(served: ModelRuntime, engines: FakeEngines) -> None:
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     metrics = EngineMetrics(
         [served],
         lambda: 0.0,
         upstream=engines,
-        on_restart=lambda model, pool, worker: told.append((model.name, pool, worker)),
+        on_restart=lambda model, pool, worker: reported.append((model.name, pool, worker)),
     )
     for tokens in (50, 60, 5, 6):
         engines.answer("/metrics", PAGE % tokens, port=1)
         await metrics.read(served, 0, 0)
     await metrics.close()
-    assert told == [(served.name, 0, 0)]
+    assert reported == [(served.name, 0, 0)]
 
 
 @pytest.mark.parametrize("status", [404, 500])

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.engines.pages import EnginePages
-from gateway.adapters.engines.probes import FIRST_AT_ONCE, Prober
+from gateway.adapters.engines.probes import PROBE_BATCH, Prober
 from gateway.adapters.upstream import HttpUpstream
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
@@ -119,8 +119,8 @@ async def test_who_is_not_ready_is_named_with_the_reason(
         for _ in range(3):
             assert not await probing.probe(served, 0, 0)
     assert served.fleet.pools[0].why_down[0].startswith(why)
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"worker w0 of m/only is not ready: {why}")
+    (reported,) = [record.getMessage() for record in caplog.records]
+    assert reported.startswith(f"worker w0 of m/only is not ready: {why}")
 
 
 async def test_a_key_that_is_refused_is_told_from_one_that_is_missing() -> None:
@@ -338,7 +338,7 @@ async def test_engines_are_spread_over_the_interval(slept: list[float]) -> None:
     probing = prober(served, engines)
     await probing.start()
     assert engines.asked("/health") == 1000
-    assert engines.most <= FIRST_AT_ONCE
+    assert engines.most <= PROBE_BATCH
     for _ in range(3):
         await asyncio.sleep(0)
     await probing.close()

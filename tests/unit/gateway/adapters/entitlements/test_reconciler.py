@@ -10,86 +10,90 @@ from typing import Literal
 import msgspec
 import pytest
 
-from gateway.adapters.entitlements.index import File, Roster
+from gateway.adapters.entitlements.index import EntitlementIndex, File
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.errors import Conflict, StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.request.head import digest_of
-from gateway.ports import EntitlementEntry, Kept
-from tests.entitlement_fakes import Desk, FlakyDirectory, from_file
+from gateway.ports import DirectoryState, EntitlementEntry
+from tests.entitlement_fakes import EntitlementRig, FlakyDirectory, from_file
 
 WHO = "adm1n000"
 D1, D2 = "11" * 32, "22" * 32
 
 
-def created(desk: Desk) -> list[tuple[str, int]]:
-    return [(t.name, t.created) for t in desk.registry.terms("m")]
+def created(rig: EntitlementRig) -> list[tuple[str, int]]:
+    return [(t.name, t.created) for t in rig.registry.terms("m")]
 
 
 async def test_without_any_entitlement_the_gateway_stays_open() -> None:
-    desk = await Desk().start()
-    assert desk.keyring.open
+    rig = await EntitlementRig().start()
+    assert rig.keyring.open
 
 
 async def test_the_file_s_entitlements_are_numbered_in_its_order_and_defined() -> None:
-    desk = await Desk().start(from_file("b", D1), from_file("a", D2))
-    assert created(desk) == [("b", 1), ("a", 2)]
-    assert desk.names() == ["a", "b"]
-    assert desk.changed == ["m"]
-    assert not desk.keyring.open
+    rig = await EntitlementRig().start(from_file("b", D1), from_file("a", D2))
+    assert created(rig) == [("b", 1), ("a", 2)]
+    assert rig.names() == ["a", "b"]
+    assert rig.changed == ["m"]
+    assert not rig.keyring.open
 
 
 async def test_numbers_survive_a_restart_and_new_ones_come_last() -> None:
-    first = await Desk().start(from_file("b"), from_file("c"))
+    first = await EntitlementRig().start(from_file("b"), from_file("c"))
     await first.registry.create({"name": "mine", "tenant": "t", "model": "m"}, WHO)
-    again = await Desk(first.directory).start(from_file("a"), from_file("b"), from_file("c"))
+    again = await EntitlementRig(first.directory).start(
+        from_file("a"), from_file("b"), from_file("c")
+    )
     assert created(again) == [("b", 1), ("c", 2), ("mine", 3), ("a", 4)]
 
 
 async def test_an_admin_s_change_stays_until_the_file_s_section_changes() -> None:
-    first = await Desk().start(from_file("a", D1, slo_target_ms=100))
+    first = await EntitlementRig().start(from_file("a", D1, slo_target_ms=100))
     await first.registry.change("a", {"slo_target_ms": 5}, WHO)
-    same = await Desk(first.directory).start(from_file("a", D1, slo_target_ms=100))
+    same = await EntitlementRig(first.directory).start(from_file("a", D1, slo_target_ms=100))
     assert same.store.defined["m", "a"].slo_ms == 5
-    changed = await Desk(first.directory).start(from_file("a", D2, digest="2", slo_target_ms=70))
-    entry = changed.sync.roster.entries["a"]
+    changed = await EntitlementRig(first.directory).start(
+        from_file("a", D2, digest="2", slo_target_ms=70)
+    )
+    entry = changed.sync.index.entries["a"]
     assert (entry.terms.slo_ms, entry.terms.created, entry.key_sha256) == (70, 1, (D2,))
 
 
 async def test_a_changed_section_does_not_end_a_suspension() -> None:
-    first = await Desk().start(from_file("a"))
+    first = await EntitlementRig().start(from_file("a"))
     await first.registry.suspend("a", WHO)
-    again = await Desk(first.directory).start(from_file("a", digest="2"))
+    again = await EntitlementRig(first.directory).start(from_file("a", digest="2"))
     assert again.store.defined["m", "a"].suspended
 
 
 async def test_what_left_the_file_goes_and_an_admin_s_own_stays() -> None:
-    first = await Desk().start(from_file("a", D1))
+    first = await EntitlementRig().start(from_file("a", D1))
     await first.registry.create({"name": "mine", "tenant": "t", "model": "m"}, WHO)
-    again = await Desk(first.directory).start()
+    again = await EntitlementRig(first.directory).start()
     assert again.names() == ["mine"]
     assert [e.terms.name for e in (await first.directory.load()).entries] == ["mine"]
 
 
 async def test_the_file_takes_over_an_admin_s_namesake() -> None:
-    first = await Desk().start()
+    first = await EntitlementRig().start()
     await first.registry.create({"name": "a", "tenant": "t", "model": "m"}, WHO)
-    again = await Desk(first.directory).start(from_file("a", D1))
-    entry = again.sync.roster.entries["a"]
+    again = await EntitlementRig(first.directory).start(from_file("a", D1))
+    entry = again.sync.index.entries["a"]
     assert (entry.origin, entry.key_sha256, entry.terms.tenant) == ("file", (D1,), "acme")
-    assert (await Desk(first.directory).start()).names() == []
+    assert (await EntitlementRig(first.directory).start()).names() == []
 
 
 async def test_what_moves_to_another_model_leaves_the_first() -> None:
-    desk = await Desk().start(from_file("a", D1))
-    async with desk.sync.lock:
-        known = desk.sync.roster.entries["a"]
-        await desk.sync.put(
+    rig = await EntitlementRig().start(from_file("a", D1))
+    async with rig.sync.lock:
+        known = rig.sync.index.entries["a"]
+        await rig.sync.put(
             msgspec.structs.replace(from_file("a", D1, model="plain"), version=known.version)
         )
-    assert desk.names() == []
-    assert list(desk.registry.terms("m")) == []
-    assert [t.name for t in desk.registry.terms("plain")] == ["a"]
+    assert rig.names() == []
+    assert list(rig.registry.terms("m")) == []
+    assert [t.name for t in rig.registry.terms("plain")] == ["a"]
 
 
 @pytest.mark.parametrize("origin", ["admin", "file"])
@@ -101,30 +105,30 @@ async def test_an_entitlement_of_a_model_that_is_not_served_here_is_left_alone(
         terms=Entitlement(name="x", model="other", created=4), key_sha256=(D1,), origin=origin
     )
     await directory.put(other)
-    desk = await Desk(directory).start(from_file("a"))
-    await desk.sync.poll()
-    assert created(desk) == [("a", 5)]
+    rig = await EntitlementRig(directory).start(from_file("a"))
+    await rig.sync.poll()
+    assert created(rig) == [("a", 5)]
     assert caplog.text.count("entitlement x is for model other, which is not configured") == 1
-    kept = {e.terms.name: e for e in (await directory.load()).entries}["x"]
-    assert kept == msgspec.structs.replace(other, version=1)
+    state = {e.terms.name: e for e in (await directory.load()).entries}["x"]
+    assert state == msgspec.structs.replace(other, version=1)
     with pytest.raises(Conflict):
-        await desk.registry.create({"name": "x", "tenant": "t", "model": "m"}, WHO)
-    await directory.delete(kept)
-    await desk.registry.create({"name": "x", "tenant": "t", "model": "m"}, WHO)
+        await rig.registry.create({"name": "x", "tenant": "t", "model": "m"}, WHO)
+    await directory.delete(state)
+    await rig.registry.create({"name": "x", "tenant": "t", "model": "m"}, WHO)
 
 
 async def test_what_moves_to_a_model_that_is_not_served_here_goes() -> None:
-    desk = await Desk().start()
-    await desk.registry.create({"name": "a", "tenant": "t", "model": "m"}, WHO)
+    rig = await EntitlementRig().start()
+    await rig.registry.create({"name": "a", "tenant": "t", "model": "m"}, WHO)
     moved = Entitlement(name="a", model="other")
-    await desk.directory.put(EntitlementEntry(terms=moved, version=1))
-    await desk.sync.poll()
-    assert (desk.names(), desk.sync.roster.entries) == ([], {})
+    await rig.directory.put(EntitlementEntry(terms=moved, version=1))
+    await rig.sync.poll()
+    assert (rig.names(), rig.sync.index.entries) == ([], {})
 
 
 async def test_replicas_hear_of_each_other_s_changes_with_a_poll() -> None:
-    one = await Desk().start()
-    other = await Desk(one.directory).start()
+    one = await EntitlementRig().start()
+    other = await EntitlementRig(one.directory).start()
     key = str((await one.registry.create({"name": "a", "tenant": "t", "model": "m"}, WHO))["key"])
     assert other.keyring.find(digest_of(key.encode())) is None
     await other.sync.poll()
@@ -141,8 +145,8 @@ async def test_replicas_hear_of_each_other_s_changes_with_a_poll() -> None:
 
 
 async def test_a_change_is_made_on_what_another_replica_changed_last() -> None:
-    one = await Desk().start(from_file("a"))
-    other = await Desk(one.directory).start(from_file("a"))
+    one = await EntitlementRig().start(from_file("a"))
+    other = await EntitlementRig(one.directory).start(from_file("a"))
     await one.registry.change("a", {"slo_target_ms": 5}, WHO)
     await other.registry.change("a", {"tokens_per_second": 7}, WHO)
     await one.sync.poll()
@@ -151,27 +155,27 @@ async def test_a_change_is_made_on_what_another_replica_changed_last() -> None:
 
 
 async def test_hearing_of_one_s_own_change_tells_the_store_nothing_new() -> None:
-    desk = await Desk().start(from_file("a"))
-    await desk.registry.suspend("a", WHO)
-    calls = desk.store.calls
+    rig = await EntitlementRig().start(from_file("a"))
+    await rig.registry.suspend("a", WHO)
+    calls = rig.store.calls
     for _ in range(3):
-        await desk.sync.poll()
-    assert desk.store.calls == calls
-    assert desk.changed == ["m", "m"]
+        await rig.sync.poll()
+    assert rig.store.calls == calls
+    assert rig.changed == ["m", "m"]
 
 
 async def test_with_the_directory_away_the_file_serves_alone_until_it_is_back() -> None:
     directory = FlakyDirectory()
-    before = await Desk(directory).start(from_file("b"))
+    before = await EntitlementRig(directory).start(from_file("b"))
     await before.registry.create({"name": "mine", "tenant": "t", "model": "m"}, WHO)
     directory.fail_with = StateFailure("away")
-    desk = await Desk(directory).start(from_file("a", D1), from_file("b"))
-    assert desk.names() == ["a", "b"]
-    assert not desk.keyring.open
+    rig = await EntitlementRig(directory).start(from_file("a", D1), from_file("b"))
+    assert rig.names() == ["a", "b"]
+    assert not rig.keyring.open
     directory.fail_with = None
-    desk.clock.advance(10.0)
-    await desk.sync.poll()
-    assert created(desk) == [("b", 1), ("mine", 2), ("a", 3)]
+    rig.clock.advance(10.0)
+    await rig.sync.poll()
+    assert created(rig) == [("b", 1), ("mine", 2), ("a", 3)]
 
 
 @pytest.mark.parametrize(("guarded", "is_open"), [(True, False), (False, True)])
@@ -180,26 +184,26 @@ async def test_nobody_comes_in_keyless_before_the_directory_was_read(
 ) -> None:
     directory = FlakyDirectory()
     directory.fail_with = StateFailure("away")
-    desk = await Desk(directory).start(guarded=guarded)
-    assert desk.keyring.open == is_open
+    rig = await EntitlementRig(directory).start(guarded=guarded)
+    assert rig.keyring.open == is_open
     directory.fail_with = None
-    desk.clock.advance(10.0)
-    await desk.sync.poll()
-    assert bool(desk.keyring.open)
+    rig.clock.advance(10.0)
+    await rig.sync.poll()
+    assert bool(rig.keyring.open)
 
 
 async def test_a_directory_that_lost_its_memory_is_given_back_what_is_known(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = await Desk().start(from_file("a", D1), from_file("b"))
-    await desk.registry.suspend("a", WHO)
-    known = unversioned(desk.sync.roster.entries.values())
-    desk.directory.wipe()
-    await desk.sync.poll()
+    rig = await EntitlementRig().start(from_file("a", D1), from_file("b"))
+    await rig.registry.suspend("a", WHO)
+    known = unversioned(rig.sync.index.entries.values())
+    rig.directory.wipe()
+    await rig.sync.poll()
     for _ in range(2):
-        assert unversioned(desk.sync.roster.entries.values()) == known
-        assert unversioned((await desk.directory.load()).entries) == known
-        await desk.sync.poll()
+        assert unversioned(rig.sync.index.entries.values()) == known
+        assert unversioned((await rig.directory.load()).entries) == known
+        await rig.sync.poll()
     assert caplog.text.count("lost its memory") == 1
 
 
@@ -212,54 +216,54 @@ async def test_what_was_deleted_so_long_ago_that_nobody_remembers_stays_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.adapters.store.directory.TOMBSTONES", 2)
-    desk = await Desk().start(from_file("a"))
-    await desk.registry.create({"name": "mine", "tenant": "t", "model": "m"}, WHO)
-    desk.directory.fail_with = StateFailure("away")
-    await desk.sync.poll()
-    desk.clock.advance(2 * 86_400.0)
-    desk.directory.fail_with = None
-    other = await Desk(desk.directory).start(from_file("a"))
+    rig = await EntitlementRig().start(from_file("a"))
+    await rig.registry.create({"name": "mine", "tenant": "t", "model": "m"}, WHO)
+    rig.directory.fail_with = StateFailure("away")
+    await rig.sync.poll()
+    rig.clock.advance(2 * 86_400.0)
+    rig.directory.fail_with = None
+    other = await EntitlementRig(rig.directory).start(from_file("a"))
     await other.registry.delete("mine", WHO)
     for n in range(3):
         await other.registry.create({"name": f"e{n}", "tenant": "t", "model": "m"}, WHO)
         await other.registry.delete(f"e{n}", WHO)
-    await desk.sync.poll()
-    assert desk.names() == ["a"]
+    await rig.sync.poll()
+    assert rig.names() == ["a"]
 
 
 async def test_a_directory_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.adapters.entitlements.guarded_directory.LIMIT_S", 0.01)
 
     class Hanging(FlakyDirectory):
-        async def changes(self, since: int, mark: str) -> Kept | None:
+        async def changes(self, since: int, mark: str) -> DirectoryState | None:
             await asyncio.Event().wait()
             raise AssertionError
 
-    desk = await Desk(Hanging()).start(from_file("a"))
-    await desk.sync.poll()
-    await desk.sync.poll()
-    assert not desk.registry.up
+    rig = await EntitlementRig(Hanging()).start(from_file("a"))
+    await rig.sync.poll()
+    await rig.sync.poll()
+    assert not rig.registry.up
 
 
 async def test_the_task_polls_and_ends() -> None:
-    desk = Desk()
-    await desk.registry.start(File(), guarded=True)
-    assert desk.keyring.open
-    await desk.registry.close()
+    rig = EntitlementRig()
+    await rig.registry.start(File(), guarded=True)
+    assert rig.keyring.open
+    await rig.registry.close()
 
 
 async def test_everything_survives_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "sluice.db"
     key = ""
     for turn in range(3):
-        desk = Desk(SqliteDirectory(path))  # type: ignore[arg-type]
-        await desk.start(from_file("a", D1))
+        rig = EntitlementRig(SqliteDirectory(path))  # type: ignore[arg-type]
+        await rig.start(from_file("a", D1))
         if turn == 0:
-            made = await desk.registry.create({"name": "b", "tenant": "t", "model": "m"}, WHO)
+            made = await rig.registry.create({"name": "b", "tenant": "t", "model": "m"}, WHO)
             key = str(made["key"])
-        assert created(desk) == [("a", 1), ("b", 2)]
-        assert desk.keyring.find(digest_of(key.encode())) is not None
-        await desk.registry.close()
+        assert created(rig) == [("a", 1), ("b", 2)]
+        assert rig.keyring.find(digest_of(key.encode())) is not None
+        await rig.registry.close()
 
 
 async def test_a_hundred_thousand_entitlements_leave_the_loop_free() -> None:
@@ -271,7 +275,7 @@ async def test_a_hundred_thousand_entitlements_leave_the_loop_free() -> None:
         )
         for n in range(100_000)
     ]
-    desk = Desk()
+    rig = EntitlementRig()
     turns = 0
 
     async def others() -> None:
@@ -281,30 +285,30 @@ async def test_a_hundred_thousand_entitlements_leave_the_loop_free() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.get_running_loop().create_task(others())
-    await desk.start(*file)
+    await rig.start(*file)
     task.cancel()
-    assert len(desk.store.defined) == 100_000
+    assert len(rig.store.defined) == 100_000
     assert turns >= 1_500  # a turn for others after every slice, entered and told
     started = time.process_time()
-    await desk.registry.suspend("e99999", WHO)
-    await desk.registry.page(model=None, tenant=None, after="50000:e49999", limit=100)
+    await rig.registry.suspend("e99999", WHO)
+    await rig.registry.page(model=None, tenant=None, after="50000:e49999", limit=100)
     assert time.process_time() - started < 1.0  # far from looking at all of them
 
 
 def test_a_roster_keeps_order_when_numbers_come_late() -> None:
-    roster = Roster()
+    index = EntitlementIndex()
 
     def put(name: str, number: int) -> None:
         terms = Entitlement(name=name, model="m", created=number)
-        roster.put(EntitlementEntry(terms=terms))
+        index.put(EntitlementEntry(terms=terms))
 
     for name, number in (("c", 3), ("a", 1), ("b", 3), ("d", 9)):
         put(name, number)
-    assert [t.name for t in roster.terms("m")] == ["a", "b", "c", "d"]
-    assert [e.terms.name for e in roster.after((1, "a"), 2)] == ["b", "c"]
+    assert [t.name for t in index.terms("m")] == ["a", "b", "c", "d"]
+    assert [e.terms.name for e in index.after((1, "a"), 2)] == ["b", "c"]
     put("a", 12)
-    assert [t.name for t in roster.terms("m")] == ["b", "c", "d", "a"]
-    assert roster.next_created == 13
-    roster.remove("a")
-    roster.remove("nobody")
-    assert (roster.next_created, [t.name for t in roster.terms("m")]) == (10, ["b", "c", "d"])
+    assert [t.name for t in index.terms("m")] == ["b", "c", "d", "a"]
+    assert index.next_created == 13
+    index.remove("a")
+    index.remove("nobody")
+    assert (index.next_created, [t.name for t in index.terms("m")]) == (10, ["b", "c", "d"])

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.records.decision_ring import MOST_IN_PIECE, DecisionRing
+from gateway.adapters.records.decision_ring import MAX_IN_PIECE, DecisionRing
 
 
 def ids(records: list[msgspec.Raw]) -> list[bytes]:
@@ -43,14 +43,14 @@ def test_of_an_id_used_twice_the_newer_record_is_found_and_none_is_lost() -> Non
 
 
 def test_that_holds_within_a_piece_too() -> None:
-    ring = DecisionRing(64 * MOST_IN_PIECE)
-    for n in range(MOST_IN_PIECE):
+    ring = DecisionRing(64 * MAX_IN_PIECE)
+    for n in range(MAX_IN_PIECE):
         ring.append("same" if n % 5 == 0 else f"{n}", b"%d" % n)
-    assert ring.find("same") == b"%d" % (MOST_IN_PIECE - 1 - (MOST_IN_PIECE - 1) % 5)
+    assert ring.find("same") == b"%d" % (MAX_IN_PIECE - 1 - (MAX_IN_PIECE - 1) % 5)
 
 
 @given(
-    st.integers(0, 40 * MOST_IN_PIECE),
+    st.integers(0, 40 * MAX_IN_PIECE),
     st.lists(st.tuples(st.integers(0, 9_000), st.binary(max_size=9)), max_size=900),
 )
 def test_it_is_the_newest_records_and_hardly_more(
@@ -63,7 +63,7 @@ def test_it_is_the_newest_records_and_hardly_more(
     found = ids(ring.latest(len(said)))
     assert found == newest[: len(found)]
     assert min(capacity, len(said)) <= len(ring) == len(found)
-    assert len(ring) < capacity + MOST_IN_PIECE
+    assert len(ring) < capacity + MAX_IN_PIECE
     kept = dict(said[len(said) - len(ring) :])
     for name in range(0, 9_000, 100):
         assert ring.find(f"{name}") == kept.get(name)

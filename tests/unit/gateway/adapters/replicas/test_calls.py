@@ -10,7 +10,7 @@ import pytest
 import respx
 
 from gateway.adapters.replicas import calls as replica_calls
-from gateway.adapters.replicas.calls import AT_ONCE, PATH, Address, ReplicaCalls
+from gateway.adapters.replicas.calls import MAX_CONCURRENT, PATH, Address, ReplicaCalls
 
 ONE = Address("http://one:1", "t1")
 TWO = Address("http://two:2", "t2")
@@ -48,7 +48,7 @@ async def test_each_is_asked_with_its_own_token(calls: ReplicaCalls) -> None:
 async def test_whoever_has_no_answer_is_left_out(
     calls: ReplicaCalls, answer: httpx.Response | Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_calls, "MOST_ANSWER_BYTES", 10)
+    monkeypatch.setattr(replica_calls, "MAX_ANSWER_BYTES", 10)
     respx.post(ONE.url + PATH + "load").mock(side_effect=[answer])
     respx.post(TWO.url + PATH + "load").respond(200, content=b"2")
     assert await calls.ask("load") == [b"2"]
@@ -110,4 +110,4 @@ async def test_a_flood_of_questions_is_asked_a_few_at_a_time(calls: ReplicaCalls
         respx.post(address.url + PATH + "load").mock(side_effect=slowly)
     found = await asyncio.gather(*(calls.ask("load") for _ in range(50)))
     assert found == [[b"1", b"1"]] * 50
-    assert most == {"one": AT_ONCE, "two": AT_ONCE}
+    assert most == {"one": MAX_CONCURRENT, "two": MAX_CONCURRENT}

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from gateway.adapters.replicas import fleet_notes
-from gateway.adapters.replicas.fleet_notes import HOMES_TOLD_S, FleetNotes
+from gateway.adapters.replicas.fleet_notes import LOCATIONS_SHARED_S, FleetNotes
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
-from gateway.policy.pools.conversations import Home, ResponseHomes
+from gateway.policy.pools.conversations import ResponseAffinity, ResponseLocation
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.unit.gateway.adapters.replicas.test_scheduler_notes import Boards
 
-HOME = Home(pool=0, worker=1, tenant="t", tokens=7)
+HOME = ResponseLocation(pool=0, worker=1, tenant="t", tokens=7)
 
 
 class Replicas:
@@ -45,7 +45,7 @@ class Replicas:
             for clock in (self.clock, *self.wall_clocks):
                 clock.advance(1.0)
             for each in self.notes:
-                deque(chain(each.tell(), each.hear()), maxlen=0)
+                deque(chain(each.send(), each.receive()), maxlen=0)
 
     def drain(self, replica: int, worker: str, *, on: bool) -> None:
         assert drain_worker([self.served[replica]], worker, on=on)
@@ -134,29 +134,31 @@ def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
 
 def test_stored_responses_are_found_by_all_and_told_for_a_while_only() -> None:
     replicas = Replicas(2)
-    replicas.served[0].fleet.homes.remember("resp-1", HOME)
+    replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
     replicas.exchange()
-    assert replicas.served[1].fleet.homes.find("resp-1") == HOME
-    replicas.clock.advance(HOMES_TOLD_S)
+    assert replicas.served[1].fleet.response_affinity.find("resp-1") == HOME
+    replicas.clock.advance(LOCATIONS_SHARED_S)
     late = replicas.join()
     replicas.exchange()
-    assert late.fleet.homes.find("resp-1") is None
+    assert late.fleet.response_affinity.find("resp-1") is None
 
 
 def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = Replicas(2)
     learned: list[str] = []
-    learn = ResponseHomes.learn
+    learn = ResponseAffinity.learn
 
-    def note(homes: ResponseHomes, response_id: str, home: Home) -> None:
-        if homes is replicas.served[1].fleet.homes:
+    def note(
+        response_affinity: ResponseAffinity, response_id: str, location: ResponseLocation
+    ) -> None:
+        if response_affinity is replicas.served[1].fleet.response_affinity:
             learned.append(response_id)
-        learn(homes, response_id, home)
+        learn(response_affinity, response_id, location)
 
-    monkeypatch.setattr(ResponseHomes, "learn", note)
+    monkeypatch.setattr(ResponseAffinity, "learn", note)
     for number in range(3):
-        replicas.served[0].fleet.homes.remember(f"r{number}", HOME)
-        replicas.served[0].fleet.homes.remember(f"s{number}", HOME)
+        replicas.served[0].fleet.response_affinity.remember(f"r{number}", HOME)
+        replicas.served[0].fleet.response_affinity.remember(f"s{number}", HOME)
         replicas.exchange()
     assert learned == ["r0", "s0", "r1", "s1", "r2", "s2"]
 
@@ -166,10 +168,10 @@ def test_a_replica_of_other_workers_takes_over_drains_only() -> None:
     other = replicas.join(workers=(3, 1))
     worker = replicas.served[0].fleet.pools[0].workers[1]
     fleet.eject(replicas.served[0].fleet.pools[0], 1, other.fleet.health, replicas.clock())
-    replicas.served[0].fleet.homes.remember("resp-1", HOME)
+    replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
     replicas.drain(0, worker, on=True)
     replicas.exchange()
-    assert other.fleet.homes.find("resp-1") is None
+    assert other.fleet.response_affinity.find("resp-1") is None
     assert other.fleet.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
     assert other.fleet.pools[0].draining[1]
 
@@ -182,14 +184,14 @@ def test_what_is_malformed_is_ignored(note: bytes) -> None:
 
 
 def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_notes, "MOST_DRAINS", 3)
+    monkeypatch.setattr(fleet_notes, "MAX_DRAINS", 3)
     replicas = Replicas(1)
     for number in range(10):
         replicas.notes[0].drained(f"w{number}", on=True)
-    for number in range(2 * fleet_notes.MOST_HOMES):
-        replicas.served[0].fleet.homes.remember(f"r{number}", HOME)
+    for number in range(2 * fleet_notes.MAX_LOCATIONS_SHARED):
+        replicas.served[0].fleet.response_affinity.remember(f"r{number}", HOME)
     replicas.exchange()
-    (told,) = replicas.boards.notes["replica 0"].values()
-    note = fleet_notes._decode(told)
+    (reported,) = replicas.boards.notes["replica 0"].values()
+    note = fleet_notes._decode(reported)
     assert list(note.drains) == ["w7", "w8", "w9"]
-    assert len(note.homes) == fleet_notes.MOST_HOMES
+    assert len(note.homes) == fleet_notes.MAX_LOCATIONS_SHARED

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.gossip import PrefixNews
+from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.profile import DEFAULT
 from gateway.policy.quartz.quartz import Quartz
@@ -21,7 +21,7 @@ from tests.fakes import FakeClock
 
 def exchange(notes: SchedulerNotes) -> None:
     """Tell and hear, to the end."""
-    deque(chain(notes.tell(), notes.hear()), maxlen=0)
+    deque(chain(notes.send(), notes.receive()), maxlen=0)
 
 
 def notes_of(
@@ -66,7 +66,7 @@ def replica() -> tuple[ModelRuntime, Quartz, PrefillPredictor]:
         schedulers=(scheduler, None),
         predictors=(predictor, predictor),
         prefixes=(PrefixIndex(2), PrefixIndex(1)),
-        news=(PrefixNews(), PrefixNews()),
+        prefix_gossip=(PrefixGossip(), PrefixGossip()),
     )
     return served, scheduler, predictor
 
@@ -116,7 +116,7 @@ def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_other
     points = ((512, 1), (1024, 2), (2048, 3))
     first = notes_of(one, boards, "a")
     exchange(first)
-    one.scheduling.news[0].sent(points, 1, 0.25)
+    one.scheduling.prefix_gossip[0].sent(points, 1, 0.25)
     exchange(first)
     exchange(notes_of(two, boards, "b"))
     assert two.scheduling.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
@@ -129,15 +129,15 @@ def test_alone_nothing_is_kept_nor_told() -> None:
     notes = notes_of(served, boards, "a", lambda: others)
     exchange(notes)
     for digest in range(10):
-        served.scheduling.news[0].sent(((512, digest),), 1, 0.25)
-    assert len(served.scheduling.news[0]) == 10
+        served.scheduling.prefix_gossip[0].sent(((512, digest),), 1, 0.25)
+    assert len(served.scheduling.prefix_gossip[0]) == 10
     others = 1
     exchange(notes)  # the last word, and hearing that nobody is left
     boards.notes.clear()
     for _ in range(2):
-        served.scheduling.news[0].sent(((512, 1),), 1, 0.25)
+        served.scheduling.prefix_gossip[0].sent(((512, 1),), 1, 0.25)
         exchange(notes)
-    assert len(served.scheduling.news[0]) == 0
+    assert len(served.scheduling.prefix_gossip[0]) == 0
     assert boards.notes == {}
 
 
@@ -161,4 +161,4 @@ def test_a_pool_with_other_workers_is_another_pool() -> None:
     for notes in (first, second):
         exchange(notes)
     assert other.shares.state() == {}
-    assert second._told == {"m/0"}
+    assert second._sent == {"m/0"}

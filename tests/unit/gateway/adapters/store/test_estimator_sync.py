@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.adapters.store.estimator_sync import Learning, NoState
+from gateway.adapters.store.estimator_sync import EstimatorSync, NoState
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.breaker import MAX_PAUSE_S
-from gateway.ports import Heard
+from gateway.ports import ExchangeResult
 from gateway.records.estimate import Observation
 from gateway.records.request import Measure
 from tests.fakes import FakeClock, FakeShared, FakeState
@@ -54,7 +54,7 @@ class Node:
         self.state = FakeState(shared, name)
         self.estimator = LengthEstimator()
         self.clock = shared.clock
-        self.learning = Learning(
+        self.learning = EstimatorSync(
             self.state, {M: self.estimator}, clock=self.clock, chance=lambda: 0.5
         )
 
@@ -69,7 +69,7 @@ def shared() -> FakeShared:
 
 
 async def test_without_a_store_it_is_up_and_does_nothing() -> None:
-    learning = Learning(NoState(), {M: LengthEstimator()}, clock=FakeClock())
+    learning = EstimatorSync(NoState(), {M: LengthEstimator()}, clock=FakeClock())
     await learning.start()
     assert learning.up
     await learning.close()
@@ -167,9 +167,9 @@ class Hanging:
     def __init__(self) -> None:
         self.left = 0
 
-    async def exchange(self, records: Mapping[str, object]) -> Heard:
+    async def exchange(self, records: Mapping[str, object]) -> ExchangeResult:
         """See EstimatorState."""
-        never: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
+        never: asyncio.Future[ExchangeResult] = asyncio.get_running_loop().create_future()
         try:
             return await never
         finally:
@@ -181,14 +181,14 @@ class Hanging:
 
 async def test_a_hanging_store_is_left_after_the_limit() -> None:
     state = Hanging()
-    learning = Learning(state, {M: LengthEstimator()}, clock=time.monotonic)
+    learning = EstimatorSync(state, {M: LengthEstimator()}, clock=time.monotonic)
     await learning.exchange(limit_s=0.01)
     assert (state.left, learning.up) == (1, False)
 
 
 async def test_it_can_be_cancelled_at_any_moment() -> None:
     state = Hanging()
-    learning = Learning(state, {M: LengthEstimator()}, clock=time.monotonic)
+    learning = EstimatorSync(state, {M: LengthEstimator()}, clock=time.monotonic)
     task = asyncio.create_task(learning.start())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.upkeep import STEP_S, Keeper, ModelSpec
-from gateway.policy.admission.capacity import SURVEY_SLICE, WorkerShare
+from gateway.adapters.store.upkeep import STEP_S, ModelSpec, StoreUpkeep
+from gateway.policy.admission.capacity import ASSESS_SLICE, WorkerShare
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime
@@ -33,8 +33,8 @@ SPOT = entitled("spot", "spot", created=3)
 class Recording(Around):
     """The embedded store, which remembers what was published and can fail."""
 
-    def __init__(self, served: ModelRuntime, clock: FakeClock, book: TokenPool) -> None:
-        super().__init__(MemoryLeases({"m": served}, clock, {"m": book}, wall_clock=clock))
+    def __init__(self, served: ModelRuntime, clock: FakeClock, token_pool: TokenPool) -> None:
+        super().__init__(MemoryLeases({"m": served}, clock, {"m": token_pool}, wall_clock=clock))
         self.published: list[Terms] = []
         self.ticks = 0
         self.failing = False
@@ -50,7 +50,7 @@ class Recording(Around):
         await self.inner.tick()
 
 
-class Kept:
+class UpkeepRig:
     """A fleet of two and one workers, its store and its keeper; one clock for all."""
 
     def __init__(self, *entitlements: Entitlement, base: Terms | None = None) -> None:
@@ -70,7 +70,7 @@ class Kept:
             entitlements=lambda: self.entitlements,
             kv_bytes=lambda _pool, _worker: self.engine_kv,
         )
-        self.keeper = Keeper(self.store, {"m": self.spec}, self.clock, self.clock)
+        self.keeper = StoreUpkeep(self.store, {"m": self.spec}, self.clock, self.clock)
 
     async def step(self, seconds: float = STEP_S) -> None:
         self.clock.advance(seconds)
@@ -98,7 +98,7 @@ class Kept:
 
 
 async def test_the_first_step_publishes_what_the_workers_hold() -> None:
-    kept = Kept(OLD, NEW)
+    kept = UpkeepRig(OLD, NEW)
     await kept.step()
     assert (kept.terms.slots, kept.terms.kv_bytes, kept.terms.tokens_per_s) == (
         (8, 2),
@@ -110,7 +110,7 @@ async def test_the_first_step_publishes_what_the_workers_hold() -> None:
 
 
 async def test_nothing_is_published_while_nothing_changes() -> None:
-    kept = Kept(OLD)
+    kept = UpkeepRig(OLD)
     for _ in range(20):
         await kept.step()
     assert len(kept.store.published) == 1
@@ -120,7 +120,7 @@ async def test_nothing_is_published_while_nothing_changes() -> None:
 async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kept = Kept(OLD, NEW)
+    kept = UpkeepRig(OLD, NEW)
     await kept.step()
     kept.worker(up=False)
     with caplog.at_level(logging.WARNING, "sluice.pools"):
@@ -142,7 +142,7 @@ async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_th
 
 
 async def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
-    kept = Kept(msgspec.structs.replace(OLD, tokens_per_s=20.0), SPOT)
+    kept = UpkeepRig(msgspec.structs.replace(OLD, tokens_per_s=20.0), SPOT)
     await kept.step()
     for worker in (0, 1):
         fleet.drain(kept.served.fleet.pools[0], worker, on=True)
@@ -154,7 +154,7 @@ async def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
 
 
 async def test_one_that_never_fitted_is_pending() -> None:
-    kept = Kept(OLD)
+    kept = UpkeepRig(OLD)
     await kept.step()
     third = msgspec.structs.replace(NEW, baseline=(5, 0))
     kept.entitlements = (OLD, third)
@@ -167,13 +167,13 @@ async def test_one_that_never_fitted_is_pending() -> None:
 
 
 async def test_a_configured_mean_slo_stays() -> None:
-    kept = Kept(OLD, base=Terms(slots=(8, 2), mean_slo_ms=15_250.0))
+    kept = UpkeepRig(OLD, base=Terms(slots=(8, 2), mean_slo_ms=15_250.0))
     await kept.step()
     assert kept.terms.mean_slo_ms == 15_250
 
 
 async def test_what_engines_say_of_their_kv_counts_where_nothing_is_stated() -> None:
-    kept = Kept(OLD)
+    kept = UpkeepRig(OLD)
     await kept.step()
     kept.engine_kv = 70
     await kept.step()
@@ -184,7 +184,7 @@ async def test_an_expiry_makes_room_for_others() -> None:
     expiring = msgspec.structs.replace(
         OLD, service_class="dedicated", baseline=(5, 0), expires_unix_s=NOW_S + 60
     )
-    kept = Kept(expiring, NEW)
+    kept = UpkeepRig(expiring, NEW)
     await kept.step()
     assert [v.state for v in await kept.store.view("m", ["old", "new"])] == ["bound", "pending"]
     assert kept.book.pools[0].idle_dedicated == 5
@@ -194,7 +194,7 @@ async def test_an_expiry_makes_room_for_others() -> None:
 
 
 async def test_leases_are_renewed_before_they_expire() -> None:
-    kept = Kept(SPOT)
+    kept = UpkeepRig(SPOT)
     await kept.step()
     await kept.admit("a", "spot")
     for _ in range(int(4 * LEASE_TTL_S)):
@@ -205,7 +205,7 @@ async def test_leases_are_renewed_before_they_expire() -> None:
 async def test_a_step_that_fails_is_logged_once_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kept = Kept(OLD)
+    kept = UpkeepRig(OLD)
     kept.store.failing = True
     with caplog.at_level(logging.ERROR, "sluice.pools"):
         for _ in range(5):
@@ -224,7 +224,7 @@ async def test_a_step_that_fails_is_logged_once_and_tried_again(
 
 
 async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
-    kept = Kept(OLD, SPOT)
+    kept = UpkeepRig(OLD, SPOT)
     await kept.step()
     assert kept.keeper.desired_replicas("m", 0) == 2  # 4 reserved of 4 * .85 usable
     for number in range(3):
@@ -238,7 +238,7 @@ async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
 
 
 async def test_refused_demand_asks_for_more_and_falls_after_the_cooldown() -> None:
-    kept = Kept(SPOT)
+    kept = UpkeepRig(SPOT)
     await kept.step()
     kept.book.pools[0].denied = 10
     await kept.step(5.0)
@@ -250,14 +250,14 @@ async def test_refused_demand_asks_for_more_and_falls_after_the_cooldown() -> No
 
 
 async def test_a_pending_entitlement_within_the_most_replicas_starts_scaling() -> None:
-    kept = Kept(OLD, msgspec.structs.replace(NEW, baseline=(12, 0)))
+    kept = UpkeepRig(OLD, msgspec.structs.replace(NEW, baseline=(12, 0)))
     await kept.step()
     assert [v.state for v in await kept.store.view("m", ["new"])] == ["pending"]
     assert kept.keeper.desired_replicas("m", 0) == 5
 
 
 async def test_started_it_steps_by_itself_until_closed() -> None:
-    kept = Kept(SPOT)
+    kept = UpkeepRig(SPOT)
     await kept.keeper.start()
     assert len(kept.store.published) == 1
     await kept.keeper.close()
@@ -265,12 +265,12 @@ async def test_started_it_steps_by_itself_until_closed() -> None:
 
 
 async def test_of_many_entitlements_a_slice_is_read_at_a_time() -> None:
-    kept = Kept()
+    kept = UpkeepRig()
     most = read = 0
 
     def entitlements() -> Iterator[Entitlement]:
         nonlocal read
-        for number in range(5 * SURVEY_SLICE):
+        for number in range(5 * ASSESS_SLICE):
             read += 1
             yield entitled(f"e{number}", baseline=(), created=number + 1)
 
@@ -281,15 +281,15 @@ async def test_of_many_entitlements_a_slice_is_read_at_a_time() -> None:
             await asyncio.sleep(0)
 
     kept.spec = msgspec.structs.replace(kept.spec, entitlements=entitlements)
-    kept.keeper = Keeper(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
+    kept.keeper = StoreUpkeep(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
     turns = asyncio.create_task(others())
     await kept.step()
     turns.cancel()
-    assert 0 < most <= SURVEY_SLICE
+    assert 0 < most <= ASSESS_SLICE
 
 
 async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
-    kept = Kept()
+    kept = UpkeepRig()
     looks = 0
 
     def entitlements() -> Iterator[Entitlement]:
@@ -300,7 +300,7 @@ async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
         yield from (OLD, NEW)
 
     kept.spec = msgspec.structs.replace(kept.spec, entitlements=entitlements)
-    kept.keeper = Keeper(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
+    kept.keeper = StoreUpkeep(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
     await kept.step()
     first = looks
     await kept.step()
@@ -310,7 +310,7 @@ async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
 
 
 async def test_a_pool_whose_workers_all_missed_their_probes_keeps_its_places() -> None:
-    kept = Kept(OLD)
+    kept = UpkeepRig(OLD)
     await kept.step()
     (worker,) = kept.served.fleet.pools[1].siblings[0]
     fleet.missed(kept.served.fleet.pools[1], worker, "no answer", answers=False)

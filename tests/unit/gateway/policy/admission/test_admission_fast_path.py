@@ -7,8 +7,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from gateway.policy.admission import admission
-from gateway.policy.admission.admission import comes_in
-from gateway.policy.admission.decision import Place, Request
+from gateway.policy.admission.admission import fast_admit
+from gateway.policy.admission.decision import AdmissionRequest, Placement
 from gateway.policy.entitlements.entitlement import ServiceClass
 from gateway.policy.token_pool.buckets import average, weight_now
 from gateway.policy.token_pool.token_pool import TokenPool
@@ -17,16 +17,16 @@ from tests.token_pools import NOW_S, entitled, granted, pool
 CLASSES = st.sampled_from(["dedicated", "guaranteed", "elastic", "spot", "preemptible"])
 
 
-def ready(book: TokenPool, request: Request, now_s: float) -> bool:
+def ready(token_pool: TokenPool, request: AdmissionRequest, now_s: float) -> bool:
     """As admission asks: with what is derived of the account up to date."""
-    account = book.accounts[request.entitlement]
+    account = token_pool.accounts[request.entitlement]
     average(account, now_s)
-    weight_now(book, account)
-    return comes_in(book, account, request, now_s)
+    weight_now(token_pool, account)
+    return fast_admit(token_pool, account, request, now_s)
 
 
 @st.composite
-def books(draw: st.DrawFn) -> tuple[TokenPool, TokenPool, Request, float]:
+def books(draw: st.DrawFn) -> tuple[TokenPool, TokenPool, AdmissionRequest, float]:
     """A pool in use, twice, and who asks: figures close to each other, so that limits are met."""
     few = st.integers(0, 4)
     kv = st.sampled_from([0, 0, 150, 400])
@@ -53,23 +53,25 @@ def books(draw: st.DrawFn) -> tuple[TokenPool, TokenPool, Request, float]:
         "headroom": draw(st.integers(0, 2)),
         "tokens_per_s": draw(st.sampled_from([0.0, 100.0])),
     }
-    book, same = (pool(entitled(**terms), entitled("other", **other), **figures) for _ in range(2))
+    token_pool, same = (
+        pool(entitled(**terms), entitled("other", **other), **figures) for _ in range(2)
+    )
     for number in range(draw(st.integers(0, 5))):
         request, observe = draw(asks(f"before-{number}")), draw(st.booleans())
         deeper = draw(st.sampled_from([0.0, 200.0]))  # as if the bucket had been deeper
         charge = draw(st.none() | st.integers(0, 300))
-        for each in (book, same):
+        for each in (token_pool, same):
             admission.admit(each, request, NOW_S, observe=observe)
             each.accounts["e"].level += deeper
             if charge is not None:
                 admission.settle(each, request.lease_id, charge, NOW_S)
     now_s = NOW_S + draw(st.sampled_from([0.0, 0.5, 4.0, 20.0]))
-    return book, same, draw(asks("new", "e")), now_s
+    return token_pool, same, draw(asks("new", "e")), now_s
 
 
 @st.composite
-def asks(draw: st.DrawFn, lease_id: str, name: str = "") -> Request:
-    return Request(
+def asks(draw: st.DrawFn, lease_id: str, name: str = "") -> AdmissionRequest:
+    return AdmissionRequest(
         lease_id=lease_id,
         entitlement=name or draw(st.sampled_from(["e", "other"])),
         pool=draw(st.integers(0, 1)),
@@ -81,26 +83,26 @@ def asks(draw: st.DrawFn, lease_id: str, name: str = "") -> Request:
 
 @given(books())
 def test_all_checks_say_the_same_and_leave_the_same(
-    found: tuple[TokenPool, TokenPool, Request, float],
+    found: tuple[TokenPool, TokenPool, AdmissionRequest, float],
 ) -> None:
-    book, checked, request, now_s = found
+    token_pool, checked, request, now_s = found
     account = checked.accounts[request.entitlement]
     average(account, now_s)
     w = weight_now(checked, account)
     decided = admission._decide(checked, account, request, w, now_s)
-    if ready(book, request, now_s):
+    if ready(token_pool, request, now_s):
         event("comes in")
-        assert decided == (Place(request.pool), "own")
+        assert decided == (Placement(request.pool), "own")
     else:  # then the checks are asked, and find all as it was
         event("asked")
-        assert admission._decide(book, book.accounts["e"], request, w, now_s) == decided
-    seen = book.accounts["e"]
+        assert admission._decide(token_pool, token_pool.accounts["e"], request, w, now_s) == decided
+    seen = token_pool.accounts["e"]
     assert (seen.level, seen.level_s) == (account.level, account.level_s)
 
 
-def asking(**asked: Any) -> Request:
+def asking(**asked: Any) -> AdmissionRequest:
     known: dict[str, Any] = {"pool": 0, "estimate_tokens": 10, **asked}
-    return Request(lease_id="x", entitlement="e", **known)
+    return AdmissionRequest(lease_id="x", entitlement="e", **known)
 
 
 PLAIN: dict[str, Any] = {"tokens_per_s": 10.0, "baseline": (4, 4)}
@@ -110,10 +112,10 @@ PLAIN: dict[str, Any] = {"tokens_per_s": 10.0, "baseline": (4, 4)}
 def test_an_entitlement_with_a_rate_in_a_pool_with_room_comes_in(
     service_class: ServiceClass,
 ) -> None:
-    book = pool(entitled(service_class=service_class, **PLAIN), slots=(8, 8))
+    token_pool = pool(entitled(service_class=service_class, **PLAIN), slots=(8, 8))
     if service_class == "dedicated":  # its own idle baseline is looked at by the checks
-        book.pools[0].idle_dedicated = 0
-    assert ready(book, asking(), NOW_S)
+        token_pool.pools[0].idle_dedicated = 0
+    assert ready(token_pool, asking(), NOW_S)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +134,18 @@ def test_an_entitlement_with_a_rate_in_a_pool_with_room_comes_in(
     ],
 )
 def test_whom_a_check_has_to_look_at_does_not(terms: dict[str, Any], asked: dict[str, Any]) -> None:
-    book = pool(entitled(**PLAIN | terms), slots=(8, 8), kv_bytes=(1000, 2000), bound_until=(2,))
-    assert not ready(book, asking(**asked), NOW_S)
+    token_pool = pool(
+        entitled(**PLAIN | terms), slots=(8, 8), kv_bytes=(1000, 2000), bound_until=(2,)
+    )
+    assert not ready(token_pool, asking(**asked), NOW_S)
 
 
 def test_the_headroom_and_the_limit_are_the_last_places() -> None:
-    book = pool(entitled(limit=3, **PLAIN), slots=(3, 8), headroom=1)
+    token_pool = pool(entitled(limit=3, **PLAIN), slots=(3, 8), headroom=1)
     for number in range(2):
-        assert ready(book, asking(), NOW_S)
-        granted(book, f"{number}", estimate_tokens=10)
-    assert not ready(book, asking(), NOW_S)
-    assert ready(book, asking(pool=1), NOW_S)
-    granted(book, "2", pool=1, estimate_tokens=10)
-    assert not ready(book, asking(pool=1), NOW_S)
+        assert ready(token_pool, asking(), NOW_S)
+        granted(token_pool, f"{number}", estimate_tokens=10)
+    assert not ready(token_pool, asking(), NOW_S)
+    assert ready(token_pool, asking(pool=1), NOW_S)
+    granted(token_pool, "2", pool=1, estimate_tokens=10)
+    assert not ready(token_pool, asking(pool=1), NOW_S)

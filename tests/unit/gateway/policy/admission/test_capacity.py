@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.admission.capacity import (
-    SURVEY_SLICE,
+    ASSESS_SLICE,
     Capacity,
+    EntitlementState,
     ReplicaGoal,
-    Standing,
     WorkerShare,
+    assess_capacity,
     capacity_of,
     demand_sequences,
     desired_replicas,
-    most_capacity,
-    survey,
+    max_capacity,
 )
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import UNLIMITED
@@ -29,13 +29,13 @@ def surveyed(
     slots: tuple[int, ...],
     kv_bytes: tuple[int, ...] = (),
     tokens_per_s: float = 0.0,
-) -> Standing:
+) -> EntitlementState:
     kv = kv_bytes or (0,) * len(slots)
     capacity = Capacity(slots=slots, kv_bytes=kv, tokens_per_s=tokens_per_s)
-    (*pauses, standing) = survey(entitlements, capacity, NOW_S)
-    assert pauses == [None] * (len(entitlements) // SURVEY_SLICE)
-    assert standing is not None
-    return standing
+    (*pauses, state) = assess_capacity(entitlements, capacity, NOW_S)
+    assert pauses == [None] * (len(entitlements) // ASSESS_SLICE)
+    assert state is not None
+    return state
 
 
 def reserving(count: int, baseline: tuple[int, ...] = (2,), **terms: Any) -> list[Entitlement]:
@@ -47,19 +47,19 @@ def reserving(count: int, baseline: tuple[int, ...] = (2,), **terms: Any) -> lis
 
 
 def test_all_are_bound_while_all_fit() -> None:
-    standing = surveyed(reserving(4), (8,))
-    assert (standing.bound_until, standing.unbound, standing.newest_bound) == ((UNLIMITED,), 0, 4)
-    assert standing.reserved == (8,)
+    state = surveyed(reserving(4), (8,))
+    assert (state.bound_until, state.unbound, state.newest_bound) == ((UNLIMITED,), 0, 4)
+    assert state.reserved == (8,)
 
 
 def test_the_newest_give_way_and_come_back() -> None:
     entitlements = reserving(4)
     for slots, bound_until in ((7, 3), (4, 2), (1, 0), (7, 3), (8, UNLIMITED)):
-        standing = surveyed(entitlements, (slots,))
-        assert standing.bound_until == (bound_until,)
-        assert standing.newest_bound == min(bound_until, 4)
-        assert standing.unbound == 4 - min(bound_until, 4)
-        assert standing.reserved == (2 * min(bound_until, 4),)
+        state = surveyed(entitlements, (slots,))
+        assert state.bound_until == (bound_until,)
+        assert state.newest_bound == min(bound_until, 4)
+        assert state.unbound == 4 - min(bound_until, 4)
+        assert state.reserved == (2 * min(bound_until, 4),)
 
 
 def test_a_newer_small_one_does_not_pass_an_older_large_one() -> None:
@@ -83,9 +83,9 @@ def test_kv_and_token_rate_bind_as_slots_do(
 
 
 def test_each_pool_binds_by_itself() -> None:
-    standing = surveyed(reserving(4, (1, 2)), (99, 5))
-    assert standing.bound_until == (UNLIMITED, 2)
-    assert (standing.reserved, standing.unbound, standing.newest_bound) == ((4, 4), 2, 2)
+    state = surveyed(reserving(4, (1, 2)), (99, 5))
+    assert state.bound_until == (UNLIMITED, 2)
+    assert (state.reserved, state.unbound, state.newest_bound) == ((4, 4), 2, 2)
 
 
 def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
@@ -100,9 +100,9 @@ def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
         ([[], [0]], (0, UNLIMITED)),
         ([[0], []], (UNLIMITED, 0)),
     ):
-        (*_, standing) = survey(entitlements, capacity_of(shares, workers), NOW_S)
-        assert standing is not None
-        assert standing.bound_until == bound_until
+        (*_, state) = assess_capacity(entitlements, capacity_of(shares, workers), NOW_S)
+        assert state is not None
+        assert state.bound_until == bound_until
 
 
 def test_those_that_reserve_nothing_are_always_bound() -> None:
@@ -114,9 +114,9 @@ def test_suspended_and_expired_ones_keep_nothing() -> None:
     gone = entitled("x", "guaranteed", baseline=8, created=1, suspended=True)
     over = entitled("y", "guaranteed", baseline=8, created=2, expires_unix_s=NOW_S)
     last = entitled("z", "guaranteed", baseline=8, created=3, expires_unix_s=NOW_S + 5)
-    standing = surveyed([gone, over, last], (8,))
-    assert (standing.bound_until, standing.reserved) == ((UNLIMITED,), (8,))
-    assert standing.next_expiry_unix_s == NOW_S + 5
+    state = surveyed([gone, over, last], (8,))
+    assert (state.bound_until, state.reserved) == ((UNLIMITED,), (8,))
+    assert state.next_expiry_unix_s == NOW_S + 5
     assert surveyed([gone, over], (8,)).next_expiry_unix_s == inf
 
 
@@ -140,16 +140,16 @@ def test_what_is_reserved_always_fits(baselines: list[int], slots: int) -> None:
         entitled(f"{n}", "guaranteed", baseline=baseline, created=n)
         for n, baseline in enumerate(baselines, start=1)
     ]
-    standing = surveyed(entitlements, (slots,))
-    bound = [e for e in entitlements if e.created <= standing.bound_until[0]]
-    assert standing.reserved == (sum(e.baseline_of(0) for e in bound),)
-    assert standing.reserved[0] <= slots
+    state = surveyed(entitlements, (slots,))
+    bound = [e for e in entitlements if e.created <= state.bound_until[0]]
+    assert state.reserved == (sum(e.baseline_of(0) for e in bound),)
+    assert state.reserved[0] <= slots
     if len(bound) < len(entitlements):
-        assert standing.reserved[0] + entitlements[len(bound)].baseline_of(0) > slots
+        assert state.reserved[0] + entitlements[len(bound)].baseline_of(0) > slots
 
 
 def test_a_long_list_is_surveyed_in_slices() -> None:
-    surveyed(reserving(3 * SURVEY_SLICE + 1, (0,)), (1,))
+    surveyed(reserving(3 * ASSESS_SLICE + 1, (0,)), (1,))
 
 
 SHARES = (
@@ -174,7 +174,7 @@ def test_kv_that_nobody_states_is_not_enforced() -> None:
 
 
 def test_the_most_capacity_is_that_of_the_most_replicas() -> None:
-    found = most_capacity(SHARES)
+    found = max_capacity(SHARES)
     assert (found.slots, found.kv_bytes, found.tokens_per_s) == ((32, 4), (400, 0), 50.0)
 
 
@@ -196,7 +196,7 @@ def test_replicas_go_up_at_once_and_down_after_a_whole_cooldown() -> None:
     asked = [(0, 2, 2), (5, 6, 6), (10, 3, 6), (200, 4, 6), (304, 1, 6), (305, 1, 4)]
     asked += [(499, 1, 4), (500, 1, 1), (501, 9, 9)]
     for now_s, wanted, expected in asked:
-        assert goal.wanted(wanted, now_s) == expected, now_s
+        assert goal.desired(wanted, now_s) == expected, now_s
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=50))
@@ -207,4 +207,4 @@ def test_the_goal_is_the_most_of_the_last_cooldown(steps: list[tuple[float, int]
         now_s += passed_s
         asked.append((now_s, wanted))
         recent = [w for at, w in asked if at > now_s - 120.0]
-        assert goal.wanted(wanted, now_s) == max(recent)
+        assert goal.desired(wanted, now_s) == max(recent)

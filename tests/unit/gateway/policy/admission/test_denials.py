@@ -75,18 +75,18 @@ def test_waits_are_spread_and_bounded(wait_s: float, jitter: float, told: float)
 
 
 def test_limits_follow_from_a_grant() -> None:
-    book = pool(entitled(tokens_per_s=100.0, limit=3), slots=(8,))
-    limits = limits_of(granted(book, "a", estimate_tokens=250, sequences=2))
+    token_pool = pool(entitled(tokens_per_s=100.0, limit=3), slots=(8,))
+    limits = limits_of(granted(token_pool, "a", estimate_tokens=250, sequences=2))
     assert (limits.sequences, limits.sequences_free, limits.sequences_reset_s) == (3, 1, 0)
     assert (limits.tokens, limits.tokens_free, limits.tokens_reset_s) == (1000, 750, 2.5)
-    limits = limits_of(granted(book, "b"))
+    limits = limits_of(granted(token_pool, "b"))
     assert limits.sequences_free == 0
     assert limits.sequences_reset_s == pytest.approx(5 / 3)
 
 
 def test_headers_are_those_of_openai() -> None:
-    book = pool(entitled(tokens_per_s=100.0, limit=3), slots=(8,))
-    limits = limits_of(granted(book, estimate_tokens=250))
+    token_pool = pool(entitled(tokens_per_s=100.0, limit=3), slots=(8,))
+    limits = limits_of(granted(token_pool, estimate_tokens=250))
     assert tuple(pairs_of(limit_lines(limits).encode())) == (
         (b"x-ratelimit-limit-requests", b"3"),
         (b"x-ratelimit-remaining-requests", b"2"),

@@ -10,7 +10,7 @@ from tests.token_pools import NOW_S, entitled, granted, pool
 
 def full(*, reclaim_spot: bool = False) -> TokenPool:
     """Two slots each of spot and preemptible work, none free, and a protected request."""
-    book = pool(
+    token_pool = pool(
         entitled("g", "guaranteed", baseline=2),
         entitled("s", "spot"),
         entitled("p", "preemptible", slo_ms=9000),
@@ -21,13 +21,13 @@ def full(*, reclaim_spot: bool = False) -> TokenPool:
         reclaim_spot=reclaim_spot,
     )
     for number, name in enumerate("sqpp"):
-        granted(book, f"{name}{number}", name, at=NOW_S + number)
-    granted(book, "g", "g", at=NOW_S + 9)
-    return book
+        granted(token_pool, f"{name}{number}", name, at=NOW_S + number)
+    granted(token_pool, "g", "g", at=NOW_S + 9)
+    return token_pool
 
 
-def names(book: TokenPool, sequences: int) -> list[str]:
-    return [held.id for held in victims(book, 0, sequences)]
+def names(token_pool: TokenPool, sequences: int) -> list[str]:
+    return [record.id for record in victims(token_pool, 0, sequences)]
 
 
 def test_the_least_weight_goes_first_and_the_youngest_of_those() -> None:
@@ -46,37 +46,37 @@ def test_spot_goes_only_where_the_model_says_so() -> None:
 
 @pytest.mark.parametrize(("reclaim_spot", "asked"), [(False, []), (True, ["x"])])
 def test_spilled_work_gives_way_as_spot_does(reclaim_spot: bool, asked: list[str]) -> None:
-    book = pool(
+    token_pool = pool(
         entitled(),
         entitled("g", "guaranteed", baseline=(1, 8)),
         slots=(1, 8),
         headroom=0,
         reclaim_spot=reclaim_spot,
     )
-    granted(book, "f", "g")
-    assert granted(book, "x", alternates=(1,)).spilled
-    assert [held.id for held in victims(book, 1, 9)] == asked
+    granted(token_pool, "f", "g")
+    assert granted(token_pool, "x", alternates=(1,)).spilled
+    assert [record.id for record in victims(token_pool, 1, 9)] == asked
 
 
 def test_nobody_is_asked_twice() -> None:
-    book = full()
-    assert [held.id for held in evict(book, 0, 1)] == ["p3"]
-    assert evict(book, 0, 1) == []
-    granted(book, "g2", "g", at=NOW_S + 9)
-    assert [held.id for held in evict(book, 0, 1)] == ["p2"]
+    token_pool = full()
+    assert [record.id for record in evict(token_pool, 0, 1)] == ["p3"]
+    assert evict(token_pool, 0, 1) == []
+    granted(token_pool, "g2", "g", at=NOW_S + 9)
+    assert [record.id for record in evict(token_pool, 0, 1)] == ["p2"]
 
 
 def test_nobody_has_to_go_where_there_is_room() -> None:
-    book = full()
-    admission.settle(book, "s0", 1, NOW_S + 10)
-    assert evict(book, 0, 3) == []
+    token_pool = full()
+    admission.settle(token_pool, "s0", 1, NOW_S + 10)
+    assert evict(token_pool, 0, 3) == []
 
 
 def test_a_victim_keeps_its_lease_until_it_has_ended() -> None:
-    book = full()
-    (held,) = evict(book, 0, 1)
-    assert held.evicted
-    assert book.pools[0].inflight == 5
-    admission.settle(book, held.id, 1, NOW_S + 10)
-    assert book.pools[0].inflight == 4
-    assert held.id not in book.pools[0].evictable
+    token_pool = full()
+    (record,) = evict(token_pool, 0, 1)
+    assert record.evicted
+    assert token_pool.pools[0].inflight == 5
+    admission.settle(token_pool, record.id, 1, NOW_S + 10)
+    assert token_pool.pools[0].inflight == 4
+    assert record.id not in token_pool.pools[0].evictable

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.policy.admission.replay import Replayed, replay
+from gateway.policy.admission.replay import ReplayedDecision, replay
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 
@@ -48,9 +48,9 @@ def test_the_same_admissions_are_decided_the_same_way(schema: int) -> None:
     lines = [*EVENTS, *(request(schema, held) for held in LEASES)]
     found = replay([{"schema": schema, "model": "m", **line} for line in lines], "m")
     assert found == [
-        Replayed(lease_id="a", logged="", decided=""),
-        Replayed(lease_id="b", logged="concurrency", decided="concurrency"),
-        Replayed(lease_id="c", logged="", decided=""),
+        ReplayedDecision(lease_id="a", logged="", decided=""),
+        ReplayedDecision(lease_id="b", logged="concurrency", decided="concurrency"),
+        ReplayedDecision(lease_id="c", logged="", decided=""),
     ]
 
 

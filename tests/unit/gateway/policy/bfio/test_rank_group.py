@@ -68,7 +68,7 @@ def test_a_lower_band_always_goes_first() -> None:
     scheduler = group(pool(ranks=1, slots=1))
     first = job()
     scheduler.submit(first, 0.0)
-    spot, protected = job(100, 0.1, band=2), job(4000, 0.2, band=0)
+    spot, protected = job(100, 0.1, priority_class=2), job(4000, 0.2, priority_class=0)
     scheduler.submit(spot, 0.1)
     scheduler.submit(protected, 0.2)
     assert scheduler.finished(first, 1.0) == [protected]

@@ -6,7 +6,7 @@ from gateway.policy.bfio.rank_load import (
     FIRST_STEP_S,
     RECOUNT_S,
     RankLoad,
-    Sent,
+    SentNote,
     StepClock,
     streamed,
 )
@@ -17,7 +17,7 @@ def job(prompt: int, *, emitted: int | None = 0, sequences: int = 1, sent_s: flo
     made = Job(
         owner=None, prompt_tokens=prompt, output_tokens=50, arrived_s=0.0, sequences=sequences
     )
-    made.policy, made.sent_s = Sent(), sent_s
+    made.policy, made.sent_s = SentNote(), sent_s
     if emitted is not None:
         made.emitted = lambda: emitted
     return made

@@ -7,8 +7,15 @@ from gateway.policy.bfio.rank_queue import RankLine
 from gateway.policy.scheduling.scheduler import Job
 
 
-def job(order: int, key: float = 0.0, band: int = 1, home: int = -1) -> Job:
-    made = Job(owner=None, prompt_tokens=1, output_tokens=1, arrived_s=0.0, band=band, home=home)
+def job(order: int, key: float = 0.0, priority_class: int = 1, home: int = -1) -> Job:
+    made = Job(
+        owner=None,
+        prompt_tokens=1,
+        output_tokens=1,
+        arrived_s=0.0,
+        priority_class=priority_class,
+        home=home,
+    )
     made.key, made.order = key, order
     return made
 
@@ -51,8 +58,8 @@ def test_what_is_put_and_not_taken_waits_in_order(
     given_jobs: list[tuple[float, int, int, bool]],
 ) -> None:
     line, kept = RankLine(), []
-    for order, (key, band, home, stays) in enumerate(given_jobs):
-        one = job(order, key, band, home)
+    for order, (key, priority_class, home, stays) in enumerate(given_jobs):
+        one = job(order, key, priority_class, home)
         line.put(one)
         if stays:
             kept.append(one)
@@ -60,7 +67,7 @@ def test_what_is_put_and_not_taken_waits_in_order(
             line.take(one)
     assert set(line.all()) == set(kept)
     assert line.total == len(kept) == sum(line.waiting)
-    for band in range(3):
-        found = line.first(band, 99)
-        free = [one for one in kept if one.band == band and one.home < 0]
+    for priority_class in range(3):
+        found = line.first(priority_class, 99)
+        free = [one for one in kept if one.priority_class == priority_class and one.home < 0]
         assert found == sorted(free, key=lambda one: (one.key, one.order))

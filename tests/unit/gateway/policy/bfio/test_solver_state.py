@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.bfio.solver_state import Group, Pool
+from gateway.policy.bfio.solver_state import Pool, WorkerLoads
 
 sizes_ = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -29,8 +29,8 @@ def test_an_item_put_back_stands_where_it_stood(sizes: list[int], data: st.DataO
     assert pool.sizes == sorted(pool.sizes)
 
 
-def group() -> Group:
-    return Group([[50.0, 90.0], [70.0, 20.0], [60.0, 60.0]], [1, 0, 2], None, 9)
+def group() -> WorkerLoads:
+    return WorkerLoads([[50.0, 90.0], [70.0, 20.0], [60.0, 60.0]], [1, 0, 2], None, 9)
 
 
 def test_room_is_what_fits_below_the_fullest_of_the_others() -> None:
@@ -53,7 +53,7 @@ def test_the_neediest_is_emptiest_for_each_free_slot_and_never_full() -> None:
 
 
 def test_slots_beyond_the_items_are_counted_and_not_filled() -> None:
-    found = Group([1.0, 2.0, 3.0], [9, 0, 2], None, 3)
+    found = WorkerLoads([1.0, 2.0, 3.0], [9, 0, 2], None, 3)
     assert (found.caps, found.free, found.slots) == ([3, 0, 2], [9, 0, 2], 5)
     found.place(0, 10.0)
     assert (found.caps, found.free, found.slots) == ([2, 0, 2], [8, 0, 2], 4)
@@ -61,6 +61,6 @@ def test_slots_beyond_the_items_are_counted_and_not_filled() -> None:
 
 @pytest.mark.parametrize("growth", [None, [0.0, 3.0]])
 def test_an_item_grows_by_a_token_a_step_or_as_told(growth: list[float] | None) -> None:
-    found = Group(np.zeros((2, 2)), [1, 1], growth, 2)
+    found = WorkerLoads(np.zeros((2, 2)), [1, 1], growth, 2)
     found.place(1, 10.0)
     assert found.load[1].tolist() == [10, 11 if growth is None else 13]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.entitlements.entitlement import LEAST_SHARE, MOST_SHARE, MeanRate
+from gateway.policy.entitlements.entitlement import MAX_SHARE, MIN_SHARE, MeanRate
 
 
 def test_a_share_is_the_rate_over_the_mean_rate() -> None:
@@ -26,10 +26,10 @@ def test_nobody_s_share_is_extreme() -> None:
     rates = MeanRate()
     rates.add(1.0)
     rates.add(1e6)
-    assert rates.share(1.0) == LEAST_SHARE
+    assert rates.share(1.0) == MIN_SHARE
     for _ in range(100):
         rates.add(1.0)
-    assert rates.share(1e6) == MOST_SHARE
+    assert rates.share(1e6) == MAX_SHARE
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=20))

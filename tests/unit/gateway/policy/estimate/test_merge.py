@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.estimate.merge import RATE_MEMORY_S, Ledger, Peer, Sums, merged
+from gateway.policy.estimate.merge import (
+    RATE_MEMORY_S,
+    EstimatorMerge,
+    PartState,
+    PeerRecord,
+    merged,
+)
 from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.estimate.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.records.estimate import Observation
@@ -17,7 +23,7 @@ from gateway.records.request import Measure
 
 finite = st.floats(0, 1, allow_subnormal=False)
 sums = st.builds(
-    Sums,
+    PartState,
     epoch=st.integers(0, 3),
     n=st.integers(1, 1000),
     rate=st.floats(0, 1e6),
@@ -63,25 +69,25 @@ class Replica:
 
     def __init__(self, profile: str = "default") -> None:
         self.estimator = LengthEstimator(PROFILES[profile])
-        self.ledger = Ledger(self.estimator, 0.0)
+        self.ledger = EstimatorMerge(self.estimator, 0.0)
 
     def learn(self, observations: Iterable[Observation]) -> None:
         for observation in observations:
             self.estimator.learn(observation)
 
-    def hear(self, peers: Iterable[Peer]) -> int:
+    def receive(self, peers: Iterable[PeerRecord]) -> int:
         """Merge; how many parts changed."""
         return len(list(self.ledger.merge(peers)))
 
-    def record(self, now_s: float, age_s: float = 0.0) -> Peer:
-        return Peer(age_s=age_s, parts=self.ledger.learned(now_s))
+    def record(self, now_s: float, age_s: float = 0.0) -> PeerRecord:
+        return PeerRecord(age_s=age_s, parts=self.ledger.learned(now_s))
 
 
 # merged
 
 
 @given(st.lists(sums, min_size=1, max_size=6), st.randoms())
-def test_merging_does_not_depend_on_order(parts: list[Sums], rng: random.Random) -> None:
+def test_merging_does_not_depend_on_order(parts: list[PartState], rng: random.Random) -> None:
     shuffled = list(parts)
     rng.shuffle(shuffled)
     one, other = merged(parts), merged(shuffled)
@@ -90,13 +96,13 @@ def test_merging_does_not_depend_on_order(parts: list[Sums], rng: random.Random)
 
 
 @given(sums, st.integers(1, 5))
-def test_merging_equals_gives_the_same(part: Sums, copies: int) -> None:
+def test_merging_equals_gives_the_same(part: PartState, copies: int) -> None:
     found = merged([part] * copies)
     assert (found.epoch, found.n) == (part.epoch, part.n)
     assert found.sums == pytest.approx(part.sums, rel=1e-12, abs=1e-300)
 
 
-def most_observed(parts: list[Sums]) -> list[Sums]:
+def most_observed(parts: list[PartState]) -> list[PartState]:
     """Those of the epoch with the greatest sum of rates, each at least 1; the later of two."""
     observed = {
         part.epoch: sum(max(p.rate, 1.0) for p in sorted(parts, key=repr) if p.epoch == part.epoch)
@@ -107,7 +113,7 @@ def most_observed(parts: list[Sums]) -> list[Sums]:
 
 
 whole_rates = st.builds(
-    Sums,
+    PartState,
     epoch=st.integers(0, 3),
     n=st.integers(1, 1000),
     rate=st.integers(0, 1000).map(float),
@@ -116,7 +122,7 @@ whole_rates = st.builds(
 
 
 @given(st.lists(whole_rates, min_size=1, max_size=6))
-def test_a_merge_lies_within_what_was_merged(parts: list[Sums]) -> None:
+def test_a_merge_lies_within_what_was_merged(parts: list[PartState]) -> None:
     found = merged(parts)
     for name in ("total", "weight"):
         values = [p.sums[name] for p in most_observed(parts)]
@@ -124,7 +130,7 @@ def test_a_merge_lies_within_what_was_merged(parts: list[Sums]) -> None:
 
 
 @given(st.lists(whole_rates, min_size=2, max_size=6))
-def test_only_the_epoch_that_most_was_observed_in_counts(parts: list[Sums]) -> None:
+def test_only_the_epoch_that_most_was_observed_in_counts(parts: list[PartState]) -> None:
     assert merged(parts) == merged(most_observed(parts))
 
 
@@ -144,7 +150,7 @@ def test_alone_it_learns_as_without_a_store(profile: str) -> None:
         for each in lessons:
             plain.learn(each)
         alone.ledger.learned(second)
-        assert alone.hear([]) == 0
+        assert alone.receive([]) == 0
     assert alone.estimator.snapshot() == plain.snapshot()
 
 
@@ -154,7 +160,7 @@ def test_a_new_process_goes_on_where_the_old_one_stopped(profile: str) -> None:
     old, new = Replica(profile), Replica(profile)
     old.learn(lesson(rng.uniform(3.9, 4.1), rng.choice([30, 2000])) for _ in range(200))
     old.learn(lesson(rng.uniform(2.9, 3.1), category="code") for _ in range(40))
-    assert new.hear([old.record(1.0, age_s=86400.0)]) > 0
+    assert new.receive([old.record(1.0, age_s=86400.0)]) > 0
     assert whole(new.estimator) == whole(old.estimator)
     more = [lesson(4.2) for _ in range(10)]
     old.learn(more)
@@ -188,7 +194,7 @@ def test_replicas_with_a_share_each_agree_with_one_that_sees_all(
             replica.learn(lessons[i::count])
         records = [replica.record(float(second)) for replica in replicas]
         for i, replica in enumerate(replicas):
-            replica.hear(records[:i] + records[i + 1 :])
+            replica.receive(records[:i] + records[i + 1 :])
     found = [mean(replica.estimator) for replica in replicas]
     assert max(found) - min(found) < 1e-9 * ratio, "all read the same"
     assert found[0] == pytest.approx(mean(single), rel=0.01)
@@ -202,15 +208,15 @@ def test_any_order_of_hearing_ends_in_what_all_have_observed(
     """Replicas learn and hear of one another in any order; no mean leaves what was seen."""
     rng = random.Random(1)
     replicas = [Replica() for _ in range(3)]
-    board: dict[int, Peer] = {}
+    board: dict[int, PeerRecord] = {}
     for step, (who, lessons) in enumerate(history):
         replicas[who].learn(lesson(rng.uniform(3.5, 4.5)) for _ in range(lessons))
         record = replicas[who].record(float(step))
         if record.parts:
             board[who] = record
         others = [peer for owner, peer in board.items() if owner != who]
-        replicas[who].hear(others)
-        replicas[who].hear(others)
+        replicas[who].receive(others)
+        replicas[who].receive(others)
     for replica in replicas:
         if "ratio.prose@t" in replica.ledger.learned(1000.0):
             assert 3.49 < mean(replica.estimator) < 4.51
@@ -220,7 +226,7 @@ def test_the_busier_replica_weighs_more() -> None:
     busy, idle, reader = Replica(), Replica(), Replica()
     busy.learn(lesson(4.0) for _ in range(300))
     idle.learn(lesson(5.0) for _ in range(100))
-    reader.hear([busy.record(1.0), idle.record(1.0)])
+    reader.receive([busy.record(1.0), idle.record(1.0)])
     assert mean(reader.estimator) == pytest.approx(4.25, rel=0.01)
 
 
@@ -229,16 +235,16 @@ def test_the_dead_are_outvoted_and_with_the_living_gone_they_are_heard() -> None
     dead.learn(lesson(6.0) for _ in range(1000))
     living.learn(lesson(4.0) for _ in range(100))
     long_s = 20 * RATE_MEMORY_S
-    reader.hear([dead.record(0.0, age_s=long_s), living.record(0.0)])
+    reader.receive([dead.record(0.0, age_s=long_s), living.record(0.0)])
     assert mean(reader.estimator) == pytest.approx(4.0, rel=0.01)
-    late.hear([dead.record(0.0, age_s=long_s)])
+    late.receive([dead.record(0.0, age_s=long_s)])
     assert mean(late.estimator) == pytest.approx(6.0, rel=0.01)
 
 
 def test_what_was_taken_over_fades_with_further_observations() -> None:
     dead, heir = Replica(), Replica()
     dead.learn(lesson(4.5) for _ in range(500))
-    heir.hear([dead.record(0.0)])
+    heir.receive([dead.record(0.0)])
     heir.learn(lesson(4.0) for _ in range(150))
     assert mean(heir.estimator) == pytest.approx(4.0, rel=0.001)
 
@@ -251,9 +257,9 @@ def test_one_replica_fed_nonsense_does_not_override_what_the_others_observe() ->
     honest.learn(lesson(4.0) for _ in range(5000))
     attacked.learn(lesson(1.0) for _ in range(60))
     assert attacked.ledger.learned(1.0)["ratio.prose@t"].epoch == 1
-    honest.hear([attacked.record(1.0)])
+    honest.receive([attacked.record(1.0)])
     assert mean(honest.estimator) == pytest.approx(4.0, rel=0.001)
-    attacked.hear([honest.record(1.0)])
+    attacked.receive([honest.record(1.0)])
     assert mean(attacked.estimator) == pytest.approx(4.0, rel=0.001)
 
 
@@ -266,17 +272,17 @@ def test_a_changed_world_wins_once_most_was_observed_in_it() -> None:
         finder.learn(lesson(2.0) for _ in range(90))
     now_s = 1.0 + RATE_MEMORY_S
     old = idle.record(now_s)
-    idle.hear([finder.record(now_s) for finder in finders])
+    idle.receive([finder.record(now_s) for finder in finders])
     assert mean(idle.estimator) == pytest.approx(2.0, rel=0.01)
     for finder in finders:
-        finder.hear([old])
+        finder.receive([old])
         assert mean(finder.estimator) == pytest.approx(2.0, rel=0.01), "the old do not pull back"
 
 
 def test_lengths_of_answers_are_shared() -> None:
     teacher, pupil = Replica(), Replica()
     teacher.learn(lesson(4.0, answer=100) for _ in range(100))
-    pupil.hear([teacher.record(0.0)])
+    pupil.receive([teacher.record(0.0)])
     shown = pupil.estimator.snapshot()["expected_output_tokens"]
     assert shown == teacher.estimator.snapshot()["expected_output_tokens"]
     assert 100 <= shown["chat"] <= 107
@@ -286,15 +292,15 @@ def test_templates_are_shared() -> None:
     teacher, pupil = Replica(), Replica()
     for _ in range(100):
         teacher.estimator.learn(lesson(4.0, 40))
-    pupil.hear([teacher.record(0.0)])
+    pupil.receive([teacher.record(0.0)])
     assert pupil.estimator.snapshot()["templates"] == teacher.estimator.snapshot()["templates"]
 
 
 # What is not believed
 
 
-def told(name: str, given: dict[str, float], n: int = 50, epoch: int = 0) -> Peer:
-    return Peer(age_s=0.0, parts={name: Sums(epoch=epoch, n=n, rate=9.0, sums=given)})
+def told(name: str, given: dict[str, float], n: int = 50, epoch: int = 0) -> PeerRecord:
+    return PeerRecord(age_s=0.0, parts={name: PartState(epoch=epoch, n=n, rate=9.0, sums=given)})
 
 
 RATIO = {"total": 2.0, "weight": 0.5, "spread_total": 0.1, "spread_weight": 0.5}
@@ -329,10 +335,10 @@ RATIO = {"total": 2.0, "weight": 0.5, "spread_total": 0.1, "spread_weight": 0.5}
         told("output.chat/@t", {"w1": 1.0}),
     ],
 )
-def test_impossible_records_change_nothing(peer: Peer) -> None:
+def test_impossible_records_change_nothing(peer: PeerRecord) -> None:
     replica = Replica()
     before = replica.estimator.snapshot()
-    assert replica.hear([peer]) == 0
+    assert replica.receive([peer]) == 0
     assert replica.estimator.snapshot() == before
 
 
@@ -344,7 +350,7 @@ def test_a_bad_part_spoils_neither_the_good_ones_nor_other_records() -> None:
         "ratio.prose@t",
         {"total": math.inf, "weight": 1.0, "spread_total": 0.0, "spread_weight": 1.0},
     )
-    pupil.hear([bad, good])
+    pupil.receive([bad, good])
     assert mean(pupil.estimator) == mean(teacher.estimator)
 
 

@@ -8,15 +8,15 @@ from gateway.policy.estimate.by_tenant import MAX_TENANTS
 from gateway.policy.estimate.quantile import (
     MAX_TOKENS,
     PRIOR_TOKENS,
-    Histogram,
+    LengthHistogram,
     OutputLengths,
     bucket_of,
     upper_edge,
 )
 
 
-def filled(lengths: list[int], *, cut: bool = False) -> Histogram:
-    histogram = Histogram()
+def filled(lengths: list[int], *, cut: bool = False) -> LengthHistogram:
+    histogram = LengthHistogram()
     for length in lengths:
         histogram.add(length, cut=cut)
     return histogram
@@ -38,7 +38,7 @@ def test_quantile_of_whole_answers() -> None:
 
 def test_censoring_recovers_the_true_quantile() -> None:
     rng = random.Random(2)
-    histogram, naive, lengths = Histogram(), Histogram(), []
+    histogram, naive, lengths = LengthHistogram(), LengthHistogram(), []
     for _ in range(1800):
         length = int(rng.lognormvariate(5, 0.8)) + 1
         patience = int(rng.lognormvariate(5.5, 0.8)) + 1
@@ -65,7 +65,7 @@ def test_old_answers_fade() -> None:
 
 
 def test_weights_stay_bounded_over_a_long_life() -> None:
-    histogram = Histogram()
+    histogram = LengthHistogram()
     for i in range(120_000):
         histogram.add(50 + i % 10, cut=i % 7 == 0)
     assert 50 <= histogram.quantile() <= 70

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.policy.fleet import fleet
-from gateway.policy.fleet.binding import CANDIDATES_KEPT, COMPARED, bind_least_loaded
+from gateway.policy.fleet.binding import COMPARED, RETAINED_CANDIDATES, bind_least_loaded
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.scheduling.baselines import LeastLoaded
@@ -88,7 +88,7 @@ def test_of_many_workers_a_part_is_compared_and_all_are_loaded_alike() -> None:
 
 
 def test_a_decision_explains_a_bounded_number_of_candidates() -> None:
-    assert len(bound(pool(40)).candidates) == CANDIDATES_KEPT
+    assert len(bound(pool(40)).candidates) == RETAINED_CANDIDATES
 
 
 class Looked(list[int]):

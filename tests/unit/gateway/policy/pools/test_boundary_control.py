@@ -7,20 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Bounds, Move, Sample
+from gateway.policy.pools.boundary_control import (
+    SAMPLE_S,
+    BoundaryBounds,
+    BoundaryControl,
+    Move,
+    PoolSample,
+)
 
-SHORT = Bounds(pool="short", start=8192, least=2048, most=16_384)
+SHORT = BoundaryBounds(pool="short", start=8192, least=2048, most=16_384)
 
 
-def sample(share: float = 0.0, *, requests: int = 1000, load: float = 0.3) -> Sample:
+def sample(share: float = 0.0, *, requests: int = 1000, load: float = 0.3) -> PoolSample:
     """A minute in which so many of the requests were preempted."""
-    return Sample(
+    return PoolSample(
         requests=requests, finished=float(requests), preemptions=share * requests, load=load
     )
 
 
 def drive(
-    control: BoundaryControl, minutes: int, happens: Callable[[int], Sample], start: int = 0
+    control: BoundaryControl, minutes: int, happens: Callable[[int], PoolSample], start: int = 0
 ) -> list[tuple[int, Move]]:
     """(minute, move) of a one-boundary control; `happens` by boundary."""
     return [
@@ -40,7 +46,7 @@ def test_five_minutes_above_one_percent_lower_it_by_a_tenth() -> None:
 
 def test_preempted_rescued_and_overrun_add_up() -> None:
     control = BoundaryControl([SHORT])
-    one = Sample(requests=1000, rescues=4, overruns=4, preemptions=4, finished=1000)
+    one = PoolSample(requests=1000, rescues=4, overruns=4, preemptions=4, finished=1000)
     assert [m.share for _, m in drive(control, 5, lambda _: one)] == [pytest.approx(0.012)]
     assert control.shares == (0.0,)
 
@@ -72,18 +78,18 @@ def test_under_two_permille_it_rises_by_two_percent_every_five_minutes() -> None
         sample(0.005),
         sample(0.0, requests=0),
         sample(0.0, load=0.8),
-        Sample(requests=50, finished=50, preemptions=0.4),
+        PoolSample(requests=50, finished=50, preemptions=0.4),
     ],
     ids=["between", "none", "full", "too few errors"],
 )
-def test_nothing_moves_between_the_thresholds_or_without_evidence(what: Sample) -> None:
+def test_nothing_moves_between_the_thresholds_or_without_evidence(what: PoolSample) -> None:
     assert drive(BoundaryControl([SHORT]), 60, lambda _: what) == []
 
 
 @pytest.mark.parametrize(("requests", "minutes"), [(100, 5), (50, 10), (20, 25), (1, 60)])
 def test_a_pool_with_few_requests_relaxes_after_longer(requests: int, minutes: int) -> None:
     control = BoundaryControl([SHORT])
-    drive(control, 5, lambda _: Sample(requests=requests, rescues=requests))
+    drive(control, 5, lambda _: PoolSample(requests=requests, rescues=requests))
     moves = drive(control, 1 + 2 * minutes, lambda _: sample(requests=requests), start=5 + 24 * 60)
     low = moves[0][1].before
     assert low == 7372
@@ -96,9 +102,9 @@ def test_a_pool_with_few_requests_relaxes_after_longer(requests: int, minutes: i
 
 def test_one_tenant_cannot_lower_a_boundary_that_others_use() -> None:
     control = BoundaryControl([SHORT])
-    forged = Sample(requests=60, rescues=20, wrong={"evil": 20})
+    forged = PoolSample(requests=60, rescues=20, wrong={"evil": 20})
     assert drive(control, 24 * 60, lambda _: forged) == []
-    joined = Sample(requests=60, rescues=1, overruns=1, wrong={"a": 1, "b": 1})
+    joined = PoolSample(requests=60, rescues=1, overruns=1, wrong={"a": 1, "b": 1})
     assert drive(control, 5, lambda _: joined, start=24 * 60)
 
 
@@ -107,13 +113,13 @@ def test_one_tenant_at_most_doubles_what_the_others_say(forged: list[int], hones
     control = BoundaryControl([SHORT], observe=True)
     for minute, count in enumerate(forged, 1):
         wrong = {"a": honest, "evil": count}
-        control.step(60.0 * minute, [Sample(requests=100, rescues=honest + count, wrong=wrong)])
+        control.step(60.0 * minute, [PoolSample(requests=100, rescues=honest + count, wrong=wrong)])
         # In each window: the others' once more, or two in all, if it is but a minute long.
         assert control.shares[0] <= (honest + max(honest, 2)) / 100 + 1e-9
 
 
 def test_engines_that_preempt_and_finish_nothing_count_as_wrong() -> None:
-    stuck = Sample(requests=10, preemptions=30.0)
+    stuck = PoolSample(requests=10, preemptions=30.0)
     assert drive(BoundaryControl([SHORT]), 5, lambda _: stuck)
 
 
@@ -158,8 +164,8 @@ def test_observed_moves_are_told_and_not_made() -> None:
 def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
     control = BoundaryControl(
         [
-            Bounds(pool="s", start=1000, least=100, most=4000),
-            Bounds(pool="m", start=1100, least=100, most=16_000),
+            BoundaryBounds(pool="s", start=1000, least=100, most=4000),
+            BoundaryBounds(pool="m", start=1100, least=100, most=16_000),
         ]
     )
     for minute in range(1, 200):
@@ -173,7 +179,7 @@ def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
 @given(
     st.lists(
         st.builds(
-            Sample,
+            PoolSample,
             requests=st.integers(0, 2000),
             rescues=st.integers(0, 50),
             overruns=st.integers(0, 50),
@@ -184,7 +190,7 @@ def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
         max_size=80,
     )
 )
-def test_it_stays_in_bounds_by_steps_of_the_stated_size(samples: list[Sample]) -> None:
+def test_it_stays_in_bounds_by_steps_of_the_stated_size(samples: list[PoolSample]) -> None:
     control = BoundaryControl([SHORT])
     for minute, one in enumerate(samples):
         for move in control.step(60.0 * minute, [one]):

@@ -3,20 +3,20 @@
 import pytest
 
 from gateway.policy.pools import conversations
-from gateway.policy.pools.conversations import Home, ResponseHomes
+from gateway.policy.pools.conversations import ResponseAffinity, ResponseLocation
 
 
-def known(*owned: tuple[str, str]) -> ResponseHomes:
+def known(*owned: tuple[str, str]) -> ResponseAffinity:
     """Responses remembered in order, each (id, tenant)."""
-    found = ResponseHomes()
+    found = ResponseAffinity()
     for response_id, tenant in owned:
-        found.remember(response_id, Home(0, 0, tenant, 1))
+        found.remember(response_id, ResponseLocation(0, 0, tenant, 1))
     return found
 
 
 def test_a_remembered_response_is_found() -> None:
-    found = ResponseHomes()
-    found.remember("resp_1", Home(1, 2, "t", 3))
+    found = ResponseAffinity()
+    found.remember("resp_1", ResponseLocation(1, 2, "t", 3))
     assert found.find("resp_1") == (1, 2, "t", 3)
 
 
@@ -26,19 +26,19 @@ def test_an_unknown_response_and_no_response_have_no_home() -> None:
 
 
 def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_HOMES", 2)
+    monkeypatch.setattr(conversations, "MAX_RESPONSES", 2)
     found = known(("a", "t"), ("b", "t"), ("c", "t"))
     assert [bool(found.find(name)) for name in "abc"] == [False, True, True]
     assert len(found) == 2
 
 
 def test_remembering_again_forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_HOMES", 2)
+    monkeypatch.setattr(conversations, "MAX_RESPONSES", 2)
     assert known(("a", "t"), ("b", "t"), ("b", "t")).find("a")
 
 
 def test_no_tenant_makes_another_s_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_HOMES", 10)
+    monkeypatch.setattr(conversations, "MAX_RESPONSES", 10)
     found = known(("mine", "quiet"), *[(f"r{n}", "busy") for n in range(100)])
     assert found.find("mine")
     assert len(found) == 10
@@ -46,6 +46,6 @@ def test_no_tenant_makes_another_s_be_forgotten(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_id_stays_whose_it_was() -> None:
     found = known(("a", "first"), ("a", "second"))
-    home = found.find("a")
-    assert home is not None
-    assert home.tenant == "first"
+    location = found.find("a")
+    assert location is not None
+    assert location.tenant == "first"

@@ -10,8 +10,8 @@ from msgspec import Raw
 
 from gateway.policy.prefix import digests
 from gateway.policy.prefix.digests import (
-    MOST_BYTES,
-    MOST_POINTS,
+    MAX_BYTES,
+    MAX_POINTS,
     POSITIONS,
     Points,
     block_points,
@@ -131,7 +131,7 @@ def test_short_texts_have_none() -> None:
 
 def test_a_very_long_prompt_has_few_points() -> None:
     found = points(chat(WORDS * 80_000, *("x" * 300 for _ in range(20))))
-    assert len(POSITIONS) < len(found) <= MOST_POINTS
+    assert len(POSITIONS) < len(found) <= MAX_POINTS
 
 
 @given(
@@ -148,7 +148,7 @@ def test_points_ascend_and_equal_digests_mean_equal_bytes(
     for each in found:
         lengths = [length for length, _ in each]
         assert lengths == sorted(set(lengths))
-        assert len(each) <= MOST_POINTS
+        assert len(each) <= MAX_POINTS
     for length, _ in set(found[0]) & set(found[1]):
         assert lists[0][:length] == lists[1][:length]
 
@@ -166,7 +166,7 @@ def test_blocks_have_points_at_the_same_places_and_where_asked() -> None:
 @pytest.mark.parametrize("endpoint", ["chat", "completions", "messages"])
 def test_of_a_very_long_prompt_only_the_beginning_and_the_end_are_looked_at(endpoint: str) -> None:
     """An image of 12 MB in a conversation took 50 ms to digest."""
-    image = "A" * (3 * MOST_BYTES)
+    image = "A" * (3 * MAX_BYTES)
 
     def of(*texts: str) -> Points:
         if endpoint == "completions":
@@ -175,16 +175,16 @@ def test_of_a_very_long_prompt_only_the_beginning_and_the_end_are_looked_at(endp
 
     one, same, longer = of(WORDS, image), of(WORDS, image), of(WORDS, image, "And now?")
     assert one == same
-    assert len(one) <= MOST_POINTS
-    assert one[-1][0] > 3 * MOST_BYTES
-    assert shared(one, longer) == MOST_BYTES
+    assert len(one) <= MAX_POINTS
+    assert one[-1][0] > 3 * MAX_BYTES
+    assert shared(one, longer) == MAX_BYTES
     short = of(WORDS, image[:20_000])
     assert shared(one, short) > 15_000
     assert shared(one, of("other" + WORDS, image)) == 0
 
 
 def test_the_end_of_a_very_long_prompt_tells_it_from_others() -> None:
-    image = "A" * (3 * MOST_BYTES)
+    image = "A" * (3 * MAX_BYTES)
     assert points(chat(WORDS, image))[-1] != points(chat(WORDS, image[:-1] + "B"))[-1]
 
 

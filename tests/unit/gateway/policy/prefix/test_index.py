@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.prefix.cache_estimate import Expected
-from gateway.policy.prefix.index import LEAST_ENTRIES, PrefixIndex
+from gateway.policy.prefix.cache_estimate import ExpectedHit
+from gateway.policy.prefix.index import MIN_ENTRIES, PrefixIndex
 
 Points = tuple[tuple[int, int], ...]
 
@@ -31,7 +31,7 @@ def test_the_longest_match_comes_first_and_masks_grow() -> None:
 def test_lengths_in_bytes_become_tokens() -> None:
     index = PrefixIndex(1)
     expected = index.insert(prompt(1, 1000), 0, 0.25)
-    assert expected == Expected(0, 0, 0)
+    assert expected == ExpectedHit(0, 0, 0)
     assert index.match(prompt(1, 1000), 0.25) == [(250, 1)]
     assert index.insert(prompt(1, 2000), 0, 0.25).hit_tokens == 250
 
@@ -41,7 +41,7 @@ def test_nothing_matches_an_unknown_or_empty_prompt() -> None:
     index.insert(prompt(1, 1000), 0)
     assert index.match(prompt(2, 1000)) == []
     assert index.match(()) == []
-    assert index.insert((), 0) == Expected(0, 0, 0)
+    assert index.insert((), 0) == ExpectedHit(0, 0, 0)
 
 
 def test_a_forgotten_worker_holds_nothing_until_it_is_sent_something() -> None:
@@ -66,7 +66,7 @@ def test_what_a_full_cache_lets_go_is_not_expected() -> None:
         index.insert(prompt(name, 2000), 0)
     assert index.match(prompt(1, 2000)) == []
     expected = index.insert(prompt(1, 2000), 0)
-    assert expected == Expected(0, 2000, 14_000)
+    assert expected == ExpectedHit(0, 2000, 14_000)
 
 
 def test_hits_do_not_fill_a_cache() -> None:
@@ -137,7 +137,7 @@ def test_reports_beyond_what_was_expected_break_nothing() -> None:
     assert index.capacity_tokens == [50_000]
 
 
-@pytest.mark.parametrize("entries", [LEAST_ENTRIES, 20_000])
+@pytest.mark.parametrize("entries", [MIN_ENTRIES, 20_000])
 def test_entries_never_pass_their_limit_and_the_latest_stay(entries: int) -> None:
     rng = random.Random(3)
     index = PrefixIndex(4, max_entries=entries, capacity_tokens=10**12)
@@ -152,12 +152,12 @@ def test_entries_never_pass_their_limit_and_the_latest_stay(entries: int) -> Non
 
 
 def test_memory_of_an_index_that_is_hammered_stays_bounded() -> None:
-    index = PrefixIndex(2, max_entries=LEAST_ENTRIES)
+    index = PrefixIndex(2, max_entries=MIN_ENTRIES)
     for turn in range(3000):  # touched over and over: never evicted, never kept twice
         index.insert(prompt(turn % 5, 6200), turn % 2)
     kept = sum(len(chunk) for _, chunk in index._chunks) + len(index._chunk)
     assert len(index) == 5 * 62
-    assert kept <= LEAST_ENTRIES
+    assert kept <= MIN_ENTRIES
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ STEPS = st.lists(
 def test_a_match_is_ordered_and_names_only_who_was_sent_so_much(
     steps: list[tuple[str, int, int, int]], capacity: int
 ) -> None:
-    index = PrefixIndex(3, max_entries=LEAST_ENTRIES, capacity_tokens=capacity)
+    index = PrefixIndex(3, max_entries=MIN_ENTRIES, capacity_tokens=capacity)
     sent: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for kind, worker, name, length in steps:
         points = prompt(name, length * 100, shared=700)

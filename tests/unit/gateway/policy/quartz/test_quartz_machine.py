@@ -49,7 +49,7 @@ class Calls(RuleBasedStateMachine):
 
     @rule(
         tokens=st.integers(1, 20_000),
-        band=st.integers(0, 2),
+        priority_class=st.integers(0, 2),
         client=st.sampled_from("abc"),
         share=st.floats(0.1, 10),
         hit=st.integers(0, 20_000),
@@ -122,7 +122,8 @@ class Calls(RuleBasedStateMachine):
         waiting = [job for job in self.jobs if job.state == "waiting"]
         assert sum(self.scheduler.waiting) == len(waiting)
         assert list(self.scheduler.waiting) == [
-            sum(job.band == band for job in waiting) for band in range(3)
+            sum(job.priority_class == priority_class for job in waiting)
+            for priority_class in range(3)
         ]
         assert not any(job in self.sent for job in waiting)
 

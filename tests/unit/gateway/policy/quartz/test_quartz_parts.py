@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gateway.policy.quartz.score import hit_tokens, hits_of, workers_of
 from gateway.policy.quartz.worker_state import (
     EVEN_TOKENS,
-    LEAST_WRITE_FACTOR,
-    MOST_WRITE_FACTOR,
+    MAX_WRITE_FACTOR,
+    MIN_WRITE_FACTOR,
     Backlogs,
     RecentWrites,
     WorkerQueues,
@@ -23,7 +23,7 @@ from tests.unit.gateway.policy.scheduled import job_of, pool_of, quartz_of, subm
 
 def factor(writes: RecentWrites, worker: int) -> float:
     written, even, mean = writes.levels()
-    return min(max((written[worker] + even) / mean, LEAST_WRITE_FACTOR), MOST_WRITE_FACTOR)
+    return min(max((written[worker] + even) / mean, MIN_WRITE_FACTOR), MAX_WRITE_FACTOR)
 
 
 @given(
@@ -31,13 +31,13 @@ def factor(writes: RecentWrites, worker: int) -> float:
         st.tuples(st.integers(0, 2), st.floats(-1e6, 1e6), st.booleans()), min_size=1, max_size=200
     )
 )
-def test_a_queue_gives_the_least_key_of_the_lowest_band_and_forgets_the_cancelled(
+def test_a_queue_gives_the_least_key_of_the_lowest_class_and_forgets_the_cancelled(
     drawn: list[tuple[int, float, bool]],
 ) -> None:
     queues = WorkerQueues(1)
     jobs = []
-    for order, (band, key, _) in enumerate(drawn):
-        job = job_of(band=band, client=str(band))
+    for order, (priority_class, key, _) in enumerate(drawn):
+        job = job_of(priority_class=priority_class, client=str(priority_class))
         job.worker, job.key, job.order = 0, key, order
         queues.push(job)
         jobs.append(job)
@@ -48,7 +48,7 @@ def test_a_queue_gives_the_least_key_of_the_lowest_band_and_forgets_the_cancelle
     assert queues.lengths == [len(left)]
     assert queues.entries() <= 2 * len(left) + 64 + 1
     assert sum(queues.tokens.values()) == 1000 * len(left)
-    assert queues.drain(0) == sorted(left, key=lambda job: (job.band, job.key, job.order))
+    assert queues.drain(0) == sorted(left, key=lambda job: (job.priority_class, job.key, job.order))
     assert queues.waiting == [0, 0, 0]
     assert not queues.tokens
 
@@ -250,7 +250,7 @@ def test_recent_writes_are_decayed_counts_over_their_mean(
         writes.add(worker, tokens, now_s)
     mean = sum(naive) / 4 + EVEN_TOKENS
     for worker, value in enumerate(naive):
-        expected = min(max((value + EVEN_TOKENS) / mean, LEAST_WRITE_FACTOR), MOST_WRITE_FACTOR)
+        expected = min(max((value + EVEN_TOKENS) / mean, MIN_WRITE_FACTOR), MAX_WRITE_FACTOR)
         assert factor(writes, worker) == pytest.approx(expected, rel=1e-6)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.policy.response.overflow import (
     is_busy,
-    most_prompt_tokens,
+    max_prompt_tokens,
     overflow_window,
     overflow_window_of_event,
     refuses_priority,
@@ -84,9 +84,9 @@ def test_a_body_of_the_size_of_no_refusal_is_not_looked_into() -> None:
 
 def test_what_is_not_in_the_body_may_be_long() -> None:
     measure = Measure(text_bytes=10, longest_text_bytes=10)
-    assert most_prompt_tokens(BodyFacts(model="m", measure=measure), 100) < 10_000
+    assert max_prompt_tokens(BodyFacts(model="m", measure=measure), 100) < 10_000
     stored = BodyFacts(model="m", measure=measure, previous_response_id="resp_1")
-    assert most_prompt_tokens(stored, 100) > 1_000_000
+    assert max_prompt_tokens(stored, 100) > 1_000_000
 
 
 @pytest.mark.parametrize("status", [200, 404, 500, 503])

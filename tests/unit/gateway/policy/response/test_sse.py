@@ -67,7 +67,7 @@ def test_however_the_bytes_are_cut_the_client_gets_the_input_minus_the_stripped_
     assert meter.done is done
     assert meter.closing() == (b"" if done else DONE)
     expected = (
-        Usage(prompt_tokens=17, completion_tokens=5, cached_tokens=2, cached_told=True)
+        Usage(prompt_tokens=17, completion_tokens=5, cached_tokens=2, cached_reported=True)
         if sends
         else None
     )
@@ -116,13 +116,13 @@ def test_usage_on_the_last_content_chunk_is_metered_and_never_stripped() -> None
     last = chunk("x", finish="stop", usage=usage_object(9, 4))
     out, meter = relay([last, DONE], strip=True)
     assert out == last + DONE
-    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4, cached_told=True)
+    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4, cached_reported=True)
 
 
 def test_of_continuous_usage_the_last_counts() -> None:
     chunks = [chunk("x", usage=usage_object(9, n)) for n in range(1, 5)]
     _, meter = relay(chunks)
-    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4, cached_told=True)
+    assert meter.usage() == Usage(prompt_tokens=9, completion_tokens=4, cached_reported=True)
 
 
 def test_usage_null_is_no_usage() -> None:
@@ -282,7 +282,7 @@ def test_messages_usage_comes_from_message_start_and_message_delta(points: list[
     assert out == START + DELTA + END
     assert meter.finish_reason == "end_turn"
     assert meter.usage() == Usage(
-        prompt_tokens=25, completion_tokens=7, cached_tokens=8, cached_told=True
+        prompt_tokens=25, completion_tokens=7, cached_tokens=8, cached_reported=True
     )
     assert meter.closing() == b""
 
@@ -292,7 +292,7 @@ def test_messages_without_message_delta_are_not_complete_but_metered(points: lis
     _, meter = relay(cut(START + DELTA, points), MESSAGES)
     assert not meter.complete
     assert meter.usage() == Usage(
-        prompt_tokens=25, completion_tokens=1, cached_tokens=8, cached_told=True
+        prompt_tokens=25, completion_tokens=1, cached_tokens=8, cached_reported=True
     )
 
 
@@ -340,7 +340,7 @@ def test_responses_usage_comes_from_the_closing_event(points: list[int], kind: s
     assert out == stream
     assert meter.finish_reason == kind
     assert meter.usage() == Usage(
-        prompt_tokens=30, completion_tokens=6, cached_tokens=16, cached_told=True
+        prompt_tokens=30, completion_tokens=6, cached_tokens=16, cached_reported=True
     )
     assert meter.closing() == b""
 
@@ -373,7 +373,7 @@ def test_the_input_of_a_tool_is_no_end_of_messages() -> None:
     _, meter = relay([START, said], MESSAGES)
     assert not meter.complete
     assert meter.usage() == Usage(
-        prompt_tokens=25, completion_tokens=1, cached_tokens=8, cached_told=True
+        prompt_tokens=25, completion_tokens=1, cached_tokens=8, cached_reported=True
     )
 
 
@@ -391,7 +391,7 @@ def test_cached_tokens_are_read_in_each_dialect() -> None:
     for usage in (openai, anthropic, responses):
         found = usage_from({"usage": usage})
         assert found == Usage(
-            prompt_tokens=9, completion_tokens=0, cached_tokens=4, cached_told=True
+            prompt_tokens=9, completion_tokens=0, cached_tokens=4, cached_reported=True
         )
 
 

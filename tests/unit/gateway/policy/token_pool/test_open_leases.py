@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from gateway.policy.token_pool.open_leases import PARTS, OpenLeases
-from gateway.policy.token_pool.terms import Held
+from gateway.policy.token_pool.open_leases import SHARDS, OpenLeases
+from gateway.policy.token_pool.terms import LeaseRecord
 
 
-def held(lease_id: str) -> Held:
-    return Held(
+def held(lease_id: str) -> LeaseRecord:
+    return LeaseRecord(
         id=lease_id,
         entitlement="e",
         pool=0,
@@ -28,7 +28,7 @@ def held(lease_id: str) -> Held:
 
 def test_the_first_to_expire_is_known_whatever_came_ended_and_was_renewed() -> None:
     draw = Random(2)
-    leases, expected = OpenLeases(), OrderedDict[str, Held]()
+    leases, expected = OpenLeases(), OrderedDict[str, LeaseRecord]()
     for number in range(6_000):
         known = list(expected)[: draw.randrange(1, 20)]
         step = draw.random()
@@ -48,7 +48,7 @@ def test_no_part_holds_more_than_its_share() -> None:
     leases = OpenLeases()
     for number in range(64_000):
         leases[f"lease-{number}"] = held(f"lease-{number}")
-    assert leases.longest_part < 1.3 * 64_000 / PARTS
+    assert leases.longest_shard < 1.3 * 64_000 / SHARDS
 
 
 def test_it_is_a_mapping() -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from gateway.policy.token_pool.open_leases import MOST_IN_PART, LeaseWeights
+from gateway.policy.token_pool.open_leases import MAX_RUN, LeaseWeights
 
 
 @pytest.mark.parametrize("different", [1, 40, 1_000_000])
@@ -18,7 +18,7 @@ def test_the_least_is_that_of_the_leases_in_force(different: int) -> None:
             held.append(float(draw.randrange(different)))
             weights.add(held[-1])
         if number % 20 == 0:
-            assert weights.least() == min(held, default=0.0)
+            assert weights.lowest() == min(held, default=0.0)
     assert list(weights) == sorted(held)
     assert len(weights) == len(held)
 
@@ -28,11 +28,11 @@ def test_no_change_moves_more_than_a_part() -> None:
     for number in range(50_000):
         weights.add(number * 7919 % 50_000)
         if number % 1000 == 0:
-            assert weights.longest_part <= MOST_IN_PART
+            assert weights.longest_run <= MAX_RUN
     for number in range(0, 50_000, 2):
         weights.discard(number)
     assert len(weights) == 25_000
-    assert weights.longest_part <= MOST_IN_PART
+    assert weights.longest_run <= MAX_RUN
 
 
 def test_what_is_not_there_is_no_failure() -> None:
@@ -43,4 +43,4 @@ def test_what_is_not_there_is_no_failure() -> None:
         weights.discard(other)
     assert list(weights) == [2.0]
     weights.discard(2.0)
-    assert (len(weights), weights.least()) == (0, 0.0)
+    assert (len(weights), weights.lowest()) == (0, 0.0)

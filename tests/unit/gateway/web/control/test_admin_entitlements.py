@@ -18,7 +18,7 @@ from gateway.web.control.surface import Control
 from gateway.web.http.wrong_keys import DELAY_S, FREE
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import served_model, short_and_long
-from tests.entitlement_fakes import Desk
+from tests.entitlement_fakes import EntitlementRig
 
 ADMIN_KEY = "sk-admin"
 DIGEST = hashlib.sha256(ADMIN_KEY.encode()).digest()
@@ -26,7 +26,7 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 NEW = {"name": "a", "tenant": "acme", "model": "m", "concurrency": 8, "service_class": "guaranteed"}
 
 
-def app_of(desk: Desk, admin_key_sha256: bytes | None = DIGEST) -> Any:
+def app_of(rig: EntitlementRig, admin_key_sha256: bytes | None = DIGEST) -> Any:
     return control_app(
         Control(
             models=(served_model(table=short_and_long()),),
@@ -34,12 +34,12 @@ def app_of(desk: Desk, admin_key_sha256: bytes | None = DIGEST) -> Any:
             metrics=MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0),
             find_decision=lambda _: None,
             latest_decisions=lambda _: [],
-            registry=desk.registry,
+            registry=rig.registry,
             draining=lambda: False,
             drain=lambda _worker, _on: 0,
-            clock=desk.clock,
+            clock=rig.clock,
             admin_key_sha256=admin_key_sha256,
-            authenticate=lambda key: authenticate(desk.keyring, key, desk.clock()),
+            authenticate=lambda key: authenticate(rig.keyring, key, rig.clock()),
             version="0",
             created_unix_s=0,
             openapi=dict,
@@ -48,13 +48,13 @@ def app_of(desk: Desk, admin_key_sha256: bytes | None = DIGEST) -> Any:
 
 
 @pytest.fixture
-async def desk() -> Desk:
-    return await Desk().start()
+async def rig() -> EntitlementRig:
+    return await EntitlementRig().start()
 
 
 @pytest.fixture
-async def client(desk: Desk) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=app_of(desk))
+async def client(rig: EntitlementRig) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app_of(rig))
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers=ADMIN
     ) as client:
@@ -79,17 +79,17 @@ ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_every_route_needs_the_admin_key(
-    client: httpx.AsyncClient, desk: Desk, method: str, path: str
+    client: httpx.AsyncClient, rig: EntitlementRig, method: str, path: str
 ) -> None:
     made = (await client.post("/admin/entitlements", json=NEW)).json()
     for key in ("Bearer sk-other", f"Basic {ADMIN_KEY}", "", f"Bearer {made['key']}"):
         answer = await client.request(method, path, headers={"authorization": key})
         assert (answer.status_code, answer.headers["x-sluice-reason"]) == (401, "invalid_admin_key")
-    closed = httpx.ASGITransport(app=app_of(desk, None))
+    closed = httpx.ASGITransport(app=app_of(rig, None))
     async with httpx.AsyncClient(transport=closed, base_url="http://gateway") as other:
         answer = await other.request(method, path, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_closed")
-    assert len(desk.registry.audit(10)) == 1
+    assert len(rig.registry.audit(10)) == 1
 
 
 async def test_who_tries_admin_keys_waits_and_the_right_key_does_not(
@@ -115,11 +115,11 @@ async def test_no_redirect_leads_to_a_host_that_the_client_named(client: httpx.A
         assert answer.status_code == 404
 
 
-async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> None:
+async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: EntitlementRig) -> None:
     made = await client.post("/admin/entitlements", json=NEW)
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
     key = made.json()["key"]
-    assert desk.keyring.find(digest_of(key.encode())) is not None
+    assert rig.keyring.find(digest_of(key.encode())) is not None
     shown = (await client.get("/admin/entitlements/a")).json()
     assert (shown["concurrency"], shown["state"], "key" in shown) == (8, "bound", False)
     patched = await client.patch("/admin/entitlements/a", json={"slo_target_ms": 500})
@@ -132,15 +132,15 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> N
     fingerprint = made.json()["keys"][0]
     left = await client.delete(f"/admin/entitlements/a/keys/{fingerprint}")
     assert left.json()["keys"] == second.json()["keys"][1:]
-    assert desk.keyring.find(digest_of(key.encode())) is None
+    assert rig.keyring.find(digest_of(key.encode())) is None
     at = {"at": "2031-01-01T00:00:00Z"}
     expired = await client.post("/admin/entitlements/a/expire", json=at)
     assert expired.json()["expires_at"] == "2031-01-01T00:00:00+00:00"
     assert (await client.post("/admin/entitlements/a/expire")).status_code == 200
-    assert desk.store.defined["m", "a"].expires_unix_s == desk.clock()
-    desk.store.inflight["a"] = 1
+    assert rig.store.defined["m", "a"].expires_unix_s == rig.clock()
+    rig.store.inflight["a"] = 1
     assert (await client.delete("/admin/entitlements/a")).status_code == 409
-    desk.store.inflight["a"] = 0
+    rig.store.inflight["a"] = 0
     gone = await client.delete("/admin/entitlements/a")
     assert (gone.status_code, gone.content) == (204, b"")
     assert (await client.get("/admin/entitlements/a")).status_code == 404
@@ -155,7 +155,7 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, desk: Desk) -> N
 
 
 async def test_a_change_for_a_revision_is_made_of_that_one_only(
-    client: httpx.AsyncClient, desk: Desk
+    client: httpx.AsyncClient, rig: EntitlementRig
 ) -> None:
     made = await client.post("/admin/entitlements", json=NEW)
     seen = {"if-match": made.headers["etag"]}
@@ -177,7 +177,7 @@ async def test_a_change_for_a_revision_is_made_of_that_one_only(
         answer = await client.patch(path, json={}, headers={b"if-match": wrong.encode()})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "if-match")
     assert (await client.delete(path, headers={"if-match": "*"})).status_code == 204
-    assert desk.names() == []
+    assert rig.names() == []
 
 
 async def test_the_list_is_paged_and_filtered(client: httpx.AsyncClient) -> None:
@@ -219,7 +219,7 @@ async def test_the_list_is_paged_and_filtered(client: httpx.AsyncClient) -> None
 )
 async def test_refusals_have_openai_s_shape_and_change_nothing(
     client: httpx.AsyncClient,
-    desk: Desk,
+    rig: EntitlementRig,
     method: str,
     path: str,
     body: bytes,
@@ -227,28 +227,30 @@ async def test_refusals_have_openai_s_shape_and_change_nothing(
     param: str | None,
 ) -> None:
     await client.post("/admin/entitlements", json=NEW)
-    before = await desk.directory.load()
+    before = await rig.directory.load()
     answer = await client.request(method, f"/admin/entitlements{path}", content=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param)
     assert set(error) == {"message", "type", "param", "code"}
-    assert await desk.directory.load() == before
+    assert await rig.directory.load() == before
 
 
 async def test_a_directory_that_is_away_is_a_503_that_says_when_to_ask_again(
-    client: httpx.AsyncClient, desk: Desk
+    client: httpx.AsyncClient, rig: EntitlementRig
 ) -> None:
-    desk.directory.fail_with = StateFailure("away")
+    rig.directory.fail_with = StateFailure("away")
     answer = await client.post("/admin/entitlements", json=NEW)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert answer.json()["error"]["code"] == "state_unavailable"
     assert (await client.get("/admin/entitlements")).json() == {"data": [], "next": None}
 
 
-async def test_pools_show_what_admission_counts(client: httpx.AsyncClient, desk: Desk) -> None:
+async def test_pools_show_what_admission_counts(
+    client: httpx.AsyncClient, rig: EntitlementRig
+) -> None:
     (model,) = (await client.get("/admin/pools")).json()
     assert [p["admission"]["desired_replicas"] for p in model["pools"]] == [2, 2]
     assert model["pools"][0]["admission"]["inflight"] == 3
-    desk.store.fail_with = StateFailure("away")
+    rig.store.fail_with = StateFailure("away")
     (model,) = (await client.get("/admin/pools")).json()
     assert [p["admission"] for p in model["pools"]] == [None, None]

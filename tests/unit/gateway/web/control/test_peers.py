@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.errors import BadRequest, NotFound
-from gateway.policy.admission.external_admission import Report, Settled
+from gateway.policy.admission.external_admission import Settled, UsageReport
 from gateway.records.request import Principal
 from gateway.web.control import peers as module
 from gateway.web.control.peers import (
@@ -25,7 +25,7 @@ from gateway.web.control.peers import (
 from tests.builders import served_model
 
 WHO = Principal(entitlement="e", tenant="t")
-REPORT = Report(lease_id="a", prompt_tokens=7)
+REPORT = UsageReport(lease_id="a", prompt_tokens=7)
 DONE = Settled(
     lease_id="a",
     status="ok",
@@ -65,16 +65,16 @@ class Made(msgspec.Struct):
     time_unix_s: float
 
 
-def known(who: Principal, report: Report) -> Settled:
+def known(who: Principal, report: UsageReport) -> Settled:
     assert (who, report) == (WHO, REPORT)
     return DONE
 
 
-def unknown(_who: Principal, _report: Report) -> Settled:
+def unknown(_who: Principal, _report: UsageReport) -> Settled:
     raise NotFound("unknown", reason="lease_not_found")
 
 
-def implausible(_who: Principal, _report: Report) -> Settled:
+def implausible(_who: Principal, _report: UsageReport) -> Settled:
     raise BadRequest("more than the window", reason="implausible", code="c", param="p")
 
 

@@ -20,7 +20,7 @@ from gateway.web.control.app import control_app
 from gateway.web.control.surface import Control
 from gateway.web.external_admission import held_slots, service
 from gateway.web.external_admission.api import MAX_BODY_BYTES, admission_router
-from gateway.web.external_admission.service import AdmissionDesk
+from gateway.web.external_admission.service import AdmissionService
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import changed, served_model, short_and_long
 from tests.fakes import FakeClock, ListSink
@@ -80,7 +80,7 @@ class Bench:
             models, self.clock, {"m": self.book}, wall_clock=self.clock, jitter=lambda: 0.0
         )
         ids = iter(range(1, 10_000))
-        self.desk = AdmissionDesk(
+        self.desk = AdmissionService(
             models=models,
             store=self.store,
             metrics=self.metrics,
@@ -236,7 +236,7 @@ async def test_a_model_must_exist(bench: Bench) -> None:
 
 async def test_a_key_opens_its_own_model_only() -> None:
     bench = Bench()
-    bench.desk = AdmissionDesk(
+    bench.desk = AdmissionService(
         models={"n": served_model(name="n")},
         store=bench.store,
         metrics=bench.metrics,
@@ -246,11 +246,11 @@ async def test_a_key_opens_its_own_model_only() -> None:
         wall_clock=bench.clock,
     )
     from gateway.errors import Forbidden
-    from gateway.policy.admission.external_admission import Wanted
+    from gateway.policy.admission.external_admission import ExternalRequest
 
     owner = Principal(entitlement="e", tenant="t", model="m")
     with pytest.raises(Forbidden, match="'m' only"):
-        await bench.desk.admit(owner, Wanted(model="n", input_tokens=1))
+        await bench.desk.admit(owner, ExternalRequest(model="n", input_tokens=1))
     await bench.client.aclose()
 
 
@@ -594,7 +594,7 @@ async def test_refused_requests_take_no_place(
 async def test_what_is_remembered_of_ended_leases_is_bounded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SETTLED_KEPT", 2)
+    monkeypatch.setattr(service, "RETAINED_SETTLED", 2)
     leases = []
     for _ in range(3):
         leases.append((await bench.authorize()).json()["lease_id"])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.http.known_head import MOST_HEAD_BYTES, KnownHead, learn
+from gateway.web.http.known_head import MAX_HEAD_BYTES, KnownHead, learn
 
 HEADERS = [(b"Host", b"x"), (b"Authorization", b"Bearer k")]
 
@@ -76,7 +76,7 @@ def test_a_length_of_many_digits_is_left_to_the_parser() -> None:
             head(b"2").replace(b"Host: x", b"Expect: keep-alive"),
             [(b"Expect", b"keep-alive"), HEADERS[1]],
         ),
-        (head(b"2").replace(b"k\r", b"k" * MOST_HEAD_BYTES + b"\r"), HEADERS),
+        (head(b"2").replace(b"k\r", b"k" * MAX_HEAD_BYTES + b"\r"), HEADERS),
     ],
 )
 def test_what_could_mean_something_else_is_not_learned(

@@ -36,11 +36,11 @@ class Parsed:
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
     seen = Parsed()
-    told = GatewayProtocol.on_header
+    reported = GatewayProtocol.on_header
 
     def on_header(self: GatewayProtocol, name: bytes, value: bytes) -> None:
         seen.headers += 1
-        told(self, name, value)
+        reported(self, name, value)
 
     monkeypatch.setattr(GatewayProtocol, "on_header", on_header)
     return seen

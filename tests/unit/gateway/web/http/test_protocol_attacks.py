@@ -290,7 +290,7 @@ async def test_a_line_break_behind_a_body_means_nothing(gateway: Gateway) -> Non
 async def test_who_sends_without_end_behind_a_request_is_cut_off(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "_MOST_SURPLUS_BYTES", 500_000)
+    monkeypatch.setattr(protocol, "_MAX_SURPLUS_BYTES", 500_000)
     client = await gateway.connect()
     await client.send(request(b"hang"))
     await until(lambda: gateway.pipeline.started)

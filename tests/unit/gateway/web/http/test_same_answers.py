@@ -35,7 +35,7 @@ Answers = list[tuple[int, bytes]]
 
 CHAT_PATH = CHAT.path.encode()
 OTHER_PATHS = [CHAT_PATH + b"?x=1", b"/v1/completions", b"/v1/chat%2Fcompletions", b"/health"]
-MOST_CUTS = st.sampled_from([0, 0, 0, 2])
+MAX_CUTS = st.sampled_from([0, 0, 0, 2])
 LINES = [
     b"Authorization: Bearer one",
     b"authorization:Bearer  two ",
@@ -113,7 +113,7 @@ def streams(draw: st.DrawFn) -> list[Read]:
     cuts: dict[int, bool] = {}
     at = 0
     for message in sent:
-        for cut in draw(st.lists(st.integers(1, len(message)), max_size=draw(MOST_CUTS))):
+        for cut in draw(st.lists(st.integers(1, len(message)), max_size=draw(MAX_CUTS))):
             cuts[at + cut] = draw(st.booleans())
         at += len(message)
         if draw(st.sampled_from([True] * 7 + [False])):  # else it is pipelined

@@ -1,6 +1,6 @@
 """Who tries keys is slowed, by address; what is kept of addresses is bounded."""
 
-from gateway.web.http.wrong_keys import DELAY_S, FORGIVEN_EVERY_S, FREE, MOST_ADDRESSES, WrongKeys
+from gateway.web.http.wrong_keys import DELAY_S, FORGIVEN_EVERY_S, FREE, MAX_ADDRESSES, WrongKeys
 from tests.fakes import FakeClock
 
 
@@ -20,11 +20,11 @@ def test_what_is_kept_of_addresses_is_bounded() -> None:
     keys = WrongKeys(FakeClock())
     for _ in range(FREE + 1):
         keys.delay_s("10.0.0.1")
-    for n in range(3 * MOST_ADDRESSES):
+    for n in range(3 * MAX_ADDRESSES):
         keys.delay_s(f"192.168.{n >> 8}.{n & 255}")
         if n % 100 == 0:
             assert keys.delay_s("10.0.0.1") == DELAY_S, "who goes on is not forgotten"
-    assert len(keys._forgiven_at_s) <= MOST_ADDRESSES
+    assert len(keys._forgiven_at_s) <= MAX_ADDRESSES
 
 
 def test_an_ipv6_network_is_one_address() -> None:

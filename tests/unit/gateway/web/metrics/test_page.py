@@ -6,7 +6,7 @@ import pytest
 from gateway.metrics import Metrics
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.ports import AccountView, PoolView
-from gateway.web.metrics.page import MetricsPage, PoolFigures, StoreCounts
+from gateway.web.metrics.page import MetricsPage, PoolSnapshot, StoreCounts
 from tests.builders import served_model
 
 POOL = PoolView(
@@ -38,7 +38,7 @@ def account(state: str) -> AccountView:
 
 
 def page(*accounts: AccountView) -> list[str]:
-    figures = PoolFigures(model="m", pools=(("short", POOL),), accounts=accounts)
+    figures = PoolSnapshot(model="m", pools=(("short", POOL),), accounts=accounts)
     shown = MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0, token_pools=lambda: [figures])
     return shown.render().decode().splitlines()
 

@@ -12,7 +12,7 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.memory.token_pools import SLICE
 from gateway.adapters.store.sqlite.lease_snapshot import collect
 from gateway.errors import RateLimited
-from gateway.policy.admission.capacity import SURVEY_SLICE, Capacity, survey
+from gateway.policy.admission.capacity import ASSESS_SLICE, Capacity, assess_capacity
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import Journal
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
@@ -97,8 +97,8 @@ async def test_renewing_keeps_all_that_run_here() -> None:
 
 async def test_who_gives_way_is_told_and_frees_its_place_by_settling() -> None:
     opened = Opened(entitled("g", "guaranteed", baseline=4), entitled("p", "preemptible"))
-    told: list[str] = []
-    opened.store.on_evict(told.append)
+    reported: list[str] = []
+    opened.store.on_evict(reported.append)
     leases = {}
     for name in "abc":
         leases[name] = await opened.admit(name, "p")
@@ -108,19 +108,19 @@ async def test_who_gives_way_is_told_and_frees_its_place_by_settling() -> None:
     assert protected.contended
     await opened.store.reclaim(protected)
     await opened.store.reclaim(protected)
-    assert told == ["c"]
+    assert reported == ["c"]
     opened.store.settle(leases["c"], USED)
     assert opened.book.pools[0].inflight == 4
 
 
 async def test_reclaiming_for_a_lease_that_has_ended_evicts_nobody() -> None:
     opened = Opened(entitled("g", "guaranteed", baseline=1), entitled("p", "preemptible"))
-    told: list[str] = []
-    opened.store.on_evict(told.append)
+    reported: list[str] = []
+    opened.store.on_evict(reported.append)
     lease = await opened.admit("g", "g")
     opened.store.settle(lease, USED)
     await opened.store.reclaim(lease)
-    assert told == []
+    assert reported == []
 
 
 async def test_an_unforced_transfer_that_is_denied_leaves_the_lease_where_it_is() -> None:
@@ -188,49 +188,49 @@ def crowd() -> Iterator[tuple[TokenPool, list[Entitlement]]]:
 
 
 def test_no_step_of_a_tick_holds_the_loop(crowd: tuple[TokenPool, list[Entitlement]]) -> None:
-    book, _ = crowd
+    token_pool, _ = crowd
     clock = FakeClock(NOW_S)
-    store = MemoryLeases({"m": served_model()}, clock, {"m": book}, wall_clock=clock)
+    store = MemoryLeases({"m": served_model()}, clock, {"m": token_pool}, wall_clock=clock)
 
     def tick() -> Coroutine[Any, Any, None]:
         clock.advance(5.0)
-        book.ticked_s = clock() - 5.0
-        for account in book.accounts.values():
+        token_pool.ticked_s = clock() - 5.0
+        for account in token_pool.accounts.values():
             account.debt = 0.5
-        book.active = set(book.accounts)
+        token_pool.active = set(token_pool.accounts)
         return store.tick()
 
-    assert asyncio.run(pauses_of(tick())) >= len(book.accounts) // SLICE - 1
+    assert asyncio.run(pauses_of(tick())) >= len(token_pool.accounts) // SLICE - 1
 
 
 def test_no_step_of_a_change_of_capacity_holds_the_loop(
     crowd: tuple[TokenPool, list[Entitlement]],
 ) -> None:
-    book, entitlements = crowd
-    store = MemoryLeases({"m": served_model()}, FakeClock(NOW_S), {"m": book})
+    token_pool, entitlements = crowd
+    store = MemoryLeases({"m": served_model()}, FakeClock(NOW_S), {"m": token_pool})
     slots = [(1000, 1000)]
 
     async def change() -> None:
         slots[0] = (1000, 1000) if slots[0][0] == 10 else (10, 10)
         capacity = Capacity(slots=slots[0], kv_bytes=(0, 0), tokens_per_s=0.0)
-        for standing in survey(entitlements, capacity, NOW_S):
+        for state in assess_capacity(entitlements, capacity, NOW_S):
             await asyncio.sleep(0)
-            if standing is not None:
+            if state is not None:
                 terms = msgspec.structs.replace(
-                    book.terms, slots=slots[0], bound_until=standing.bound_until
+                    token_pool.terms, slots=slots[0], bound_until=state.bound_until
                 )
                 await store.change("m", terms)
 
-    assert asyncio.run(pauses_of(change())) >= len(entitlements) // SURVEY_SLICE
+    assert asyncio.run(pauses_of(change())) >= len(entitlements) // ASSESS_SLICE
 
 
 def test_no_step_of_a_copy_holds_the_loop(crowd: tuple[TokenPool, list[Entitlement]]) -> None:
-    book, _ = crowd
+    token_pool, _ = crowd
 
     def copy() -> Coroutine[Any, Any, Any]:
-        book.journal = Journal()
-        book.journal.accounts = set(book.accounts)
-        return collect({"m": book})
+        token_pool.journal = Journal()
+        token_pool.journal.accounts = set(token_pool.accounts)
+        return collect({"m": token_pool})
 
-    assert asyncio.run(pauses_of(copy())) >= len(book.accounts) // 1_000
-    book.journal = None
+    assert asyncio.run(pauses_of(copy())) >= len(token_pool.accounts) // 1_000
+    token_pool.journal = None

@@ -8,10 +8,10 @@ from redis.crc import key_slot
 
 from gateway.adapters.store.redis import route as redis_route
 from gateway.adapters.store.redis import scripts, wire
-from gateway.adapters.store.redis.scripts import GROUPED, MOST_GROUPED, Calls, Scripts, argument
+from gateway.adapters.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, Scripts, argument
 from gateway.adapters.store.redis.token_pools import (
-    LEAST_TICKED,
-    MOST_TICKED,
+    MAX_TICKED,
+    MIN_TICKED,
     SLICE,
     TICK_CALL_US,
     next_slice,
@@ -69,16 +69,16 @@ def test_calls_that_may_share_a_script_do_in_their_order() -> None:
     assert named("") == []
     assert named("asta") == [["a", "s", "t", "a"]]
     assert named("arra") == [["a"], ["r"], ["r"], ["a"]]
-    many = named("as" * MOST_GROUPED)
-    assert [len(group) for group in many] == [MOST_GROUPED, MOST_GROUPED]
+    many = named("as" * MAX_GROUPED)
+    assert [len(group) for group in many] == [MAX_GROUPED, MAX_GROUPED]
 
 
 def test_only_a_test_build_takes_the_time_as_an_argument() -> None:
     clock = FakeClock(12.5)
-    told, own = Calls(Scripts(clock), "m", 1), Calls(Scripts(), "m", 1)
-    assert told.packed("reap", b"x").endswith(b"$4\r\n12.5\r\n")
+    reported, own = Calls(Scripts(clock), "m", 1), Calls(Scripts(), "m", 1)
+    assert reported.packed("reap", b"x").endswith(b"$4\r\n12.5\r\n")
     assert own.packed("reap", b"x").endswith(b"$1\r\nx\r\n")
-    assert b"tonumber(ARGV[#ARGV])" in told.scripts.all["reap"].text
+    assert b"tonumber(ARGV[#ARGV])" in reported.scripts.all["reap"].text
     assert b"tonumber(ARGV[#ARGV])" not in own.scripts.all["reap"].text
 
 
@@ -114,5 +114,5 @@ def test_a_tick_s_calls_take_as_many_as_the_server_does_in_time() -> None:
         assert most - 1 <= ticked <= most
     assert next_slice(100, 0) == 100, "a server that cannot tell"
     assert next_slice(100, 1) == 200
-    assert next_slice(MOST_TICKED, 1) == MOST_TICKED
-    assert next_slice(100, 10_000_000) == LEAST_TICKED
+    assert next_slice(MAX_TICKED, 1) == MAX_TICKED
+    assert next_slice(100, 10_000_000) == MIN_TICKED

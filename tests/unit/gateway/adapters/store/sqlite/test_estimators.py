@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.store.estimator_sync import Learning
+from gateway.adapters.store.estimator_sync import EstimatorSync
 from gateway.adapters.store.sqlite.estimators import APPLICATION_ID, SCHEMA, SqliteState
 from gateway.errors import StateFailure
 from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.estimate.merge import Sums
+from gateway.policy.estimate.merge import PartState
 from tests.fakes import FakeClock
 
 M = "default:m"
 SUMS = {"total": 2.0, "weight": 0.5, "spread_total": 0.1, "spread_weight": 0.5}
-RECORD = {"ratio.prose": Sums(epoch=0, n=30, rate=3.0, sums=SUMS)}
+RECORD = {"ratio.prose": PartState(epoch=0, n=30, rate=3.0, sums=SUMS)}
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ async def test_a_locked_file_is_a_failure_and_is_saved_later(
     await saved(path)
     state = SqliteState(path)
     await state.exchange({M: None})
-    newer = {"ratio.prose": Sums(epoch=0, n=31, rate=3.0, sums=SUMS)}
+    newer = {"ratio.prose": PartState(epoch=0, n=31, rate=3.0, sums=SUMS)}
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateFailure, match="locked"):
@@ -166,7 +166,7 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
     await saved(path)
     state = SqliteState(path)
     await state.exchange({M: None})
-    newer = {"ratio.prose": Sums(epoch=0, n=99, rate=3.0, sums=SUMS)}
+    newer = {"ratio.prose": PartState(epoch=0, n=99, rate=3.0, sums=SUMS)}
     release = threading.Event()
     save = state._save
 
@@ -213,7 +213,7 @@ async def test_a_bad_file_costs_the_state_and_nothing_else(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(path, b"junk" * 1000)
-    learning = Learning(SqliteState(path), {M: LengthEstimator()}, clock=FakeClock())
+    learning = EstimatorSync(SqliteState(path), {M: LengthEstimator()}, clock=FakeClock())
     await learning.start()
     assert not learning.up
     assert f"{path}: file is not a database" in caplog.text

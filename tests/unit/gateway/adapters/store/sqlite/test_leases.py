@@ -11,12 +11,12 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite import lease_snapshot
-from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Grave, collect
+from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Tombstone, collect
 from gateway.adapters.store.sqlite.leases import FORGET_S, SqliteLeases
 from gateway.policy.admission import admission
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import Journal
-from gateway.policy.token_pool.terms import Held
+from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
@@ -39,7 +39,7 @@ class Process:
         terms = {"slots": (8, 8), "tokens_per_s": 500.0, **terms}
         self.book: TokenPool = pool(*(entitlements or (ELASTIC, SPOT)), **terms)
         self.store = MemoryLeases({"m": served_model()}, clock, {"m": self.book}, wall_clock=clock)
-        self.file = SqliteLeases(path, self.store.books, wall_clock=clock)
+        self.file = SqliteLeases(path, self.store.token_pools, wall_clock=clock)
 
     async def admit(self, lease_id: str, name: str = "e", **more: Any) -> None:
         known = {"pool": 0, "alternates": (), "cost_tokens": 100, "sequences": 1, **more}
@@ -319,32 +319,32 @@ async def test_a_copy_taken_in_slices_is_of_one_instant(monkeypatch: pytest.Monk
     """Requests go on while it is taken; every charge in it has its lease in it."""
     monkeypatch.setattr(lease_snapshot, "SLICE", 10)
     count = 200
-    book = pool(*(entitled(f"e{n}", baseline=9) for n in range(count)), slots=(10_000,))
-    book.journal = Journal()
+    token_pool = pool(*(entitled(f"e{n}", baseline=9) for n in range(count)), slots=(10_000,))
+    token_pool.journal = Journal()
     for number in range(count):
-        granted(book, f"first{number}", f"e{number}")
+        granted(token_pool, f"first{number}", f"e{number}")
     ended = False
 
     async def requests() -> None:
         number = 0
         while not ended and number < 60:
-            granted(book, f"more{number}", f"e{number}")
-            admission.settle(book, f"first{number + 100}", 40, NOW_S)
+            granted(token_pool, f"more{number}", f"e{number}")
+            admission.settle(token_pool, f"first{number + 100}", 40, NOW_S)
             number += 1
             await asyncio.sleep(0)
 
     running = asyncio.create_task(requests())
-    batch = await collect({"m": book})
+    batch = await collect({"m": token_pool})
     ended = True
     await running
     accounts: dict[str, AccountCopy | None] = {}
-    leases: dict[str, Held | Grave | None] = {}
+    leases: dict[str, LeaseRecord | Tombstone | None] = {}
     for part in batch.parts:
         accounts |= part.accounts
         leases |= part.leases
-    reserved = dict.fromkeys(book.accounts, 0)
+    reserved = dict.fromkeys(token_pool.accounts, 0)
     for lease in leases.values():
-        if isinstance(lease, Held):
+        if isinstance(lease, LeaseRecord):
             reserved[lease.entitlement] += lease.estimate_tokens
     for name, account in accounts.items():
         assert account is not None
