@@ -156,7 +156,8 @@ class FakeUpstream:
         entry = self.script[min(len(self.calls), len(self.script) - 1)]
         self.calls.append((worker, call))
         if isinstance(entry, UpstreamFailure):
-            raise entry
+            # A new one: the script's would keep the traceback, and that the request's frames.
+            raise UpstreamFailure(entry.kind, str(entry), head_received=entry.head_received)
         if isinstance(entry, Answer):
             response = FakeResponse(entry, self)
             self.responses.append(response)
