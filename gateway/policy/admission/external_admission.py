@@ -56,7 +56,7 @@ class Settled(Record, frozen=True, kw_only=True):
     """Part of `completion_tokens`: added because the slot was held longer than usage explains."""
 
 
-class Admitted(Record, frozen=True, kw_only=True):
+class ExternalGrant(Record, frozen=True, kw_only=True):
     """A lease that is held for the proxy."""
 
     lease: Lease

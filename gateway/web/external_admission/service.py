@@ -24,8 +24,8 @@ from heapq import heapify, heappop, heappush
 from gateway.errors import NotFound, Refusal, Unavailable
 from gateway.metrics import Metrics
 from gateway.policy.admission.external_admission import (
-    Admitted,
     Ending,
+    ExternalGrant,
     ExternalLease,
     ExternalRequest,
     Settled,
@@ -99,7 +99,7 @@ class AdmissionService:
         """Number of leases that wait for a usage report."""
         return len(self._held)
 
-    async def admit(self, principal: Principal, request: ExternalRequest) -> Admitted:
+    async def admit(self, principal: Principal, request: ExternalRequest) -> ExternalGrant:
         """Take a lease and hold it. Raises the same Refusals as the data plane."""
         self.sweep()
         lease_id = self._new_id()
@@ -138,7 +138,7 @@ class AdmissionService:
         )
         self._expire_at(now_s + request.lease_s, lease_id)
         cap = defaulted_cap(served.routing, estimate, lease.pool)
-        return Admitted(
+        return ExternalGrant(
             lease=lease,
             pool=served.fleet.pools[lease.pool].name,
             max_tokens=request.max_tokens if cap is None else cap,
