@@ -157,7 +157,8 @@ class FakeUpstream:
         self.calls.append((worker, call))
         if isinstance(entry, UpstreamFailure):
             # A new one: the script's would keep the traceback, and that the request's frames.
-            raise UpstreamFailure(entry.kind, str(entry), head_received=entry.head_received)
+            again = UpstreamFailure(entry.kind, str(entry), head_received=entry.head_received)
+            raise again from entry.__cause__
         if isinstance(entry, Answer):
             response = FakeResponse(entry, self)
             self.responses.append(response)
