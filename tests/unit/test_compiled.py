@@ -29,7 +29,7 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
-from simulator.experiments.scheduling import WORKER, Demand, Gateway, serve
+from simulator.experiments.scheduling import WORKER, Demand, SimulatedGateway, serve
 from sluice.build import compiled
 
 random = np.random.default_rng(7)
@@ -50,7 +50,7 @@ for name in ("quartz", "least-loaded", "sticky", "round-robin"):
             pool = PoolState("pool", ("w0", "w1", "w2"), 256)
             predictor = PrefillPredictor(workers=3)
             scheduler = make_scheduler(name, pool, predictor=predictor)
-            field.append(Gateway(pool, scheduler, UnboundedPrefixes(3), predictor))
+            field.append(SimulatedGateway(pool, scheduler, UnboundedPrefixes(3), predictor))
         served = serve(demands, field, profiles=[WORKER] * 3)
         found = [np.asarray(a).tobytes() for a in (served.worker, served.queue_s, served.ttft_s)]
         print(name, gateways, hashlib.sha256(b"".join(found)).hexdigest())
