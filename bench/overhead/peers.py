@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bench.common.everything_on import KEY, KEY_SHA256, MODEL, everything, serve_command
 from sluice.children import free_ports
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".peers"
 
 
