@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test coverage test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema update redis promtool clean
+.PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema update redis promtool clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -64,14 +64,21 @@ demo: $(VENV)/.runtime
 
 # Most tests wait for processes of their own, so four run at a time; a file's stay together and
 # share its servers. Those that measure real time to a few per cent follow, one by one (5: none).
-# Then all that runs compiled, compiled, and the image, where there is a C compiler.
+# Where there is a C compiler, tests over sockets and stores run compiled, as the image does, and
+# the rest runs both ways; then the image is tested.
+OVER_SOCKETS := tests/contract tests/integration tests/e2e
 test: $(VENV)/.dev redis promtool
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-		-m "not alone and not image" $(ARGS)
-	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? = 5 ]
-	@if $(can_compile); then $(MAKE) --no-print-directory test-compiled test-image; \
+	@if $(can_compile); then \
+		$(MAKE) --no-print-directory test-interpreted \
+			LEAVE="$(addprefix --ignore=,$(OVER_SOCKETS))" && \
+		$(MAKE) --no-print-directory test-compiled test-image; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
-		[ "$$CI" != true ]; fi
+		[ "$$CI" != true ] && $(MAKE) --no-print-directory test-interpreted; fi
+
+test-interpreted: $(VENV)/.dev redis promtool
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+		-m "not alone and not image" $(LEAVE) $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -m alone $(LEAVE) $(ARGS) || [ $$? = 5 ]
 
 # The suites that wait for no clock, since measuring slows them; ARGS=tests/integration adds those.
 coverage: $(VENV)/.dev redis
@@ -79,8 +86,7 @@ coverage: $(VENV)/.dev redis
 		--cov --cov-report=term:skip-covered --cov-report=html tests/unit tests/contract $(ARGS)
 	@echo "line by line: htmlcov/index.html"
 
-TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway tests/contract tests/integration \
-	tests/e2e
+TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway $(OVER_SOCKETS)
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis
