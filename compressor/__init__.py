@@ -13,7 +13,7 @@ from compressor.api import (
 )
 from compressor.exact import load_counter
 from compressor.result import TIERS, Compressed, Reason, Refused, Tier, Trace, Unit
-from compressor.score import PROFILES, Profile, Weights
+from compressor.scoring.score import PROFILES, Profile, Weights
 
 __all__ = [
     "PROFILES",

@@ -8,9 +8,7 @@ nothing between calls but tables; arguments and results can be pickled, for work
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from compressor.chars import hash_table, tables
-from compressor.extract import Counter, ExtractLimits, extract, size_bytes
-from compressor.lexicon import ABBREVIATIONS, ASKING_WORDS, STOP_WORDS
+from compressor.extraction.extract import Counter, ExtractLimits, extract, size_bytes
 from compressor.messages import (
     PromptText,
     all_texts,
@@ -21,7 +19,9 @@ from compressor.messages import (
     written,
 )
 from compressor.result import Body, Compressed, Reason, Refused
-from compressor.score import PROFILES, Profile
+from compressor.scoring.score import PROFILES, Profile
+from compressor.text.chars import hash_table, tables
+from compressor.text.lexicon import ABBREVIATIONS, ASKING_WORDS, STOP_WORDS
 
 SAFETY = 0.83
 """Share of the budget used if tokens are not counted; covers English, code and CJK as measured."""

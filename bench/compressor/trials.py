@@ -9,10 +9,10 @@ import numpy as np
 
 import compressor
 from bench.compressor.prompts import Messages, PromptCase
+from compressor.extraction.plan import planned
+from compressor.extraction.select import rendered, selected
 from compressor.messages import read_chat, written
-from compressor.plan import planned
-from compressor.select import rendered, selected
-from compressor.terms import Floats
+from compressor.text.terms import Floats
 
 Method = Literal["default", "paper", "random", "head+tail"]
 METHODS: Final[tuple[Method, ...]] = ("default", "paper", "random", "head+tail")

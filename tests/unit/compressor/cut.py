@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from compressor.chars import Ints, chars_of
-from compressor.passages import Passages, passages
-from compressor.protect import blocks
-from compressor.segment import Ground, Spans, ground_of, segment
-from compressor.terms import TermMatrix, terms_of
+from compressor.text.chars import Ints, chars_of
+from compressor.text.passages import Passages, passages
+from compressor.text.protect import blocks
+from compressor.text.segment import Ground, Spans, ground_of, segment
+from compressor.text.terms import TermMatrix, terms_of
 
 
 def ground(text: str) -> Ground:
@@ -36,7 +36,7 @@ def terms(text: str) -> TermMatrix:
 
 def ids(found: TermMatrix, text: str) -> Ints:
     """Terms of a unit that says `text`, which the matrix must hold."""
-    from compressor.chars import folded16
+    from compressor.text.chars import folded16
 
     base = ground(text)
     hashes = folded16(base.chars.hashes(base.word_starts, base.word_ends))

@@ -8,8 +8,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from compressor.question import asking_units
-from compressor.segment import Spans
+from compressor.scoring.question import asking_units
+from compressor.text.segment import Spans
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import classify, has_retrieval_headers, sample

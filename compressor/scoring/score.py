@@ -10,15 +10,15 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from compressor.bm25 import relevance
-from compressor.novelty import novelty
-from compressor.passages import Passages
-from compressor.position import lead, position
-from compressor.question import QuestionTerms
-from compressor.segment import Ground
-from compressor.terms import Floats, TermMatrix
-from compressor.textrank import textrank
-from compressor.tfidf import tfidf
+from compressor.scoring.bm25 import relevance
+from compressor.scoring.novelty import novelty
+from compressor.scoring.position import lead, position
+from compressor.scoring.question import QuestionTerms
+from compressor.scoring.textrank import textrank
+from compressor.scoring.tfidf import tfidf
+from compressor.text.passages import Passages
+from compressor.text.segment import Ground
+from compressor.text.terms import Floats, TermMatrix
 
 Profile = Literal["default", "paper"]
 

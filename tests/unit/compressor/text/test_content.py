@@ -5,13 +5,13 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from compressor.content import unfit
-from compressor.protect import blocks
+from compressor.text.content import unfit
+from compressor.text.protect import blocks
 from tests.unit.compressor.cut import ground
 from tests.unit.compressor.texts import prose
 
 HERE = Path(__file__)
-ROOT = HERE.parents[3]
+ROOT = HERE.parents[4]
 
 
 def reason(text: str) -> str | None:
@@ -25,7 +25,7 @@ def test_documentation_with_examples_may_be_compressed(topic: str) -> None:
     assert reason(topics[topic]) is None
 
 
-@pytest.mark.parametrize("path", ["bench/common/native/engine.c", "compressor/segment.py"])
+@pytest.mark.parametrize("path", ["bench/common/native/engine.c", "compressor/text/segment.py"])
 def test_sources_may_not(path: str) -> None:
     assert reason((ROOT / path).read_text(encoding="utf-8")) == "code"
 

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from compressor.extraction.plan import ExtractPlan, planned
+from compressor.extraction.select import rendered, selected
 from compressor.messages import SYSTEM_ROLES, Path, PromptText, Slot, all_texts
-from compressor.plan import ExtractPlan, planned
-from compressor.protect import is_json
 from compressor.result import Reason, Refused, Trace
-from compressor.score import Profile
-from compressor.select import rendered, selected
+from compressor.scoring.score import Profile
+from compressor.text.protect import is_json
 
 Counter = Callable[[str], int]
 

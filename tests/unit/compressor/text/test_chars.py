@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.chars import CLOSE, HARD, RUN, SOFT, WORD, chars_of, hash_of, tables
+from compressor.text.chars import CLOSE, HARD, RUN, SOFT, WORD, chars_of, hash_of, tables
 
 
 def test_bytes_of_spans_are_those_of_the_encoding() -> None:

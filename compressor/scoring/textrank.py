@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from compressor.terms import Floats, TermMatrix, sums
+from compressor.text.terms import Floats, TermMatrix, sums
 
 DAMPING: Final = 0.85
 STEPS: Final = 4

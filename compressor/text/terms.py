@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import RUN, VOCABULARY, Ints, folded16, hash_table
-from compressor.lexicon import STOP_WORDS
-from compressor.segment import Ground, Spans
+from compressor.text.chars import RUN, VOCABULARY, Ints, folded16, hash_table
+from compressor.text.lexicon import STOP_WORDS
+from compressor.text.segment import Ground, Spans
 
 Floats = npt.NDArray[np.float64]
 

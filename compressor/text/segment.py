@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import (
+from compressor.text.chars import (
     BLANK,
     CLOSE,
     HARD,
@@ -33,7 +33,7 @@ from compressor.chars import (
     folded16,
     hash_table,
 )
-from compressor.lexicon import ABBREVIATIONS
+from compressor.text.lexicon import ABBREVIATIONS
 
 MAX_CHARS: Final = 700
 _WRAP_CHARS: Final = 40

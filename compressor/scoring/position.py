@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compressor.terms import Floats
+from compressor.text.terms import Floats
 
 
 def position(units: int) -> Floats:

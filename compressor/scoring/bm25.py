@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import Ints
-from compressor.terms import Floats, TermMatrix, sums
+from compressor.text.chars import Ints
+from compressor.text.terms import Floats, TermMatrix, sums
 
 K1: Final = 1.2
 B: Final = 0.75

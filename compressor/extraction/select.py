@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import RUN, WORD, Chars, Ints
-from compressor.passages import Passages
-from compressor.segment import Spans
-from compressor.terms import Floats
+from compressor.text.chars import RUN, WORD, Chars, Ints
+from compressor.text.passages import Passages
+from compressor.text.segment import Spans
+from compressor.text.terms import Floats
 
 GLUE_BYTES: Final = 2
 _LINE: Final = 2

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.segment import MAX_CHARS
+from compressor.text.segment import MAX_CHARS
 from tests.unit.compressor.cut import ground, spans, units
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compressor.terms import Floats, TermMatrix, sums
+from compressor.text.terms import Floats, TermMatrix, sums
 
 
 def tfidf(terms: TermMatrix) -> Floats:

@@ -1,6 +1,6 @@
 import json
 
-from compressor.protect import blocks, is_json
+from compressor.text.protect import blocks, is_json
 from tests.unit.compressor.cut import ground, units
 
 

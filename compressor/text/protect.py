@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from compressor.chars import BAR, FENCE, OPENER
-from compressor.segment import Ground
+from compressor.text.chars import BAR, FENCE, OPENER
+from compressor.text.segment import Ground
 
 Block = tuple[int, int]
 

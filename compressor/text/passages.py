@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import Ints, folded16, hash_table
-from compressor.segment import Ground, Spans, distinct, spans_at
+from compressor.text.chars import Ints, folded16, hash_table
+from compressor.text.segment import Ground, Spans, distinct, spans_at
 
 PASSAGE_CHARS: Final = 1500
 PARAGRAPH_CHARS: Final = 300

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from compressor import Compressed, compress
-from compressor.question import asked
+from compressor.scoring.question import asked
 from tests.unit.compressor.cut import terms
 from tests.unit.compressor.texts import prose, size, user
 

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import Ints, hash_table
-from compressor.lexicon import ASKING_WORDS
-from compressor.segment import Spans
-from compressor.terms import TermMatrix
+from compressor.text.chars import Ints, hash_table
+from compressor.text.lexicon import ASKING_WORDS
+from compressor.text.segment import Spans
+from compressor.text.terms import TermMatrix
 
 SHORT_BYTES: Final = 600
 NEAR: Final = 6

@@ -12,17 +12,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compressor.chars import Ints, chars_of
-from compressor.content import unfit
+from compressor.extraction.select import Costs, costs_of
 from compressor.messages import SYSTEM_ROLES, Slot
-from compressor.passages import Passages, passages
-from compressor.protect import Block, blocks
-from compressor.question import NEAR, SHORT_BYTES, QuestionTerms, asked, asking_units
 from compressor.result import TIERS, Reason
-from compressor.score import Profile, scores
-from compressor.segment import Ground, ground_of, segment
-from compressor.select import Costs, costs_of
-from compressor.terms import Floats, TermMatrix, terms_of
+from compressor.scoring.question import NEAR, SHORT_BYTES, QuestionTerms, asked, asking_units
+from compressor.scoring.score import Profile, scores
+from compressor.text.chars import Ints, chars_of
+from compressor.text.content import unfit
+from compressor.text.passages import Passages, passages
+from compressor.text.protect import Block, blocks
+from compressor.text.segment import Ground, ground_of, segment
+from compressor.text.terms import Floats, TermMatrix, terms_of
 
 HEAD_UNITS, TAIL_UNITS = 3, 2
 EDGE_SHARE: Final = 0.10

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compressor.terms import Floats, TermMatrix
+from compressor.text.terms import Floats, TermMatrix
 
 
 def novelty(terms: TermMatrix) -> Floats:

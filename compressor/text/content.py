@@ -1,7 +1,7 @@
 """Detects content that must not be extracted from: code, numbers, encoded data.
 
 Shares are of the characters that are not white space, outside blocks. Thresholds were set on
-documentation and sources of the standard library; `tests/unit/compressor/test_content.py` has
+documentation and sources of the standard library; `tests/unit/compressor/text/test_content.py` has
 samples of each kind.
 """
 
@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from compressor.chars import BRACKET, DIGIT
 from compressor.result import Reason
-from compressor.segment import Ground
+from compressor.text.chars import BRACKET, DIGIT
+from compressor.text.segment import Ground
 
 DIGITS: Final = 0.30
 """Share of digits: tables of numbers have .6 and more, hexadecimal .6, dated prose under .1."""

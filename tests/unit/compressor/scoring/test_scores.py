@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.bm25 import K1, MASS, B, relevance
-from compressor.novelty import novelty
-from compressor.position import lead, position
-from compressor.terms import TermMatrix
-from compressor.textrank import DAMPING, STEPS, textrank
-from compressor.tfidf import tfidf
+from compressor.scoring.bm25 import K1, MASS, B, relevance
+from compressor.scoring.novelty import novelty
+from compressor.scoring.position import lead, position
+from compressor.scoring.textrank import DAMPING, STEPS, textrank
+from compressor.scoring.tfidf import tfidf
+from compressor.text.terms import TermMatrix
 from tests.unit.compressor.cut import ids, terms
 
 TEXT = (

@@ -1,0 +1,1 @@
+"""The choice of units within a budget, and the refusals."""

@@ -1,0 +1,1 @@
+"""The value of each unit: the question, relevance to it, centrality, position, novelty."""

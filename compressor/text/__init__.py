@@ -1,0 +1,1 @@
+"""The text of a prompt as arrays: characters, units, passages, blocks, terms."""
