@@ -9,7 +9,7 @@ with 5 slots, as five threads that ask again as soon as they are answered. l_bar
   which is 16 tokens out. Half in and half out, 5 slots use 75 tokens/s. Likewise the others.
 - lambda_e: with 8 slots copilot keeps its 75 tokens/s and synth gets 45; the published debts of
   .607 and .775 are 1 - 75/lambda_e and 1 - 45/lambda_e for 191 and 200. We take 200, and beside
-  it 75, which is what 5 of 16 slots make.
+  it 75, which is what 5 of 16 slots make, and no rate at all: debt is then owed in slots.
 - On a 429 a thread waits as told, but no longer than `wait_cap_s`: 317 denials in 90 s of about
   two waiting threads are one every half second, the first backoff of the official clients.
 
@@ -37,7 +37,7 @@ JOINS_S = 210.0
 SETTLED_S = 175.0
 MEAN_SLO_MS = 15_250.0
 WAIT_CAP_S = 0.5
-IMPLIED_TOKENS_PER_S, SOLD_TOKENS_PER_S = 200.0, 75.0
+IMPLIED_TOKENS_PER_S, SOLD_TOKENS_PER_S, IN_SLOTS = 200.0, 75.0, 0.0
 COPILOT, SYNTH, REPORTS = TENANTS = ("elastic-copilot", "elastic-synth", "elastic-reports")
 _SLO_MS: Final = {COPILOT: 500, SYNTH: 30_000, REPORTS: 5_000}
 _LENGTHS: Final = {COPILOT: (32, 32), SYNTH: (40, 64), REPORTS: (64, 176)}
@@ -68,7 +68,7 @@ class SharingOutcome(msgspec.Struct, kw_only=True):
 
 
 def contract(tenant: str, created: int, tokens_per_s: float) -> Entitlement:
-    """5 slots and a token rate; no limit of concurrency but the pool's."""
+    """5 slots, and a token rate unless `IN_SLOTS`; only the pool limits its concurrency."""
     return Entitlement(
         name=tenant,
         model="m",
@@ -145,6 +145,8 @@ _WAYS: Final = {
     "paper, waits as told": ("paper", RETRY_AFTER_S, IMPLIED_TOKENS_PER_S),
     "paper, 75 tokens/s": ("paper", WAIT_CAP_S, SOLD_TOKENS_PER_S),
     "default, 75 tokens/s": ("default", WAIT_CAP_S, SOLD_TOKENS_PER_S),
+    "paper, in slots": ("paper", WAIT_CAP_S, IN_SLOTS),
+    "default, in slots": ("default", WAIT_CAP_S, IN_SLOTS),
 }
 """Profile, cap of waits, lambda_e. Those that were sold 200 tokens/s stand beside the paper."""
 VARIANTS = len(_WAYS)
@@ -152,7 +154,7 @@ VARIANTS = len(_WAYS)
 
 
 def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
-    """Profile `paper`, `default` beside it, waits as told, and the rate that 5 slots make."""
+    """Both profiles, waits as told, the rate that 5 slots make, and terms in slots alone."""
     seeds, out = list(seeds), []
     for name, (profile, cap_s, rate) in _WAYS.items():
         found = []

@@ -245,6 +245,8 @@ ENTITLEMENTS = (
     entitled("s", "spot", kv_bytes=3000, created=5),
     entitled("p", "preemptible", created=6),
     entitled("h", "guaranteed", baseline=(1, 1), limit=2, kv_bytes=2000, created=7),
+    entitled("slots", slo_ms=2000, baseline=(2, 2), created=8),
+    entitled("memory", slo_ms=2000, kv_bytes=3000, kv_bytes_limit=5000, created=9),
 )
 NAMES = tuple(e.name for e in ENTITLEMENTS)
 METERED = {"g": 60.0}
@@ -757,13 +759,20 @@ async def admitted(store: LeaseStore, ask: Ask) -> Lease | None:
 USED = Settlement(usage=Usage(prompt_tokens=20, completion_tokens=0), dispatched=True)
 
 
-async def test_under_constant_overload_everybody_with_a_baseline_gets_in(opener: Opener) -> None:
+@pytest.mark.parametrize(
+    "owed",
+    [{"baseline": (4, 0), "tokens_per_s": 9.0}, {"baseline": (2, 0)}],
+    ids=["tokens", "slots"],
+)
+async def test_under_constant_overload_everybody_with_a_baseline_gets_in(
+    opener: Opener, owed: dict[str, Any]
+) -> None:
     """The loose SLO always asks last, and yet is served in every few ticks."""
     opened = await opener(
         msgspec.structs.replace(TERMS, slots=(4, 4), tokens_per_s=0.0),
         [
-            entitled("tight", slo_ms=100, baseline=(4, 0), limit=20, tokens_per_s=9.0, created=1),
-            entitled("loose", slo_ms=5000, baseline=(4, 0), limit=20, tokens_per_s=9.0, created=2),
+            entitled("tight", slo_ms=100, limit=20, created=1, **owed),
+            entitled("loose", slo_ms=5000, limit=20, created=2, **owed),
         ],
     )
     store, running, now_s = opened.store, list[Lease](), NOW_S

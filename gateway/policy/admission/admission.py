@@ -217,6 +217,8 @@ def _refused(
         wait_too(account, request.sequences, slots, state.service_s, now_s)
         if placement.could_outrank(token_pool, request):  # otherwise debt could not help it in
             account.denied += 1
+            account.denied_seconds += request.sequences * state.service_s
+            account.denied_kv_seconds += request.kv_bytes * state.service_s
             token_pool.priority_denials += 1
             token_pool.active.add(request.entitlement)
     elif denial.reason == "tokens":

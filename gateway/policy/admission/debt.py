@@ -4,6 +4,11 @@ Token-pools paper, eq. 2 and 3, plus three rules of this project. Debt grows onl
 is contended and the entitlement was denied a request that a higher weight could have let in;
 otherwise idle tenants, and those whose requests never fit a full pool, would build debt up to 1.
 Only elastic entitlements have debt. Negative debt (credit) stops at `least_debt`.
+
+Debt is owed in one unit: tokens per second where the entitlement states them, else its baseline of
+sequences, else its KV cache. What it was denied bounds debt in sequences and KV: one refused
+request of a tenant that asks for little is not the whole baseline. Retries count again, so the
+denied seconds may be more than was asked for, but a tick never owes more than the shortfall.
 """
 
 from collections.abc import Iterable
@@ -77,8 +82,8 @@ def update(
     rate = account.served / elapsed_s
     debt_kept = profile.debt_keep**missed
     burst_kept = profile.burst_keep**missed
-    if terms.service_class == "elastic" and terms.tokens_per_s > 0:
-        gap = (terms.tokens_per_s - rate) / terms.tokens_per_s
+    if terms.service_class == "elastic":
+        gap = _gap(account, rate, sequences, kv, elapsed_s)
         if gap > 0 and not (contended and account.denied):
             gap = 0.0
         debt = debt_kept * account.debt + (1 - debt_kept) * gap
@@ -93,9 +98,25 @@ def update(
     token_pool.note(account)
     account.served = 0
     account.denied = 0
+    account.denied_seconds = 0.0
+    account.denied_kv_seconds = 0.0
     account.inflight_seconds = 0.0
     account.kv_seconds = 0.0
     account.since_s = now_s
+
+
+def _gap(account: Account, rate: float, sequences: float, kv: float, elapsed_s: float) -> float:
+    """Share of what was promised that is missing, in the entitlement's unit; below 0: overuse."""
+    terms = account.terms
+    if terms.tokens_per_s > 0:
+        return (terms.tokens_per_s - rate) / terms.tokens_per_s
+    baseline = float(sum(terms.baseline))
+    if baseline > 0:
+        return min(baseline - sequences, account.denied_seconds / elapsed_s) / baseline
+    baseline = float(terms.kv_bytes)
+    if baseline > 0:
+        return min(baseline - kv, account.denied_kv_seconds / elapsed_s) / baseline
+    return 0.0
 
 
 def _over(used: float, baseline: float) -> float:

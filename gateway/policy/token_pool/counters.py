@@ -73,6 +73,8 @@ class Account:
         "debited",
         "debt",
         "denied",
+        "denied_kv_seconds",
+        "denied_seconds",
         "epoch",
         "floor_tokens",
         "inflight",
@@ -125,6 +127,10 @@ class Account:
         """Tokens settled in this tick."""
         self.denied = 0
         """Denials by a pool in this tick that a higher weight could have avoided."""
+        self.denied_seconds = 0.0
+        """Slot-seconds that these would have used at the pool's mean service time."""
+        self.denied_kv_seconds = 0.0
+        """Byte-seconds of KV cache likewise."""
         self.promised = 0.0
         """Tokens promised to earlier refusals by Retry-After, drained at lambda_e."""
         self.promised_s = 0.0

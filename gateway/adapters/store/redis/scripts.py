@@ -19,7 +19,7 @@ from gateway.policy.entitlements.entitlement import AdmissionProfile, Entitlemen
 from gateway.policy.token_pool.terms import Terms
 from gateway.records.record import Record
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 
 def lua(name: str) -> str:
@@ -62,7 +62,8 @@ RECORDS: Final = {
     ),
     "account": (
         *("inflight", "spilled", "total", "kv_bytes", "level", "level_s", "borrowed"),
-        *("borrowed_s", "debt", "burst", "served", "denied", "promised", "promised_s", "waiters"),
+        *("borrowed_s", "debt", "burst", "served", "denied", "denied_seconds"),
+        *("denied_kv_seconds", "promised", "promised_s", "waiters"),
         *("waiters_s", "mean_cost", "inflight_seconds", "kv_seconds", "since_s", "debited"),
         *("refunded", "used"),
     ),

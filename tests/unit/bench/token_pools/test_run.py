@@ -150,6 +150,15 @@ def test_scarcity_goes_to_the_patient_tenant_and_is_remembered() -> None:
     assert found.most_inflight <= 16
 
 
+@pytest.mark.parametrize("profile", ["paper", "default"])
+def test_scarcity_is_shared_alike_where_terms_are_in_slots(profile: str) -> None:
+    found = sharing.experiment(profile, 0, tokens_per_s=sharing.IN_SLOTS)
+    assert found.low_priority[COPILOT] == 0
+    assert found.low_priority[SYNTH] > 100
+    assert found.peak_debt[SYNTH] > 0.3 > 0.1 > found.peak_debt[COPILOT]
+    assert max(found.settled_debt.values()) < 0.03
+
+
 def test_published_debts_are_those_of_a_rule_that_owes_all() -> None:
     found = sharing.experiment("paper", 0, owes_all=True)
     assert found.low_priority[COPILOT] == 0

@@ -1,9 +1,9 @@
--- book, version 5: code that all scripts of the lease store share, put before each of them.
+-- book, version 6: code that all scripts of the lease store share, put before each of them.
 --
 -- A transcription of gateway/policy/token_pool/token_pool.py, buckets.py and leases.py, including
 -- names and the order of floating-point operations, so that both give the same decisions.
 --
--- KEYS     all of one model and one hash tag, `sluice:5:{MODEL}:NAME`, the same for every script:
+-- KEYS     all of one model and one hash tag, `sluice:6:{MODEL}:NAME`, the same for every script:
 --   1 state         hash: "terms", "book" -> records; "clock" -> two times, see book_time
 --   2 defs          hash: entitlement -> record of its terms
 --   3 accounts      hash: entitlement -> record of its counters; absent: all are zero
@@ -108,9 +108,10 @@ local function account_of(name)
   else
     account = {
       inflight = {}, spilled = {}, total = 0, kv_bytes = 0, level = 0, level_s = 0, borrowed = 0,
-      borrowed_s = 0, debt = 0, burst = 0, served = 0, denied = 0, promised = 0, promised_s = 0,
-      waiters = 0, waiters_s = 0, mean_cost = 0, inflight_seconds = 0, kv_seconds = 0,
-      since_s = 0, debited = 0, refunded = 0, used = 0,
+      borrowed_s = 0, debt = 0, burst = 0, served = 0, denied = 0, denied_seconds = 0,
+      denied_kv_seconds = 0, promised = 0, promised_s = 0, waiters = 0, waiters_s = 0,
+      mean_cost = 0, inflight_seconds = 0, kv_seconds = 0, since_s = 0, debited = 0, refunded = 0,
+      used = 0,
     }
   end
   for p = #account.inflight + 1, #book.pools do

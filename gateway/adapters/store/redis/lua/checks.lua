@@ -1,4 +1,4 @@
--- checks, version 5: the checks of admission. With place.lua, made only if the fast path fails.
+-- checks, version 6: the checks of admission. With place.lua, made only if the fast path fails.
 --
 -- A transcription of gateway/policy/admission/limits.py, and of the part of admission.py that
 -- records refusals.
@@ -152,6 +152,8 @@ local function refused(account, request, w, denial)
     wait_too(account, request.sequences, slots_of(request.pool), pool.service_s)
     if could_outrank(request) then -- otherwise debt could not help
       account.denied = account.denied + 1
+      account.denied_seconds = account.denied_seconds + request.sequences * pool.service_s
+      account.denied_kv_seconds = account.denied_kv_seconds + request.kv_bytes * pool.service_s
       book.priority_denials = book.priority_denials + 1
       call('SADD', ACTIVE, account.name)
     end

@@ -1,4 +1,4 @@
--- resize, version 5: changes a lease's reservation. Never refused; its bucket pays.
+-- resize, version 6: changes a lease's reservation. Never refused; its bucket pays.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, estimate_tokens, kv_bytes}: the new reservation

@@ -1,4 +1,4 @@
--- tick, version 5: notes that a replica lives; if it leads and a tick is due, applies one slice.
+-- tick, version 6: notes that a replica lives; if it leads and a tick is due, applies one slice.
 --
 -- A transcription of gateway/policy/admission/debt.py. A tick is applied in slices of `most`
 -- entitlements, all with the elapsed time and contention of its start. A new leader continues an
@@ -33,6 +33,20 @@ local function over(used, baseline)
   return max(0, used / baseline - 1)
 end
 
+-- Share of what was promised that is missing, in the entitlement's unit; below 0: overuse.
+local function gap_of(account, rate, sequences, kv, baseline, elapsed_s)
+  local entitlement = account.terms
+  if entitlement.tokens_per_s > 0 then
+    return (entitlement.tokens_per_s - rate) / entitlement.tokens_per_s
+  elseif baseline > 0 then
+    return min(baseline - sequences, account.denied_seconds / elapsed_s) / baseline
+  elseif entitlement.kv_bytes > 0 then
+    local owed = min(entitlement.kv_bytes - kv, account.denied_kv_seconds / elapsed_s)
+    return owed / entitlement.kv_bytes
+  end
+  return 0
+end
+
 local function update(account, elapsed_s, contended)
   local entitlement, profile = account.terms, terms.profile
   elapsed_s = max(1e-3, elapsed_s)
@@ -43,22 +57,24 @@ local function update(account, elapsed_s, contended)
   local rate = account.served / elapsed_s
   local debt_kept = profile.debt_keep ^ missed
   local burst_kept = profile.burst_keep ^ missed
-  if entitlement.service_class == 'elastic' and entitlement.tokens_per_s > 0 then
-    local gap = (entitlement.tokens_per_s - rate) / entitlement.tokens_per_s
+  local baseline = 0
+  for _, n in ipairs(entitlement.baseline) do baseline = baseline + n end
+  if entitlement.service_class == 'elastic' then
+    local gap = gap_of(account, rate, sequences, kv, baseline, elapsed_s)
     if gap > 0 and not (contended and account.denied > 0) then gap = 0 end
     local debt = debt_kept * account.debt + (1 - debt_kept) * gap
     account.debt = min(max(debt, profile.least_debt), 1)
   else
     account.debt = 0
   end
-  local baseline = 0
-  for _, n in ipairs(entitlement.baseline) do baseline = baseline + n end
   local beyond = over(rate, entitlement.tokens_per_s)
   beyond = beyond + over(kv, entitlement.kv_bytes)
   beyond = beyond + over(sequences, baseline)
   account.burst = burst_kept * account.burst + (1 - burst_kept) * beyond
   account.served = 0
   account.denied = 0
+  account.denied_seconds = 0
+  account.denied_kv_seconds = 0
   account.inflight_seconds = 0
   account.kv_seconds = 0
   account.since_s = now_s

@@ -41,6 +41,77 @@ def test_who_is_denied_while_the_pool_is_full_comes_to_be_owed() -> None:
     assert account.debt == pytest.approx(0.7 * 0.3 + 0.3)
 
 
+def crowded(**terms: Any) -> TokenPool:
+    """A pool of eight slots, in full use by another tenant, whose requests take 2 s."""
+    token_pool = pool(
+        entitled(**terms),
+        entitled("other", "guaranteed", baseline=8),
+        slots=(8,),
+        kv_bytes=(8_000,),
+    )
+    granted(token_pool, "o", "other", sequences=8, kv_bytes=8_000)
+    token_pool.pools[0].service_s = 2.0
+    return token_pool
+
+
+@pytest.mark.parametrize(
+    ("terms", "denials", "share"),
+    [
+        ({"baseline": 4}, 2, 2 * 2.0 / (4 * TICK_S)),
+        ({"baseline": 4}, 10, 1.0),
+        ({"kv_bytes": 1_000}, 1, 500 * 2.0 / (1_000 * TICK_S)),
+        ({"kv_bytes": 1_000}, 100, 1.0),
+    ],
+    ids=["some-slots", "all-slots", "some-kv", "all-kv"],
+)
+def test_denied_seconds_over_those_of_the_baseline_are_owed(
+    terms: dict[str, Any], denials: int, share: float
+) -> None:
+    token_pool = crowded(**terms)
+    for number in range(denials):
+        denied(token_pool, f"{number}", kv_bytes=500)
+    ticked(token_pool)
+    assert token_pool.accounts["e"].debt == pytest.approx(0.3 * share)
+    admission.renew(token_pool, "o", NOW_S + 5)
+    ticked(token_pool, NOW_S + 10)
+    assert token_pool.accounts["e"].debt == pytest.approx(0.7 * 0.3 * share), "denied once only"
+
+
+def test_only_the_part_of_the_baseline_that_was_not_had_is_owed() -> None:
+    token_pool = pool(
+        entitled(baseline=4),
+        entitled("other", "guaranteed", baseline=5),
+        slots=(8,),
+    )
+    granted(token_pool, "a", sequences=3)
+    granted(token_pool, "o", "other", sequences=5)
+    for number in range(50):
+        denied(token_pool, f"b{number}")
+    ticked(token_pool)
+    assert token_pool.accounts["e"].debt == pytest.approx(0.3 * 1 / 4)
+
+
+@pytest.mark.parametrize("terms", [{"baseline": 1}, {"kv_bytes": 100, "kv_bytes_limit": 900}])
+def test_more_slots_or_kv_than_the_baseline_are_credit(terms: dict[str, Any]) -> None:
+    token_pool = pool(entitled(**terms), slots=(8,))
+    granted(token_pool, sequences=2, kv_bytes=200)
+    ticked(token_pool)
+    assert token_pool.accounts["e"].debt == -0.2
+
+
+def test_who_states_tokens_and_slots_is_owed_tokens() -> None:
+    token_pool = pool(
+        entitled(tokens_per_s=100.0, baseline=2), entitled("g", "guaranteed", baseline=2)
+    )
+    granted(token_pool, "a")
+    admission.settle(token_pool, "a", 250, NOW_S)
+    granted(token_pool, "b", sequences=2)
+    granted(token_pool, "g", "g", sequences=2)
+    denied(token_pool, "c")
+    ticked(token_pool)
+    assert token_pool.accounts["e"].debt == pytest.approx(0.3 * 0.5)
+
+
 @pytest.mark.parametrize("broad", [{"sequences": 8}, {"kv_bytes": 700}])
 def test_who_asks_for_what_no_full_pool_takes_is_owed_nothing(broad: dict[str, Any]) -> None:
     token_pool = pool(
