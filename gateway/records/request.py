@@ -26,6 +26,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """The gateway answers its keys with 403 until an admin resumes the entitlement."""
     compress: bool = True
     """Whether its prompts may be compressed."""
+    trusted_usage: bool = False
+    """Whether usage that another proxy reports teaches the tenant's estimates."""
     tokens_per_s: float = 0.0
     """Baseline token rate, used as the fairness weight; 0 if none is stated."""
 

@@ -354,5 +354,6 @@ def _principal(terms: Entitlement) -> Principal:
         expires_unix_s=terms.expires_unix_s or None,
         suspended=terms.suspended,
         compress=terms.compress,
+        trusted_usage=terms.trusted_usage,
         tokens_per_s=terms.tokens_per_s,
     )

@@ -334,7 +334,7 @@ def _check_unmanaged(terms: Entitlement, model: ModelShape) -> None:
     """Refuse limits that the gateway could not enforce."""
     plain = Entitlement(name=terms.name, model=terms.model)
     stated, default = fields_from(terms, model), fields_from(plain, model)
-    for field in set(stated) - {"name", "tenant", "model", "expires_at"}:
+    for field in set(stated) - {"name", "tenant", "model", "trusted_usage", "expires_at"}:
         if stated[field] != default[field]:
             raise BadTerms(
                 field,

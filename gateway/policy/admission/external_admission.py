@@ -7,9 +7,11 @@ import msgspec
 from gateway.errors import BadRequest
 from gateway.policy.admission.charging import believed, charge_tokens
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.pools.routing import defaulted_cap
 from gateway.policy.request.refusals import invalid, missing
 from gateway.records.attempt import Usage
-from gateway.records.estimate import LengthEstimate
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Measure, Principal
@@ -151,6 +153,31 @@ def estimated_usage(open_lease: ExternalLease) -> Usage:
         prompt_tokens=estimate.input_tokens_total,
         completion_tokens=estimate.sequences * estimate.output_tokens,
         source="counted",
+    )
+
+
+def lesson_of(
+    report: UsageReport, usage: Usage | None, open_lease: ExternalLease
+) -> Observation | None:
+    """What a trusted report teaches; None if nothing. `usage` is what the report was read as.
+
+    The same counts as an engine's: prompts only as the proxy counted them, and no length of an
+    answer that failed. An answer that was cancelled, or as long as allowed, was cut.
+    """
+    if usage is None or report.status == "failed":
+        return None
+    estimate = open_lease.estimate
+    cap = defaulted_cap(open_lease.served.routing, estimate, open_lease.lease.pool)
+    cap = estimate.cap_tokens if cap is None else cap
+    full = cap is not None and usage.completion_tokens >= cap * estimate.sequences
+    return Observation(
+        endpoint=CHAT.name,
+        tenant=open_lease.principal.tenant,
+        measure=facts_of(open_lease.request).measure,
+        prompt_tokens=report.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        sequences=estimate.sequences,
+        output_censored=full or report.status == "cancelled",
     )
 
 

@@ -105,6 +105,8 @@ class Entitlement(Record, frozen=True, kw_only=True):
     """Denials are computed and counted but not applied."""
     compress: bool = True
     """Whether its prompts may be compressed."""
+    trusted_usage: bool = False
+    """Whether usage that another proxy reports teaches its tenant's estimates."""
     created: int = 0
     """Order of creation in its model: the newest loses its reserve first when capacity falls."""
 

@@ -29,7 +29,7 @@ MAX_VALUE = 1 << 53
 FIELDS = (
     *("name", "tenant", "model", "service_class", "slo_target_ms"),
     *("tokens_per_second", "max_tokens_per_second", "kv_cache_gib", "max_kv_cache_gib"),
-    *("concurrency", "max_concurrency", "mode", "compression", "expires_at"),
+    *("concurrency", "max_concurrency", "mode", "compression", "trusted_usage", "expires_at"),
 )
 """All fields of an entitlement except its API keys."""
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -93,6 +93,7 @@ def terms_from(fields: Mapping[str, object], model: ModelShape, created: int) ->
         expires_unix_s=_instant(fields.get("expires_at")),
         observe=_choice(fields, "mode", ("enforce", "observe"), "enforce") == "observe",
         compress=_choice(fields, "compression", ("allow", "refuse"), "allow") == "allow",
+        trusted_usage=_flag(fields, "trusted_usage"),
         created=created,
     )
 
@@ -115,6 +116,7 @@ def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
         "max_concurrency": None if follows else terms.limit,
         "mode": "observe" if terms.observe else "enforce",
         "compression": "allow" if terms.compress else "refuse",
+        "trusted_usage": terms.trusted_usage,
         "expires_at": datetime.fromtimestamp(expires_s, UTC).isoformat() if expires_s else None,
     }
 
@@ -141,6 +143,14 @@ def _choice(
     if not isinstance(value, str) or value not in choices:
         _unknown(str(value)[:64], choices, "no such value", field)
     return value
+
+
+def _flag(fields: Mapping[str, object], field: str) -> bool:
+    """A boolean; False when absent."""
+    value = fields.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise BadTerms(field, "not a boolean", "give true or false")
+    return bool(value)
 
 
 def _amount(fields: Mapping[str, object], field: str) -> float:

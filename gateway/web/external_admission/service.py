@@ -11,8 +11,8 @@ is the service. Rules:
 - The number of held leases is bounded: in total, per entitlement and, beyond reserved baselines,
   per pool.
 - A lease that must give way to a protected request ends at once and is charged its estimate.
-- Reports may not exceed the pool's window. They do not update estimators, so a tenant cannot
-  influence the estimates of others.
+- Reports may not exceed the pool's window. They teach estimates only where the entitlement has
+  `trusted_usage`, and then its own tenant's, guarded like an engine's reports.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from gateway.policy.admission.external_admission import (
     UsageReport,
     estimated_usage,
     facts_of,
+    lesson_of,
     settled_as,
     usage_of,
     with_time_held,
@@ -189,7 +190,12 @@ class AdmissionService:
         duration_s = report.latency_s
         if duration_s is None:
             duration_s = self._clock() - open_lease.received_s
-        return self._end(open_lease, report.status, usage, duration_s)
+        settled = self._end(open_lease, report.status, usage, duration_s)
+        if principal.trusted_usage and open_lease.principal.trusted_usage:
+            lesson = lesson_of(report, usage, open_lease)
+            if lesson is not None:
+                open_lease.served.estimator.learn(lesson)
+        return settled
 
     def sweep(self) -> None:
         """End expired leases and charge their estimates."""

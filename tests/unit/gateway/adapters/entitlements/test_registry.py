@@ -441,6 +441,18 @@ async def test_pools_come_from_where_replicas_are_known_too(rig: EntitlementRig)
     assert await registry.pools("plain") == []
 
 
+@pytest.mark.parametrize("model", ["m", "plain"])
+async def test_usage_is_trusted_where_an_admin_says_so(rig: EntitlementRig, model: str) -> None:
+    key = await created(rig, model=model, trusted_usage=True)
+    found = owner(rig, key)
+    assert found is not None
+    assert found.trusted_usage
+    await rig.registry.change("a", {"trusted_usage": None}, WHO)
+    found = owner(rig, key)
+    assert found is not None
+    assert not found.trusted_usage
+
+
 async def test_a_model_without_managed_capacity_has_keys_only(rig: EntitlementRig) -> None:
     key = await created(rig, model="plain")
     assert rig.store.calls == 0

@@ -46,6 +46,8 @@ def test_every_field_arrives() -> None:
         concurrency={"long": 4},
         max_concurrency=9,
         mode="observe",
+        compression="refuse",
+        trusted_usage=True,
         expires_at="2030-01-02T03:04:05Z",
     ) == Entitlement(
         name="e",
@@ -60,6 +62,8 @@ def test_every_field_arrives() -> None:
         baseline=(0, 4),
         limit=9,
         observe=True,
+        compress=False,
+        trusted_usage=True,
         expires_unix_s=datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp(),
         created=3,
     )
@@ -105,6 +109,8 @@ def test_a_moment_without_an_offset_is_utc(value: object) -> None:
         ({"tokens_per_secnd": 1}, "tokens_per_secnd", "did you mean `tokens_per_second`"),
         ({"service_class": "gaurantee"}, "service_class", "did you mean `guaranteed`"),
         ({"service_class": ["spot"]}, "service_class", "no such value"),
+        ({"trusted_usage": "yes"}, "trusted_usage", "true or false"),
+        ({"trusted_usage": 1}, "trusted_usage", "not a boolean"),
         ({"mode": "off"}, "mode", "known: enforce, observe"),
         *(
             ({field: value}, field, said)

@@ -104,6 +104,7 @@ async def test_terms_are_told_as_they_are_written() -> None:
         "concurrency": {"short": 3, "long": 1},
         "max_concurrency": 6,
         "mode": "enforce",
+        "trusted_usage": False,
         "expires_at": None,
     }
 

@@ -1,6 +1,6 @@
 """Admission for another proxy: the same answers as the data plane's, and one settlement a lease."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import httpx
@@ -9,10 +9,13 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
+from gateway.policy.admission.external_admission import ExternalRequest, facts_of
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Ask
 from gateway.records.request import Principal
 from gateway.stages.authenticate import Keyring, authenticate
@@ -29,10 +32,15 @@ ACME = {"authorization": "Bearer sk-acme"}
 OTHER = {"authorization": "Bearer sk-other"}
 
 
-def keyring() -> Keyring:
+def keyring(trusted: Collection[str] = ()) -> Keyring:
+    """Keys of two tenants, and a second one of acme; `trusted`: the entitlements that are."""
     ring = Keyring()
-    for key, name in (("sk-acme", "acme"), ("sk-other", "other")):
-        owner = Principal(entitlement=f"{name}-prod", tenant=name, model="m")
+    for key, name, tenant in (
+        ("sk-acme", "acme-prod", "acme"),
+        ("sk-acme-test", "acme-test", "acme"),
+        ("sk-other", "other-prod", "other"),
+    ):
+        owner = Principal(entitlement=name, tenant=tenant, model="m", trusted_usage=name in trusted)
         ring.put(owner, [digest_of(key)])
     return ring
 
@@ -53,6 +61,7 @@ class Bench:
         slot_tokens_per_s: float = served_model().admission.slot_tokens_per_s,
         held_share: float = 1.0,
         service_class: Any = "elastic",
+        trusted: Collection[str] = (),
     ) -> None:
         self.clock = FakeClock(1_000.0)
         self.sink = ListSink()
@@ -91,7 +100,7 @@ class Bench:
             draining=lambda: self.draining,
             replicas=lambda _: 2,
         )
-        ring = keyring()
+        ring = keyring(trusted)
         control = Control(
             models=(self.served,),
             names={"m": "m"},
@@ -526,6 +535,119 @@ async def test_reports_teach_no_estimator(bench: Bench) -> None:
 
 
 # -- what nobody reports
+
+
+async def reported(
+    bench: Bench,
+    text_bytes: int,
+    headers: dict[str, str] | None = None,
+    by: dict[str, str] | None = None,
+    max_tokens: int | None = 50_000,
+    **usage: Any,
+) -> None:
+    """A whole request of one tenant, whose usage is reported `by` a key."""
+    told = await bench.authorize(
+        headers, input_tokens=None, text_bytes=text_bytes, max_tokens=max_tokens
+    )
+    assert told.status_code == 200, told.text
+    done = await bench.usage(told.json()["lease_id"], by or headers, **usage)
+    assert done.status_code == 200, done.text
+    bench.clock.now_s += 60.0
+
+
+def estimated(bench: Bench, tenant: str = "acme") -> LengthEstimate:
+    """The estimate of a prompt of 30,000 bytes."""
+    request = ExternalRequest(model="m", text_bytes=30_000)
+    return bench.served.estimator.estimate(CHAT, facts_of(request), tenant)
+
+
+@pytest.fixture
+async def trusting() -> AsyncIterator[Bench]:
+    made = Bench(trusted=("acme-prod", "other-prod"), slot_tokens_per_s=0.001)
+    yield made
+    await made.client.aclose()
+
+
+async def test_trusted_reports_teach_the_ratio_and_the_length_of_answers(trusting: Bench) -> None:
+    before, others = estimated(trusting), estimated(trusting, "other")
+    for _ in range(30):
+        await reported(trusting, 6_000, prompt_tokens=3_000, completion_tokens=40)
+    after = estimated(trusting)
+    assert after.ratio == pytest.approx(2.0, rel=0.02)
+    assert before.ratio > 3
+    assert 40 <= after.expected_output_tokens <= 44 < before.expected_output_tokens
+    assert estimated(trusting, "other") == others, "no other tenant is taught"
+
+
+async def test_a_report_that_is_repeated_teaches_once(trusting: Bench) -> None:
+    told = (await trusting.authorize()).json()
+    for _ in range(3):
+        await trusting.usage(told["lease_id"], prompt_tokens=100, completion_tokens=5)
+    assert trusting.served.estimator.observations == 1
+
+
+async def test_both_the_key_that_asks_and_the_one_that_reports_must_be_trusted() -> None:
+    bench = Bench(trusted=("acme-prod",), slot_tokens_per_s=0.001)
+    untrusted = {"authorization": "Bearer sk-acme-test"}
+    await reported(bench, 6_000, by=untrusted, prompt_tokens=3_000, completion_tokens=40)
+    assert bench.served.estimator.observations == 0
+    await reported(bench, 6_000, prompt_tokens=3_000, completion_tokens=40)
+    assert bench.served.estimator.observations == 1
+    await bench.client.aclose()
+
+
+@pytest.mark.parametrize("lie", [12_000, 440], ids=["too-many", "too-few"])
+async def test_lies_that_could_be_true_hardly_move_a_learned_ratio(
+    trusting: Bench, lie: int
+) -> None:
+    for _ in range(40):
+        await reported(trusting, 6_000, prompt_tokens=1_500, completion_tokens=40)
+    before = estimated(trusting).ratio
+    for _ in range(3):
+        await reported(trusting, 6_000, prompt_tokens=lie, completion_tokens=40)
+    assert estimated(trusting).ratio == pytest.approx(before, rel=0.02)
+
+
+async def test_lies_that_cannot_be_true_teach_no_ratio(trusting: Bench) -> None:
+    for _ in range(40):
+        await reported(trusting, 6_000, prompt_tokens=1_500, completion_tokens=40)
+    before = estimated(trusting)
+    for _ in range(40):
+        await reported(trusting, 60_000, prompt_tokens=130, completion_tokens=40)
+    after = estimated(trusting)
+    assert after.ratio == before.ratio
+    assert trusting.served.estimator.ignored == {"prompt_tokens_out_of_range": 40}
+
+
+async def test_a_lying_tenant_lengthens_its_own_answers_alone(trusting: Bench) -> None:
+    honest = estimated(trusting, "other")
+    for _ in range(30):
+        await reported(trusting, 600, prompt_tokens=150, completion_tokens=20_000)
+    assert estimated(trusting).expected_output_tokens > 15_000
+    assert estimated(trusting, "other") == honest
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [{"status": "cancelled", "completion_tokens": 10}, {"completion_tokens": 50}],
+    ids=["cancelled", "at-the-limit"],
+)
+async def test_an_answer_that_was_cut_is_a_lower_bound_of_its_length(
+    trusting: Bench, usage: dict[str, Any]
+) -> None:
+    before = estimated(trusting).expected_output_tokens
+    for _ in range(40):
+        await reported(trusting, 6_000, max_tokens=50, prompt_tokens=1_500, **usage)
+    assert trusting.served.estimator.observations == 40
+    assert estimated(trusting).expected_output_tokens == before
+
+
+async def test_failures_and_estimates_teach_nothing(trusting: Bench) -> None:
+    await reported(trusting, 6_000, status="failed", prompt_tokens=3_000, completion_tokens=4)
+    await trusting.authorize(lease_s=1)
+    trusting.clock.now_s += 5.0
+    trusting.desk.sweep()
+    assert trusting.served.estimator.observations == 0
 
 
 async def test_a_lease_that_nobody_reports_is_charged_its_estimate(bench: Bench) -> None:
