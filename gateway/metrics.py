@@ -6,6 +6,7 @@ ones; it counts the rest under "other". A histogram drops values of further seri
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 MAX_SERIES = 2000
 
@@ -75,7 +76,7 @@ class Metrics:
             "sluice_requests", "Requests by how they ended.", ("model", "pool", "outcome")
         )
         self.overhead = Histogram(
-            "sluice_overhead_seconds", "Gateway time by stage.", ("stage",), FAST_SECONDS
+            "sluice_overhead_seconds", "Time in the gateway by stage.", ("stage",), FAST_SECONDS
         )
         self.ttft = Histogram(
             "sluice_ttft_seconds",
@@ -143,3 +144,33 @@ class Metrics:
         """All families, for the renderer."""
         values = [getattr(self, name) for name in dir(self)]  # compiled, it has no __dict__
         return [value for value in values if isinstance(value, (Counter, Histogram))]
+
+
+class StageTimer:
+    """Measures the stages of one request in `SAMPLED_ONE_IN`; of the others it measures nothing."""
+
+    __slots__ = ("_began_s", "_clock", "_overhead")
+
+    def __init__(self, overhead: Histogram | None, clock: Callable[[], float]) -> None:
+        """Without `overhead` nothing is measured; `clock` in seconds."""
+        self._overhead = overhead
+        self._clock = clock
+        self._began_s = 0.0 if overhead is None else clock()
+
+    def begin(self) -> None:
+        """A stage begins; what went before belongs to none."""
+        if self._overhead is not None:
+            self._began_s = self._clock()
+
+    def end(self, stage: str) -> None:
+        """A stage ends, and the next one begins."""
+        if self._overhead is not None:
+            now_s = self._clock()
+            self._overhead.observe(now_s - self._began_s, stage)
+            self._began_s = now_s
+
+
+SAMPLED_ONE_IN = 16
+"""Requests of which one is measured stage by stage: measuring one takes some microseconds."""
+UNTIMED = StageTimer(None, float)
+"""The timer of every request that is not measured."""

@@ -3,6 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
+from gateway.metrics import UNTIMED, StageTimer
 from gateway.pipeline.request_lease import RequestLease
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.prefix.cache_estimate import ExpectedHit
@@ -99,9 +100,11 @@ class Attempts:
         "sender",
         "sending",
         "sent_s",
+        "timer",
     )
 
-    def __init__(self, admitted: Admitted) -> None:
+    def __init__(self, admitted: Admitted, timer: StageTimer = UNTIMED) -> None:
+        self.timer = timer
         self.admitted = admitted
         self.sending = admitted.sending
         """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""

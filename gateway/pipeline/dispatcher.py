@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, StageTimer
 from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.attempts import Admitted, Attempts
 from gateway.policy.fleet import fleet
@@ -71,9 +71,12 @@ class Dispatcher:
         home = None if known is None else (known.pool, known.worker)
         try:
             while True:
+                attempts.timer.begin()
                 placed = self._bind(attempts, admitted, tried, last, home)
+                attempts.timer.end("bind")
                 while not isinstance(placed, Binding):  # nearly always it is at once
                     bound = await self._wait(incoming, attempts, served, placed)
+                    attempts.timer.end("queue")
                     placed = bound or self._bind(attempts, admitted, tried, last, home)
                 binding = placed
                 if binding.pool != lease.current.pool:
@@ -228,7 +231,7 @@ class Dispatcher:
         pool = served.fleet.pools[binding.pool]
         worker = served.fleet.workers[binding.pool][binding.worker]
         call = _call(incoming, attempts, admitted, binding)
-        attempts.relay = relay = self._relay(incoming, reply, admitted)
+        attempts.relay = relay = self._relay(incoming, reply, admitted, attempts.timer)
         if attempts.sent_s is None:
             attempts.sent_s = self._clock()
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
@@ -242,7 +245,9 @@ class Dispatcher:
         try:
             if attempts.scheduler is not None and attempts.job is not None:
                 self._expect_first(attempts, relay, attempts.scheduler, attempts.job)
-            answer = await relay.run(self._upstream, worker, call, answer_lines(incoming, attempts))
+            lines = answer_lines(incoming, attempts)
+            attempts.timer.end("dispatch")
+            answer = await relay.run(self._upstream, worker, call, lines)
             result = answer.label if isinstance(answer, Outcome) else answer.kind
         except asyncio.CancelledError:
             task, attempts.sender = attempts.sender, None
@@ -266,7 +271,7 @@ class Dispatcher:
         return answer
 
     def _relay(
-        self, incoming: Incoming, reply: ClientReply, admitted: Admitted
+        self, incoming: Incoming, reply: ClientReply, admitted: Admitted, timer: StageTimer
     ) -> stage_forward.Relay:
         served, facts = admitted.served, admitted.facts
         return stage_forward.Relay(
@@ -276,6 +281,7 @@ class Dispatcher:
             self._clock,
             started_s=incoming.received_s,
             strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, facts),
+            timer=timer,
         )
 
     def _pending(self, attempts: Attempts, relay: stage_forward.Relay) -> Pending:

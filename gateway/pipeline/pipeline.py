@@ -16,7 +16,7 @@ from types import coroutine
 import msgspec
 
 from gateway.errors import RateLimited, Refusal
-from gateway.metrics import Metrics
+from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.pipeline.attempts import Admitted, Attempts, Sending
 from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
 from gateway.pipeline.request_lease import RequestLease
@@ -72,6 +72,9 @@ class Pipeline:
         self._compressor = compressor
         self._reader = reader
         self._clock = clock
+        self._metrics = metrics
+        self._until_sample = 1
+        """Requests until the next one whose stages are measured."""
         self._wall_clock = wall_clock
         self._settler = Settler(
             store=store,
@@ -91,7 +94,7 @@ class Pipeline:
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request. Raises only CancelledError, after settling."""
-        progress = RequestProgress()
+        progress = RequestProgress(self._timer())
         outcome, reason = Outcome(label="internal_error", status=500), None
         try:
             outcome = await self._run(incoming, reply, progress)
@@ -116,6 +119,13 @@ class Pipeline:
             held = self._held.pop(incoming.lease_id, None)
             evicted = held is not None and held.evicted
             self._settler.settle(incoming, progress, RequestEnding(outcome, reason, evicted))
+
+    def _timer(self) -> StageTimer:
+        self._until_sample -= 1
+        if self._until_sample:
+            return UNTIMED
+        self._until_sample = SAMPLED_ONE_IN
+        return StageTimer(self._metrics.overhead, self._clock)
 
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
@@ -161,6 +171,7 @@ class Pipeline:
         progress.principal = principal = stage_authenticate.authenticate(
             self._keyring, incoming.head.key_digest, incoming.received_unix_s
         )
+        progress.timer.end("authenticate")
         if self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
             types = stage_estimate.content_types(endpoint, incoming.head)
             facts = await self._reader.read(endpoint, incoming.body, principal.entitlement, types)
@@ -176,6 +187,7 @@ class Pipeline:
         progress.estimate = estimate = stage_estimate.estimate(
             served, endpoint, facts, principal, incoming.head.category
         )
+        progress.timer.end("estimate")
         return principal, facts, served, estimate
 
     async def _run(
@@ -204,6 +216,7 @@ class Pipeline:
         else:
             plan = stage_plan.applied(served, estimate, planned)
         progress.plan = plan
+        progress.timer.end("plan")
         # 4 admit
         taken = await stage_admit.admit(
             self._store, served, principal, incoming.lease_id, estimate, plan
@@ -211,11 +224,13 @@ class Pipeline:
         progress.lease = lease = RequestLease(self._store, self._wall_clock, plan, taken)
         if taken.limits is not None:
             self._hold(progress, taken.id)
+        progress.timer.end("admit")
         # Requests that come together go on together: each half of the way, walked by one after
         # the other, stays in the processor's caches; the whole way is too long for them. Where
         # admission had to wait for a store they do so anyway.
         if crowded and self._newest_s == incoming.received_s:
             await _next_turn()
+            progress.timer.begin()
         # 5 compress, 6 adjust the lease
         if isinstance(window, CompressionWindow) and plan.compress and taken.pool == window.pool:
             whole = Sending(Prompt(body=incoming.body), estimate, planned, prefix)
@@ -230,7 +245,7 @@ class Pipeline:
             sending = progress.sending = Sending(prompt, estimate, plan, prefix)
         # 7 bind, 8 queue, 9 dispatch and forward
         progress.attempts = attempts = Attempts(
-            Admitted(principal, facts, served, lease, estimate, sending)
+            Admitted(principal, facts, served, lease, estimate, sending), progress.timer
         )
         return await self._dispatcher.run(incoming, reply, attempts)
 
@@ -259,6 +274,7 @@ class Pipeline:
             require(self._compressor), served, incoming, facts, whole.estimate, window
         )
         progress.compress_s = self._clock() - started_s
+        progress.timer.begin()
         if prompt.only_pool is None:
             sending = whole._replace(prompt=prompt, estimate=estimate)
         else:
@@ -277,6 +293,7 @@ class Pipeline:
                 self._store, served.admission, lease.current, whole.plan, prompt, estimate
             )
         )
+        progress.timer.end("adjust")
         return sending
 
     async def _refuse(

@@ -7,6 +7,7 @@ own.
 
 from typing import NamedTuple
 
+from gateway.metrics import UNTIMED, StageTimer
 from gateway.pipeline.attempts import Attempts, Sending
 from gateway.pipeline.request_lease import RequestLease
 from gateway.policy.model_runtime import ModelRuntime
@@ -32,9 +33,11 @@ class RequestProgress:
         "principal",
         "sending",
         "served",
+        "timer",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, timer: StageTimer = UNTIMED) -> None:
+        self.timer = timer
         self.principal: Principal | None = None
         self.facts: BodyFacts | None = None
         self.served: ModelRuntime | None = None

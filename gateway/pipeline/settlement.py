@@ -66,6 +66,7 @@ class Settler:
 
     def settle(self, incoming: Incoming, progress: RequestProgress, ending: RequestEnding) -> None:
         """Settle the lease, if there is one. Raises nothing that a client could cause."""
+        progress.timer.begin()
         outcome, served, attempts = ending.outcome, progress.served, progress.attempts
         lease = None if progress.lease is None else progress.lease.current
         sending = progress.sending if attempts is None else attempts.sending
@@ -88,6 +89,7 @@ class Settler:
                 dispatched=dispatched and incoming.endpoint.computes,
                 unix_s=now_unix_s,
             )
+        progress.timer.end("settle")
         settled = _Settled(
             incoming, progress, ending, sending, estimate, outcome, charged, now_s, now_unix_s
         )
@@ -159,12 +161,14 @@ class Settler:
     def _note(self, settled: "_Settled", taught: set[Lesson]) -> None:
         """Learn from a settled request, count and record it."""
         progress = settled.progress
+        progress.timer.begin()
         if progress.lease is not None:
             _learn(settled, taught)
         record = _record(settled, prompts=self._log_prompts)
         lease = None if progress.lease is None else progress.lease.current
         request_metrics.count(self._metrics, record, settled.estimate, progress.served, lease)
         self._records.append(record)
+        progress.timer.end("record")
 
 
 class _Settled(NamedTuple):

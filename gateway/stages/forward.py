@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
+from gateway.metrics import UNTIMED, StageTimer
 from gateway.policy.pools.retry import Fault
 from gateway.policy.response.answers import read_answer, response_id
 from gateway.policy.response.overflow import (
@@ -48,6 +49,7 @@ class Relay:
         "_response_id",
         "_started_s",
         "_strip_usage",
+        "_timer",
         "first_s",
         "on_first",
         "priority_refused",
@@ -63,6 +65,7 @@ class Relay:
         *,
         started_s: float,
         strip_usage: bool,
+        timer: StageTimer = UNTIMED,
     ) -> None:
         """`facts`: what the client asked for; `started_s`: when its request came in, for TTFT."""
         self._endpoint = endpoint
@@ -78,6 +81,7 @@ class Relay:
         """Told when a stream's first token came."""
         self._last_s: float | None = None
         self._strip_usage = strip_usage
+        self._timer = timer
         self._meter: StreamMeter | None = None
         self._response_id: str | None = None
         self.sent = False
@@ -125,6 +129,7 @@ class Relay:
         if isinstance(first, Fault):
             return first
         self.first_s = self._clock()
+        self._timer.begin()
         if self.on_first is not None:
             self.on_first(self.first_s)
         if self._endpoint is RESPONSES:
@@ -133,6 +138,7 @@ class Relay:
             200, b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
         )
         await self._reply.write(first)
+        self._timer.end("forward")
         write_now, feed = self._reply.write_now, meter.feed
 
         def pass_on(data: bytes) -> bool:
@@ -229,12 +235,14 @@ class Relay:
             if (fault := _fault_of(status, kind, body)) is not None:
                 return fault
         self.first_s = self._last_s = self._clock()
+        self._timer.begin()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status >= 400 and not has_error_shape(body, anthropic=anthropic):
             message = engine_message(body) or f"The engine refused with status {status}."
             await self._reply.refuse(EngineRefusal(status, message), lines)
         else:
             await self._reply.send(status, b"content-type: %b\r\n%b" % (kind, lines), body)
+        self._timer.end("forward")
         if status >= 400:
             return Outcome(label="error", status=status, ttft_s=self._ttft_s())
         usage, finish, answer_id = read_answer(body)

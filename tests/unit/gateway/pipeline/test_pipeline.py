@@ -39,6 +39,7 @@ from gateway.records.endpoint import (
     TRANSCRIPTIONS,
     Endpoint,
 )
+from gateway.records.lease import Ask, Lease
 from gateway.records.request import OPEN, Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from tests.builders import (
@@ -1438,3 +1439,36 @@ async def test_a_request_that_ended_is_freed_at_once(
 
 def states_alive() -> int:
     return sum(isinstance(found, RequestProgress | Attempts) for found in gc.get_objects())
+
+
+# -- time by stage
+
+
+async def test_one_request_in_sixteen_is_measured_stage_by_stage() -> None:
+    bench = Bench(*[STREAM] * 33)
+    for _ in range(33):
+        await bench.serve(streaming(), FakeReply())
+    counts = {labels[0]: sum(row[:-1]) for labels, row in bench.metrics.overhead.series.items()}
+    measured = ("authenticate", "estimate", "plan", "admit", "bind", "dispatch", "forward")
+    assert counts == {"to_dispatch": 33} | dict.fromkeys((*measured, "settle", "record"), 3)
+
+
+class _SlowStore(FakeStore):
+    """Takes half a second to admit."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def admit(self, ask: Ask) -> Lease:
+        self._clock.advance(0.5)
+        return await super().admit(ask)
+
+
+async def test_the_time_of_a_stage_counts_for_no_other_stage() -> None:
+    bench = Bench(STREAM)
+    bench.pipeline._store = _SlowStore(bench.clock)
+    await bench.serve(streaming())
+    times = {labels[0]: row[-1] for labels, row in bench.metrics.overhead.series.items()}
+    assert times.pop("to_dispatch") == times.pop("admit") == 0.5
+    assert set(times.values()) == {0.0}

@@ -135,6 +135,13 @@ async def test_a_prompt_in_the_band_is_served_short_and_its_lease_is_lowered() -
     assert bench.book.pools[SHORT].kv_bytes == 0
 
 
+async def test_compressing_and_lowering_the_lease_are_stages_that_are_measured() -> None:
+    bench = Bench()
+    await bench.serve()
+    stages = {labels[0] for labels in bench.metrics.overhead.series}
+    assert {"compress", "adjust", "bind"} <= stages
+
+
 async def test_the_budget_leaves_room_for_the_output_and_the_clients_own_limit() -> None:
     bench = Bench()
     await bench.serve()
