@@ -12,6 +12,7 @@ from typing import Final
 import orjson
 
 from bench.common.report import Row, at_most
+from gateway.pipeline.dispatcher import require
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.members import by_name
 from gateway.records.endpoint import CHAT
@@ -89,7 +90,8 @@ def _one(
     bind.binding_of(served.fleet, 0, job)
     bound_s = clock()
     points = prefix.points
-    served.scheduling.prefixes[0].insert(points, job.worker, job.prompt_tokens / points[-1][0])
+    tokens_per_byte = job.prompt_tokens / points[-1][0]
+    require(served.scheduling.prefixes[0]).insert(points, job.worker, tokens_per_byte)
     kept_s = clock()
     scheduler.first_token(job, now_s + 0.002)
     scheduler.finished(job, now_s + 0.004)

@@ -45,9 +45,7 @@ def workers(size: Size) -> Figures:
         found[f"bind_{name}_us"] = cpu.quantile_us("bind", share)
     found["tick_us"] = quantile(loaded.ticks_us, 0.5)
     found["tick_most_us"] = max(loaded.ticks_us, default=0.0)
-    found["entries"] = (
-        len(loaded.served.scheduling.prefixes[0]) if loaded.served.scheduling.prefixes else 0
-    )
+    found["entries"] = sum(map(len, filter(None, loaded.served.scheduling.prefixes)))
     page = MetricsPage(loaded.metrics, [loaded.served], lambda: 0, loaded.clock)
     text, found["page_ms"], found["page_hold_ms"] = watched(page.rendered)
     found["page_bytes"] = len(text)

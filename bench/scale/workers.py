@@ -24,6 +24,7 @@ from bench.scale.traffic import (
 )
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
+from gateway.pipeline.dispatcher import require
 from gateway.policy.fleet import fleet
 from gateway.policy.request.head import read_head
 from gateway.policy.scheduling.scheduler import Job
@@ -195,10 +196,11 @@ class Loaded:
         points = request.prefix.points
         if points and job is not None:
             tokens_per_byte = job.prompt_tokens / points[-1][0]
-            request.expected = served.scheduling.prefixes[0].insert(
+            request.expected = require(served.scheduling.prefixes[0]).insert(
                 points, binding.worker, tokens_per_byte
             )
-            served.scheduling.prefix_gossip[0].sent(points, binding.worker, tokens_per_byte)
+            gossip = require(served.scheduling.prefix_gossip[0])
+            gossip.sent(points, binding.worker, tokens_per_byte)
         self.cpu.add("call", begin_ns, clock_ns())
         request.started_s = self.now_s
         hit = 0 if request.expected is None else request.expected.hit_tokens

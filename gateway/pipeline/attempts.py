@@ -64,13 +64,15 @@ class PrefixEntry:
                 return
             self.withdraw()
         scheduling, points = self._scheduling, self._points
+        index = scheduling.prefixes[pool]
+        if index is None:
+            return
         tokens_per_byte = job.prompt_tokens / points[-1][0]
-        expected = scheduling.prefixes[pool].insert(points, job.worker, tokens_per_byte)
+        expected = index.insert(points, job.worker, tokens_per_byte)
         self._place, self._tokens_per_byte, self.expected = place, tokens_per_byte, expected
-        if scheduling.prefix_gossip:
-            scheduling.prefix_gossip[pool].sent(
-                points, job.worker, tokens_per_byte, expected.hit_tokens
-            )
+        gossip = scheduling.prefix_gossip[pool] if scheduling.prefix_gossip else None
+        if gossip is not None:
+            gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
 
     def withdraw(self) -> None:
         """It gets no first token there, so the worker does not hold the prompt. Idempotent."""
@@ -78,7 +80,8 @@ class PrefixEntry:
         if expected is not None:
             pool, worker = self._place
             index = self._scheduling.prefixes[pool]
-            index.withdraw(self._points, worker, expected, self._tokens_per_byte)
+            if index is not None:
+                index.withdraw(self._points, worker, expected, self._tokens_per_byte)
 
 
 class Attempts:

@@ -79,11 +79,11 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueRules = QueueRules()
     queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""
-    predictors: tuple[PrefillPredictor, ...] = ()
-    """By pool, where a scheduler predicts; else nothing."""
-    prefixes: tuple[PrefixIndex, ...] = ()
-    """By pool, where a scheduler looks at prefixes; else nothing."""
-    prefix_gossip: tuple[PrefixGossip, ...] = ()
+    predictors: tuple[PrefillPredictor | None, ...] = ()
+    """By pool; None where its scheduler does not predict."""
+    prefixes: tuple[PrefixIndex | None, ...] = ()
+    """By pool; None where its scheduler looks at none, and nothing at all where none does."""
+    prefix_gossip: tuple[PrefixGossip | None, ...] = ()
     """By pool, what the other replicas are told of prefixes; with `prefixes`."""
     reports_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
     """(pool, worker) of engines that have told cached tokens: of them silence means none."""

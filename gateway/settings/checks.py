@@ -79,7 +79,7 @@ def unfit_workers(config: Config) -> tuple[str, str] | None:
             "each of several replicas needs a port of its own for metrics and admin routes",
             f"set server.management_port to a free port with {server.workers} free ones after it",
         )
-    balanced = next((m.name for m in config.models if m.scheduling.policy == "bfio"), None)
+    balanced = next((m.name for m in config.models if "bfio" in m.policies(server.workers)), None)
     if balanced is not None:
         return (
             f"the ranks of {balanced} are balanced by one replica",
@@ -133,8 +133,10 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
     if predictor is None:
         return
     where: KeyPath = (*path, "scheduling", "predictor")
-    if model.policy != "quartz":
-        document.add(where, "only quartz predicts", "set policy: quartz, or leave it out")
+    if "quartz" not in model.policies():
+        document.add(
+            where, "only quartz predicts, and no pool has it", "set policy: quartz, or leave it out"
+        )
         return
     try:
         PrefillPredictor(load(predictor), workers=1)
@@ -143,10 +145,10 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
 
 
 def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:
-    """Policy bfio balances ranks behind one barrier, so every engine of the model needs ranks."""
-    if model.scheduling.policy != "bfio":
-        return
-    for name, pool in model.pools.items():
+    """Policy bfio balances ranks behind one barrier, so every engine of its pool needs ranks."""
+    for (name, pool), policy in zip(model.pools.items(), model.policies(), strict=True):
+        if policy != "bfio":
+            continue
         single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
         if single is not None:
             document.add(

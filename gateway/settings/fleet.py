@@ -14,6 +14,8 @@ from gateway.settings.model_parts import (
     AdmissionConfig,
     BoundaryConfig,
     CompressionConfig,
+    PolicyName,
+    PoolSchedulingConfig,
     SchedulingConfig,
     TimeoutOverrides,
 )
@@ -143,6 +145,8 @@ class PoolConfig(Section):
     """KV cache of one worker, in GiB; absent: as the engine reports, else no limit."""
     replicas: ReplicasConfig = ReplicasConfig()
     """Bounds of `sluice_pool_desired_replicas`; each rank counts as one worker."""
+    scheduling: PoolSchedulingConfig = PoolSchedulingConfig()
+    """The choice of worker in this pool."""
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
@@ -236,13 +240,15 @@ class ModelConfig(Section):
         given = self.boundary.b_short_min
         return tuple(max(1, b // 2) for b in self.boundaries) if given is None else given
 
-    @property
-    def policy(self) -> str:
-        """Scheduling policy, with the default applied."""
-        if self.scheduling.policy is not None:
-            return self.scheduling.policy
-        ranked = any(w.ranks > 1 for pool in self.pools.values() for w in pool.workers)
-        return "least-loaded" if ranked else "quartz"
+    def policies(self, replicas: int = 1) -> tuple[PolicyName, ...]:
+        """Scheduling policy of each pool, with defaults applied.
+
+        Ranks are balanced by one replica only, so with several, bfio is no pool's default.
+        """
+        return tuple(
+            pool.scheduling.policy or self.scheduling.policy or _policy_for(pool, replicas)
+            for pool in self.pools.values()
+        )
 
     @property
     def observes_boundary(self) -> bool:
@@ -263,6 +269,13 @@ class ModelConfig(Section):
     def slots(self) -> int:
         """Sequences that all its pools run at once."""
         return sum(pool.slots for pool in self.pools.values())
+
+
+def _policy_for(pool: PoolConfig, replicas: int) -> PolicyName:
+    ranked = [worker.ranks > 1 for worker in pool.workers]
+    if not any(ranked):
+        return "quartz"
+    return "bfio" if all(ranked) and replicas == 1 else "least-loaded"
 
 
 def watch_of(model: ModelConfig) -> BoundaryWatch | None:

@@ -64,13 +64,17 @@ class CompressionConfig(Section):
     """The model's tokenizer.json, to count compressed prompts exactly (extra `exact`)."""
 
 
+PolicyName = Literal["quartz", "sticky", "least-loaded", "round-robin", "bfio"]
+
+
 class SchedulingConfig(Section):
     """The choice of a worker within a pool."""
 
-    policy: Literal["quartz", "sticky", "least-loaded", "round-robin", "bfio"] | None = None
+    policy: PolicyName | None = None
     """quartz: by predicted prefill, prefix locality and fairness, with a queue in the gateway.
-    bfio: for data-parallel ranks of one engine. The others bind at once. Default: quartz, or
-    least-loaded if an engine has ranks."""
+    bfio: for data-parallel ranks behind one barrier. The others bind at once. Default, by pool:
+    bfio if all its engines have ranks (least-loaded if some have, or with several replicas), else
+    quartz."""
     predictor: Path | None = None
     """Prefill time predictor written by `sluice train`; absent: learned from live traffic."""
     queue_limit: Count = 1000
@@ -79,6 +83,13 @@ class SchedulingConfig(Section):
     """Longest wait of one request in that queue."""
     prefix_entries: Count = 350_000  # beyond 361,000 the hash table doubles
     """Prefixes remembered for each pool, about 120 bytes each."""
+
+
+class PoolSchedulingConfig(Section):
+    """The choice of a worker within this pool, where it differs from the model's."""
+
+    policy: PolicyName | None = None
+    """This pool's own policy; default: the model's."""
 
 
 class AdmissionConfig(Section):

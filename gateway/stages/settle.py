@@ -83,7 +83,9 @@ def note_cached(
         scheduling.reports_cached.add(place)
     elif place not in scheduling.reports_cached:
         return
-    scheduling.prefixes[binding.pool].correct(binding.worker, expected, usage.cached_tokens)
+    index = scheduling.prefixes[binding.pool]
+    if index is not None:
+        index.correct(binding.worker, expected, usage.cached_tokens)
 
 
 def learn(

@@ -318,8 +318,9 @@ class Gateway:
 
 def _forget_prefixes(served: ModelRuntime, pool: int, worker: int) -> None:
     """Forget a worker's prefixes: its engine restarted with an empty prefix cache."""
-    if served.scheduling.prefixes:
-        served.scheduling.prefixes[pool].forget(worker)
+    prefixes = served.scheduling.prefixes
+    if prefixes and (index := prefixes[pool]) is not None:
+        index.forget(worker)
 
 
 def _compress_workers(config: Config) -> "CompressWorkers | None":

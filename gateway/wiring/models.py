@@ -46,7 +46,9 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
         PoolState(name, tuple(w.id for w in pool.addresses), pool.max_num_seqs, pool.engines)
         for name, pool in model.pools.items()
     )
-    views = tuple(TelemetryView(len(pool.workers)) for pool in pools) if _reads(model) else ()
+    policies = _policies(config, model)
+    reads = model.boundary.auto or not _READING.isdisjoint(policies)
+    views = tuple(TelemetryView(len(pool.workers)) for pool in pools) if reads else ()
     return ModelRuntime(
         name=model.name,
         aliases=frozenset(model.aliases),
@@ -76,7 +78,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
             telemetry=views,
         ),
         admission=_admission(model),
-        scheduling=_scheduling(model, pools, views),
+        scheduling=_scheduling(model, policies, pools, views),
         compression=_compression(model),
         watch=watch_of(model),
     )
@@ -106,72 +108,77 @@ def _routing(model: ModelConfig) -> Routing:
     )
 
 
-def _reads(model: ModelConfig) -> bool:
-    """Whether the model uses metrics reported by its engines."""
-    return model.boundary.auto or (model.policy in _READING and model.mode != "observe")
-
-
-def _predictors(model: ModelConfig, pools: tuple[PoolState, ...]) -> tuple[PrefillPredictor, ...]:
-    rules = model.scheduling
-    if model.policy not in PREDICTING or model.mode == "observe":
-        return ()
-    artifact = None if rules.predictor is None else load(rules.predictor)
-    return tuple(PrefillPredictor(artifact, workers=len(p.workers)) for p in pools)
+def _policies(config: Config, model: ModelConfig) -> tuple[str, ...]:
+    """Each pool's policy; a plain relay's, least-loaded, where the model only observes."""
+    if model.mode == "observe":
+        return ("least-loaded",) * len(model.pools)
+    return model.policies(config.server.workers)
 
 
 def _scheduling(
-    model: ModelConfig, pools: tuple[PoolState, ...], views: tuple[TelemetryView, ...]
+    model: ModelConfig,
+    policies: tuple[str, ...],
+    pools: tuple[PoolState, ...],
+    views: tuple[TelemetryView, ...],
 ) -> ModelScheduling:
-    predictors = _predictors(model, pools)
-    schedulers, prefixes = _schedulers(model, pools, views, predictors)
+    rules = model.scheduling
+    predictors, prefixes = _predictors(model, policies, pools), _prefixes(model, policies, pools)
+    schedulers = tuple(
+        _scheduler(policies[i], pool, predictors[i], views[i] if views else None)
+        for i, pool in enumerate(pools)
+    )
+    # Where no pool has any, requests bind without asking pool by pool.
+    kept = any(index is not None for index in prefixes)
+    gossip = tuple(None if index is None else PrefixGossip() for index in prefixes)
     return ModelScheduling(
-        schedulers=schedulers,
-        queue=QueueRules(
-            limit=model.scheduling.queue_limit, timeout_s=model.scheduling.queue_timeout_s
-        ),
+        schedulers=schedulers if any(s is not None for s in schedulers) else (),
+        queue=QueueRules(limit=rules.queue_limit, timeout_s=rules.queue_timeout_s),
         predictors=predictors,
-        prefixes=prefixes,
-        prefix_gossip=tuple(PrefixGossip() for _ in prefixes),
+        prefixes=prefixes if kept else (),
+        prefix_gossip=gossip if kept else (),
         salted=model.cache_salt,
         engine_priority=model.engine_priority,
     )
 
 
-def _schedulers(
-    model: ModelConfig,
-    pools: tuple[PoolState, ...],
-    views: tuple[TelemetryView, ...],
-    predictors: tuple[PrefillPredictor, ...],
-) -> tuple[tuple[Scheduler | None, ...], tuple[PrefixIndex, ...]]:
-    """Schedulers and prefix indices by pool; both empty if requests bind at once."""
-    rules = model.scheduling
-    if model.policy == "least-loaded" or model.mode == "observe":
-        return (), ()
-    if model.policy == "bfio":
-        return tuple(_rank_group(*pair) for pair in zip(pools, views, strict=True)), ()
-    schedulers = tuple(
-        make_scheduler(
-            model.policy,
-            pool,
-            predictor=predictors[index] if predictors else None,
-            kv_usage=partial(kv_usage, views[index]) if views else None,
-        )
-        for index, pool in enumerate(pools)
-    )
-    if model.policy not in LOCAL:
-        return schedulers, ()
-    return schedulers, tuple(
-        PrefixIndex(len(pool.workers), max_entries=max(rules.prefix_entries, MIN_ENTRIES))
-        for pool in pools
+def _predictors(
+    model: ModelConfig, policies: tuple[str, ...], pools: tuple[PoolState, ...]
+) -> tuple[PrefillPredictor | None, ...]:
+    path = model.scheduling.predictor
+    artifact = load(path) if path is not None and not PREDICTING.isdisjoint(policies) else None
+    return tuple(
+        PrefillPredictor(artifact, workers=len(pool.workers)) if policy in PREDICTING else None
+        for policy, pool in zip(policies, pools, strict=True)
     )
 
 
-def _rank_group(pool: PoolState, view: TelemetryView) -> Scheduler | None:
-    if len(pool.engines) == len(pool.workers):
-        return None  # no engine has several ranks
+def _prefixes(
+    model: ModelConfig, policies: tuple[str, ...], pools: tuple[PoolState, ...]
+) -> tuple[PrefixIndex | None, ...]:
+    entries = max(model.scheduling.prefix_entries, MIN_ENTRIES)
+    return tuple(
+        PrefixIndex(len(pool.workers), max_entries=entries) if policy in LOCAL else None
+        for policy, pool in zip(policies, pools, strict=True)
+    )
+
+
+def _scheduler(
+    policy: str, pool: PoolState, predictor: PrefillPredictor | None, view: TelemetryView | None
+) -> Scheduler | None:
+    """A pool's scheduler; None if its requests bind to the least loaded worker at once."""
+    if policy == "least-loaded":
+        return None
+    if policy == "bfio":
+        return _rank_group(pool, view)
+    reported = None if view is None else partial(kv_usage, view)
+    return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported)
+
+
+def _rank_group(pool: PoolState, view: TelemetryView | None) -> Scheduler:
     # numpy takes about 20 MB, so it is imported only for balancing ranks.
     solver = importlib.import_module("gateway.policy.bfio.solver")
-    return RankGroup(pool, solver.assign, observed=partial(held_tokens, view))
+    reported = None if view is None else partial(held_tokens, view)
+    return RankGroup(pool, solver.assign, observed=reported)
 
 
 def _compression(model: ModelConfig) -> ModelCompression | None:

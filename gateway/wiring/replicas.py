@@ -48,7 +48,8 @@ class Replicas:
         """
         self._models = models
         self._counted = counted
-        self._balanced = [m.name for m in config.models if m.scheduling.policy == "bfio"]
+        replicas = config.server.workers
+        self._balanced = [m.name for m in config.models if "bfio" in m.policies(replicas)]
         self._calls: ReplicaCalls | None = None
         self._board: RedisBoard | None = None
         self._fleet: FleetNotes | None = None
@@ -133,9 +134,10 @@ class Replicas:
     def _digest_by(self, seed: int) -> None:
         """Digest prompts with a new seed; prefixes known by the old seed become invalid."""
         digests.use_seed(seed)
-        for index in (index for model in self._models for index in model.scheduling.prefixes):
-            for worker in range(index.workers):
-                index.forget(worker)
+        for model in self._models:
+            for index in filter(None, model.scheduling.prefixes):
+                for worker in range(index.workers):
+                    index.forget(worker)
 
 
 def loopback_of_many(config: Config) -> str | None:

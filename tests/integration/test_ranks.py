@@ -1,15 +1,26 @@
 """Data-parallel ranks over real sockets: the gateway fills a mock's ranks from one line."""
 
 import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
 
 CHAT = "/v1/chat/completions"
 RANKS, SLOTS = 3, 2
+KEY = "sk-test-ranks"
+TENANT = {
+    "name": "t",
+    "tenant": "t",
+    "model": MODEL,
+    "api_keys": ["sha256:" + sha256(KEY.encode()).hexdigest()],
+}
 
 
 def fleet_of(rank_by: str = "header", **scheduling: Any) -> Fleet:
@@ -107,3 +118,50 @@ async def test_a_dead_engines_waiting_requests_are_refused_and_it_comes_back() -
                     break
                 await asyncio.sleep(0.1)
             assert again.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[Fleet]:
+    """One model: a pool of one engine, and a pool of an engine with two ranks. No policy stated."""
+    mock = ("--speed", "10")
+    fleet = Fleet(short=1, long=1, long_slots=SLOTS, mock=mock, config={"entitlements": [TENANT]})
+    engine = fleet.pool("long")[0]
+    engine.command += ["--dp-ranks", "2"]
+    config: Any = fleet.replicas[0].config
+    config["models"][0]["pools"]["long"]["workers"] = [{"url": engine.url, "ranks": 2}]
+    with fleet:
+        yield fleet
+
+
+def decision(fleet: Fleet, client: openai.OpenAI, text: str, tokens: int = 8) -> dict[str, Any]:
+    """The decision record of a streamed answer that was read to its end."""
+    asked = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": text}],
+        max_tokens=tokens,
+        stream=True,
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in asked.parse() if c.choices)
+    return fleet.decision(asked.headers["x-request-id"])
+
+
+def test_quartz_and_bfio_serve_side_by_side_in_one_model(mixed: Fleet) -> None:
+    long = [f"Number {n}. " + "Read this long text. " * 2400 for n in range(2 * (SLOTS + 1) + 4)]
+    with (
+        openai.OpenAI(base_url=f"{mixed.url}/v1", api_key=KEY) as client,
+        ThreadPoolExecutor(len(long)) as threads,
+    ):
+        told = "You answer in one word. " * 120
+        decision(mixed, client, told + "First question?")
+        short = decision(mixed, client, told + "Second question?")
+        ranked = list(threads.map(lambda text: decision(mixed, client, text, 64), long))
+    assert short["plan"]["pool"] == "short"
+    assert short["scheduling"]["predicted_prefill_q_s"] > 0, "quartz predicted the prefill"
+    assert short["scheduling"]["expected_hit_tokens"] > 100, "and knew the prefix"
+    assert {record["plan"]["pool"] for record in ranked} == {"long"}
+    engine = mixed.pool("long")[0].id
+    assert {record["worker"] for record in ranked} == {f"{engine}#0", f"{engine}#1"}
+    chosen = [dict(record["scheduling"]["candidates"]) for record in ranked]
+    assert all(set(loads) == {f"{engine}#0", f"{engine}#1"} for loads in chosen)
+    assert not any("predicted_prefill_q_s" in record["scheduling"] for record in ranked)
+    assert max(record["timing"]["queue_ms"] for record in ranked) > 0, "one line for both ranks"

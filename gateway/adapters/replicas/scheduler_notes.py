@@ -14,7 +14,10 @@ from zlib import crc32
 import msgspec
 
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.prefix.gossip import PrefixGossip
+from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.quartz import Quartz
+from predictor.online import PrefillPredictor
 
 
 class Board(Protocol):
@@ -47,6 +50,9 @@ class _Share(NamedTuple):
     served: ModelRuntime
     pool: int
     scheduler: Quartz
+    predictor: PrefillPredictor
+    prefixes: PrefixIndex
+    gossip: PrefixGossip
 
 
 class SchedulerNotes:
@@ -87,7 +93,7 @@ class SchedulerNotes:
                 scheduler.replicas = self._count(served)
         for share in self._shares():
             received = self._count(share.served) > 1
-            share.served.scheduling.prefix_gossip[share.pool].listened(by_others=received)
+            share.gossip.listened(by_others=received)
             if received:
                 self._sent.add(share.name)
             elif share.name not in self._sent:
@@ -101,17 +107,16 @@ class SchedulerNotes:
 
     def _shares(self) -> Iterator[_Share]:
         for served in self._models:
-            if served.scheduling.predictors and served.scheduling.prefixes:
-                for pool, scheduler in enumerate(served.scheduling.schedulers):
-                    if isinstance(scheduler, Quartz):
-                        yield _Share(f"{served.name}/{pool}", served, pool, scheduler)
+            for pool, scheduler in enumerate(served.scheduling.schedulers):
+                if isinstance(scheduler, Quartz) and (parts := _parts(served, pool)):
+                    yield _Share(f"{served.name}/{pool}", served, pool, scheduler, *parts)
 
     def _note(self, share: _Share) -> _SchedulerNote:
         return _SchedulerNote(
             replica=self._replica,
             scheduler=share.scheduler.state(),
-            predictor=share.served.scheduling.predictors[share.pool].state(),
-            prefixes=share.served.scheduling.prefix_gossip[share.pool].chapters(),
+            predictor=share.predictor.state(),
+            prefixes=share.gossip.chapters(),
             workers=_digest(share.served, share.pool),
         )
 
@@ -128,14 +133,24 @@ class SchedulerNotes:
                 notes[note.replica] = note
         reported = {replica: note.scheduler for replica, note in notes.items()}
         share.scheduler.merge(reported, self._clock())
-        served.scheduling.predictors[pool].merge(
-            {name: note.predictor for name, note in notes.items()}
-        )
+        share.predictor.merge({name: note.predictor for name, note in notes.items()})
         prefixes = {replica: note.prefixes for replica, note in notes.items()}
-        for _ in served.scheduling.prefix_gossip[pool].receive(
-            prefixes, served.scheduling.prefixes[pool]
-        ):
+        for _ in share.gossip.receive(prefixes, share.prefixes):
             yield
+
+
+def _parts(
+    served: ModelRuntime, pool: int
+) -> tuple[PrefillPredictor, PrefixIndex, PrefixGossip] | None:
+    """What a pool's scheduler learns beside its own figures; None where it learns less."""
+    scheduling = served.scheduling
+    if not (scheduling.predictors and scheduling.prefixes):
+        return None
+    predictor, index = scheduling.predictors[pool], scheduling.prefixes[pool]
+    gossip = scheduling.prefix_gossip[pool]
+    if predictor is None or index is None or gossip is None:
+        return None
+    return predictor, index, gossip
 
 
 def _digest(served: ModelRuntime, pool: int) -> int:

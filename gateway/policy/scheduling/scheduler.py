@@ -38,14 +38,15 @@ class Prefix(NamedTuple):
 
     points: Points = ()
     """Empty where no prefix index is kept."""
-    indexes: Sequence[Holders] = ()
-    """One index per pool."""
+    indexes: Sequence[Holders | None] = ()
+    """By pool; None where its scheduler looks at no prefixes."""
     tokens_per_byte: float = 1.0
     """The prompt's tokens divided by its length in bytes."""
 
     def match(self, pool: int) -> Match:
         """The pool's workers that hold a prefix of this prompt."""
-        return self.indexes[pool].match(self.points, self.tokens_per_byte)
+        index = self.indexes[pool]
+        return () if index is None else index.match(self.points, self.tokens_per_byte)
 
     def hits(self) -> list[int]:
         """The longest expected hit of each pool's workers, in tokens."""

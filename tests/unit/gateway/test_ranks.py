@@ -10,6 +10,7 @@ from gateway.adapters.engines.probes import Prober
 from gateway.policy.bfio.rank_group import RankGroup
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.quartz.quartz import Quartz
 from gateway.policy.request.body import read_body
 from gateway.policy.request.header_lines import pairs_of
 from gateway.ports import UpstreamCall
@@ -92,6 +93,82 @@ def test_ranks_under_another_policy_are_workers_like_others() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}", "least-loaded")
     served = model_of(loaded, loaded.models[0])
     assert (len(served.fleet.workers[0]), served.scheduling.schedulers) == (2, ())
+
+
+def mixed(model: str = "", ranked: str = "", single: str = "", more: str = "") -> Config:
+    """A pool of one engine, and one of an engine with two ranks."""
+    text = f"""\
+version: 1
+models:
+  - name: m
+    scheduling: {{{model}}}
+    pools:
+      short:
+        {{max_model_len: 8192, max_num_seqs: 4, scheduling: {{{single}}}, workers: ["http://h:1"]}}
+      ranked:
+        max_model_len: 16384
+        max_num_seqs: 4
+        scheduling: {{{ranked}}}
+        workers: [{{url: "http://h:2", ranks: 2}}]
+"""
+    return parse(text + more, "sluice.yaml", {})
+
+
+def kinds(config: Config) -> list[str]:
+    scheduling = model_of(config, config.models[0]).scheduling
+    return [type(scheduler).__name__ for scheduler in scheduling.schedulers]
+
+
+def test_each_pool_has_the_policy_that_suits_its_engines() -> None:
+    served = model_of(mixed(), mixed().models[0])
+    short, ranked = served.scheduling.schedulers
+    assert isinstance(short, Quartz)
+    assert isinstance(ranked, RankGroup)
+    assert [part is None for part in served.scheduling.predictors] == [False, True]
+    assert [part is None for part in served.scheduling.prefixes] == [False, True]
+    assert [part is None for part in served.scheduling.prefix_gossip] == [False, True]
+    assert len(served.fleet.telemetry) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "ranked", "single", "expected"),
+    [
+        ("", "policy: sticky", "", ["Quartz", "Sticky"]),
+        ("policy: sticky", "", "", ["Sticky", "Sticky"]),
+        ("policy: round-robin", "policy: bfio", "", ["RoundRobin", "RankGroup"]),
+        ("", "", "policy: least-loaded", ["NoneType", "RankGroup"]),
+        ("policy: least-loaded", "", "", []),
+    ],
+)
+def test_a_pools_own_policy_goes_before_the_models(
+    model: str, ranked: str, single: str, expected: list[str]
+) -> None:
+    assert kinds(mixed(model, ranked, single)) == expected
+
+
+def test_a_pool_with_and_without_ranks_is_bound_by_load() -> None:
+    text = FILE.replace("    scheduling: {policy: POLICY}\n", "")
+    both = text.replace("WORKER", "{url: 'http://h:1', ranks: 2}\n          - http://h:2")
+    assert parse(both, "sluice.yaml", {}).models[0].policies() == ("least-loaded",)
+
+
+def test_several_replicas_balance_no_ranks_unless_told_to_and_that_is_refused() -> None:
+    fine = mixed(more=TWO)
+    assert kinds(fine) == ["Quartz", "NoneType"]
+    with pytest.raises(ConfigError, match="the ranks of m are balanced by one replica"):
+        mixed(ranked="policy: bfio", more=TWO)
+
+
+def test_bfio_for_a_pool_without_ranks_is_refused_there() -> None:
+    with pytest.raises(ConfigError) as raised:
+        mixed(single="policy: bfio")
+    assert "sluice.yaml:7:" in str(raised.value)
+    assert "this worker has none" in str(raised.value)
+
+
+def test_a_predictor_that_no_pool_would_use_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only quartz predicts, and no pool has it"):
+        mixed("predictor: p.json", single="policy: sticky")
 
 
 def test_bfio_without_ranks_is_refused_with_line_and_fix() -> None:

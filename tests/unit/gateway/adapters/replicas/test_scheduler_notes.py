@@ -71,6 +71,12 @@ def replica() -> tuple[ModelRuntime, Quartz, PrefillPredictor]:
     return served, scheduler, predictor
 
 
+def gossip_of(served: ModelRuntime) -> PrefixGossip:
+    gossip = served.scheduling.prefix_gossip[0]
+    assert gossip is not None
+    return gossip
+
+
 def job(tokens: int, client: str = "c") -> Job:
     return Job(owner=None, prompt_tokens=tokens, output_tokens=10, arrived_s=0.0, client=client)
 
@@ -116,10 +122,12 @@ def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_other
     points = ((512, 1), (1024, 2), (2048, 3))
     first = notes_of(one, boards, "a")
     exchange(first)
-    one.scheduling.prefix_gossip[0].sent(points, 1, 0.25)
+    gossip_of(one).sent(points, 1, 0.25)
     exchange(first)
     exchange(notes_of(two, boards, "b"))
-    assert two.scheduling.prefixes[0].match(points, 0.25)[0] == (512, 0b10)
+    (index, _) = two.scheduling.prefixes
+    assert index is not None
+    assert index.match(points, 0.25)[0] == (512, 0b10)
 
 
 def test_alone_nothing_is_kept_nor_told() -> None:
@@ -129,15 +137,15 @@ def test_alone_nothing_is_kept_nor_told() -> None:
     notes = notes_of(served, boards, "a", lambda: others)
     exchange(notes)
     for digest in range(10):
-        served.scheduling.prefix_gossip[0].sent(((512, digest),), 1, 0.25)
-    assert len(served.scheduling.prefix_gossip[0]) == 10
+        gossip_of(served).sent(((512, digest),), 1, 0.25)
+    assert len(gossip_of(served)) == 10
     others = 1
     exchange(notes)  # the last word, and hearing that nobody is left
     boards.notes.clear()
     for _ in range(2):
-        served.scheduling.prefix_gossip[0].sent(((512, 1),), 1, 0.25)
+        gossip_of(served).sent(((512, 1),), 1, 0.25)
         exchange(notes)
-    assert len(served.scheduling.prefix_gossip[0]) == 0
+    assert len(gossip_of(served)) == 0
     assert boards.notes == {}
 
 
