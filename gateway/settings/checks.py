@@ -6,6 +6,7 @@ so one bad section does not hide problems of the others. Items are located by th
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,8 +46,29 @@ def check_config(document: Document, config: Config) -> None:
         )
     if (found := unfit_workers(config)) is not None:
         document.add(("server", "workers"), *found)
+    _check_roles(document, config)
     if (found := unfit_ports(config)) is not None:
         document.add(("server", "management_port"), *found)
+
+
+def _check_roles(document: Document, config: Config) -> None:
+    """The viewer key must be another one, and the dashboard open to this host alone."""
+    server = config.server
+    if server.viewer_key is not None and server.viewer_key == server.admin_key:
+        document.add(("server", "viewer_key"), "the same as admin_key", "give another key")
+    if server.open_dashboard and not _is_loopback(server.host):
+        document.add(
+            ("server", "open_dashboard"),
+            f"everybody who reaches {server.host} could read the dashboard",
+            "set server.host to 127.0.0.1, or leave it out and give server.viewer_key",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.rstrip(".") == "localhost"
 
 
 def unfit_ports(config: Config) -> tuple[str, str] | None:

@@ -56,6 +56,10 @@ class ServerConfig(Section):
     """Client connections served at once; more wait or are refused."""
     admin_key: Secret | None = None
     """Key of the admin routes; without it they are closed. Write it as ${NAME}."""
+    viewer_key: Secret | None = None
+    """Key that reads the admin routes and the dashboard, and changes nothing."""
+    open_dashboard: Flag = False
+    """Whether the dashboard opens without a key; only on a loopback `host`, for a demo."""
     drain_timeout_s: Drain = 30.0
     """How long streams may continue after SIGTERM."""
 

@@ -15,7 +15,9 @@ def remarks(config: Config) -> list[str]:
     if not config.entitlements:
         found.append("no entitlements: the gateway is open to any key, or none")
     if config.server.admin_key is None:
-        found.append("no server.admin_key: the admin routes are closed")
+        reads = config.server.viewer_key is not None
+        closed = "nothing can be changed" if reads else "the admin routes are closed"
+        found.append(f"no server.admin_key: {closed}")
     for model in config.models:
         found.extend(_about_model(config, model))
     by_name = {model.name: model for model in config.models}

@@ -31,6 +31,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal
 from gateway.settings import Config
+from gateway.settings.config import ServerConfig
 from gateway.settings.fleet import control_of
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.web.control.app import control_app
@@ -42,10 +43,13 @@ from gateway.web.control.peers import (
     answer_decisions,
     answer_load,
     answer_refusals,
+    answer_tenant_decisions,
     answer_usage,
 )
+from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
+from gateway.web.control.tenant_decisions import finder
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionService
 from gateway.web.http.body_bytes import BodyBytes
@@ -101,6 +105,7 @@ class Gateway:
         self.upstream = HttpUpstream()
         self._watch_engines(config, clock)
         self.ring = DecisionRing(config.decisions_kept)
+        self.own_decision = finder(self.ring.matching)
         records = self._records(config)
         new_id = request_ids()
         self.compressor = _compress_workers(config)
@@ -201,7 +206,6 @@ class Gateway:
     ) -> App:
         """The application for every path outside the data plane."""
         names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
-        admin_key = config.server.admin_key
         peers = self.replicas.peers
         port_apart = config.server.management_port != 0
         app = control_app(
@@ -218,9 +222,7 @@ class Gateway:
                 registry=self.pools.registry,
                 draining=lambda: self.data_plane.draining,
                 clock=clock,
-                admin_key_sha256=None
-                if admin_key is None
-                else hashlib.sha256(admin_key.get_secret_value().encode()).digest(),
+                keys=role_keys(config.server),
                 authenticate=known,
                 version=version(),
                 created_unix_s=int(time.time()),
@@ -237,6 +239,7 @@ class Gateway:
                     shapes=self.pools.shapes,
                     metrics=self.metrics,
                     peers=peers,
+                    find_decision=self.own_decision,
                 )
             ),
         )
@@ -246,6 +249,7 @@ class Gateway:
     def _answer(self, peers: Peers) -> None:
         """Register this replica's answers to the other replicas."""
         answer_decisions(peers, self.ring.find, self.ring.latest)
+        answer_tenant_decisions(peers, self.own_decision)
         answer_audit(peers, self.pools.registry.audit)
         answer_load(peers, self.models)
         answer_usage(peers, self.admission_service.settle)
@@ -339,6 +343,15 @@ def _compress_workers(config: Config) -> "CompressWorkers | None":
         ],
     )
     return made
+
+
+def role_keys(server: ServerConfig) -> RoleKeys:
+    """Digests of the keys that open the admin routes and the dashboard."""
+    admin, viewer = (
+        None if key is None else hashlib.sha256(key.get_secret_value().encode()).digest()
+        for key in (server.admin_key, server.viewer_key)
+    )
+    return RoleKeys(admin_sha256=admin, viewer_sha256=viewer, open_dashboard=server.open_dashboard)
 
 
 def version() -> str:

@@ -236,6 +236,20 @@ def test_a_decision_a_drain_and_a_lease_are_found_by_either(fleet: Fleet) -> Non
     assert answer.status_code == 404
 
 
+def test_a_tenant_finds_its_own_decision_whichever_replica_is_asked(fleet: Fleet) -> None:
+    answer = Client(fleet).post(CHAT, "sk-free", BODY)
+    path = f"{fleet.url}/v1/sluice/decisions/{answer.headers['x-request-id']}"
+    for _ in range(8):  # new connections, dealt out by the kernel
+        own, other = (
+            httpx.get(path, headers={"authorization": f"Bearer {key}"}, trust_env=False)
+            for key in ("sk-free", "sk-a")
+        )
+        assert (own.status_code, own.json()["tenant"]) == (200, "tenant-free")
+        assert own.json()["worker"] == answer.headers["x-sluice-worker"]
+        assert own.json()["story"][-1].startswith("The request was served")
+        assert (other.status_code, other.headers["x-sluice-reason"]) == (404, "decision_not_found")
+
+
 def test_clients_see_no_metrics_and_only_replicas_ask_replicas(fleet: Fleet) -> None:
     for path in ("/metrics", "/admin/pools", "/internal/replicas/decisions"):
         assert httpx.get(fleet.url + path, trust_env=False).status_code == 404

@@ -95,7 +95,7 @@ def test_no_page_puts_off_a_setting_that_is_in_force(page: Path) -> None:
 
 
 def test_the_example_is_valid_as_written_and_with_what_is_commented() -> None:
-    environ = dict.fromkeys(re.findall(r"\$\{(\w+)", EXAMPLE), "from-the-environment")
+    environ = {name: f"from-{name}" for name in re.findall(r"\$\{(\w+)", EXAMPLE)}
     assert parse(EXAMPLE, "docs/sluice.yaml", environ).models
     with pytest.raises(ConfigError) as refused:
         parse(LIVE, "docs/sluice.yaml", environ)

@@ -53,15 +53,19 @@ class DecisionRing:
 
     def find(self, request_id: str) -> bytes | None:
         """The record of a request; the newest one if several have the id."""
+        return next(self.matching(request_id), None)
+
+    def matching(self, request_id: str) -> Iterator[bytes]:
+        """The records of all requests with an id, newest first; clients may repeat an id."""
         for known, line in zip(reversed(self._ids), reversed(self._lines), strict=True):
             if known == request_id:
-                return line
+                yield line
         wanted = hash(request_id)
         for piece in reversed(self._pieces):
             if wanted in piece.hashes:
-                at = len(piece.hashes) - 1 - piece.hashes[::-1].index(wanted)
-                return piece.record(at)
-        return None
+                for at in reversed(range(len(piece.hashes))):
+                    if piece.hashes[at] == wanted:
+                        yield piece.record(at)
 
     def latest(self, count: int) -> list[msgspec.Raw]:
         """The newest records, newest first."""

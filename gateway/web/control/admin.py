@@ -1,50 +1,29 @@
-"""Admin routes: pools, entitlements, decisions, draining. Closed without `server.admin_key`."""
+"""Admin routes: pools, entitlements, decisions, draining. Closed without a key in `server`."""
 
-import hashlib
-import hmac
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Response
+from fastapi import APIRouter, Depends, Response
 
-from gateway.errors import Forbidden, NotFound, Unauthorized
+from gateway.errors import NotFound
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
 from gateway.web.control.admin_entitlements import entitlement_routes
 from gateway.web.control.peers import add_load, find_decision, newest
+from gateway.web.control.roles import admin_guard
 from gateway.web.control.surface import Control
+from gateway.web.control.tenant_decisions import decision_not_found
 from gateway.web.problems import json_response
 
 
-def _guard(control: Control) -> Callable[[str], None]:
-    def check(authorization: Annotated[str, Header()] = "") -> None:
-        if control.admin_key_sha256 is None:
-            raise Forbidden(
-                "Admin is closed: set server.admin_key in the configuration.",
-                reason="admin_closed",
-                code="admin_closed",
-            )
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, control.admin_key_sha256):
-            raise Unauthorized(
-                "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
-                reason="invalid_admin_key",
-                code="invalid_api_key",
-            )
-
-    return check
-
-
 def admin_router(control: Control) -> APIRouter:
-    """The admin routes, each behind the admin key."""
-    app = APIRouter(dependencies=[Depends(_guard(control))])
+    """The admin routes: a viewer key reads, the admin key also changes."""
+    app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
     _worker_routes(app, control)
     if control.registry is not None:
-        who = (control.admin_key_sha256 or b"").hex()[:8]
+        who = (control.keys.admin_sha256 or b"").hex()[:8]
         entitlement_routes(app, control.registry, who, control.peers)
     return app
 
@@ -70,15 +49,17 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
     @app.get("/admin/decisions/{request_id}")
     async def decision(request_id: str) -> Response:
         """The decision record of one request."""
-        found = control.find_decision(request_id)
-        found = found or await find_decision(control.peers, request_id)
-        if found is None:
-            raise NotFound(
-                f"No decision is kept for request id '{request_id}': it is unknown or too old.",
-                reason="decision_not_found",
-                code="decision_not_found",
-            )
+        found = await any_decision(control, request_id)
         return Response(found, media_type="application/json")
+
+
+async def any_decision(control: Control, request_id: str) -> bytes:
+    """The record of a request, of this replica or another one, as JSON. Raises NotFound."""
+    found = control.find_decision(request_id)
+    found = found or await find_decision(control.peers, request_id)
+    if found is None:
+        raise decision_not_found(request_id)
+    return found
 
 
 def _worker_routes(app: APIRouter, control: Control) -> None:

@@ -1,4 +1,4 @@
-"""Metrics and admin routes on a port of their own; the clients' port answers them with 404."""
+"""Metrics, admin routes and dashboard on a port of their own; the clients' port answers them with 404."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ from gateway.web.problems import error_body, error_headers
 Scope = dict[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
-INNER: Final = ("/metrics", "/admin", "/internal")
+INNER: Final = ("/metrics", "/admin", "/internal", "/dashboard")
 
 
 class Management:

@@ -74,6 +74,9 @@ class _Timed(msgspec.Struct):
 _timed: Final = msgspec.json.Decoder(list[_Timed]).decode
 
 
+_asked_by: Final = msgspec.json.Decoder(tuple[str, str]).decode
+
+
 def _records(answer: bytes) -> list[dict[str, Any]]:
     _timed(answer)
     records: list[dict[str, Any]] = msgspec.json.decode(answer)
@@ -93,6 +96,22 @@ def answer_decisions(
 async def find_decision(peers: Peers, request_id: str) -> bytes | None:
     """The record of a request from another replica, as JSON."""
     found = await peers.ask("decision", request_id.encode())
+    return found[0] if found else None
+
+
+def answer_tenant_decisions(peers: Peers, find: Callable[[str, str], bytes | None]) -> None:
+    """Answer other replicas' queries of one tenant; `find` takes a request id and the tenant."""
+
+    def found(payload: bytes) -> bytes | None:
+        request_id, tenant = _asked_by(payload)
+        return find(request_id, tenant)
+
+    peers.on("tenant_decision", found)
+
+
+async def find_tenant_decision(peers: Peers, request_id: str, tenant: str) -> bytes | None:
+    """What a tenant may see of its own request, from another replica, as JSON."""
+    found = await peers.ask("tenant_decision", _json((request_id, tenant)))
     return found[0] if found else None
 
 

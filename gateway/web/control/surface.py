@@ -9,6 +9,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
 from gateway.records.request import Principal
 from gateway.web.control.peers import Answers, NoPeers, Peers
+from gateway.web.control.roles import RoleKeys
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 
@@ -94,7 +95,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """None: there are no admin routes for entitlements."""
     draining: Callable[[], bool]
     clock: Callable[[], float]
-    admin_key_sha256: bytes | None
+    keys: RoleKeys
     authenticate: Authenticate
     version: str
     created_unix_s: int

@@ -1,6 +1,6 @@
-"""The tenant API: terms, counters and refusals of a tenant's own entitlement.
+"""The tenant API: terms, counters and refusals of an entitlement, and decisions of its tenant.
 
-The presented key alone selects the entitlement. The route and the query contain no name, so no
+The presented key alone selects the entitlement. No route or query contains the name of one, so no
 tenant can ask for another's.
 """
 
@@ -16,8 +16,9 @@ from gateway.policy.request.head import read_head
 from gateway.ports import AccountView
 from gateway.records.record import Record
 from gateway.records.request import Principal
-from gateway.web.control.peers import NoPeers, Peers, all_refusals
+from gateway.web.control.peers import NoPeers, Peers, all_refusals, find_tenant_decision
 from gateway.web.control.surface import Authenticate
+from gateway.web.control.tenant_decisions import FindDecision, decision_not_found
 from gateway.web.problems import json_response
 
 
@@ -34,12 +35,14 @@ class TenantView(Record, frozen=True, kw_only=True):
     shapes: Mapping[str, ModelShape]
     """By model name."""
     metrics: Metrics
+    find_decision: FindDecision
+    """What a tenant may see of a request: `tenant_decisions.finder`."""
     peers: Peers = NoPeers()
     """Other replicas that refuse the same tenants."""
 
 
 def tenant_router(tenant: TenantView) -> APIRouter:
-    """GET /v1/sluice/me."""
+    """GET /v1/sluice/me and /v1/sluice/decisions/ID."""
     app = APIRouter()
 
     @app.get("/v1/sluice/me")
@@ -47,6 +50,16 @@ def tenant_router(tenant: TenantView) -> APIRouter:
         """The entitlement of the presented key: terms, state, usage and debt."""
         principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
         return json_response(await _describe(tenant, principal))
+
+    @app.get("/v1/sluice/decisions/{request_id}")
+    async def decision(request_id: str, request: Request) -> Response:
+        """Why a request of this key's tenant went as it did; nothing of other tenants'."""
+        principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
+        found = tenant.find_decision(request_id, principal.tenant)
+        found = found or await find_tenant_decision(tenant.peers, request_id, principal.tenant)
+        if found is None:
+            raise decision_not_found(request_id)
+        return Response(found, media_type="application/json")
 
     return app
 

@@ -232,6 +232,15 @@ def test_references_inside_flow_collections_and_urls() -> None:
     assert read(text).models[0].pools["short"].workers[0].id == "a.b:1"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "'::1'"])
+def test_the_dashboard_may_be_open_to_this_host_alone(host: str) -> None:
+    server = f"  host: {host}\n  open_dashboard: true\n  viewer_key: sk-viewer\n  admin_key:"
+    config = read(edited("  admin_key:", server))
+    assert config.server.open_dashboard
+    assert config.server.viewer_key is not None
+    assert config.server.viewer_key.get_secret_value() == "sk-viewer"
+
+
 def test_empty_default_means_absent_and_double_dollar_is_literal() -> None:
     config = read(edited("${SLUICE_ADMIN_KEY}", "${NONE:-}"))
     assert config.server.admin_key is None
@@ -314,6 +323,8 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("two documents", BASE + "---\n{}\n", 30, ["not valid YAML"]),
     ("missing variable", edited("${LONG_KEY}", "${NO_KEY}"), 22, ["environment variable NO_KEY is not set", "export NO_KEY"]),  # noqa: E501
     ("admin key outside ASCII", edited("${SLUICE_ADMIN_KEY}", "schlüssel"), 4, ["server.admin_key", "header can carry", "openssl rand"]),  # noqa: E501
+    ("viewer key like the admin key", edited("  admin_key:", "  viewer_key: sk-admin-secret\n  admin_key:"), 4, ["server.viewer_key", "same as admin_key", "another key"]),  # noqa: E501
+    ("open dashboard on all addresses", edited("  admin_key:", "  host: 0.0.0.0\n  open_dashboard: true\n  admin_key:"), 5, ["server.open_dashboard", "everybody who reaches 0.0.0.0", "127.0.0.1"]),  # noqa: E501
     ("admin key with a blank", edited("${SLUICE_ADMIN_KEY}", "'two words'"), 4, ["server.admin_key", "no blanks"]),  # noqa: E501
     ("worker's key with a line break", edited("${LONG_KEY}", '"a\\nb: c"'), 22, ["api_key", "header can carry"]),  # noqa: E501
     ("malformed reference", edited("${LONG_KEY}", '"${LONG KEY}"'), 22, ["malformed", "${NAME}"]),

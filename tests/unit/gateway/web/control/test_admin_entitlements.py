@@ -14,6 +14,7 @@ from gateway.policy.request.head import digest_of
 from gateway.stages.authenticate import authenticate
 from gateway.web.control.admin_entitlements import MAX_BODY_BYTES
 from gateway.web.control.app import control_app
+from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.http.wrong_keys import DELAY_S, FREE
 from gateway.web.metrics.page import MetricsPage
@@ -38,7 +39,7 @@ def app_of(rig: EntitlementRig, admin_key_sha256: bytes | None = DIGEST) -> Any:
             draining=lambda: False,
             drain=lambda _worker, _on: 0,
             clock=rig.clock,
-            admin_key_sha256=admin_key_sha256,
+            keys=RoleKeys(admin_sha256=admin_key_sha256),
             authenticate=lambda key: authenticate(rig.keyring, key, rig.clock()),
             version="0",
             created_unix_s=0,

@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.errors import Unauthorized
+from gateway.errors import NotFound, Unauthorized
 from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape
@@ -51,9 +51,13 @@ class Bench:
         self.store = MemoryLeases(
             {"m": served_model()}, self.clock, {"m": self.book}, wall_clock=self.clock
         )
+        self.decisions = {("r-1", "acme"): b'{"request_id":"r-1"}'}
         self.terms = {"acme-prod": ACME, "rival-prod": RIVAL}
         shape = ModelShape(name="m", pools=("short", "long"), slots=(8, 8))
         app = FastAPI()
+        app.add_exception_handler(
+            NotFound, lambda _request, refusal: Response(str(refusal), status_code=404)
+        )
         app.include_router(
             tenant_router(
                 TenantView(
@@ -63,10 +67,18 @@ class Bench:
                     managed=lambda model: model == "m",
                     shapes={"m": shape, "bare": shape},
                     metrics=self.metrics,
+                    find_decision=lambda *asked: self.decisions.get(asked),
                 )
             )
         )
         self._transport = httpx.ASGITransport(app=app)
+
+    async def decision(self, request_id: str, key: str) -> httpx.Response:
+        """The answer of a look-up."""
+        async with httpx.AsyncClient(transport=self._transport, base_url="http://g") as client:
+            return await client.get(
+                f"/v1/sluice/decisions/{request_id}", headers={"authorization": f"Bearer {key}"}
+            )
 
     async def me(self, key: str = "sk-acme") -> dict[str, Any]:
         """The answer for a key."""
@@ -172,3 +184,17 @@ async def test_an_open_gateway_has_no_terms_to_tell() -> None:
 async def test_an_unknown_key_is_told_nothing() -> None:
     with pytest.raises(Unauthorized):
         await Bench().me("sk-unknown")
+
+
+async def test_a_tenant_looks_up_its_own_decisions_with_any_of_its_keys() -> None:
+    for key in ("sk-acme", "sk-plain"):
+        answer = await Bench().decision("r-1", key)
+        assert (answer.status_code, answer.json()) == (200, {"request_id": "r-1"})
+
+
+async def test_the_decision_of_somebody_else_is_not_found() -> None:
+    bench = Bench()
+    bench.decisions = {("r-2", "rival"): b"{}"}
+    assert (await bench.decision("r-2", "sk-acme")).status_code == 404
+    with pytest.raises(Unauthorized):
+        await bench.decision("r-2", "sk-unknown")

@@ -20,6 +20,7 @@ from gateway.records.lease import Ask
 from gateway.records.request import Principal
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.web.control.app import control_app
+from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.external_admission import held_slots, service
 from gateway.web.external_admission.api import MAX_BODY_BYTES, admission_router
@@ -110,7 +111,7 @@ class Bench:
             draining=lambda: False,
             drain=lambda _worker, _on: 0,
             clock=self.clock,
-            admin_key_sha256=None,
+            keys=RoleKeys(),
             authenticate=lambda key: authenticate(ring, key, 0.0),
             version="0",
             created_unix_s=0,

@@ -1,0 +1,73 @@
+"""What a tenant may see of its own requests: its figures, and of workers what the headers say."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from gateway.errors import NotFound
+from gateway.records.decision import (
+    NO_SCHEDULING,
+    AdmissionSection,
+    DecisionRecord,
+)
+from gateway.records.story import story_of
+
+FindDecision = Callable[[str, str], bytes | None]
+"""(request id, tenant) -> what the tenant may see of that request, as JSON."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(DecisionRecord).decode
+
+
+def finder(matching: Callable[[str], Iterable[bytes]]) -> FindDecision:
+    """Searches the records that `matching` returns, newest first, for one of the tenant's."""
+
+    def find(request_id: str, tenant: str) -> bytes | None:
+        return next(_own(matching(request_id), request_id, tenant), None)
+
+    return find
+
+
+def _own(records: Iterable[bytes], request_id: str, tenant: str) -> Iterator[bytes]:
+    for line in records:
+        record = _decode(line)
+        if (record.request_id, record.tenant) == (request_id, tenant):
+            yield told(record)
+
+
+def told(record: DecisionRecord) -> bytes:
+    """A record without what is other tenants' or the operator's business, and its story."""
+    own = msgspec.structs.replace(
+        record,
+        attempts=(),  # other workers' names and faults
+        scheduling=NO_SCHEDULING,  # other workers' scores and load
+        admission=_told_admission(record.admission),
+        prompt=None,
+    )
+    fields = msgspec.to_builtins(own)
+    return _encode({**fields, "story": story_of(own)})
+
+
+def _told_admission(known: AdmissionSection) -> AdmissionSection:
+    return AdmissionSection(
+        service_class=known.service_class,
+        spilled=known.spilled,
+        admitted_unix_s=known.admitted_unix_s,
+        settled_unix_s=known.settled_unix_s,
+        reserved_tokens=known.reserved_tokens,
+        reserved_kv_bytes=known.reserved_kv_bytes,
+        priority=known.priority,
+        would_deny=known.would_deny,
+        evicted=known.evicted,
+        charge_tokens=known.charge_tokens,
+    )
+
+
+def decision_not_found(request_id: str) -> NotFound:
+    """The refusal of a look-up; the same for a request of somebody else."""
+    return NotFound(
+        f"No decision is kept for request id '{request_id[:128]}': it is unknown or too old.",
+        reason="decision_not_found",
+        code="decision_not_found",
+    )

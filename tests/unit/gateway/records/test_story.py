@@ -1,0 +1,193 @@
+"""The story of a request: every step that it reached, in words, with its own figures."""
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from gateway.policy.admission.decision import DenialReason
+from gateway.policy.pools.retry import FaultKind
+from gateway.records.attempt import Attempt
+from gateway.records.decision import (
+    AdmissionSection,
+    CompressionSection,
+    DecisionRecord,
+    EstimateSection,
+    PlanSection,
+    RequestSection,
+    SchedulingSection,
+    TimingSection,
+    UsageSection,
+)
+from gateway.records.story import steps_of, story_of
+from gateway.records.story_words import FAULTS, REFUSALS
+
+SERVED = DecisionRecord(
+    schema=2,
+    time_unix_s=1000.0,
+    request_id="r-1",
+    endpoint="chat",
+    outcome="ok",
+    status=200,
+    model="llama",
+    asked_model="gpt-4o-mini",
+    tenant="acme",
+    entitlement="acme-prod",
+    stream=True,
+    pool="short",
+    worker="w1",
+    finish_reason="stop",
+    request=RequestSection(body_bytes=4132, messages=3),
+    estimate=EstimateSection(
+        category="prose",
+        bytes_per_token_conservative=3.24,
+        input_tokens=12043,
+        output_tokens=256,
+        total_tokens=12299,
+        cap_tokens=512,
+        sequences=1,
+    ),
+    plan=PlanSection(pool="short", reason="within_gamma"),
+    admission=AdmissionSection(
+        lease_id="l",
+        service_class="guaranteed",
+        reserved_tokens=12299,
+        priority=501.0,
+        charge_tokens=8210,
+    ),
+    compression=CompressionSection(compressed="12043->8110", kept_share=0.67),
+    scheduling=SchedulingSection(
+        candidates=(("w1", 1.0), ("w2", 2.0)),
+        worker_active=3,
+        backlog_tokens=2000,
+        expected_hit_tokens=1024,
+        predicted_prefill_s=0.2,
+    ),
+    attempts=(Attempt(pool="short", worker="w1", result="ok"),),
+    usage=UsageSection(prompt_tokens=8010, completion_tokens=200, source="engine"),
+    timing=TimingSection(
+        queue_ms=120.0, overhead_ms=40.0, compress_ms=38.0, ttft_s=0.5, tpot_s=0.02, duration_s=4.5
+    ),
+)
+
+
+def changed(**fields: Any) -> DecisionRecord:
+    return msgspec.structs.replace(SERVED, **fields)
+
+
+def test_every_step_of_a_served_request_is_told_in_order() -> None:
+    steps = steps_of(SERVED)
+    assert [step.name for step in steps] == [
+        *("request", "estimate", "plan", "admission", "compression", "queue"),
+        *("prefill", "decode", "settle"),
+    ]
+    told = {step.name: step.text for step in steps}
+    assert told["request"] == (
+        "acme-prod asked llama (as gpt-4o-mini) for a stream on the chat endpoint, with a body of "
+        "4,132 bytes and 3 messages."
+    )
+    assert "12,043 prompt tokens at 3.24 bytes per token of prose text" in told["estimate"]
+    assert "(the client's limit is 512): 12,299 in total" in told["estimate"]
+    assert told["plan"] == (
+        "The plan was pool short, because compression can bring the total within its boundary."
+    )
+    assert told["admission"] == (
+        "Admission granted a lease as guaranteed, reserving 12,299 tokens, at weight 501."
+    )
+    assert "from 12,043 to 8,110 tokens in 38 ms and kept 67% of its text" in told["compression"]
+    assert "waited 120 ms" in told["queue"]
+    assert "Worker w1 of pool short served it, the best of 2 compared" in told["queue"]
+    assert "3 sequences ran there, 2,000 tokens of prefill were ahead and" in told["queue"]
+    assert told["prefill"].startswith("The first token came 500 ms after the arrival")
+    assert "expected 200 ms" in told["prefill"]
+    assert "for 4.00 s at 20.0 ms per token, using 8,010 prompt tokens and 200" in told["decode"]
+    assert told["settle"] == "The request was served; acme-prod was charged 8,210 tokens."
+    assert story_of(SERVED) == [step.text for step in steps]
+
+
+def test_the_steps_follow_one_another_in_time_and_fill_it() -> None:
+    steps = {step.name: step for step in steps_of(SERVED)}
+    expected = {
+        "plan": (0.0, 2.0),
+        "compression": (2.0, 38.0),
+        "queue": (40.0, 120.0),
+        "prefill": (160.0, 340.0),
+        "decode": (500.0, 4000.0),
+        "settle": (4500.0, 0.0),
+    }
+    found = {name: (steps[name].start_ms, steps[name].duration_ms) for name in expected}
+    assert found == expected
+
+
+def test_a_request_that_was_refused_says_why_and_stops_there() -> None:
+    record = DecisionRecord(
+        schema=2,
+        time_unix_s=1.0,
+        request_id="r",
+        endpoint="chat",
+        outcome="refused",
+        status=429,
+        model="llama",
+        entitlement="spot",
+        reason="priority",
+        estimate=SERVED.estimate,
+        plan=PlanSection(pool="short", reason="within_boundary"),
+    )
+    assert [step.name for step in steps_of(record)] == [
+        *("request", "estimate", "plan", "admission", "settle")
+    ]
+    told = story_of(record)
+    assert told[3] == (
+        "The gateway refused the request with 429: the pool is full of work of at least this "
+        "priority."
+    )
+    assert told[-1] == "The request ended there; nothing was charged."
+
+
+@pytest.mark.parametrize("reason", get_args(DenialReason))
+def test_every_reason_of_admission_has_words(reason: str) -> None:
+    assert reason in REFUSALS
+    assert REFUSALS[reason] in " ".join(
+        story_of(changed(admission=AdmissionSection(lease_id="l", would_deny=reason)))
+    )
+
+
+def test_every_fault_of_an_attempt_has_words() -> None:
+    assert set(FAULTS) == set(get_args(FaultKind))
+
+
+def test_an_unknown_code_is_shown_as_it_is() -> None:
+    told = " ".join(
+        story_of(changed(outcome="odd", plan=PlanSection(pool="p", reason="new_reason")))
+    )
+    assert "new_reason" in told
+    assert "ended as odd" in told
+
+
+def test_failed_workers_and_a_rescue_are_named() -> None:
+    told = " ".join(
+        story_of(
+            changed(
+                rescued=True,
+                attempts=(
+                    Attempt(pool="short", worker="w2", result="overflow"),
+                    Attempt(pool="long", worker="w1", result="ok"),
+                ),
+            )
+        )
+    )
+    assert "tried w2 (found the prompt too long)" in told
+    assert "a larger window took it" in told
+
+
+def test_a_whole_answer_has_one_step_for_prefill_and_decode() -> None:
+    names = [step.name for step in steps_of(changed(stream=False))]
+    assert "prefill and decode" in names
+    assert "decode" not in names
+
+
+def test_an_empty_record_has_a_story() -> None:
+    bare = DecisionRecord(
+        schema=2, time_unix_s=0, request_id="r", endpoint="chat", outcome="refused", status=401
+    )
+    assert story_of(bare)[0].startswith("A client without a valid key asked an unknown model")
