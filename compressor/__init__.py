@@ -12,6 +12,7 @@ from compressor.api import (
     warm,
 )
 from compressor.exact import load_counter
+from compressor.extraction.task import When
 from compressor.result import TIERS, Compressed, Reason, Refused, Tier, Trace, Unit
 from compressor.scoring.score import PROFILES, Profile, Weights
 
@@ -26,6 +27,7 @@ __all__ = [
     "Trace",
     "Unit",
     "Weights",
+    "When",
     "compress",
     "compress_anthropic",
     "compress_prompt",

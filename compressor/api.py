@@ -6,9 +6,11 @@ nothing between calls but tables; arguments and results can be pickled, for work
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, cast, get_args
 
 from compressor.extraction.extract import Counter, ExtractLimits, extract, size_bytes
+from compressor.extraction.task import When
 from compressor.messages import (
     PromptText,
     all_texts,
@@ -40,6 +42,9 @@ def compress(
     safety: float = SAFETY,
     category: str | None = None,
     fixed_tokens: int = 0,
+    when: When = "asked",
+    mark: bool = True,
+    tools: bool = False,
 ) -> Compressed[list[dict[str, Any]]] | Refused:
     """Compress OpenAI chat messages to `budget_tokens`, or say why not.
 
@@ -47,12 +52,24 @@ def compress(
     that differ from it. With `exact_counter`, which counts a text's tokens, nothing is estimated.
     `max_cut` [0, 1) is the largest share of the estimated tokens that may be removed. `category` is
     the caller's knowledge of the prompt: `code` and `json` are refused. `fixed_tokens` are those
-    that are no text here: chat template, tool definitions, images.
+    that are no text here: chat template, tool definitions, images. `when`: `asked` compresses only
+    a question over retrieved passages (`compressor.extraction.task`), `any` other tasks as well.
+    `mark` puts `[...]` where text was cut. `tools`: the request defines tools; without, their
+    results are never cut.
     """
     limits = _limits(
-        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+        budget_tokens - fixed_tokens,
+        bytes_per_token,
+        safety,
+        max_cut,
+        profile,
+        exact_counter,
+        when,
+        mark=mark,
     )
-    return _answered(cast("list[dict[str, Any]]", messages), read_chat, limits, category)
+    return _answered(
+        cast("list[dict[str, Any]]", messages), partial(read_chat, tools=tools), limits, category
+    )
 
 
 def compress_prompt(
@@ -66,10 +83,19 @@ def compress_prompt(
     safety: float = SAFETY,
     category: str | None = None,
     fixed_tokens: int = 0,
+    when: When = "asked",
+    mark: bool = True,
 ) -> Compressed[str] | Refused:
     """Compress one completions prompt; arguments as for `compress`. Token ids are refused."""
     limits = _limits(
-        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+        budget_tokens - fixed_tokens,
+        bytes_per_token,
+        safety,
+        max_cut,
+        profile,
+        exact_counter,
+        when,
+        mark=mark,
     )
     if not isinstance(prompt, str):
         return Refused("token_ids", "the prompt is no text", 0, limits.budget_bytes)
@@ -87,10 +113,19 @@ def compress_responses(
     safety: float = SAFETY,
     category: str | None = None,
     fixed_tokens: int = 0,
+    when: When = "asked",
+    mark: bool = True,
 ) -> Compressed[dict[str, Any]] | Refused:
     """Compress a responses request: `instructions` and `input`; arguments as for `compress`."""
     limits = _limits(
-        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+        budget_tokens - fixed_tokens,
+        bytes_per_token,
+        safety,
+        max_cut,
+        profile,
+        exact_counter,
+        when,
+        mark=mark,
     )
     return _answered(cast("dict[str, Any]", request), read_responses, limits, category)
 
@@ -106,10 +141,19 @@ def compress_anthropic(
     safety: float = SAFETY,
     category: str | None = None,
     fixed_tokens: int = 0,
+    when: When = "asked",
+    mark: bool = True,
 ) -> Compressed[dict[str, Any]] | Refused:
     """Compress an Anthropic request: `system` and `messages`; arguments as for `compress`."""
     limits = _limits(
-        budget_tokens - fixed_tokens, bytes_per_token, safety, max_cut, profile, exact_counter
+        budget_tokens - fixed_tokens,
+        bytes_per_token,
+        safety,
+        max_cut,
+        profile,
+        exact_counter,
+        when,
+        mark=mark,
     )
     return _answered(cast("dict[str, Any]", request), read_anthropic, limits, category)
 
@@ -130,6 +174,9 @@ def _limits(
     max_cut: float,
     profile: Profile,
     counter: Counter | None,
+    when: When,
+    *,
+    mark: bool,
 ) -> ExtractLimits:
     if not bytes_per_token > 0:
         raise ValueError("bytes_per_token must be above 0")
@@ -139,7 +186,9 @@ def _limits(
         raise ValueError("max_cut must be at least 0 and below 1")
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; there are {', '.join(PROFILES)}")
-    return ExtractLimits(tokens, bytes_per_token, safety, max_cut, profile, counter)
+    if when not in get_args(When):
+        raise ValueError(f"unknown when {when!r}; there are {', '.join(get_args(When))}")
+    return ExtractLimits(tokens, bytes_per_token, safety, max_cut, profile, counter, when, mark)
 
 
 def _answered(

@@ -5,13 +5,15 @@ Rules:
 - Fixed: names and arguments of calls, refusals, reasoning, unknown items.
 - Parts that are not text (images, audio, files) cost nothing here: the caller's
   `fixed_tokens` includes them.
-- A turn begins with each user message.
+- A turn begins with each user message that follows another role's.
+- Some bodies promise more than their words: the client or a cache relies on every byte, or the
+  model continues the last message. `PromptText.promise` names the first such promise.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 Path = tuple[str | int, ...]
 
@@ -26,6 +28,11 @@ _MEDIA_PARTS: Final = frozenset(
         *("video_url", "file", "input_file", "document", "container_upload", "image_file"),
     }
 )
+
+
+Promise = Literal["prefill", "cache_control", "tool_results"]
+"""prefill: the model continues the last message. cache_control: a cache holds the texts up to a
+mark. tool_results: without definitions of tools, their results are all that the model knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +53,19 @@ class PromptText:
     slots: list[Slot] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
     turn: int = -1
+    role: str = ""
+    """Of the latest message."""
+    promise: Promise | None = None
+    """Why the texts must not change, whatever they say."""
 
     def begin(self, role: str) -> None:
         """Start a message of `role`."""
-        self.turn += role == "user"
+        self.turn += role == "user" and self.role != "user"
+        self.role = role
+
+    def promised(self, promise: Promise) -> None:
+        """Note a promise; the first one stays."""
+        self.promise = self.promise or promise
 
     def add(self, path: Path, role: str, text: str) -> None:
         """Add a text that may be extracted from."""
@@ -71,12 +87,16 @@ def read_prompt(text: str) -> PromptText:
     return prompt
 
 
-def read_chat(messages: Sequence[Mapping[str, Any]]) -> PromptText:
-    """OpenAI chat messages."""
+def read_chat(messages: Sequence[Mapping[str, Any]], *, tools: bool = False) -> PromptText:
+    """OpenAI chat messages; `tools`: the request defines tools."""
     prompt = PromptText()
     for index, message in enumerate(messages):
         role = str(message.get("role", "user"))
         prompt.begin(role)
+        if role in TOOL_ROLES and not tools:
+            prompt.promised("tool_results")
+        if message.get("cache_control"):
+            prompt.promised("cache_control")
         _content(prompt, (index, "content"), role, message.get("content"))
         prompt.keep(*(message.get(name) for name in _OTHER_TEXT))
         for call in message.get("tool_calls") or ():
@@ -84,12 +104,21 @@ def read_chat(messages: Sequence[Mapping[str, Any]]) -> PromptText:
             prompt.keep(function.get("name"), function.get("arguments"), function.get("input"))
         if call := message.get("function_call"):
             prompt.keep(call.get("name"), call.get("arguments"))
+    _continued(prompt, messages[-1] if messages else {})
     return prompt
 
 
+def _continued(prompt: PromptText, last: Mapping[str, Any]) -> None:
+    """Note a last message of the assistant's, which the model is to continue."""
+    if last.get("role") == "assistant" and last.get("content"):
+        prompt.promised("prefill")
+
+
 def read_anthropic(request: Mapping[str, Any]) -> PromptText:
-    """`system` and `messages` of an Anthropic request."""
+    """`system` and `messages` of an Anthropic request; `tools` if it defines some."""
     prompt = PromptText()
+    if request.get("cache_control"):
+        prompt.promised("cache_control")
     _content(prompt, ("system",), "system", request.get("system"))
     for index, message in enumerate(request.get("messages") or ()):
         role, content = str(message.get("role", "user")), message.get("content")
@@ -98,12 +127,15 @@ def read_anthropic(request: Mapping[str, Any]) -> PromptText:
         )
         # Tool results arrive as user messages and begin no turn.
         prompt.begin("tool" if results else role)
+        if results and not request.get("tools"):
+            prompt.promised("tool_results")
         _content(prompt, ("messages", index, "content"), role, content)
+    _continued(prompt, (request.get("messages") or [{}])[-1])
     return prompt
 
 
 def read_responses(request: Mapping[str, Any]) -> PromptText:
-    """`instructions` and `input` of a responses request."""
+    """`instructions` and `input` of a responses request; `tools` if it defines some."""
     prompt = PromptText()
     _content(prompt, ("instructions",), "system", request.get("instructions"))
     given = request.get("input")
@@ -118,11 +150,15 @@ def read_responses(request: Mapping[str, Any]) -> PromptText:
             prompt.begin(role)
             _content(prompt, ("input", index, "content"), role, item.get("content"))
         elif kind.endswith("_call_output"):
+            if not request.get("tools"):
+                prompt.promised("tool_results")
+            prompt.begin("tool")
             _content(prompt, ("input", index, "output"), "tool", item.get("output"))
         elif kind.endswith("_call"):
             prompt.keep(item.get("name"), item.get("arguments"), item.get("input"))
         elif kind != "item_reference":
             prompt.keep(item)
+    _continued(prompt, (given or [{}])[-1])
     return prompt
 
 
@@ -139,6 +175,8 @@ def _content(prompt: PromptText, path: Path, role: str, content: object) -> None
 
 def _part(prompt: PromptText, path: Path, role: str, part: Mapping[str, Any]) -> None:
     kind = part.get("type", "text")
+    if part.get("cache_control"):
+        prompt.promised("cache_control")
     if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         prompt.add((*path, "text"), role, part["text"])
     elif kind == "tool_result":

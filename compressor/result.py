@@ -11,6 +11,15 @@ Reason = Literal[
     "no_text",
     "token_ids",
     "malformed",
+    "prefill",
+    "cache_control",
+    "tool_results",
+    "not_retrieval",
+    "few_shot",
+    "no_question",
+    "several_questions",
+    "broad_question",
+    "cross_lingual",
     "code",
     "json",
     "tables",
@@ -39,7 +48,7 @@ class Unit:
     text: str
     tier: Tier
     score: float
-    """Higher is kept first within a tier; exact duplicates are 10 lower."""
+    """Higher is kept first within a tier; copies in a run of copied units are 10 lower."""
     kept: bool
     size_bytes: int
 

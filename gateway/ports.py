@@ -341,6 +341,10 @@ class CompressTask(Record, frozen=True, kw_only=True):
     max_cut: float = 0.5
     tokenizer: str | None = None
     """Path of the model's tokenizer.json, for exact counts."""
+    when: Literal["asked", "any"] = "asked"
+    """Only questions over retrieved passages, or any task."""
+    mark: bool = True
+    """Whether cuts are marked."""
 
 
 class CompressResult(Record, frozen=True, kw_only=True):

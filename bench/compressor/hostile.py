@@ -55,7 +55,7 @@ def _tried(name: str, text: str) -> TextOutcome:
     messages = [{"role": "user", "content": f"{text}\n\nQuestion: What does it say?"}]
     size = len(text.encode("utf-8", "surrogatepass"))
     started = time.perf_counter()
-    found = compressor.compress(messages, int(size * 0.7), 1.0, safety=1.0)
+    found = compressor.compress(messages, int(size * 0.7), 1.0, safety=1.0, when="any")
     ms = 1000 * (time.perf_counter() - started)
     if isinstance(found, compressor.Refused):
         return TextOutcome(name, found.reason, True, ms)

@@ -61,7 +61,7 @@ def best_ms(
         for index, messages in enumerate(prompts):
             budget = int(size_of(messages) * 0.846)
             started = time.perf_counter()
-            compressor.compress(messages, budget, 1.0, profile=profile)
+            compressor.compress(messages, budget, 1.0, profile=profile, when="any")
             best[index] = min(best[index], time.perf_counter() - started)
     found: list[float] = (1000 * best).tolist()
     return found

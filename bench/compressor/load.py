@@ -67,7 +67,7 @@ class Side:
 def run() -> Report:
     """Interleaved rounds; medians of the differences within rounds."""
     prompts = _prompts()
-    enabled = {"compression": {"enabled": True}}
+    enabled = {"compression": {"enabled": True, "when": "any", "only_when_busy": False}}
     with (
         Fleet(short=1, long=1, model=enabled) as tested,
         Fleet(short=1, long=1) as control,
@@ -141,7 +141,9 @@ def _prompts() -> Prompts:
     while len(borderline) < 12:
         text = document("prose", 9_300, rng).text
         text += "\n\nWhat does this say about reading files?"
-        found = compress([{"role": "user", "content": text}], BUDGET_TOKENS, BYTES_PER_TOKEN)
+        found = compress(
+            [{"role": "user", "content": text}], BUDGET_TOKENS, BYTES_PER_TOKEN, when="any"
+        )
         if isinstance(found, Compressed):
             borderline.append(_body(text))
             shorter.append(orjson.dumps({**_fields(), "messages": found.body}))
@@ -207,6 +209,7 @@ def _task(body: bytes) -> CompressTask:
         budget_tokens=BUDGET_TOKENS,
         bytes_per_token=BYTES_PER_TOKEN,
         category="prose",
+        when="any",
     )
 
 

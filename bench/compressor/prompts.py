@@ -48,6 +48,8 @@ class PromptCase:
     place: Place
     messages: Messages
     gold: tuple[str, ...]
+    form: str
+    """How its passages are separated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,10 @@ def english(chars: tuple[int, int] = PROMPT_CHARS) -> list[PromptCase]:
         for place in PLACES:
             others = _distractors(gold, rng, chars)
             wrap = rng.random() < 0.5
-            text = _laid_out([passage], others, place, next(forms), asked.question, rng, wrap=wrap)
-            found.append(PromptCase("qa", "English", place, _messages(text, rng), (gold,)))
+            form = next(forms)
+            text = _laid_out([passage], others, place, form, asked.question, rng, wrap=wrap)
+            messages = _messages(text, rng)
+            found.append(PromptCase("qa", "English", place, messages, (gold,), form))
     return found
 
 
@@ -92,9 +96,11 @@ def multi_hop() -> list[PromptCase]:
         for place in PLACES:
             others = [*_distractors("", rng, PROMPT_CHARS), *(passage for passage, _ in near)]
             rng.shuffle(others)
-            text = _laid_out([p for p, _ in pairs], others, place, next(forms), hops.question, rng)
+            form = next(forms)
+            text = _laid_out([p for p, _ in pairs], others, place, form, hops.question, rng)
             gold = tuple(sentence for _, sentence in pairs)
-            found.append(PromptCase("multi-hop", "English", place, _messages(text, rng), gold))
+            messages = _messages(text, rng)
+            found.append(PromptCase("multi-hop", "English", place, messages, gold, form))
     return found
 
 
@@ -117,7 +123,8 @@ def other_languages() -> list[PromptCase]:
                 )
                 for kind, question in asked:
                     text = _laid_out([passage], others, place, form, question, rng)
-                    found.append(PromptCase(kind, language, place, _messages(text, rng), (gold,)))
+                    messages = _messages(text, rng)
+                    found.append(PromptCase(kind, language, place, messages, (gold,), form))
     return found
 
 

@@ -30,13 +30,14 @@ from bench.compressor.latency import (
 from bench.compressor.prompts import PLACES, PromptCase, prompts
 from bench.compressor.safety import REDUCTIONS as SAFETY_REDUCTIONS
 from bench.compressor.safety import VOCABULARIES, kinds, measured
-from bench.compressor.trials import METHODS, REDUCTIONS, Trial, size_of, trial
+from bench.compressor.trials import METHODS, REDUCTIONS, Trial, kept_in, size_of, trial
 
 _PAPER_CUT: Final = 0.154
 _DEEP_CUT: Final = 0.50
 _GATES: Final = {("qa", _PAPER_CUT): 0.97, ("qa", _DEEP_CUT): 0.95, ("multi-hop", _DEEP_CUT): 0.95}
 _P50_MS, _P99_MS = 3.0, 7.0
 _OVER: Final = 0.01
+_RECOGNISED: Final = 0.9
 _TABLE_7: Final = {
     "ROUGE-L recall": (0.856, 0.783, 0.861, 0.921),
     "TF-IDF cosine": (0.981, 0.963, 0.984, 0.996),
@@ -57,6 +58,7 @@ def run(plot: Path | None = None) -> Report:
         *_retention(trials),
         *_places(trials),
         *_cross_lingual(trials),
+        *_asked(made),
         *_table_7(made),
         *_latency_rows(latencies),
         *_safety(),
@@ -182,6 +184,32 @@ def _cross_lingual(trials: list[Trial]) -> list[Row]:
     return rows
 
 
+def _asked(made: list[PromptCase]) -> list[Row]:
+    """What `when: asked`, the default, lets through: questions over passages with headers."""
+    same = [p for p in made if p.kind != "cross-lingual"]
+    headed = [p for p in same if p.form != "blank"]
+    kept = [found for p in headed if (found := _let_through(p)) is not None]
+    rows = [
+        at_least("Asked, with headers: compressed", len(kept) / len(headed), _RECOGNISED),
+        at_least("Asked, with headers: answer kept of those", sum(kept) / len(kept), 0.95),
+    ]
+    others = {
+        "without headers": [p for p in same if p.form == "blank"],
+        "in another language": [p for p in made if p.kind == "cross-lingual"],
+    }
+    for name, cases in others.items():
+        refused = sum(_let_through(p) is None for p in cases) / len(cases)
+        rows.append(at_least(f"Asked, {name}: refused", refused, 0.95))
+    return rows
+
+
+def _let_through(prompt: PromptCase) -> bool | None:
+    """Whether half of the prompt holds the answer; None if it is refused."""
+    budget = int(size_of(prompt.messages) * (1 - _DEEP_CUT))
+    found = compressor.compress(prompt.messages, budget, 1.0, safety=1.0)
+    return kept_in(found.messages, prompt.gold) if found else None
+
+
 def _table_7(made: list[PromptCase]) -> list[Row]:
     chosen = [p.messages for p in made if p.kind == "qa" and p.language == "English"]
     bags = [bag(messages) for messages in chosen]
@@ -198,7 +226,9 @@ def _table_7(made: list[PromptCase]) -> list[Row]:
         recalls, cosines = [], []
         for messages, words in zip(chosen, bags, strict=True):
             budget = int(size_of(messages) * (1 - _PAPER_CUT))
-            found = compressor.compress(messages, budget, 1.0, safety=1.0, profile=profile)
+            found = compressor.compress(
+                messages, budget, 1.0, safety=1.0, profile=profile, when="any"
+            )
             if found:
                 recalls.append(rouge_l_recall(messages, found.messages))
                 cosines.append(cosine(words, bag(found.messages), idf))

@@ -98,7 +98,12 @@ def measured(vocabulary: str, kind: str, reduction: float, *, exact: bool) -> Sa
     for messages, total in zip(prompts, tokens, strict=True):
         budget = int(total * (1 - reduction))
         found = compressor.compress(
-            messages, budget, ratio, exact_counter=count if exact else None, max_cut=0.6
+            messages,
+            budget,
+            ratio,
+            exact_counter=count if exact else None,
+            max_cut=0.6,
+            when="any",
         )
         if isinstance(found, compressor.Refused):
             refused += 1

@@ -49,6 +49,7 @@ def trial(prompt: PromptCase, method: Method, reduction: float) -> Trial:
             1.0,
             safety=1.0,
             profile="paper" if method == "paper" else "default",
+            when="any",
         )
         if isinstance(result, compressor.Refused):
             return Trial(prompt, method, reduction, False, result.reason, 0.0, True)

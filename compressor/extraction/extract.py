@@ -4,6 +4,7 @@ Rules:
 - Without a counter the budget is tokens x bytes per token x a safety margin: prompts vary around
   their kind's mean, and the extract's ratio differs from the prompt's.
 - With a counter the extract is counted and the budget corrected until it fits and is full.
+- System prompts, JSON and everything that the body promises stay whole.
 - Extracts that would harm are refused: see `Reason`. The caller then sends the prompt as it is.
 """
 
@@ -16,21 +17,25 @@ import numpy.typing as npt
 
 from compressor.extraction.plan import ExtractPlan, planned
 from compressor.extraction.select import rendered, selected
-from compressor.messages import SYSTEM_ROLES, Path, PromptText, Slot, all_texts
+from compressor.extraction.task import When, task_refused
+from compressor.messages import SYSTEM_ROLES, Path, Promise, PromptText, all_texts
 from compressor.result import Reason, Refused, Trace
 from compressor.scoring.score import Profile
 from compressor.text.protect import is_json
 
 Counter = Callable[[str], int]
 
-SYSTEM_SHARE: Final = 0.25
-"""A system prompt up to this share of the budget is kept whole."""
 BLOCK_SHARE: Final = 0.20
 """Largest share of the prompt that a dropped block may have."""
 COARSE: Final = 0.50
 """Least share of its budget that an extract must fill; below, too much was lost."""
 CUT_TOLERANCE: Final = 0.05
 """Tolerance on `max_cut`, since sizes in tokens are estimates."""
+_PROMISES: Final[dict[Promise, str]] = {
+    "prefill": "the model continues the last message",
+    "cache_control": "a cache holds the texts up to a mark",
+    "tool_results": "the results of tools that the request does not define",
+}
 _TRIES: Final = 6
 _FULL: Final = 0.98
 
@@ -46,6 +51,8 @@ class ExtractLimits:
     max_cut: float
     profile: Profile
     counter: Counter | None = None
+    when: When = "asked"
+    mark: bool = True
 
     @property
     def budget_bytes(self) -> int:
@@ -90,29 +97,41 @@ def extract(prompt: PromptText, limits: ExtractLimits) -> Extract | Refused:
         limits = replace(limits, bytes_per_token=before / max(tokens, 1))
     if before <= limits.budget_bytes if tokens is None else tokens <= limits.tokens:
         return Extract({}, before, before, tokens, "", None)
+    if prompt.promise:
+        return refused(prompt.promise, _PROMISES[prompt.promise])
     budget = limits.budget_bytes
     cut = 1 - limits.tokens * limits.bytes_per_token / before
     if cut > limits.max_cut + CUT_TOLERANCE:
         return refused("cut_too_deep", f"{cut:.0%} would go, {limits.max_cut:.0%} may")
-    free = [slot for slot in prompt.slots if _is_free(slot, budget)]
-    protected = before - sum(size_bytes(slot.text) for slot in free)
-    if not any(slot.text.strip() for slot in free):
-        return refused("json", "all texts are protected: JSON or the system prompt", protected)
-    plan = planned(free, budget, limits.profile)
-    if isinstance(plan, tuple):
-        return refused(*plan, protected)
+    found = _planned(prompt, limits)
+    if isinstance(found[0], str):
+        return refused(*found)
+    plan, protected = found
     required = protected + plan.required_bytes + plan.margin_bytes
     if required > budget:
         detail = f"{required} bytes are kept whatever the score, {budget} fit"
         return refused("protected_too_large", detail, required)
-    found = _fitted(plan, prompt, limits, before, protected)
-    return refused(*found, required) if isinstance(found, tuple) else found
+    fitted = _fitted(plan, prompt, limits, before, protected)
+    return refused(*fitted, required) if isinstance(fitted, tuple) else fitted
 
 
-def _is_free(slot: Slot, budget: int) -> bool:
-    if slot.role in SYSTEM_ROLES:
-        return size_bytes(slot.text) > SYSTEM_SHARE * budget
-    return not is_json(slot.text)
+def _planned(
+    prompt: PromptText, limits: ExtractLimits
+) -> tuple[ExtractPlan, int] | tuple[Reason, str]:
+    """The plan and the bytes that no plan changes, or why the texts must stay as they are."""
+    turns = [slot for slot in prompt.slots if slot.role not in SYSTEM_ROLES]
+    free = [slot for slot in turns if not is_json(slot.text)]
+    if not any(slot.text.strip() for slot in free):
+        if any(slot.text.strip() for slot in turns):
+            return "json", "all texts are JSON or a system prompt"
+        return "protected_too_large", "all text is a system prompt"
+    plan = planned(free, limits.budget_bytes, limits.profile)
+    if isinstance(plan, tuple):
+        return plan
+    if fault := task_refused(plan, limits.when):
+        return fault
+    whole = sum(map(size_bytes, all_texts(prompt)))
+    return plan, whole - sum(size_bytes(slot.text) for slot in free)
 
 
 def _fitted(
@@ -128,8 +147,9 @@ def _fitted(
             plan.tiers,
             plan.scores,
             budget - protected - plan.margin_bytes,
+            plan.layout.firsts if limits.mark else None,
         )
-        found = _extracted(plan, kept, before, protected)
+        found = _extracted(plan, kept, before, protected, mark=limits.mark)
         if problem := _lost(plan, kept, found, budget, protected):
             return best or problem
         if limits.counter is None:
@@ -153,18 +173,20 @@ def _better(best: Extract | None, found: Extract, tokens: int) -> Extract:
 
 
 def _extracted(
-    plan: ExtractPlan, kept: npt.NDArray[np.bool_], before: int, protected: int
+    plan: ExtractPlan, kept: npt.NDArray[np.bool_], before: int, protected: int, *, mark: bool
 ) -> Extract:
     layout = plan.layout
     chars, spans = layout.ground.chars, layout.parts.spans
     texts = {
-        slot.path: rendered(chars, spans, kept, start, end)
+        slot.path: rendered(chars, spans, kept, start, end, mark=mark)
         for slot, start, end in zip(
             layout.texts, layout.starts.tolist(), layout.ends.tolist(), strict=True
         )
     }
     asked = zip(
-        spans.starts[plan.question].tolist(), spans.ends[plan.question].tolist(), strict=True
+        spans.starts[plan.question.units].tolist(),
+        spans.ends[plan.question.units].tolist(),
+        strict=True,
     )
     return Extract(
         texts={
@@ -197,6 +219,8 @@ def _lost(
         size = int(plan.costs.unit[unit])
         if size > BLOCK_SHARE * found.bytes_before and not kept[unit]:
             return "block_too_large", f"a block of {size} bytes does not fit beside the rest"
+    if found.bytes_after > budget:
+        return "over_budget", f"marks alone need {found.bytes_after} bytes, {budget} fit"
     room = min(budget, found.bytes_before) - protected
     if found.bytes_after - protected < COARSE * room:
         return "too_coarse", f"only {found.bytes_after} bytes of {budget} could be used"

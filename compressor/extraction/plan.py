@@ -1,8 +1,8 @@
 """Prepare a prompt's texts for selection: units, costs, tiers, scores.
 
 Kept before any score: the question, the first unit of each message, the first HEAD_UNITS and
-the last TAIL_UNITS of all (FleetOpt, section 5.2: primacy and recency), and, of a system prompt
-that is not kept whole, its first paragraph and its last two units, where rules stand.
+the last TAIL_UNITS of all (FleetOpt, section 5.2: primacy and recency). System prompts are not
+planned: they stay whole.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from compressor.extraction.select import Costs, costs_of
-from compressor.messages import SYSTEM_ROLES, Slot
+from compressor.messages import Slot
 from compressor.result import TIERS, Reason
-from compressor.scoring.question import NEAR, SHORT_BYTES, QuestionTerms, asked, asking_units
+from compressor.scoring.bm25 import Relevance, relevance
+from compressor.scoring.question import (
+    NEAR,
+    SHORT_BYTES,
+    QuestionTerms,
+    asked,
+    asking_units,
+    sentences_asked,
+)
 from compressor.scoring.score import Profile, scores
 from compressor.text.chars import Ints, chars_of
 from compressor.text.content import unfit
 from compressor.text.passages import Passages, passages
 from compressor.text.protect import Block, blocks
-from compressor.text.segment import Ground, ground_of, segment
+from compressor.text.segment import Ground, distinct, ground_of, segment
 from compressor.text.terms import Floats, TermMatrix, terms_of
 
 HEAD_UNITS, TAIL_UNITS = 3, 2
 EDGE_SHARE: Final = 0.10
 """A unit above this share of the budget is not kept as an edge: its score decides."""
-_PARAGRAPH_UNITS: Final = 12
 _JOIN: Final = "\n\n"
 _QUESTION, _EDGE, SCORED, FURNITURE = (
     TIERS.index(name) for name in ("question", "edge", "scored", "furniture")
@@ -61,7 +68,11 @@ class ExtractPlan:
     section: Ints
     tiers: npt.NDArray[np.int8]
     scores: Floats
-    question: Ints
+    question: QuestionTerms
+    asking: Ints
+    """Units that ask explicitly (`sentences_asked`); no more than the question's."""
+    terms: TermMatrix
+    relevance: Relevance
     margin_bytes: int
     """White space at the ends of texts, which stays."""
 
@@ -87,15 +98,22 @@ def planned(
     firsts = np.append(np.ones(1, np.bool_), np.diff(slots) > 0)[: len(slots)]
     layout = Layout(tuple(texts), starts, ends, ground, whole, parts, slots, firsts)
     terms = terms_of(ground, parts.spans)
-    question = _question(layout, terms)
+    explicit = _asking(layout)
+    question = _question(layout, terms, explicit)
+    asking = np.zeros(terms.units, np.bool_)
+    asking[question.units] = True
+    found = relevance(terms, question.terms, parts.passage, asking)
     costs = costs_of(ground.chars, parts, firsts)
     return ExtractPlan(
         layout=layout,
         costs=costs,
         section=_detached(layout, question.units),
         tiers=_tiers(layout, question.units, costs, budget_bytes),
-        scores=scores(ground, terms, parts, question, _ages(layout), profile),
-        question=question.units,
+        scores=scores(ground, terms, parts, found, _ages(layout), profile),
+        question=question,
+        asking=explicit,
+        terms=terms,
+        relevance=found,
         margin_bytes=_margin_bytes(layout),
     )
 
@@ -106,7 +124,19 @@ def _joined(texts: Sequence[Slot]) -> tuple[Ints, Ints, str]:
     return starts, starts + sizes, _JOIN.join([slot.text for slot in texts])
 
 
-def _question(layout: Layout, terms: TermMatrix) -> QuestionTerms:
+def _asking(layout: Layout) -> Ints:
+    """Units of user messages that ask explicitly; texts without headers stand apart if short."""
+    text, parts = layout.ground.chars.text, layout.parts
+    found: list[int] = []
+    for index, slot in enumerate(layout.texts):
+        if slot.role == "user":
+            own = np.flatnonzero(layout.slots == index)
+            apart = len(slot.text) <= SHORT_BYTES and not parts.furniture[own].any()
+            found += sentences_asked(text, parts.spans, own, parts.furniture, apart=apart)
+    return np.array(found, np.int64)
+
+
+def _question(layout: Layout, terms: TermMatrix, explicit: Ints) -> QuestionTerms:
     """The last user message's question; the texts of one turn are one message."""
     roles = [slot.role == "user" and bool(slot.text.strip()) for slot in layout.texts]
     users = [index for index, user in enumerate(roles) if user]
@@ -120,6 +150,8 @@ def _question(layout: Layout, terms: TermMatrix) -> QuestionTerms:
     last = [index for index in users if layout.texts[index].turn == turn]
     own = np.flatnonzero(np.isin(layout.slots, last))
     units = asking_units(layout.ground.chars.text, layout.parts.spans, own, plain)
+    if len(explicit):
+        units = distinct(np.concatenate((units, explicit[np.isin(explicit, own)])))
     sizes = layout.ends - layout.starts
     earlier = [
         np.flatnonzero(layout.slots == index)
@@ -130,10 +162,9 @@ def _question(layout: Layout, terms: TermMatrix) -> QuestionTerms:
 
 
 def _ages(layout: Layout) -> Floats:
-    """0 for units of the current turn, up to 1 for the first; system prompts have no age."""
+    """0 for units of the current turn, up to 1 for the first."""
     turns = np.array([slot.turn for slot in layout.texts], np.float64)
     ages = 1 - turns / turns.max() if turns.max() > 0 else np.zeros(len(turns))
-    ages[[slot.role in SYSTEM_ROLES for slot in layout.texts]] = 0
     found: Floats = ages[layout.slots]
     return found
 
@@ -146,12 +177,6 @@ def _tiers(layout: Layout, question: Ints, costs: Costs, budget_bytes: int) -> n
     # Keep the first unit of each text that is not furniture, so that no message is empty.
     own = layout.slots[plain]
     edges.append(plain[np.append(np.ones(1, np.bool_), np.diff(own) > 0)[: len(plain)]])
-    for index, slot in enumerate(layout.texts):
-        if slot.role in SYSTEM_ROLES:
-            units = plain[own == index]
-            paragraph = np.flatnonzero(layout.parts.spans.gaps[units] == 3)
-            stop = next((int(p) for p in paragraph if p > 0), len(units))
-            edges += [units[: min(stop, _PARAGRAPH_UNITS)], units[-2:]]
     edge = np.concatenate(edges)
     tiers[edge[costs.unit[edge] <= EDGE_SHARE * budget_bytes]] = _EDGE
     tiers[question] = _QUESTION

@@ -28,6 +28,8 @@ class Relevance:
     passage: Floats
     weight: float
     """Reliability of the question, 0 to 1, by the IDF of its terms that occur."""
+    matched: Ints
+    """The question's terms that occur outside it."""
 
 
 def relevance(
@@ -43,7 +45,7 @@ def relevance(
     table[wanted] = True
     hits = np.flatnonzero(table[terms.term] & ~asking[terms.unit])
     if not len(hits):
-        return Relevance(none, none, 0.0)
+        return Relevance(none, none, 0.0, np.zeros(0, np.int64))
     # Replace terms by their indices in `wanted`.
     term = np.searchsorted(wanted, terms.term[hits])
     unit, count = terms.unit[hits], terms.count[hits]
@@ -58,7 +60,8 @@ def relevance(
     weight = mass / (mass + MASS)
     sentence = _with_neighbours(by_unit / by_unit.max(), passages)
     passage = (by_passage / by_passage.max())[passages]
-    return Relevance(weight * sentence, weight * np.where(asking, 0.0, passage), weight)
+    passage = np.where(asking, 0.0, passage)
+    return Relevance(weight * sentence, weight * passage, weight, wanted[np.unique(term)])
 
 
 def _bm25(row: Ints, term: Ints, count: Floats, lengths: Floats) -> tuple[Floats, float]:

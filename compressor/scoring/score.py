@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from compressor.scoring.bm25 import relevance
+from compressor.scoring.bm25 import Relevance
+from compressor.scoring.copies import copies
 from compressor.scoring.novelty import novelty
 from compressor.scoring.position import lead, position
-from compressor.scoring.question import QuestionTerms
 from compressor.scoring.textrank import textrank
 from compressor.scoring.tfidf import tfidf
 from compressor.text.passages import Passages
@@ -49,7 +48,7 @@ PROFILES: Final[dict[Profile, Weights]] = {
     "paper": Weights(textrank=0.20, position=0.40, tfidf=0.35, novelty=0.05),
 }
 DUPLICATE: Final = 10.0
-"""Subtracted from a unit that repeats an earlier one word for word."""
+"""Subtracted from a copy in a run of copied units (`compressor.scoring.copies`)."""
 AGE: Final = 0.30
 """Subtracted from the oldest turn, less from later ones: older turns are dropped first."""
 
@@ -58,7 +57,7 @@ def scores(
     ground: Ground,
     terms: TermMatrix,
     parts: Passages,
-    asked: QuestionTerms,
+    found: Relevance,
     ages: Floats,
     profile: Profile,
 ) -> Floats:
@@ -67,9 +66,6 @@ def scores(
     trust = 1.0
     total = np.zeros(terms.units)
     if weights.sentence or weights.passage:
-        asking = np.zeros(terms.units, np.bool_)
-        asking[asked.units] = True
-        found = relevance(terms, asked.terms, parts.passage, asking)
         total += weights.sentence * found.sentence + weights.passage * found.passage
         # Without a usable question, the middle must not be dropped first.
         trust = found.weight
@@ -80,15 +76,5 @@ def scores(
         + weights.novelty * novelty(terms)
         + weights.lead * lead(parts.rank.astype(np.float64))
     )
-    scored: Floats = total - DUPLICATE * _repeated(ground, parts) - AGE * ages
+    scored: Floats = total - DUPLICATE * copies(ground, parts) - AGE * ages
     return scored
-
-
-def _repeated(ground: Ground, parts: Passages) -> npt.NDArray[np.bool_]:
-    """Units equal in hash and length to an earlier unit."""
-    starts, ends = parts.spans.starts, parts.spans.ends
-    keys = ground.chars.hashes(starts, ends).astype(np.int64) << 20 | ((ends - starts) & 0xFFFFF)
-    order = np.argsort(keys, kind="stable")
-    repeated = np.zeros(len(keys), np.bool_)
-    repeated[order[1:]] = keys[order[1:]] == keys[order[:-1]]
-    return repeated

@@ -238,9 +238,11 @@ class Pipeline:
                 incoming, progress, principal, facts, served, window, whole
             )
         else:
-            why = (
-                ("observed" if served.routing.observe else "spilled") if compresses else str(window)
-            )
+            why = "spilled" if compresses else str(window)
+            if isinstance(window, CompressionWindow) and compresses and served.routing.observe:
+                why = await self._would_compress(
+                    incoming, progress, facts, served, window, estimate
+                )
             prompt = Prompt(body=incoming.body, not_compressed=why)
             sending = progress.sending = Sending(prompt, estimate, plan, prefix)
         # 7 bind, 8 queue, 9 dispatch and forward
@@ -256,6 +258,23 @@ class Pipeline:
         task = asyncio.current_task(self._loop)
         if task is not None:
             self._held[lease_id] = _Held(progress, task)
+
+    async def _would_compress(
+        self,
+        incoming: Incoming,
+        progress: RequestProgress,
+        facts: BodyFacts,
+        served: ModelRuntime,
+        window: CompressionWindow,
+        estimate: LengthEstimate,
+    ) -> str:
+        """Observe mode: "observed" if the prompt would be compressed, else why it would not."""
+        started_s = self._clock()
+        prompt, _ = await stage_compress.compress(
+            require(self._compressor), served, incoming, facts, estimate, window
+        )
+        progress.compress_s = self._clock() - started_s
+        return prompt.not_compressed if prompt.only_pool is None else "observed"
 
     async def _compress(
         self,

@@ -122,8 +122,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """The client's own request id; None if absent or unusable."""
     category: str | None = None
     """Value of x-sluice-category, unchecked."""
-    compress: bool = True
-    """False if x-sluice-compress is off."""
+    compress: bool | None = None
+    """Whether x-sluice-compress is on or off; None if it is absent."""
     read_timeout_s: float | None = None
     """The client's own read timeout (x-stainless-read-timeout)."""
     json_body: bool = True

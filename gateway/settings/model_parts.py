@@ -58,6 +58,13 @@ class CompressionConfig(Section):
 
     enabled: Flag = False
     """Compress prompts in the compression window (see `boundary.gamma`)."""
+    when: Literal["asked", "any", "header"] = "asked"
+    """asked: only a question over retrieved passages. any: other tasks as well, which may lose
+    what they need. header: any task of requests with `x-sluice-compress: on`."""
+    only_when_busy: Flag = True
+    """Compress only while the larger pool has no free slot."""
+    mark: Flag = True
+    """Put `[...]` where text was cut."""
     max_cut: Share = 0.5
     """The largest share of a prompt that may be cut."""
     tokenizer: Path | None = None

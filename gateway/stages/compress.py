@@ -6,7 +6,7 @@ limit. Whatever goes wrong, the request goes on as it came, to the pool that hol
 
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import fixed_tokens, lowered
-from gateway.policy.pools.routing_table import CompressionWindow
+from gateway.policy.pools.routing_table import CompressionRules, CompressionWindow
 from gateway.ports import CompressRunner, CompressTask
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import BodyFacts, Incoming, Prompt
@@ -21,7 +21,7 @@ async def compress(
     found: CompressionWindow,
 ) -> tuple[Prompt, LengthEstimate]:
     """The compressed prompt and its estimate; on failure the client's own, with the reason."""
-    rules = None if served.compression is None else served.compression.rules
+    rules = CompressionRules() if served.compression is None else served.compression.rules
     result = await runner.compress(
         CompressTask(
             endpoint=incoming.endpoint.name,
@@ -30,8 +30,10 @@ async def compress(
             bytes_per_token=estimate.ratio,
             fixed_tokens=fixed_tokens(facts, estimate),
             category=estimate.category,
-            max_cut=0.5 if rules is None else rules.max_cut,
-            tokenizer=None if rules is None else rules.tokenizer,
+            max_cut=rules.max_cut,
+            tokenizer=rules.tokenizer,
+            when="asked" if rules.when == "asked" else "any",
+            mark=rules.mark,
         )
     )
     if result.body is None:

@@ -6,6 +6,7 @@ loaded pool that can hold it, as it would behind a bare relay.
 
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
+from gateway.policy.pools.compression_gate import has_room, promised, requested
 from gateway.policy.pools.pool_affinity import mostly_new, stay
 from gateway.policy.pools.routing import can_serve, compression_window_of, plan_pool
 from gateway.policy.pools.routing_table import CompressionWindow
@@ -78,10 +79,17 @@ def compression_window(
     )
     if isinstance(found, str):
         return found
-    if not incoming.head.compress:
-        return "refused_by_client"
+    rules, header = compression.rules, incoming.head.compress
+    if not requested(rules, header=header):
+        return "not_requested" if header is None else "refused_by_client"
     if not principal.compress:
         return "refused_by_entitlement"
+    if promise := promised(facts.members):
+        return promise
+    if facts.previous_response_id is not None:
+        return "cached_conversation"
+    if rules.only_when_busy and _has_room(served, planned.pool, incoming.received_s):
+        return "not_busy"
     tenant = principal.tenant
     points = prefix.points or served.scheduling.points(
         endpoint.name, tenant, facts.members, facts.measure.text_bytes
@@ -91,6 +99,11 @@ def compression_window(
     if not mostly_new(estimate.input_tokens, prefix.hits()):
         return "cached_prefix"
     return found
+
+
+def _has_room(served: ModelRuntime, pool: int, now_s: float) -> bool:
+    views = served.fleet.telemetry
+    return has_room(served.fleet.pools[pool], views[pool] if views else None, now_s)
 
 
 def overflow_param(endpoint: Endpoint) -> str:

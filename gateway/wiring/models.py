@@ -189,6 +189,9 @@ def _compression(model: ModelConfig) -> ModelCompression | None:
         gamma=model.boundary.gamma,
         max_cut=model.compression.max_cut,
         tokenizer=None if tokenizer is None else str(tokenizer),
+        when=model.compression.when,
+        mark=model.compression.mark,
+        only_when_busy=model.compression.only_when_busy,
     )
     return ModelCompression(rules=rules)
 

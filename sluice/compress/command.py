@@ -43,6 +43,10 @@ def compress(
     ] = None,
     profile: Annotated[str, typer.Option(help="default or paper.")] = "default",
     max_cut: Annotated[float, typer.Option(min=0.0, max=0.99, help="Largest share to cut.")] = 0.5,
+    when: Annotated[
+        str, typer.Option(help="any, or asked: only a question over retrieved passages.")
+    ] = "any",
+    mark: Annotated[bool, typer.Option(help="Mark each gap with [...].")] = True,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File for what is left of the prompt; - is stdout."),
@@ -62,7 +66,8 @@ def compress(
     if as_json and out == _STDOUT:
         stop("--json and -o - both write to stdout: give -o a file", 2)
     given = _given(file, question)
-    found = _compressed(given, budget, bytes_per_token, tokenizer, profile, max_cut)
+    options = {"profile": profile, "max_cut": max_cut, "when": when, "mark": mark}
+    found = _compressed(given, budget, bytes_per_token, tokenizer, options)
     report: dict[str, Any] = _summary(found)
     out_console = console(stderr=as_json or out == _STDOUT)
     if not as_json:
@@ -115,8 +120,7 @@ def _compressed(
     budget: int,
     bytes_per_token: float,
     tokenizer: Path | None,
-    profile: str,
-    max_cut: float,
+    options: dict[str, Any],
 ) -> "Found":
     import compressor
 
@@ -125,9 +129,8 @@ def _compressed(
             given.body,
             budget,
             bytes_per_token,
-            profile=profile,
             exact_counter=compressor.load_counter(tokenizer) if tokenizer else None,
-            max_cut=max_cut,
+            **options,
         )
     except ImportError:
         stop("--tokenizer needs the extra: pip install 'sluice-gateway[exact]'", 2)

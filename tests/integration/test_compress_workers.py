@@ -31,7 +31,7 @@ def task(seed: int = 0, **more: Any) -> CompressTask:
     text = prose(80, seed=seed) + "\n\nQuestion: Where is the lantern?"
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
     return CompressTask(
-        endpoint="chat", body=body, budget_tokens=1_300, bytes_per_token=4.0, **more
+        endpoint="chat", body=body, budget_tokens=1_300, bytes_per_token=4.0, when="any", **more
     )
 
 
@@ -94,7 +94,9 @@ def test_many_at_once_are_answered_as_in_this_process_on_either_loop(
 async def test_a_body_larger_than_a_pipe_passes_both_ways() -> None:
     padding = json.dumps({"padding": "x" * 5_000_000}).encode()
     large = padding[:-1] + b"," + task().body[1:]
-    given = CompressTask(endpoint="chat", body=large, budget_tokens=1_300, bytes_per_token=4.0)
+    given = CompressTask(
+        endpoint="chat", body=large, budget_tokens=1_300, bytes_per_token=4.0, when="any"
+    )
     async with workers() as runner:
         assert await runner.compress(given) == here(given)
 

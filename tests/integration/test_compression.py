@@ -52,7 +52,10 @@ def rag(tokens: int = 9_500, *, max_tokens: int = 500, fact_at: float = 0.5) -> 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     # Without a scheduler no pool is preferred because it holds the prefix.
-    model = {"compression": {"enabled": True}, "scheduling": {"policy": "least-loaded"}}
+    model = {
+        "compression": {"enabled": True, "only_when_busy": False},
+        "scheduling": {"policy": "least-loaded"},
+    }
     with Fleet(short=1, long=1, model=model) as started:
         yield started
 
@@ -130,7 +133,7 @@ def test_a_stream_is_compressed_too(fleet: Fleet) -> None:
 
 
 def test_observe_mode_leaves_the_body_alone() -> None:
-    model = {"compression": {"enabled": True}, "mode": "observe"}
+    model = {"compression": {"enabled": True, "only_when_busy": False}, "mode": "observe"}
     with Fleet(short=1, long=1, model=model) as fleet:
         answer = post(fleet, rag())
         assert answer.headers["x-sluice-compressed"] == "none"

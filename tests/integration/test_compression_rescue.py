@@ -28,6 +28,7 @@ PATHS = {
     "messages": "/v1/messages",
 }
 OUTPUT_TOKENS = 600
+ANY = {"when": "any", "only_when_busy": False}
 
 
 def prompt(seed: int) -> str:
@@ -61,7 +62,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         short=1,
         long=1,
         # The engine's window is what the gateway takes it for; only their counts differ.
-        model={"compression": {"enabled": True, "tokenizer": str(path), "max_cut": 0.9}},
+        model={"compression": {"enabled": True, "tokenizer": str(path), "max_cut": 0.9, **ANY}},
         config={"entitlements": [reader]},
         mock=("--speed", "10"),
     ) as started:

@@ -167,6 +167,8 @@ def _compressed(task: CompressTask, old: dict[str, Any], counter: Counter | None
         max_cut=task.max_cut,
         category=task.category,
         fixed_tokens=task.fixed_tokens,
+        when=task.when,
+        mark=task.mark,
     )
 
 

@@ -16,7 +16,8 @@ compressed into the smaller pool, and to what size:
 
 - Only totals in (B, gamma B] of one boundary, of a text category, with one prompt.
 - T_c = min(B - L_out, window - cap) keeps the boundary and the engine's own limit.
-- Not if the client or its entitlement refuses, and not if an earlier turn of the conversation
+- Not if the client or its entitlement refuses, not if the API's contract or the load forbids it
+  (`gateway.policy.pools.compression_gate`), and not if an earlier turn of the conversation
   was served unchanged: the engine has cached that prefix, and compressed bytes would miss it.
 """
 

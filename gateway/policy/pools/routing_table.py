@@ -1,5 +1,7 @@
 """Records of pool choice: the table of boundaries, and the compression windows above them."""
 
+from typing import Literal
+
 from gateway.records.record import Record
 
 
@@ -28,6 +30,12 @@ class CompressionRules(Record, frozen=True, kw_only=True):
     max_cut: float = 0.5
     tokenizer: str | None = None
     """Path of the model's tokenizer.json, which makes counts exact."""
+    when: Literal["asked", "any", "header"] = "asked"
+    """Which tasks: questions over retrieved passages, all, or all of requests that ask for it."""
+    mark: bool = True
+    """Whether cuts are marked in the text."""
+    only_when_busy: bool = False
+    """Whether to compress only while the larger pool has no room."""
 
 
 class CompressionWindow(Record, frozen=True, kw_only=True):

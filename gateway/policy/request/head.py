@@ -38,7 +38,12 @@ _READ = frozenset(
 )
 
 _KEYS = frozenset({b"api-key", b"x-api-key"})
-_OFF = frozenset({b"off", b"false", b"0", b"no"})
+_SAID = {b"off": False, b"false": False, b"0": False, b"no": False} | {
+    b"on": True,
+    b"true": True,
+    b"1": True,
+    b"yes": True,
+}
 
 
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
@@ -78,7 +83,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         key_digest=key_digest,
         request_id=_printable(said.get(b"x-request-id", b"")),
         category=None if category is None else category.decode("latin-1"),
-        compress=said.get(b"x-sluice-compress", b"").strip().lower() not in _OFF,
+        compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),
         read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
         json_body=json_body,
         form_body=form_body,

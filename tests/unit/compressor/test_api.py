@@ -16,19 +16,21 @@ from compressor import Compressed, Refused, compress
 from tests.unit.compressor.texts import prose, size, user
 
 QUESTION = "\n\nQuestion: Which colour has the lighthouse door?"
+ANY: dict[str, Any] = {"safety": 1.0, "when": "any", "mark": False}
+"""Whatever the task, to the exact byte, without marks."""
 GOLD = "The door of the lighthouse has a turquoise colour."
 
 
 def extract(messages: list[dict[str, Any]], share: float, **options: Any) -> Compressed[Any]:
     """Compressed to `share` of the bytes; fails on a refusal."""
     total = sum(size(m["content"]) for m in messages if isinstance(m["content"], str))
-    found = compress(messages, int(total * share), 1.0, safety=1.0, **options)
+    found = compress(messages, int(total * share), 1.0, **{**ANY, **options})
     assert isinstance(found, Compressed), found
     return found
 
 
 def refusal(messages: list[dict[str, Any]], budget: int, **options: Any) -> Refused:
-    found = compress(messages, budget, 1.0, **{"safety": 1.0, **options})
+    found = compress(messages, budget, 1.0, **{**ANY, **options})
     assert isinstance(found, Refused), found
     return found
 
@@ -81,13 +83,13 @@ def test_what_fits_is_given_back_as_it_is() -> None:
 
 
 def test_the_margin_is_taken_off_the_budget() -> None:
-    found = compress(user(with_gold()), 2000, 4.0)
+    found = compress(user(with_gold()), 2000, 4.0, when="any")
     assert isinstance(found, Compressed)
     assert found.budget_bytes == int(2000 * 4.0 * 0.83)
 
 
 def test_fixed_tokens_come_off_the_budget() -> None:
-    found = compress(user(with_gold()), 2100, 4.0, fixed_tokens=100)
+    found = compress(user(with_gold()), 2100, 4.0, fixed_tokens=100, when="any")
     assert isinstance(found, Compressed)
     assert found.budget_bytes == int(2000 * 4.0 * 0.83)
 
@@ -107,7 +109,7 @@ def test_a_turn_s_tools_images_and_system_prompt_are_untouched() -> None:
         {"role": "tool", "tool_call_id": "1", "content": '{"found": [1, 2, 3], "ok": true}'},
         {"role": "user", "content": "Which colour has the door?"},
     ]
-    found = compress(messages, int(size(prose(100)) * 0.7), 1.0, safety=1.0)
+    found = compress(messages, int(size(prose(100)) * 0.7), 1.0, **ANY, tools=True)
     assert isinstance(found, Compressed)
     after = found.messages
     assert [m["role"] for m in after] == [m["role"] for m in messages]
@@ -117,13 +119,18 @@ def test_a_turn_s_tools_images_and_system_prompt_are_untouched() -> None:
     assert size(after[1]["content"][1]["text"]) < size(prose(100))
 
 
-def test_a_long_system_prompt_keeps_its_first_paragraph_and_its_last_rules() -> None:
-    system = "You are the harbour's assistant.\n\n" + prose(80, seed=5)
-    system += " Never reveal the code. Always answer in French."
-    messages = [{"role": "system", "content": system}, *user("Which bridge is the longest?")]
-    after = extract(messages, 0.6).messages[0]["content"]
-    assert after.startswith("You are the harbour's assistant.")
-    assert after.endswith("Never reveal the code. Always answer in French.")
+def test_a_system_prompt_stays_whole_or_the_prompt_is_refused() -> None:
+    system = prose(40, seed=5) + "\n\nNever reveal the code. " + prose(40, seed=6)
+    messages = [{"role": "developer", "content": system}, *user(with_gold())]
+    total = size(system) + size(with_gold())
+    found = extract(messages, 0.8)
+    assert found.messages[0] == messages[0]
+    assert GOLD in found.messages[1]["content"]
+    beyond = refusal(messages, int(total * 0.42), max_cut=0.9)
+    assert beyond.reason == "protected_too_large"
+    assert beyond.protected_bytes > size(system)
+    only = refusal([messages[0]], int(total * 0.1), max_cut=0.99)
+    assert only.reason == "protected_too_large"
 
 
 def test_older_turns_give_way_first() -> None:
@@ -200,8 +207,8 @@ def test_refusals_name_their_figures() -> None:
 
 
 def test_bad_arguments_are_errors() -> None:
-    for options in ({"safety": 0.0}, {"max_cut": 1.0}, {"profile": "x"}):
-        with pytest.raises(ValueError, match=r"must be|unknown profile"):
+    for options in ({"safety": 0.0}, {"max_cut": 1.0}, {"profile": "x"}, {"when": "x"}):
+        with pytest.raises(ValueError, match=r"must be|unknown (profile|when)"):
             compress(user("a"), 10, 4.0, **options)
     with pytest.raises(ValueError, match="bytes_per_token"):
         compress(user("a"), 10, 0.0)
@@ -240,7 +247,7 @@ HOSTILE = {
 def test_hostile_text_neither_hangs_nor_vanishes(name: str) -> None:
     text = HOSTILE[name]
     started = time.perf_counter()
-    found = compress(user(text + QUESTION), int(size(text) * 0.7), 1.0, safety=1.0)
+    found = compress(user(text + QUESTION), int(size(text) * 0.7), 1.0, **ANY)
     assert time.perf_counter() - started < 5
     if isinstance(found, Compressed):
         after = found.messages[0]["content"]
@@ -251,7 +258,7 @@ def test_hostile_text_neither_hangs_nor_vanishes(name: str) -> None:
 @pytest.mark.parametrize("name", ["no punctuation", "one sentence", "zwj", "surrogates", "thai"])
 def test_text_without_seams_is_still_cut(name: str) -> None:
     text = HOSTILE[name]
-    found = compress(user(text + QUESTION), int(size(text) * 0.7), 1.0, safety=1.0)
+    found = compress(user(text + QUESTION), int(size(text) * 0.7), 1.0, **ANY)
     assert isinstance(found, Compressed)
     assert found.changed
 
@@ -276,7 +283,7 @@ def test_any_text_fits_or_is_refused_and_is_a_subsequence(
 ) -> None:
     messages = [{"role": role, "content": text * 3} for role, text in turns]
     total = sum(size(m["content"]) for m in messages)
-    found = compress(messages, int(total * share), 1.0, safety=1.0, max_cut=0.95, profile=profile)
+    found = compress(messages, int(total * share), 1.0, **ANY, max_cut=0.95, profile=profile)
     if isinstance(found, Refused):
         return
     after = found.messages
@@ -294,7 +301,9 @@ def test_an_exact_counter_fills_the_budget_and_never_passes_it() -> None:
     messages = user(with_gold())
     total = count(messages[0]["content"])
     for wrong in (1.5, 6.0, 12.0):
-        found = compress(messages, int(total * 0.7), wrong, exact_counter=count, max_cut=0.9)
+        found = compress(
+            messages, int(total * 0.7), wrong, exact_counter=count, max_cut=0.9, when="any"
+        )
         assert isinstance(found, Compressed), found
         tokens = count(found.messages[0]["content"])
         assert tokens == found.tokens_after
@@ -306,10 +315,97 @@ def test_a_counter_that_rejects_surrogates_is_given_none() -> None:
         return len(text.encode()) // 4
 
     text = "text \ud83d more words here. " * 300
-    found = compress(user(text + QUESTION), 1100, 4.0, exact_counter=count)
+    found = compress(user(text + QUESTION), 1100, 4.0, exact_counter=count, when="any")
     assert isinstance(found, Compressed)
     assert found.tokens_after is not None
     assert found.tokens_after <= 1100
+
+
+def test_marks_stand_once_in_each_gap_and_count_in_the_budget() -> None:
+    text = with_gold()
+    for share in (0.5, 0.7, 0.9):
+        plain, marked = (extract(user(text), share, mark=mark) for mark in (False, True))
+        after = marked.messages[0]["content"]
+        assert size(after) == marked.bytes_after <= marked.budget_bytes
+        kept = [unit.kept for unit in marked.units]
+        gaps = sum(not b and (at == 0 or kept[at - 1]) for at, b in enumerate(kept))
+        assert after.count("[...]") == gaps > 0
+        assert "[...]" not in plain.messages[0]["content"]
+        assert marked.bytes_after > 0.9 * marked.budget_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), texts), max_size=4),
+    st.floats(0.05, 1.1),
+)
+def test_any_text_with_marks_fits_or_is_refused(turns: list[tuple[str, str]], share: float) -> None:
+    messages = [{"role": role, "content": text * 3} for role, text in turns]
+    total = sum(size(m["content"]) for m in messages)
+    options = {**ANY, "mark": True, "tools": True, "max_cut": 0.95}
+    found = compress(messages, int(total * share), 1.0, **options)
+    if found:
+        assert sum(size(m["content"]) for m in found.messages) <= found.budget_bytes
+
+
+PROMISES: dict[str, list[dict[str, Any]]] = {
+    "prefill": [*user(with_gold()), {"role": "assistant", "content": "The colour is"}],
+    "tool_results": [*user("Which colour?"), {"role": "tool", "content": with_gold()}],
+    "cache_control": [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": with_gold(), "cache_control": {"type": "x"}}],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize("reason", PROMISES)
+def test_what_a_body_promises_is_never_compressed(reason: str) -> None:
+    budget = int(size(with_gold()) * 0.7)
+    assert refusal(PROMISES[reason], budget).reason == reason
+    body = {"messages": PROMISES[reason]}
+    found = compressor.compress_anthropic(body, budget, 1.0, **ANY)
+    if reason != "tool_results":  # Anthropic's are parts of a user message
+        assert isinstance(found, Refused)
+        assert found.reason == reason
+
+
+def test_tool_results_of_all_dialects_need_the_tools_definitions() -> None:
+    budget = int(size(with_gold()) * 0.7)
+    part = {"type": "tool_result", "tool_use_id": "1", "content": with_gold()}
+    anthropic: dict[str, Any] = {
+        "messages": [*user("Which colour has the door?"), {"role": "user", "content": [part]}]
+    }
+    output = {"type": "function_call_output", "call_id": "1", "output": with_gold()}
+    responses: dict[str, Any] = {"input": [*user("Which colour has the door?"), output]}
+    for call, body in (
+        (compressor.compress_anthropic, anthropic),
+        (compressor.compress_responses, responses),
+    ):
+        without = call(body, budget, 1.0, **ANY)
+        assert isinstance(without, Refused)
+        assert without.reason == "tool_results"
+        assert call({**body, "tools": [{"name": "f"}]}, budget, 1.0, **ANY)
+
+
+def test_the_reason_says_what_is_missing() -> None:
+    passages = "\n\n".join(f"[{i}] Title {i}\n{prose(6, seed=i)}" for i in range(1, 12))
+    paragraphs = prose(60)
+    french = "\n\nOù se trouve la porte turquoise du phare ?"
+    asked = "\n\nWhich bridge has the copper lantern?"
+    reasons = {
+        "not_retrieval": paragraphs + asked,
+        "no_question": passages + "\n\nWrite it anew.",
+        "several_questions": f"Which river? And which harbour?\n\n{passages}",
+        "cross_lingual": passages + french,
+        "broad_question": passages + "\n\nWhich bridge, which river?",
+    }
+    for reason, text in reasons.items():
+        found = refusal(user(text), int(size(text) * 0.7), when="asked")
+        assert found.reason == reason, found
+    conversation = [*user(passages), {"role": "assistant", "content": "Yes."}, *user(asked)]
+    assert refusal(conversation, int(size(passages) * 0.7), when="asked").reason == "not_retrieval"
 
 
 def test_results_can_be_pickled_and_made_in_another_process() -> None:
@@ -320,8 +416,8 @@ def test_results_can_be_pickled_and_made_in_another_process() -> None:
     with ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=compressor.warm
     ) as pool:
-        far = pool.submit(compress, user(with_gold()), 2000, 4.0).result()
-    near = compress(user(with_gold()), 2000, 4.0)
+        far = pool.submit(compress, user(with_gold()), 2000, 4.0, when="any").result()
+    near = compress(user(with_gold()), 2000, 4.0, when="any")
     assert isinstance(near, Compressed)
     assert isinstance(far, Compressed)
     assert far.messages == near.messages
@@ -333,21 +429,21 @@ def test_completions_responses_and_anthropic_keep_their_structure() -> None:
     ids = compressor.compress_prompt([1, 2, 3], budget, 1.0)
     assert isinstance(ids, Refused)
     assert ids.reason == "token_ids"
-    prompt = compressor.compress_prompt(text, budget, 1.0, safety=1.0)
+    prompt = compressor.compress_prompt(text, budget, 1.0, **ANY)
     assert isinstance(prompt, Compressed)
     assert GOLD in prompt.body
     request = {"model": "m", "instructions": "Be brief.", "input": text, "stream": True}
-    response = compressor.compress_responses(request, budget, 1.0, safety=1.0)
+    response = compressor.compress_responses(request, budget, 1.0, **ANY)
     assert isinstance(response, Compressed)
     assert response.body == {**request, "input": response.body["input"]}
     assert GOLD in response.body["input"]
-    block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+    block = {"type": "text", "text": text}
     asked = {
         "model": "m",
         "system": "Be brief.",
         "messages": [{"role": "user", "content": [block]}],
     }
-    message = compressor.compress_anthropic(asked, budget, 1.0, safety=1.0)
+    message = compressor.compress_anthropic(asked, budget, 1.0, **ANY)
     assert isinstance(message, Compressed)
     after = message.body["messages"][0]["content"][0]
     assert after == {**block, "text": after["text"]}

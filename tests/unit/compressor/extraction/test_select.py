@@ -5,7 +5,7 @@ from tests.unit.compressor.texts import prose, size, user
 
 
 def extract(text: str, share: float) -> str:
-    found = compress(user(text), int(size(text) * share), 1.0, safety=1.0)
+    found = compress(user(text), int(size(text) * share), 1.0, safety=1.0, when="any", mark=False)
     assert isinstance(found, Compressed), found
     assert found.changed
     return str(found.messages[0]["content"])

@@ -8,7 +8,7 @@ from tests.unit.compressor.texts import prose, size, user
 
 
 def question_of(text: str) -> str:
-    found = compress(user(text), int(size(text) * 0.8), 1.0, safety=1.0)
+    found = compress(user(text), int(size(text) * 0.8), 1.0, safety=1.0, when="any", mark=False)
     assert isinstance(found, Compressed), found
     return found.question
 
@@ -39,7 +39,7 @@ def test_the_question_is_found(text: str, question: str) -> None:
 
 def test_a_question_at_the_end_does_not_keep_the_last_passage_s_header() -> None:
     text = f"{DOCUMENTS}\n\n[12] Last title\n{prose(9, seed=77)}\n\nWho rang the bell?"
-    found = compress(user(text), int(size(text) * 0.6), 1.0, safety=1.0)
+    found = compress(user(text), int(size(text) * 0.6), 1.0, safety=1.0, when="any", mark=False)
     assert isinstance(found, Compressed)
     last = [u for u in found.units if "Last title" in u.text]
     sentences = [u for u in found.units if u.passage == last[0].passage and u.tier == "scored"]

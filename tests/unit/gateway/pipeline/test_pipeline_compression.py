@@ -59,13 +59,14 @@ class Bench:
         observe: bool = False,
         compress: bool = True,
         long_slots: int = 8,
+        rules: CompressionRules | None = None,
     ) -> None:
         served = model(slots=8)
         routing = msgspec.structs.replace(served.routing, observe=observe)
         self.served = changed(
             served,
             routing=routing,
-            compression=ModelCompression(rules=CompressionRules(gamma=1.5)),
+            compression=ModelCompression(rules=rules or CompressionRules(gamma=1.5)),
             kv_bytes_per_token=2,
         )
         self.book = TokenPool(Terms(slots=(8, long_slots), largest_tokens=65_536, headroom=0))
@@ -254,7 +255,78 @@ async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
 async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> None:
     bench = Bench(observe=True)
     record = await bench.serve()
-    assert bench.runner.tasks == []
+    assert len(bench.runner.tasks) == 1
     assert bench.sent == asked().body
     assert record.compression.not_compressed == "observed"
+    assert record.compression.compressed == "none"
     assert bench.metrics.would.values[("compress",)] == 1
+
+
+async def test_observe_mode_does_not_count_what_the_compressor_refuses() -> None:
+    bench = Bench(CompressResult(reason="not_retrieval"), observe=True)
+    record = await bench.serve()
+    assert record.compression.not_compressed == "not_retrieval"
+    assert bench.metrics.would.values.get(("compress",)) is None
+    assert bench.metrics.compressions.values[("m", "not_retrieval")] == 1
+
+
+PROMISES: dict[str, dict[str, Any]] = {
+    "echo": {"echo": True},
+    "suffix": {"suffix": "the end"},
+    "prompt_logprobs": {"prompt_logprobs": 0},
+    "prefill": {"continue_final_message": True},
+    "cache_control": {"cache_control": {"type": "ephemeral"}},
+}
+
+
+@pytest.mark.parametrize("why", PROMISES)
+async def test_what_the_api_promises_is_sent_as_it_came(why: str) -> None:
+    bench = Bench()
+    request = asked(TEXT, **PROMISES[why])
+    record = await bench.serve(request)
+    assert bench.runner.tasks == []
+    assert (bench.pool, record.compression.not_compressed) == ("long", why)
+    assert bench.sent == request.body
+
+
+async def test_members_that_ask_for_nothing_forbid_nothing() -> None:
+    bench = Bench()
+    await bench.serve(asked(TEXT, echo=False, suffix=None, continue_final_message=False))
+    assert len(bench.runner.tasks) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([], "not_requested"),
+        ([(b"x-sluice-compress", b"off")], "refused_by_client"),
+        ([(b"x-sluice-compress", b"perhaps")], "not_requested"),
+        ([(b"x-sluice-compress", b"On")], None),
+    ],
+)
+async def test_when_header_compresses_only_what_asks_for_it(
+    headers: list[tuple[bytes, bytes]], why: str | None
+) -> None:
+    bench = Bench(rules=CompressionRules(when="header", mark=False))
+    record = await bench.serve(asked(TEXT, *headers))
+    assert record.compression.not_compressed == why
+    assert [(task.when, task.mark) for task in bench.runner.tasks] == (
+        [] if why else [("any", False)]
+    )
+
+
+async def test_the_model_s_choice_of_tasks_reaches_the_compressor() -> None:
+    for when in ("asked", "any"):
+        bench = Bench(rules=CompressionRules(when=when))
+        await bench.serve()
+        assert [(task.when, task.mark) for task in bench.runner.tasks] == [(when, True)]
+
+
+async def test_nothing_is_compressed_while_the_larger_pool_has_room() -> None:
+    bench = Bench(rules=CompressionRules(only_when_busy=True))
+    long = bench.served.fleet.pools[1]
+    record = await bench.serve()
+    assert (bench.pool, record.compression.not_compressed) == ("long", "not_busy")
+    long.inflight += len(long.workers) * long.slots_per_worker
+    record = await bench.serve(asked("Snow fell. " + TEXT))
+    assert (bench.pool, record.compression.not_compressed) == ("short", None)

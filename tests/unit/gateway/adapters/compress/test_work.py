@@ -20,6 +20,7 @@ from tests.unit.compressor.texts import WORDS, prose
 
 QUESTION = "\n\nQuestion: Where is the lantern?"
 LONG = prose(80) + QUESTION
+ANY: dict[str, Any] = {"when": "any", "mark": False}
 BUDGET_TOKENS = 1_300  # of some 1,900
 
 
@@ -28,7 +29,7 @@ def run(body: bytes, endpoint: str = "chat", **more: Any) -> CompressResult:
         endpoint=endpoint,
         body=body,
         bytes_per_token=4.0,
-        **({"budget_tokens": BUDGET_TOKENS} | more),
+        **({**ANY, "budget_tokens": BUDGET_TOKENS} | more),
     )
     return work(task, Counters())
 
@@ -53,7 +54,7 @@ def test_all_but_the_cut_string_stays_byte_for_byte() -> None:
         b'  {"content" :\t[ {"type":"text" , "text":'
     )
     after = (
-        b' ,"cache_control":{"ttl":1.50}} ,{"type":"image_url","image_url":{"url":"data:,\\/x"}}]'
+        b' ,"uuid":{"ttl":1.50}} ,{"type":"image_url","image_url":{"url":"data:,\\/x"}}]'
         b', "role":"user","weight":0.10 }\n] ,"temperature":1.0e-1,"stop":null}\n'
     )
     found = cut(before + encoded(LONG) + after)
@@ -67,11 +68,11 @@ def test_all_but_the_cut_string_stays_byte_for_byte() -> None:
 def test_several_cut_strings_are_each_put_back_in_their_place() -> None:
     first, second = prose(40, seed=1), prose(40, seed=2) + QUESTION
     body = (
-        b'{"messages":[{"role":"user","content":[ {"type":"text","text":%s},\n'
-        b'{"type" :"text","text": %s } ]},{"role":"assistant","content":"So  it is."}],"n":1}'
+        b'{"messages":[{"role":"assistant","content":"So  it is."},{"role":"user","content":[ '
+        b'{"type":"text","text":%s},\n{"type" :"text","text": %s } ]}],"n":1}'
     )
     found = cut(body % (encoded(first), encoded(second)))
-    texts = [part["text"] for part in json.loads(found)["messages"][0]["content"]]
+    texts = [part["text"] for part in json.loads(found)["messages"][1]["content"]]
     assert found == body % (encoded(texts[0]), encoded(texts[1]))
     assert 0 < len(texts[0]) < len(first)
     assert 0 < len(texts[1]) < len(second)
@@ -103,12 +104,13 @@ def test_each_endpoint_is_cut_where_its_text_is(endpoint: str, body: bytes) -> N
 @pytest.mark.parametrize(
     ("endpoint", "name"), [("responses", "instructions"), ("messages", "system")]
 )
-def test_a_long_system_prompt_is_cut_in_its_own_member(endpoint: str, name: str) -> None:
+def test_a_long_system_prompt_stays_whole_in_its_own_member(endpoint: str, name: str) -> None:
     members = {"input": LONG, "messages": [{"role": "user", "content": LONG}]}
     other = "input" if endpoint == "responses" else "messages"
     body = json.dumps({name: prose(80, seed=3), other: members[other], "top_p": 1.0}).encode()
-    found = json.loads(cut(body, endpoint, budget_tokens=2_600))
-    assert len(found[name]) < len(prose(80, seed=3))
+    found = json.loads(cut(body, endpoint, budget_tokens=4_000))
+    assert found[name] == prose(80, seed=3)
+    assert len(json.dumps(found[other])) < len(json.dumps(members[other]))
     assert list(found) == [name, other, "top_p"]
 
 
@@ -217,6 +219,7 @@ def test_a_tokenizer_counts_the_whole_prompt_and_is_loaded_once(
         bytes_per_token=4.0,
         fixed_tokens=50,
         tokenizer=str(path),
+        when="any",
     )
     for _ in range(2):
         result = work(task, counters)
@@ -236,6 +239,7 @@ def test_a_tokenizer_that_cannot_be_loaded_leaves_the_estimate(
         budget_tokens=BUDGET_TOKENS,
         bytes_per_token=4.0,
         tokenizer=str(tmp_path / "none.json"),
+        when="any",
     )
     for _ in range(2):
         result = work(task, counters)
