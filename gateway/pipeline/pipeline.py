@@ -273,8 +273,24 @@ class Pipeline:
         prompt, _ = await stage_compress.compress(
             require(self._compressor), served, incoming, facts, estimate, window
         )
-        progress.compress_s = self._clock() - started_s
+        self._note_compression(progress, served, window, estimate, prompt, started_s)
         return prompt.not_compressed if prompt.only_pool is None else "observed"
+
+    def _note_compression(
+        self,
+        progress: RequestProgress,
+        served: ModelRuntime,
+        window: CompressionWindow,
+        whole: LengthEstimate,
+        prompt: Prompt,
+        started_s: float,
+    ) -> None:
+        """Note how long the compressor took, and what came of it at this depth."""
+        progress.compress_s = taken_s = self._clock() - started_s
+        boundary = served.routing.pools[window.pool].boundary_tokens
+        if served.compression is not None and boundary is not None:
+            depth = whole.fit_tokens / boundary
+            served.compression.watch.noted(prompt.not_compressed, depth, taken_s)
 
     async def _compress(
         self,
@@ -292,7 +308,7 @@ class Pipeline:
         prompt, estimate = await stage_compress.compress(
             require(self._compressor), served, incoming, facts, whole.estimate, window
         )
-        progress.compress_s = self._clock() - started_s
+        self._note_compression(progress, served, window, whole.estimate, prompt, started_s)
         progress.timer.begin()
         if prompt.only_pool is None:
             sending = whole._replace(prompt=prompt, estimate=estimate)

@@ -13,6 +13,7 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.pools.boundary_watch import BoundaryWatch
+from gateway.policy.pools.compression_watch import CompressionWatch
 from gateway.policy.pools.conversations import Conversations, ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, Routing
 from gateway.policy.prefix.digests import Points, points_of
@@ -103,6 +104,15 @@ class ModelCompression(msgspec.Struct, frozen=True, kw_only=True):
     rules: CompressionRules
     conversations: Conversations = msgspec.field(default_factory=Conversations)
     """What engines hold as it came; the next turn of those is not compressed."""
+    watch: CompressionWatch = msgspec.field(default_factory=CompressionWatch)
+    """What the compressor achieves."""
+
+    def move_gamma(self, gamma: float) -> None:
+        """Set the width of the compression windows for further requests."""
+        # As with boundaries: the one field that changes, set at once.
+        msgspec.structs.force_setattr(
+            self, "rules", msgspec.structs.replace(self.rules, gamma=gamma)
+        )
 
 
 class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal
 from gateway.settings import Config
 from gateway.settings.config import ServerConfig
-from gateway.settings.fleet import control_of
+from gateway.settings.fleet import control_of, gamma_control_of
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.web.control.app import control_app
 from gateway.web.control.management_port import Management
@@ -144,6 +144,7 @@ class Gateway:
             self.metrics,
             clock=clock,
             ask=reported_totals,
+            gammas={m.name: found for m in config.models if (found := gamma_control_of(m))},
         )
         self.telemetry = EngineMetrics(
             (model for model in self.models if model.fleet.telemetry),

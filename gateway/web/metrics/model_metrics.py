@@ -58,6 +58,23 @@ def boundaries(models: Sequence[ModelRuntime]) -> Iterator[Family]:
             for pool in served.fleet.pools
         ],
     )
+    compressing = [(m.name, m.compression) for m in models if m.compression is not None]
+    yield gauge(
+        "sluice_gamma",
+        "Totals up to gamma x boundary may be compressed.",
+        ("model",),
+        [((name,), compression.rules.gamma) for name, compression in compressing],
+    )
+    yield gauge(
+        "sluice_compression_success_ratio",
+        "Of the latest prompts given to the compressor, those that fitted (p_c).",
+        ("model",),
+        [
+            ((name,), compression.watch.success)
+            for name, compression in compressing
+            if compression.watch.success is not None
+        ],
+    )
     watched = [(served, served.watch) for served in models if served.watch is not None]
     yield gauge(
         "sluice_boundary_error_ratio",

@@ -837,3 +837,21 @@ def test_what_several_replicas_lack_is_said(was: str, now: str, said: str) -> No
 @pytest.mark.parametrize("port", ["8076", "8081"])
 def test_the_clients_port_may_be_beside_those_of_the_replicas(port: str) -> None:
     read(ONE_POOL + WORKERS.replace("9100", port))
+
+
+def test_compression_is_for_questions_while_the_larger_pool_is_full_unless_told_otherwise() -> None:
+    text = """version: 1
+models:
+  - name: m
+    compression: {{enabled: true{more}}}
+    pools:
+      short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
+      long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
+"""
+    found = parse(text.format(more=""), "sluice.yaml", {}).models[0].compression
+    assert (found.when, found.only_when_busy, found.mark) == ("asked", True, True)
+    more = ", when: header, only_when_busy: false, mark: false"
+    found = parse(text.format(more=more), "sluice.yaml", {}).models[0].compression
+    assert (found.when, found.only_when_busy, found.mark) == ("header", False, False)
+    with pytest.raises(ConfigError, match="asked"):
+        parse(text.format(more=", when: sometimes"), "sluice.yaml", {})

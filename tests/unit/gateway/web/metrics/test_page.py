@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from gateway.metrics import Metrics
+from gateway.policy.model_runtime import ModelCompression
 from gateway.policy.pools.boundary_watch import BoundaryWatch
+from gateway.policy.pools.routing_table import CompressionRules
 from gateway.ports import AccountView, PoolView
 from gateway.web.metrics.page import MetricsPage, PoolSnapshot, StoreCounts
 from tests.builders import served_model
@@ -82,6 +84,21 @@ def test_what_went_wrong_with_a_shared_store_is_counted() -> None:
     assert "sluice_store_failures_total 5.0" in lines
     assert "sluice_store_dropped_total 1.0" in lines
     assert "sluice_store_alone_total 0.0" in page()
+
+
+def test_gamma_and_the_success_of_compression_are_shown() -> None:
+    compression = ModelCompression(rules=CompressionRules(gamma=1.4))
+    served = msgspec.structs.replace(served_model(), compression=compression)
+    shown = MetricsPage(Metrics(), [served], lambda: 0, lambda: 0.0)
+    before = shown.render().decode().splitlines()
+    assert 'sluice_gamma{model="m"} 1.4' in before
+    assert not any(line.startswith("sluice_compression_success_ratio{") for line in before)
+    for reason in ("", "", "no_question", ""):
+        compression.watch.noted(reason, 1.2, 0.002)
+    compression.move_gamma(1.3)
+    after = shown.render().decode().splitlines()
+    assert 'sluice_gamma{model="m"} 1.3' in after
+    assert 'sluice_compression_success_ratio{model="m"} 0.75' in after
 
 
 def test_boundaries_and_the_distance_from_the_plan_are_shown() -> None:
