@@ -4,7 +4,7 @@ What the gateway imports is pure Python without numpy. Training (`predictor.trai
 scikit-learn and is not imported here.
 """
 
-from predictor.artifact import Artifact, ArtifactError, load
+from predictor.artifact import Artifact, ArtifactError, PoolSection, load
 from predictor.features import FEATURES, features
 from predictor.online import PrefillPredictor
 from predictor.prior import PriorRates
@@ -15,6 +15,7 @@ __all__ = [
     "Artifact",
     "ArtifactError",
     "OutputSurvival",
+    "PoolSection",
     "PrefillPredictor",
     "PriorRates",
     "features",

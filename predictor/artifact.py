@@ -1,4 +1,4 @@
-"""The trained predictor as a file: versioned JSON, fully validated before use.
+"""Trained predictors as a file: versioned JSON with a section per pool, validated before use.
 
 The file holds arrays of numbers, no pickle and no code. An untrusted file can predict wrongly, but
 it cannot cause an endless tree walk, an infinite prediction, or large memory use.
@@ -15,9 +15,10 @@ from predictor.features import FEATURES
 from predictor.prior import PriorRates
 from predictor.tree import BOOST_LEAVES, LEAF, Ensemble, Node, SmallTree, nest
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 KIND: Final = "sluice-prefill-predictor"
-MAX_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 16 << 20
+MAX_SECTIONS: Final = 256
 MAX_LEAVES: Final = 1024
 MAX_DEPTH: Final = 64
 MAX_TREES: Final = 256
@@ -28,7 +29,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=SHORTEST_S, le=LONGEST_S)]
 
 
 class ArtifactError(ValueError):
-    """The file is not a valid predictor; the message says why in one sentence."""
+    """The file is not usable; the message says why in one sentence, `fix` what to do."""
+
+    def __init__(self, problem: str, fix: str = "give a file that `sluice train -o` wrote") -> None:
+        super().__init__(problem)
+        self.fix = fix
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,14 +73,13 @@ class Boosted(_Part, frozen=True, kw_only=True):
     trees: tuple[BoostedTree, ...]
 
 
-class Artifact(_Part, frozen=True, kw_only=True):
-    """A trained predictor, validated on construction; raises ArtifactError."""
+class PoolSection(_Part, frozen=True, kw_only=True):
+    """The trained predictor of one pool; raises ArtifactError for values out of range."""
 
-    schema: int
-    kind: str
+    model: str = ""
+    pool: str = ""
     alpha: float
     """Level of the quantiles, e.g. 0.95."""
-    features: tuple[str, ...]
     tree: TreeArrays
     rates: PriorRates
     """Engine rates fitted to the same rows; they also start the prior."""
@@ -84,19 +88,10 @@ class Artifact(_Part, frozen=True, kw_only=True):
     rows: int
     boosted: Boosted | None = None
     """If present, an ensemble gives the quantiles instead of the tree's leaves."""
-    trained_on: str = ""
-    """The source of the rows."""
     report: dict[str, Any] = {}
     """Evaluation by `judge` at training, for people to read."""
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA or self.kind != KIND:
-            raise ArtifactError(
-                f"this is schema {self.schema} of {self.kind[:40]!r}; "
-                f"expected schema {SCHEMA} of {KIND!r}: train it anew"
-            )
-        if self.features != FEATURES:
-            raise ArtifactError("its features differ from this version's: train it anew")
         if not 0.5 <= self.alpha < 1:
             raise ArtifactError("alpha must be at least 0.5 and below 1")
         if not 1 <= self.longest_uncached_tokens <= 1 << 32 or self.rows < 1:
@@ -104,6 +99,11 @@ class Artifact(_Part, frozen=True, kw_only=True):
         _check_tree(self.tree)
         if self.boosted is not None:
             _check_boosted(self.boosted)
+
+    @property
+    def name(self) -> str:
+        """Model and pool, as people write them."""
+        return f"{self.model}/{self.pool}"
 
     @property
     def root(self) -> Node:
@@ -125,11 +125,52 @@ class Artifact(_Part, frozen=True, kw_only=True):
         )
 
 
+class Artifact(_Part, frozen=True, kw_only=True):
+    """The whole file: one section per pool; raises ArtifactError."""
+
+    schema: int = SCHEMA
+    kind: str = KIND
+    features: tuple[str, ...] = FEATURES
+    sections: tuple[PoolSection, ...]
+
+    def __post_init__(self) -> None:
+        if self.features != FEATURES:
+            raise ArtifactError("its features differ from this version's", _AGAIN)
+        if not 1 <= len(self.sections) <= MAX_SECTIONS:
+            raise ArtifactError(f"a predictor has 1 to {MAX_SECTIONS} sections")
+        names = [(section.model, section.pool) for section in self.sections]
+        if len(set(names)) < len(names):
+            raise ArtifactError("two sections are of the same pool")
+
+    def section(self, model: str, pool: str) -> PoolSection | None:
+        """The section of a pool, or None."""
+        for section in self.sections:
+            if (section.model, section.pool) == (model, pool):
+                return section
+        return None
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What tells one version of the format from another."""
+
+    schema: int
+    kind: str
+
+
+_AGAIN: Final = "train again: `sluice train --log requests.jsonl -o FILE`"
+
+
 def decode(data: bytes) -> Artifact:
     """Decode and validate a file's bytes; raises ArtifactError."""
     if len(data) > MAX_BYTES:
         raise ArtifactError(f"more than {MAX_BYTES} bytes")
     try:
+        head = msgspec.json.decode(data, type=_Head)
+        if (head.schema, head.kind) != (SCHEMA, KIND):
+            raise ArtifactError(
+                f"this is schema {head.schema} of {head.kind[:40]!r}, not {SCHEMA} of {KIND!r}",
+                _AGAIN,
+            )
         return msgspec.json.decode(data, type=Artifact)
     except ArtifactError:
         raise
@@ -152,7 +193,7 @@ def load(path: Path) -> Artifact:
     try:
         return decode(data)
     except ArtifactError as error:
-        raise ArtifactError(f"{path}: {error}") from None
+        raise ArtifactError(f"{path}: {error}", error.fix) from None
 
 
 def _check_tree(tree: TreeArrays) -> None:

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import QuantileRegressor
 
-from predictor.artifact import Artifact
+from predictor.artifact import PoolSection
 from predictor.calibrate import BUCKETS, bucket_name
 from predictor.features import HIT, LOCALITY
 from predictor.online import PrefillPredictor
 from predictor.rows import PrefillRow
 
+PRIOR: Final = "prior, learned online"
+"""Name in a report of the untrained prior, which starts with the held-out rows like the tree."""
 _LINEAR_ROWS: Final = 4000
 _POINTS: Final = 2000
 
@@ -28,21 +30,21 @@ def pinball(actual: Floats, quantile: Floats, alpha: float) -> float:
 
 
 def judge(
-    artifact: Artifact, learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow]
+    section: PoolSection, learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow]
 ) -> dict[str, Any]:
     """A report: pinball losses, raw and calibrated coverage in all and by bucket, plot points.
 
     Calibration runs as online: each row is predicted before it is learned from.
     """
-    actual, mean, raw, calibrated, bucket = replay(artifact, held_out)
-    alpha = artifact.alpha
+    actual, mean, raw, calibrated, bucket = replay(section, held_out)
+    alpha = section.alpha
     report: dict[str, Any] = {
         "rows": len(learned),
         "held_out": len(held_out),
         "pinball_s": {
             "tree": pinball(actual, raw, alpha),
             "calibrated": pinball(actual, calibrated, alpha),
-            **_baselines(artifact, learned, held_out),
+            **_baselines(section, learned, held_out),
         },
         "coverage": {
             "raw": float((actual <= raw).mean()),
@@ -70,8 +72,16 @@ def judge(
     return report
 
 
+def beats_prior(report: dict[str, Any]) -> bool:
+    """Whether a section judged so predicts the held-out rows better than no training would."""
+    losses = report["pinball_s"]
+    return bool(losses["calibrated"] < losses[PRIOR])
+
+
 def replay(
-    artifact: Artifact | None, rows: Sequence[PrefillRow], predictor: PrefillPredictor | None = None
+    section: PoolSection | None,
+    rows: Sequence[PrefillRow],
+    predictor: PrefillPredictor | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.int64]]:
     """Predict and learn the rows in order: actual, mean, raw and calibrated quantile, bucket.
 
@@ -80,8 +90,8 @@ def replay(
     index: dict[str, int] = {}
     for row in rows:
         index.setdefault(row.worker, len(index))
-    alpha = artifact.alpha if artifact else 0.95
-    predictor = predictor or PrefillPredictor(artifact, workers=len(index), alpha=alpha)
+    alpha = section.alpha if section else 0.95
+    predictor = predictor or PrefillPredictor(section, workers=len(index), alpha=alpha)
     found = np.empty((len(rows), 5))
     for i, row in enumerate(rows):
         worker = index[row.worker]
@@ -94,18 +104,18 @@ def replay(
 
 
 def _baselines(
-    artifact: Artifact, learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow]
+    section: PoolSection, learned: Sequence[PrefillRow], held_out: Sequence[PrefillRow]
 ) -> dict[str, float]:
     """Losses of a constant quantile, of a linear quantile regression, and of the prior."""
-    alpha = artifact.alpha
+    alpha = section.alpha
     y = np.array([row.prefill_s for row in learned])
     actual = np.array([row.prefill_s for row in held_out])
-    prior = PrefillPredictor(None, workers=1, alpha=alpha)
-    one = [PrefillRow(x=row.x, prefill_s=row.prefill_s) for row in held_out]
-    _, _, _, online, _ = replay(None, one, prior)
+    workers = len({row.worker for row in held_out})
+    prior = PrefillPredictor(None, workers=workers, alpha=alpha)
+    _, _, _, online, _ = replay(None, held_out, prior)
     losses = {
         "constant": pinball(actual, np.full(len(actual), np.quantile(y, alpha)), alpha),
-        "prior, learned online": pinball(actual, online, alpha),
+        PRIOR: pinball(actual, online, alpha),
     }
     guessed = _linear(learned, held_out, alpha)
     if guessed is not None:

@@ -8,7 +8,7 @@ every request, so it is one flat function: a tree walk, two look-ups, a few prod
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from predictor.artifact import Artifact
+from predictor.artifact import PoolSection
 from predictor.calibrate import (
     BACKLOG_EDGES,
     PROMPT_EDGES,
@@ -38,12 +38,12 @@ _SOME, _MUCH = BACKLOG_EDGES
 class PrefillPredictor:
     """The predictor of one pool; `workers` is their number, and methods take their indexes.
 
-    ValueError when an argument is out of range, or alpha is not the artifact's.
+    ValueError when an argument is out of range, or alpha is not the section's.
     """
 
     def __init__(
         self,
-        artifact: Artifact | None = None,
+        section: PoolSection | None = None,
         *,
         workers: int,
         alpha: float = 0.95,
@@ -54,18 +54,18 @@ class PrefillPredictor:
             raise ValueError("a predictor needs at least one worker")
         if not 0.5 <= alpha < 1:
             raise ValueError("alpha must be at least 0.5 and below 1")
-        if artifact is not None and abs(artifact.alpha - alpha) > 1e-9:
-            raise ValueError(f"the artifact holds quantiles at {artifact.alpha:g}, not {alpha:g}")
+        if section is not None and abs(section.alpha - alpha) > 1e-9:
+            raise ValueError(f"the section holds quantiles at {section.alpha:g}, not {alpha:g}")
         if calibration not in CALIBRATIONS:
             raise ValueError(f"calibration must be one of {', '.join(CALIBRATIONS)}")
         self.alpha = alpha
-        self.trained = artifact is not None
+        self.trained = section is not None
         self.observed = 0
         """Number of first tokens learned from."""
-        self._root = artifact.root if artifact else None
-        self._ensemble = artifact.ensemble if artifact else None
-        self._longest = artifact.longest_uncached_tokens if artifact else 0
-        self._prior = Prior(prior or (artifact.rates if artifact else PriorRates()))
+        self._root = section.root if section else None
+        self._ensemble = section.ensemble if section else None
+        self._longest = section.longest_uncached_tokens if section else 0
+        self._prior = Prior(prior or (section.rates if section else PriorRates()))
         self._speeds = Speeds(workers)
         self._factors = self._speeds.factors
         self._recentre_every = max(_RECENTRE, workers // _WORKERS_AN_OBSERVATION)

@@ -31,16 +31,19 @@ class PrefillRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Found(msgspec.Struct, kw_only=True):
     """The rows of a log, and counts of the lines that were not usable."""
 
-    rows: list[PrefillRow] = []
-    """In the log's order."""
+    rows: dict[tuple[str, str], list[PrefillRow]] = {}
+    """By model and pool, in the log's order."""
     lines: int = 0
     unreadable: int = 0
     other: int = 0
     """Lines that are no requests, were not served, or are of another model or pool."""
     lacking: int = 0
     """Served requests that lack a required field."""
-    pools: dict[str, int] = {}
-    """Number of rows by "model/pool"."""
+
+    @property
+    def count(self) -> int:
+        """Rows of all pools."""
+        return sum(map(len, self.rows.values()))
 
 
 def read_rows(
@@ -80,9 +83,8 @@ def _take(record: Mapping[str, Any], found: Found, model: str | None, pool: str 
     if row is None:
         found.lacking += 1
         return
-    name = f"{record.get('model') or '?'}/{record.get('pool') or '?'}"
-    found.pools[name] = found.pools.get(name, 0) + 1
-    found.rows.append(row)
+    name = str(record.get("model") or "?"), str(record.get("pool") or "?")
+    found.rows.setdefault(name, []).append(row)
 
 
 def row_of(record: Mapping[str, Any]) -> PrefillRow | None:

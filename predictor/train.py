@@ -1,8 +1,8 @@
-"""Offline training: builds an artifact from rows and evaluates it on held-out rows.
+"""Offline training: builds a section from rows and evaluates it on held-out rows.
 
 The model is a regression tree of 128 leaves on the logarithm of the prefill time; each leaf holds
 the mean and the alpha quantile of its rows. Optionally, 60 boosted trees of 8 leaves give the
-quantiles. The newest quarter of the rows is held out, and the evaluated artifact is returned as
+quantiles. The newest quarter of the rows is held out, and the evaluated section is returned as
 is, not retrained. Needs scikit-learn (the extra `train`); the gateway does not import it.
 """
 
@@ -15,16 +15,14 @@ from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 from predictor.artifact import (
-    KIND,
     LONGEST_S,
-    SCHEMA,
     SHORTEST_S,
-    Artifact,
     Boosted,
     BoostedTree,
+    PoolSection,
     TreeArrays,
 )
-from predictor.features import FEATURES, UNCACHED
+from predictor.features import UNCACHED
 from predictor.judge import judge
 from predictor.prior import Prior, PriorRates
 from predictor.rows import PrefillRow
@@ -55,8 +53,9 @@ def train(
     boosted: bool = False,
     leaves: int = LEAVES,
     seed: int = 0,
-    trained_on: str = "",
-) -> Artifact:
+    model: str = "",
+    pool: str = "",
+) -> PoolSection:
     """Train on rows in order of time; `report` is `judge`'s on the newest quarter.
 
     Raises TooFewRows below MIN_ROWS.
@@ -70,22 +69,20 @@ def train(
     y = np.clip([row.prefill_s for row in learned], SHORTEST_S, LONGEST_S)
     slowness = worker_slowness(learned, x, y, seed)
     y = np.clip(y / [slowness[row.worker] for row in learned], SHORTEST_S, LONGEST_S)
-    artifact = Artifact(
-        schema=SCHEMA,
-        kind=KIND,
+    section = PoolSection(
+        model=model,
+        pool=pool,
         alpha=alpha,
-        features=FEATURES,
         tree=fit_tree(x, y, alpha=alpha, leaves=leaves, seed=seed),
         rates=_rates(x, y),
         longest_uncached_tokens=max(1, int(x[:, UNCACHED].max())),
         rows=len(learned),
         boosted=fit_boosted(x, y, alpha=alpha, seed=seed) if boosted else None,
-        trained_on=trained_on,
     )
-    report: dict[str, Any] = judge(artifact, learned, held_out)
+    report: dict[str, Any] = judge(section, learned, held_out)
     report["slowness"] = {name: round(value, 3) for name, value in slowness.items()}
-    fields = {name: getattr(artifact, name) for name in artifact.__struct_fields__}
-    return Artifact(**{**fields, "report": report})
+    fields = {name: getattr(section, name) for name in section.__struct_fields__}
+    return PoolSection(**{**fields, "report": report})
 
 
 def fit_tree(x: Floats, y: Floats, *, alpha: float, leaves: int, seed: int) -> TreeArrays:
@@ -135,7 +132,7 @@ def worker_slowness(
 ) -> dict[str, float]:
     """Each worker's time relative to a common tree's prediction, scaled to a median of 1.
 
-    So the artifact describes a median worker, and each worker's factor is learned online.
+    So the section describes a median worker, and each worker's factor is learned online.
     """
     names = sorted({row.worker for row in rows})
     if len(names) == 1:

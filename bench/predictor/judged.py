@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from predictor.artifact import Artifact
+from predictor.artifact import PoolSection
 from predictor.judge import Floats, pinball, replay
 from predictor.online import PrefillPredictor
 from predictor.rows import PrefillRow
@@ -41,14 +41,14 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(
-    artifact: Artifact | None,
+    section: PoolSection | None,
     before: Sequence[PrefillRow],
     shifted: Sequence[PrefillRow],
     predictor: PrefillPredictor,
 ) -> Judged:
     """Calibrate on `before`, then judge on `shifted`."""
-    first = replay(artifact, before, predictor)
-    actual, _, raw, quantile, _ = replay(artifact, shifted, predictor)
+    first = replay(section, before, predictor)
+    actual, _, raw, quantile, _ = replay(section, shifted, predictor)
     within, within_raw = actual <= quantile, actual <= raw
     all_within = np.concatenate([first[0] <= first[3], within])
     all_raw = np.concatenate([first[0] <= first[2], within_raw])

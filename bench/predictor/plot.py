@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from bench.predictor.judged import Judged
 from bench.predictor.runs import NOMINAL_REQUESTS
-from predictor.artifact import Artifact
+from predictor.artifact import PoolSection
 from sluice.train.plot import draw as draw_training
 
 _BLUE, _ORANGE = "#0072B2", "#D55E00"
@@ -16,12 +16,12 @@ _EVERY: Final = 20
 _WINDOW: Final = 200
 
 
-def draw(folder: Path, found: dict[str, list[Judged]], artifact: Artifact) -> list[Path]:
+def draw(folder: Path, found: dict[str, list[Judged]], section: PoolSection) -> list[Path]:
     """Write both; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "predictor-coverage.png"
     _coverage(found).savefig(file, dpi=120)
-    return [file, draw_training(artifact, folder / "predictor-training.png")]
+    return [file, draw_training([section], folder / "predictor-training.png")]
 
 
 def _coverage(found: dict[str, list[Judged]]) -> Figure:

@@ -28,7 +28,7 @@ from bench.predictor.runs import (
     slower,
 )
 from bench.quartz.workloads import MIXED
-from predictor.artifact import Artifact
+from predictor.artifact import PoolSection
 from predictor.features import features
 from predictor.online import PrefillPredictor
 from predictor.rows import PrefillRow as Prefill
@@ -82,7 +82,7 @@ def run(plot: Path | None = None) -> Report:
 
 
 def _judged(
-    tree: Artifact,
+    tree: PoolSection,
     before: Sequence[Sequence[Prefill]],
     after: dict[str, list[list[Prefill]]],
     calibration: Literal["bucketed", "adaptive"] = "bucketed",
@@ -146,8 +146,8 @@ def _coverage(name: str, published: float | None, seeds: Sequence[Judged]) -> Ro
 
 
 def _other_ways(
-    tree: Artifact,
-    boosted: Artifact,
+    tree: PoolSection,
+    boosted: PoolSection,
     before: Sequence[Sequence[Prefill]],
     after: dict[str, list[list[Prefill]]],
 ) -> list[Row]:
@@ -177,7 +177,7 @@ def _other_ways(
     return rows
 
 
-def pinball_rows(tree: Artifact, boosted: Artifact) -> list[Row]:
+def pinball_rows(tree: PoolSection, boosted: PoolSection) -> list[Row]:
     """Held-out pinball loss beside simpler predictors."""
     losses = tree.report["pinball_s"]
     ours = {"tree": losses["tree"], "boosted": boosted.report["pinball_s"]["tree"]}
@@ -205,11 +205,11 @@ def pinball_rows(tree: Artifact, boosted: Artifact) -> list[Row]:
     return rows
 
 
-def _slow_rows(tree: Artifact, slow: Sequence[Sequence[Prefill]]) -> list[Row]:
+def _slow_rows(tree: PoolSection, slow: Sequence[Sequence[Prefill]]) -> list[Row]:
     rows = []
-    for name, artifact in (("trained", tree), ("untrained", None)):
+    for name, section in (("trained", tree), ("untrained", None)):
         after = [
-            learned_after(rows, str(WORKERS - 1), PrefillPredictor(artifact, workers=WORKERS))
+            learned_after(rows, str(WORKERS - 1), PrefillPredictor(section, workers=WORKERS))
             for rows in slow
         ]
         most = max(1_000_000 if count is None else count for count in after)
@@ -224,19 +224,19 @@ def _slow_rows(tree: Artifact, slow: Sequence[Sequence[Prefill]]) -> list[Row]:
     return rows
 
 
-def cost_rows(tree: Artifact, boosted: Artifact) -> list[Row]:
+def cost_rows(tree: PoolSection, boosted: PoolSection) -> list[Row]:
     """CPU of the calls that a request makes."""
     x = features(
         prompt_tokens=3000, hit_tokens=900, cap_tokens=1024, output_tokens=180, stream=True,
         active=40, backlog_tokens=1500, kv_usage=0.4,
     )  # fmt: skip
     rows = []
-    for name, artifact, limit in (
+    for name, section, limit in (
         ("tree", tree, 2.0),
         ("prior", None, 2.0),
         ("boosted", boosted, 0.0),
     ):
-        predictor = PrefillPredictor(artifact, workers=WORKERS)
+        predictor = PrefillPredictor(section, workers=WORKERS)
         predict = cpu_us(
             partial(predictor.predict_request, 1, 3000, 900, 1024, 180, 40, 1500, 0.4, True)
         )

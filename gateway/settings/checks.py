@@ -14,7 +14,7 @@ from gateway.settings.config import Config
 from gateway.settings.fleet import ModelConfig, PoolConfig, WorkerConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
-from predictor.artifact import load
+from predictor.artifact import ArtifactError, load
 from predictor.online import PrefillPredictor
 
 NO_KV_BYTES = "the model does not say what a token takes"
@@ -161,9 +161,23 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
         )
         return
     try:
-        PrefillPredictor(load(predictor), workers=1)
-    except ValueError as error:
-        document.add(where, str(error), "give a file that `sluice train -o` wrote")
+        artifact = load(predictor)
+    except ArtifactError as error:
+        document.add(where, str(error), error.fix)
+        return
+    sections = [artifact.section(model.name, pool) for pool in model.pools]
+    if not any(sections):
+        known = ", ".join(section.name for section in artifact.sections[:8])
+        document.add(
+            where,
+            f"{predictor} has no section for a pool of this model; it has {known}",
+            f"train on requests of {model.name} in {', '.join(model.pools)}",
+        )
+    for section in filter(None, sections):
+        try:
+            PrefillPredictor(section, workers=1)
+        except ValueError as error:
+            document.add(where, f"{section.name}: {error}", "train again with --alpha 0.95")
 
 
 def _check_ranks(document: Document, path: KeyPath, model: ModelConfig) -> None:

@@ -4,6 +4,7 @@ Part of the composition root. Each call creates new state.
 """
 
 import importlib
+import logging
 from functools import partial
 
 from gateway.policy.bfio.rank_group import RankGroup
@@ -31,8 +32,10 @@ from gateway.records.attempt import PhaseTimeouts
 from gateway.settings import Config, ModelConfig
 from gateway.settings.fleet import watch_of
 from gateway.settings.token_pools import slot_tokens_per_s
-from predictor.artifact import load
+from predictor.artifact import Artifact, PoolSection, load
 from predictor.online import PrefillPredictor
+
+_log = logging.getLogger("sluice")
 
 _READING = PREDICTING | {"bfio"}
 """Policies that use the KV cache figures reported by engines."""
@@ -147,9 +150,26 @@ def _predictors(
     path = model.scheduling.predictor
     artifact = load(path) if path is not None and not PREDICTING.isdisjoint(policies) else None
     return tuple(
-        PrefillPredictor(artifact, workers=len(pool.workers)) if policy in PREDICTING else None
+        PrefillPredictor(_section(artifact, model, pool), workers=len(pool.workers))
+        if policy in PREDICTING
+        else None
         for policy, pool in zip(policies, pools, strict=True)
     )
+
+
+def _section(artifact: Artifact | None, model: ModelConfig, pool: PoolState) -> PoolSection | None:
+    """What was trained for a pool; None, and a line in the log, if nothing was."""
+    if artifact is None:
+        return None
+    section = artifact.section(model.name, pool.name)
+    if section is None:
+        _log.warning(
+            "model %s, pool %s: %s has no section for it; predictions start untrained",
+            model.name,
+            pool.name,
+            model.scheduling.predictor,
+        )
+    return section
 
 
 def _prefixes(

@@ -1,16 +1,27 @@
-"""`sluice train`: train a predictor of prefill times from a gateway's own request log."""
+"""`sluice train`: train predictors of prefill times from a gateway's own request log."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from predictor.artifact import Artifact, encode
-from predictor.rows import Found, PrefillRow, read_rows
+from predictor.artifact import Artifact, ArtifactError, PoolSection, encode
+from predictor.rows import Found, read_rows
 from sluice.terminal import JsonOption
+
+
+class Judged(NamedTuple):
+    """What training came to for one pool."""
+
+    name: str
+    """Model and pool."""
+    section: PoolSection | None
+    """None with too few rows."""
+    prior_because: str
+    """Why the pool keeps the untrained prior; "" if the section is written."""
 
 
 def train(
@@ -27,47 +38,55 @@ def train(
     plot: Annotated[Path | None, typer.Option(help="PNG of its accuracy.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a predictor of prefill times and judge it on the newest quarter of the log.
+    """Train a predictor of prefill times for each pool; judge it on the newest quarter of the log.
 
-    Exit code 2 when the log is not sufficient.
+    A pool whose tree loses to the untrained prior there keeps the prior. Exit code 1 when all
+    do, and 2 when the log is not sufficient; then nothing is written.
     """
     if not 0.5 <= alpha < 1:
         _refuse(f"--alpha {alpha:g}", "give one from 0.5 to below 1", as_json=as_json)
     found = _read(log, model, pool, as_json=as_json)
-    if len(found.pools) > 1:
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(found.pools.items()))
-        fix = "choose one with --model and --pool: engines differ, and so do their predictors"
-        _refuse(f"the log is of several pools: {names}", fix, as_json=as_json)
-    artifact = _train(found.rows, next(iter(found.pools), ""), alpha, boosted, as_json=as_json)
-    try:
-        out.write_bytes(encode(artifact))
-    except OSError as error:
-        _refuse(f"{out}: {error.strerror}", "give another file with -o", as_json=as_json)
-    if plot is not None:
-        from sluice.train.plot import draw
-
-        draw(artifact, plot)
+    judged = _train_all(found, alpha, boosted, as_json=as_json)
+    won = [j.section for j in judged if j.section is not None and not j.prior_because]
+    if won:
+        _write(won, out, plot, as_json=as_json)
+    elif all(j.section is None for j in judged):
+        _too_few(judged, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps({"ok": True, "file": str(out), **summary(found, artifact)}, indent=2))
+        told = {"ok": bool(won), "file": str(out) if won else None, **summary(found, judged)}
+        typer.echo(json.dumps(told, indent=2))
     else:
-        _print(found, artifact, out)
+        _print(found, judged)
+        if won:
+            typer.echo(f"wrote {out}")
+        else:
+            typer.echo("wrote nothing: the untrained prior predicts better", err=True)
+    if not won:
+        raise typer.Exit(1)
 
 
-def summary(found: Found, artifact: Artifact) -> dict[str, Any]:
-    """The data read, and the predictor's quality."""
-    report = {name: value for name, value in artifact.report.items() if name != "points"}
+def summary(found: Found, judged: list[Judged]) -> dict[str, Any]:
+    """The data read, and each pool's predictor."""
     return {
         "log": {
             "lines": found.lines,
-            "rows": len(found.rows),
+            "rows": found.count,
             "unreadable": found.unreadable,
             "other": found.other,
             "lacking": found.lacking,
         },
-        "trained_on": artifact.trained_on,
-        "prefill_tokens_per_s": round(artifact.rates.prefill_tokens_per_s),
-        **report,
+        "pools": {j.name: _pool_summary(j) for j in judged},
     }
+
+
+def _pool_summary(judged: Judged) -> dict[str, Any]:
+    told: dict[str, Any] = {"written": not judged.prior_because}
+    if judged.prior_because:
+        told["prior_because"] = judged.prior_because
+    if judged.section is not None:
+        told["prefill_tokens_per_s"] = round(judged.section.rates.prefill_tokens_per_s)
+        told |= {name: v for name, v in judged.section.report.items() if name != "points"}
+    return told
 
 
 def _read(logs: list[Path], model: str | None, pool: str | None, *, as_json: bool) -> Found:
@@ -81,23 +100,52 @@ def _read(logs: list[Path], model: str | None, pool: str | None, *, as_json: boo
     return found
 
 
-def _train(
-    rows: list[PrefillRow], name: str, alpha: float, boosted: bool, *, as_json: bool
-) -> Artifact:
+def _train_all(found: Found, alpha: float, boosted: bool, *, as_json: bool) -> list[Judged]:
     try:
+        from predictor.judge import PRIOR, beats_prior
         from predictor.train import TooFewRows
         from predictor.train import train as fit
     except ImportError as error:
         _refuse(f"{error.name} is missing", "pip install 'sluice-gateway[train]'", as_json=as_json)
+    judged = []
+    for (model, pool), rows in sorted(found.rows.items()):
+        name = f"{model}/{pool}"
+        try:
+            with Console(stderr=True).status(f"training {name} on {len(rows):,} prefills"):
+                section = fit(rows, alpha=alpha, boosted=boosted, model=model, pool=pool)
+        except TooFewRows as error:
+            judged.append(Judged(name, None, str(error)))
+            continue
+        losses, why = section.report["pinball_s"], ""
+        if not beats_prior(section.report):
+            why = (
+                f"its pinball loss is {1e3 * losses['calibrated']:.2f} ms, "
+                f"the untrained prior's {1e3 * losses[PRIOR]:.2f} ms"
+            )
+        judged.append(Judged(name, section, why))
+    return judged
+
+
+def _write(sections: list[PoolSection], out: Path, plot: Path | None, *, as_json: bool) -> None:
     try:
-        with Console(stderr=True).status(f"training on {len(rows):,} prefills"):
-            return fit(rows, alpha=alpha, boosted=boosted, trained_on=name)
-    except TooFewRows as error:
-        fix = (
-            "serve more requests with `scheduling: {policy: quartz}` and the request log on; "
-            "until then the gateway predicts from what it learns while it runs"
-        )
-        _refuse(str(error), fix, as_json=as_json)
+        out.write_bytes(encode(Artifact(sections=tuple(sections))))
+    except ArtifactError as error:
+        _refuse(str(error), "choose with --model and --pool", as_json=as_json)
+    except OSError as error:
+        _refuse(f"{out}: {error.strerror}", "give another file with -o", as_json=as_json)
+    if plot is not None:
+        from sluice.train.plot import draw
+
+        draw(sections, plot)
+
+
+def _too_few(judged: list[Judged], *, as_json: bool) -> NoReturn:
+    fix = (
+        "serve more requests with the request log on (training uses streams); until then the "
+        "gateway predicts from what it learns while it runs"
+    )
+    problems = [f"{j.name}: {j.prior_because}" for j in judged]
+    _refuse("; ".join(problems) or "no usable rows", fix, as_json=as_json)
 
 
 def _refuse(problem: str, fix: str, *, as_json: bool) -> NoReturn:
@@ -108,18 +156,27 @@ def _refuse(problem: str, fix: str, *, as_json: bool) -> NoReturn:
     raise typer.Exit(2) from None
 
 
-def _print(found: Found, artifact: Artifact, out: Path) -> None:
+def _print(found: Found, judged: list[Judged]) -> None:
     console = Console(highlight=False)
-    report = artifact.report
     console.print(
-        f"{found.lines:,} lines: {len(found.rows):,} prefills, {found.other:,} other, "
+        f"{found.lines:,} lines: {found.count:,} prefills, {found.other:,} other, "
         f"{found.lacking:,} without the fields, {found.unreadable:,} unreadable"
     )
+    for pool in judged:
+        console.print(f"\n[bold]{pool.name}[/]")
+        if pool.section is not None:
+            _print_section(console, pool.section)
+        if pool.prior_because:
+            console.print(f"{pool.name} keeps the untrained prior: {pool.prior_because}")
+
+
+def _print_section(console: Console, section: PoolSection) -> None:
+    report = section.report
     console.print(
         f"trained on {report['rows']:,}, judged on the newest {report['held_out']:,}; "
-        f"{artifact.rates.prefill_tokens_per_s:,.0f} prefill tokens/s"
+        f"{section.rates.prefill_tokens_per_s:,.0f} prefill tokens/s"
     )
-    losses = _table(f"pinball loss at {artifact.alpha:g}", "ms")
+    losses = _table(f"pinball loss at {section.alpha:g}", "ms")
     for name, value in report["pinball_s"].items():
         losses.add_row(name, f"{1e3 * value:.2f}")
     console.print(losses)
@@ -129,7 +186,6 @@ def _print(found: Found, artifact: Artifact, out: Path) -> None:
         shares = (f"{row[kind]:.3f}" for kind in ("raw", "calibrated"))
         coverage.add_row(row["bucket"], f"{row['rows']:,}", *shares)
     console.print(coverage)
-    typer.echo(f"wrote {out}")
 
 
 def _table(first: str, *columns: str) -> Table:

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from predictor.artifact import KIND, SCHEMA, Artifact, TreeArrays
-from predictor.features import FEATURES, features
+from predictor.artifact import PoolSection, TreeArrays
+from predictor.features import features
 from predictor.prior import PriorRates
 from predictor.rows import PrefillRow
 
@@ -60,12 +60,11 @@ def small_tree() -> TreeArrays:
     )
 
 
-def small_artifact() -> Artifact:
-    return Artifact(
-        schema=SCHEMA,
-        kind=KIND,
+def small_section() -> PoolSection:
+    return PoolSection(
+        model="m",
+        pool="short",
         alpha=0.95,
-        features=FEATURES,
         tree=small_tree(),
         rates=PriorRates(),
         longest_uncached_tokens=8000,

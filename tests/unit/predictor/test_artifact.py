@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.artifact import MAX_BYTES, Artifact, ArtifactError, decode, encode, load
+from predictor.artifact import (
+    MAX_BYTES,
+    MAX_SECTIONS,
+    Artifact,
+    ArtifactError,
+    PoolSection,
+    decode,
+    encode,
+    load,
+)
 from predictor.online import PrefillPredictor
 from predictor.train import train
-from tests.unit.predictor.made import rows_of, small_artifact, x_of
+from tests.unit.predictor.made import rows_of, small_section, x_of
 
 BOOSTED: dict[str, Any] = {
     "start": 0.0,
@@ -28,8 +37,13 @@ BOOSTED: dict[str, Any] = {
 }
 
 
+def file_of(*sections: PoolSection) -> bytes:
+    return encode(Artifact(sections=sections))
+
+
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(encode(small_artifact()))
+    """A file with one section."""
+    found: dict[str, Any] = json.loads(file_of(small_section()))
     return found
 
 
@@ -38,19 +52,24 @@ def bytes_of(value: object) -> bytes:
 
 
 def test_a_trained_predictor_survives_the_file(tmp_path: Path) -> None:
-    artifact = train(rows_of(2000, 1), boosted=True, trained_on="m/p")
+    section = train(rows_of(2000, 1), boosted=True, model="m", pool="p")
     file = tmp_path / "predictor.json"
-    file.write_bytes(encode(artifact))
-    assert load(file) == artifact
+    file.write_bytes(file_of(section))
+    assert load(file).sections == (section,)
     x = x_of(900, 100, 50)
-    predictors = [PrefillPredictor(a, workers=1) for a in (artifact, load(file))]
+    predictors = [PrefillPredictor(s, workers=1) for s in (section, load(file).section("m", "p"))]
     assert predictors[0].predict(0, x) == predictors[1].predict(0, x)
 
 
+FILE = {"schema", "kind", "features", "sections", "exec"}
+"""Fields of the file; all others are a section's."""
+
+
 def changed(path: str, value: object) -> bytes:
-    found = document() | {"boosted": copy.deepcopy(BOOSTED)}
+    found = document()
     *steps, last = path.split(".")
-    part: Any = found
+    part: Any = found if path.partition(".")[0] in FILE else found["sections"][0]
+    found["sections"][0]["boosted"] = copy.deepcopy(BOOSTED)
     for step in steps:
         part = part[int(step)] if step.isdigit() else part[step]
     part[int(last) if last.isdigit() else last] = value
@@ -60,8 +79,10 @@ def changed(path: str, value: object) -> bytes:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("schema", 2, "schema 2"),
-        ("kind", "pickle", "train it anew"),
+        ("schema", 3, "schema 3"),
+        ("kind", "pickle", "'pickle'"),
+        ("sections", [], "1 to 256 sections"),
+        ("sections.0.trees", [], "unknown field"),
         ("alpha", 1.0, "alpha"),
         ("alpha", 0.1, "alpha"),
         ("features", ["prompt_tokens"], "features"),
@@ -94,18 +115,19 @@ def test_what_is_wrong_with_a_file_is_said(path: str, value: object, says: str) 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
 def test_numbers_that_are_not_finite_are_refused(number: str) -> None:
-    data = encode(small_artifact()).replace(b"1000.0", number.encode())
-    assert data != encode(small_artifact())
+    data = file_of(small_section()).replace(b"1000.0", number.encode())
+    assert data != file_of(small_section())
     with pytest.raises(ArtifactError):
         decode(data)
 
 
 def test_a_node_without_a_parent_is_refused() -> None:
     found = document()
+    tree = found["sections"][0]["tree"]
     for name, value in (("feature", -1), ("threshold", 0.0), ("left", 0), ("right", 0)):
-        found["tree"][name].append(value)
-    found["tree"]["mean_s"].append(1.0)
-    found["tree"]["quantile_s"].append(1.0)
+        tree[name].append(value)
+    tree["mean_s"].append(1.0)
+    tree["quantile_s"].append(1.0)
     with pytest.raises(ArtifactError, match="no parent"):
         decode(bytes_of(found))
 
@@ -114,7 +136,7 @@ def test_a_tree_that_is_all_depth_is_refused() -> None:
     found = document()
     depth = 100
     count = 2 * depth + 1
-    found["tree"] = {
+    found["sections"][0]["tree"] = {
         "feature": [0, -1] * depth + [-1],
         "threshold": [0.0] * count,
         "left": [i + 1 if i % 2 == 0 and i < 2 * depth else 0 for i in range(count)],
@@ -124,6 +146,40 @@ def test_a_tree_that_is_all_depth_is_refused() -> None:
     }
     with pytest.raises(ArtifactError, match="deeper"):
         decode(bytes_of(found))
+
+
+def test_each_pool_has_its_own_section() -> None:
+    pools = [train(rows_of(1000, seed), model="m", pool=str(seed)) for seed in (1, 2)]
+    read = decode(file_of(*pools))
+    assert [read.section("m", "1"), read.section("m", "2")] == pools
+    assert read.section("m", "3") is None
+    assert read.section("other", "1") is None
+
+
+def test_a_pool_has_one_section() -> None:
+    with pytest.raises(ArtifactError, match="same pool"):
+        file_of(small_section(), small_section())
+    many = [
+        PoolSection(**{**named(small_section()), "pool": str(n)}) for n in range(MAX_SECTIONS + 1)
+    ]
+    with pytest.raises(ArtifactError, match="sections"):
+        file_of(*many)
+
+
+def named(section: PoolSection) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in section.__struct_fields__}
+
+
+def test_a_file_of_the_first_format_is_refused_and_the_fix_is_to_train_again(
+    tmp_path: Path,
+) -> None:
+    section = document()["sections"][0]
+    first = {"schema": 1, "kind": "sluice-prefill-predictor", "trained_on": "m/short"} | section
+    file = tmp_path / "old.json"
+    file.write_bytes(bytes_of(first))
+    with pytest.raises(ArtifactError, match="schema 1") as refused:
+        load(file)
+    assert refused.value.fix.startswith("train again")
 
 
 def test_large_files_are_not_read(tmp_path: Path) -> None:
@@ -145,6 +201,7 @@ values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 paths = st.sampled_from(
     [
         *("schema", "kind", "alpha", "features", "tree", "rates", "rows", "boosted"),
+        *("sections", "sections.0", "model", "pool", "report"),
         *("tree.feature.0", "tree.threshold.0", "tree.left.0", "tree.right.0", "tree.mean_s.1"),
         *("tree.feature.1", "tree.quantile_s.2", "rates.step_s", "rates.gate_tokens"),
         *("boosted.start", "boosted.trees.0.value.2", "boosted.trees.0.feature.0"),
@@ -155,12 +212,12 @@ paths = st.sampled_from(
 @given(paths, values)
 def test_one_changed_value_is_refused_or_harmless(path: str, value: object) -> None:
     try:
-        artifact: Artifact = decode(changed(path, value))
+        (section,) = decode(changed(path, value)).sections
     except ArtifactError:
         return
     for x in (x_of(), x_of(10, 0), x_of(100_000, 0, 100_000)):
         mean_s, quantile_s, bucket = PrefillPredictor(
-            artifact, workers=1, alpha=artifact.alpha
+            section, workers=1, alpha=section.alpha
         ).predict(0, x)
         assert 0 < mean_s < 1e6
         assert 0 < quantile_s < 1e15

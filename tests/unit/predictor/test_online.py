@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor import Artifact, PrefillPredictor, PriorRates
+from predictor import PoolSection, PrefillPredictor, PriorRates
 from predictor.features import features
 from predictor.rows import PrefillRow
 from predictor.speeds import Speeds
 from predictor.train import train
-from tests.unit.predictor.made import rows_of, small_artifact, x_of
+from tests.unit.predictor.made import rows_of, small_section, x_of
 
 TRAINED = train(rows_of(4000, 1))
 
@@ -63,9 +63,9 @@ def test_nothing_that_the_gateway_imports_needs_numpy() -> None:
 def test_a_request_is_predicted_as_its_features_are(
     prompt: int, hit: int, cap: int | None, active: int, ahead: int, kv: float, told: bool, of: str
 ) -> None:
-    artifact = None if of == "prior" else small_artifact()
+    section = None if of == "prior" else small_section()
     predictor = PrefillPredictor(
-        artifact, workers=2, calibration="adaptive" if of == "adaptive" else "bucketed"
+        section, workers=2, calibration="adaptive" if of == "adaptive" else "bucketed"
     )
     x = x_of(2000)
     for _ in range(40):  # a speed, a correction and constants of its own
@@ -76,35 +76,35 @@ def test_a_request_is_predicted_as_its_features_are(
 
 
 def test_a_trained_leaf_is_what_is_predicted_at_first() -> None:
-    predictor = PrefillPredictor(small_artifact(), workers=2)
+    predictor = PrefillPredictor(small_section(), workers=2)
     assert predictor.predict(0, x_of(500))[:2] == (0.1, 0.2)
     assert predictor.predict(1, x_of(2000))[:2] == (1.0, 1.5)
 
 
 def test_prompts_longer_than_any_trained_on_take_longer() -> None:
-    predictor = PrefillPredictor(small_artifact(), workers=1)
+    predictor = PrefillPredictor(small_section(), workers=1)
     assert predictor.predict(0, x_of(24_000))[:2] == (3.0, 4.5)
     assert predictor.predict(0, x_of(24_000, 20_000))[:2] == (1.0, 1.5)
 
 
-@pytest.mark.parametrize("artifact", [None, TRAINED], ids=["untrained", "trained"])
+@pytest.mark.parametrize("section", [None, TRAINED], ids=["untrained", "trained"])
 @pytest.mark.parametrize("calibration", ["bucketed", "adaptive"])
 def test_coverage_is_alpha_and_the_mean_is_right(
-    artifact: Artifact | None, calibration: Any
+    section: PoolSection | None, calibration: Any
 ) -> None:
-    predictor = PrefillPredictor(artifact, workers=4, calibration=calibration)
+    predictor = PrefillPredictor(section, workers=4, calibration=calibration)
     found = serve(predictor, rows_of(4000, 2))
     assert 0.93 <= coverage(found[1000:]) <= 0.965
     assert bias(found[1000:]) == pytest.approx(1.0, abs=0.05)
     assert predictor.coverage == pytest.approx(0.95, abs=0.04)
 
 
-@pytest.mark.parametrize("artifact", [None, TRAINED], ids=["untrained", "trained"])
+@pytest.mark.parametrize("section", [None, TRAINED], ids=["untrained", "trained"])
 @pytest.mark.parametrize("slow", [0.5, 1.4, 3.0])
 def test_coverage_recovers_within_1000_requests_of_a_shift(
-    artifact: Artifact | None, slow: float
+    section: PoolSection | None, slow: float
 ) -> None:
-    predictor = PrefillPredictor(artifact, workers=4)
+    predictor = PrefillPredictor(section, workers=4)
     serve(predictor, rows_of(2000, 3))
     found = serve(predictor, rows_of(3000, 4, slow=slow))
     assert coverage(found[1000:]) >= 0.93
@@ -119,9 +119,9 @@ def test_a_cold_start_is_careful_and_soon_right() -> None:
     assert predictor.prefill_tokens_per_s(0) == pytest.approx(8000, rel=0.3)
 
 
-@pytest.mark.parametrize("artifact", [None, TRAINED], ids=["untrained", "trained"])
-def test_a_slow_worker_s_rate_is_known_within_400_requests(artifact: Artifact | None) -> None:
-    predictor = PrefillPredictor(artifact, workers=4)
+@pytest.mark.parametrize("section", [None, TRAINED], ids=["untrained", "trained"])
+def test_a_slow_worker_s_rate_is_known_within_400_requests(section: PoolSection | None) -> None:
+    predictor = PrefillPredictor(section, workers=4)
     serve(predictor, rows_of(1000, 8))
     serve(predictor, rows_of(400, 9, slow=2.0, slow_worker="2"))
     slow, other = predictor.prefill_tokens_per_s(2), predictor.prefill_tokens_per_s(1)
@@ -177,9 +177,9 @@ requests = st.lists(
 
 @given(requests, st.sampled_from([None, TRAINED]))
 def test_predictions_are_finite_and_above_zero_whatever_was_seen(
-    seen: list[tuple[int, int, int, int, int, float]], artifact: Artifact | None
+    seen: list[tuple[int, int, int, int, int, float]], section: PoolSection | None
 ) -> None:
-    predictor = PrefillPredictor(artifact, workers=2)
+    predictor = PrefillPredictor(section, workers=2)
     for worker, prompt, hit, backlog, active, actual_s in seen:
         x = x_of(prompt, hit, backlog, active)
         mean_s, quantile_s, bucket = predictor.predict(worker, x)
@@ -189,9 +189,9 @@ def test_predictions_are_finite_and_above_zero_whatever_was_seen(
     assert predictor.prefill_tokens_per_s(0) > 0
 
 
-@pytest.mark.parametrize("artifact", [None, TRAINED], ids=["untrained", "trained"])
-def test_processes_that_merge_are_calibrated_as_one(artifact: Artifact | None) -> None:
-    four = [PrefillPredictor(artifact, workers=4) for _ in range(4)]
+@pytest.mark.parametrize("section", [None, TRAINED], ids=["untrained", "trained"])
+def test_processes_that_merge_are_calibrated_as_one(section: PoolSection | None) -> None:
+    four = [PrefillPredictor(section, workers=4) for _ in range(4)]
     rows = rows_of(6000, 10, slow=2.0)
     found = []
     for start in range(0, len(rows), 40):
@@ -238,6 +238,6 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="alpha"):
         PrefillPredictor(workers=1, alpha=1.0)
     with pytest.raises(ValueError, match=r"not 0\.9"):
-        PrefillPredictor(small_artifact(), workers=1, alpha=0.9)
+        PrefillPredictor(small_section(), workers=1, alpha=0.9)
     with pytest.raises(ValueError, match="calibration"):
         PrefillPredictor(workers=1, calibration="none")  # type: ignore[arg-type]

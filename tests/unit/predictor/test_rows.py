@@ -57,7 +57,7 @@ def lines(*records: object) -> list[bytes]:
 
 @pytest.mark.parametrize("record", [RECORD, FLAT], ids=["schema 2", "schema 1"])
 def test_a_record_gives_what_the_router_saw(record: dict[str, Any]) -> None:
-    (row,) = read_rows(lines(record)).rows
+    ((row,),) = read_rows(lines(record)).rows.values()
     assert row.x == x_of(2000, 500, 30)
     assert (row.prefill_s, row.worker) == (0.4, "w0")
 
@@ -82,7 +82,7 @@ def test_an_engine_that_is_not_scraped_has_no_usage() -> None:
 def test_lines_that_lack_a_field_are_counted(field: str) -> None:
     without = [scheduled(**{field: value}) for value in (None, "x", -1)]
     found = read_rows(lines(RECORD, *without, RECORD | {"scheduling": "none"}))
-    assert (found.lines, len(found.rows), found.lacking) == (5, 1, 4)
+    assert (found.lines, found.count, found.lacking) == (5, 1, 4)
 
 
 def test_other_lines_are_counted_apart() -> None:
@@ -102,15 +102,18 @@ def test_other_lines_are_counted_apart() -> None:
         model="m",
         pool="short",
     )
-    assert (found.lines, len(found.rows), found.other, found.unreadable) == (7, 2, 3, 2)
-    assert found.pools == {"m/short": 2}
+    assert (found.lines, found.count, found.other, found.unreadable) == (7, 2, 3, 2)
+    assert list(found.rows) == [("m", "short")]
 
 
 def test_further_files_are_added() -> None:
     found = read_rows(lines(RECORD))
     again = read_rows(lines(RECORD | {"pool": "long"}), into=found)
     assert again is found
-    assert found.pools == {"m/short": 1, "m/long": 1}
+    assert {pool: len(rows) for pool, rows in found.rows.items()} == {
+        ("m", "short"): 1,
+        ("m", "long"): 1,
+    }
 
 
 values: st.SearchStrategy[object] = (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from predictor import PrefillPredictor
 from predictor.tenants import CALIBRATION_PULL, MAX_TENANTS, SPEED_PULL, Tenants, held
-from tests.unit.predictor.made import small_artifact, x_of
+from tests.unit.predictor.made import small_section, x_of
 
 WORKERS = 3
 LENGTHS = (1, 500, 2000, 9000)
@@ -29,7 +29,7 @@ def teach(predictor: PrefillPredictor, client: str, worker: int, length: int, ti
 
 
 def both_known() -> PrefillPredictor:
-    predictor = PrefillPredictor(small_artifact(), workers=WORKERS)
+    predictor = PrefillPredictor(small_section(), workers=WORKERS)
     for client in ("attacker", "honest"):
         teach(predictor, client, 0, 2000, 1.0)
     return predictor
@@ -109,7 +109,7 @@ def test_several_gateways_hold_a_tenant_to_one_bound(
 
 
 def test_a_tenant_that_is_alone_at_one_gateway_is_held_there_too() -> None:
-    shared, apart = both_known(), PrefillPredictor(small_artifact(), workers=WORKERS)
+    shared, apart = both_known(), PrefillPredictor(small_section(), workers=WORKERS)
     teach(apart, "attacker", 0, 2000, 1.0)
     told([shared, apart])
     for _ in range(2000):
@@ -135,7 +135,7 @@ def test_others_pull_back_what_one_pulls() -> None:
 
 
 def test_a_tenant_alone_is_followed() -> None:
-    predictor = PrefillPredictor(small_artifact(), workers=WORKERS)
+    predictor = PrefillPredictor(small_section(), workers=WORKERS)
     x = x_of(2000)
     for _ in range(2000):
         mean_s, quantile_s, bucket = predictor.predict(1, x)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.artifact import Artifact, Boosted, decode, encode
+from predictor.artifact import Artifact, Boosted, PoolSection, decode, encode
 from predictor.features import FEATURES
 from predictor.prior import PriorRates
 from predictor.train import LEAVES, fit_boosted, fit_tree
 from predictor.tree import Ensemble, SmallTree, leaf, nest
-from tests.unit.predictor.made import rows_of, small_artifact, x_of
+from tests.unit.predictor.made import rows_of, small_section, x_of
 
 ROWS = rows_of(3000, 1)
 X = np.array([row.x for row in ROWS])
@@ -70,12 +70,13 @@ def test_an_ensemble_predicts_what_scikit_learn_predicts() -> None:
 
 
 def test_boosted_quantiles_survive_the_file() -> None:
-    one = small_artifact()
-    artifact = Artifact(
+    one = small_section()
+    section = PoolSection(
         **{name: getattr(one, name) for name in one.__struct_fields__ if name != "boosted"},
         boosted=BOOSTED,
     )
-    read = decode(encode(artifact)).ensemble
+    (found,) = decode(encode(Artifact(sections=(section,)))).sections
+    read = found.ensemble
     assert read is not None
     assert read.quantile_s(x_of()) == ensemble(BOOSTED).quantile_s(x_of())
 

@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from predictor import PrefillPredictor, load
+from predictor.features import UNCACHED
 from sluice.train.command import train
 from tests.unit.predictor.made import rows_of, x_of
 
@@ -41,11 +42,12 @@ def record_of(x: tuple[float, ...], prefill_s: float, **more: Any) -> dict[str, 
 
 
 def write(path: Path, count: int, pools: tuple[str, ...] = ("short",)) -> Path:
+    """A log of an engine that is slow with long prompts, which the linear prior cannot follow."""
     lines = [
         json.dumps(
             record_of(
                 row.x,
-                row.prefill_s,
+                row.prefill_s * (4 if row.x[UNCACHED] > 3000 else 1),
                 worker=f"w{row.worker}",
                 pool=pools[i % len(pools)],
             )
@@ -65,9 +67,8 @@ def test_a_log_becomes_a_predictor_that_the_gateway_loads(tmp_path: Path) -> Non
         result.output.replace("\n", " ")
     )
     assert "calibrated" in result.output
-    artifact = load(out)
-    assert artifact.trained_on == "m/short"
-    mean_s, quantile_s, _ = PrefillPredictor(artifact, workers=4).predict(0, x_of(2000))
+    section = load(out).section("m", "short")
+    mean_s, quantile_s, _ = PrefillPredictor(section, workers=4).predict(0, x_of(2000))
     assert 0.2 < mean_s < 0.4 < quantile_s < 0.7
     assert imread(plot).shape[1] > 1000
 
@@ -81,11 +82,13 @@ def test_machines_are_told_the_report_without_its_points(tmp_path: Path) -> None
     assert found["log"] == {
         "lines": 1502, "rows": 1500, "unreadable": 1, "other": 1, "lacking": 0,
     }  # fmt: skip
-    assert set(found["pinball_s"]) == {
+    pool = found["pools"]["m/short"]
+    assert set(pool["pinball_s"]) == {
         "tree", "calibrated", "linear", "constant", "prior, learned online",
     }  # fmt: skip
-    assert "points" not in found
-    assert load(out).boosted is not None
+    assert "points" not in pool
+    (section,) = load(out).sections
+    assert section.boosted is not None
 
 
 def test_several_logs_are_read_in_turn(tmp_path: Path) -> None:
@@ -104,17 +107,62 @@ def test_too_few_rows_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert not out.exists()
     result = run("--log", log, "-o", out, "--json")
     assert result.exit_code == 2
-    assert json.loads(result.stdout)["problem"].startswith("20 usable rows")
+    assert json.loads(result.stdout)["problem"].startswith("m/short: 20 usable rows")
 
 
-def test_rows_of_several_pools_are_not_mixed(tmp_path: Path) -> None:
+def test_a_mixed_log_becomes_one_predictor_with_a_section_a_pool(tmp_path: Path) -> None:
     log, out = write(tmp_path / "log.jsonl", 2400, ("short", "long")), tmp_path / "p.json"
-    result = run("--log", log, "-o", out)
-    assert result.exit_code == 2
-    assert "m/long (1200), m/short (1200)" in result.output
+    plot = tmp_path / "train.png"
+    result = run("--log", log, "-o", out, "--plot", plot)
+    assert result.exit_code == 0, result.output
+    assert [section.name for section in load(out).sections] == ["m/long", "m/short"]
+    assert [section.rows for section in load(out).sections] == [900, 900]
     result = run("--log", log, "-o", out, "--pool", "long")
     assert result.exit_code == 0, result.output
-    assert load(out).trained_on == "m/long"
+    assert [section.name for section in load(out).sections] == ["m/long"]
+
+
+def write_drifted(path: Path, pool: str, rows: int = 1600) -> Path:
+    """A log whose newest quarter is of an engine 30 times as slow: what was learned is wrong."""
+    with path.open("a") as file:
+        for number, row in enumerate(rows_of(rows, 2)):
+            slow = 1.0 if number < rows * 3 // 4 else 30.0 + 20.0 * (number % 7 == 0)
+            record = record_of(row.x, row.prefill_s * slow, worker=f"w{row.worker}", pool=pool)
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+def test_a_tree_that_loses_to_the_untrained_prior_is_not_written(tmp_path: Path) -> None:
+    log, out = write_drifted(tmp_path / "log.jsonl", "long"), tmp_path / "p.json"
+    result = run("--log", log, "-o", out)
+    assert result.exit_code == 1, result.output
+    assert not out.exists()
+    told = " ".join(result.output.split())
+    assert "m/long keeps the untrained prior: its pinball loss is" in told
+    assert "wrote nothing" in told
+    found = json.loads(run("--log", log, "-o", out, "--json").stdout)
+    losses = found["pools"]["m/long"]["pinball_s"]
+    assert losses["calibrated"] > losses["prior, learned online"]
+    assert (found["ok"], found["file"]) == (False, None)
+
+
+def test_pools_that_win_are_written_and_the_others_keep_the_prior(tmp_path: Path) -> None:
+    log, out = write(tmp_path / "log.jsonl", 1600), tmp_path / "p.json"
+    write_drifted(log, "long")
+    with log.open("a") as file:
+        row = rows_of(1, 3)[0]
+        file.write(json.dumps(record_of(row.x, row.prefill_s, pool="rare")) + "\n")
+    result = run("--log", log, "-o", out, "--json")
+    assert result.exit_code == 0, result.output
+    assert [section.name for section in load(out).sections] == ["m/short"]
+    pools = json.loads(result.stdout)["pools"]
+    assert {name: told["written"] for name, told in pools.items()} == {
+        "m/long": False,
+        "m/rare": False,
+        "m/short": True,
+    }
+    assert pools["m/rare"]["prior_because"].startswith("1 usable rows")
+    assert "pinball loss" in pools["m/long"]["prior_because"]
 
 
 @pytest.mark.parametrize(
