@@ -19,7 +19,7 @@ from predictor.calibrate import (
     numbers,
 )
 from predictor.features import HIGH, HIGH_SHARE, NO_CAP, NONE, PARTIAL, PARTIAL_SHARE, UNCACHED
-from predictor.prior import FLOOR_S, QUANTILE_OVER_MEAN, SIZE, Prior, PriorRates
+from predictor.prior import FLOOR_S, NO_SLOTS, QUANTILE_OVER_MEAN, SIZE, Prior, PriorRates
 from predictor.speeds import Speeds
 from predictor.tenants import Tenants
 
@@ -38,6 +38,8 @@ _SOME, _MUCH = BACKLOG_EDGES
 class PrefillPredictor:
     """The predictor of one pool; `workers` is their number, and methods take their indexes.
 
+    `slots`: the sequences that a worker runs at a time; further ones wait in it.
+
     ValueError when an argument is out of range, or alpha is not the section's.
     """
 
@@ -49,6 +51,7 @@ class PrefillPredictor:
         alpha: float = 0.95,
         prior: PriorRates | None = None,
         calibration: Literal["bucketed", "adaptive"] = "bucketed",
+        slots: int = NO_SLOTS,
     ) -> None:
         if workers < 1:
             raise ValueError("a predictor needs at least one worker")
@@ -65,7 +68,8 @@ class PrefillPredictor:
         self._root = section.root if section else None
         self._ensemble = section.ensemble if section else None
         self._longest = section.longest_uncached_tokens if section else 0
-        self._prior = Prior(prior or (section.rates if section else PriorRates()))
+        self._prior = Prior(prior or (section.rates if section else PriorRates()), slots)
+        self.slots = slots
         self._speeds = Speeds(workers)
         self._factors = self._speeds.factors
         self._recentre_every = max(_RECENTRE, workers // _WORKERS_AN_OBSERVATION)
@@ -131,7 +135,7 @@ class PrefillPredictor:
         if self._root is not None:
             mean_s, quantile_s = self.raw(x)
         else:
-            if backlog_tokens:
+            if backlog_tokens or active >= self.slots:
                 mean_s = self._prior.mean_s(x)
             else:
                 s = self._prior.s
@@ -183,16 +187,17 @@ class PrefillPredictor:
         self._misses.add(missed=actual_s > quantile_s)
         pulls = self._tenants.of(client)
         calibration = self._calibration
+        if self._root is None:
+            # What the prior has corrected by itself, calibration must not correct again.
+            quantile_s *= self._prior.observe(x, actual_s / self._factors[worker])
         if isinstance(calibration, Bucketed):
             calibration.observe(bucket, quantile_s, actual_s, pulls[0] if pulls else None)
         else:
             calibration.observe(
                 bucket, quantile_s, actual_s, self.raw(x)[1] * self._factors[worker]
             )
-        if self._root is None:
-            self._prior.observe(x, actual_s / self._factors[worker])
-            if self._prior.seen < _PRIOR_SETTLES:
-                return
+        if self._root is None and self._prior.seen < _PRIOR_SETTLES:
+            return
         self._speeds.observe(worker, mean_s, actual_s, pulls[1] if pulls else None)
         if self._root is None and not self.observed % self._recentre_every:
             # A slowness common to all workers belongs to the prior.

@@ -150,7 +150,9 @@ def _predictors(
     path = model.scheduling.predictor
     artifact = load(path) if path is not None and not PREDICTING.isdisjoint(policies) else None
     return tuple(
-        PrefillPredictor(_section(artifact, model, pool), workers=len(pool.workers))
+        PrefillPredictor(
+            _section(artifact, model, pool), workers=len(pool.workers), slots=pool.slots_per_worker
+        )
         if policy in PREDICTING
         else None
         for policy, pool in zip(policies, pools, strict=True)

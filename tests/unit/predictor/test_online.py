@@ -65,11 +65,14 @@ def test_a_request_is_predicted_as_its_features_are(
 ) -> None:
     section = None if of == "prior" else small_section()
     predictor = PrefillPredictor(
-        section, workers=2, calibration="adaptive" if of == "adaptive" else "bucketed"
+        section,
+        workers=2,
+        calibration="adaptive" if of == "adaptive" else "bucketed",
+        slots=20,
     )
-    x = x_of(2000)
-    for _ in range(40):  # a speed, a correction and constants of its own
-        predictor.observe(1, x, *predictor.predict(1, x), 0.9)
+    # A speed, a correction and constants of its own.
+    for x, took_s in 40 * ((x_of(2000), 0.9), (x_of(2000, active=40), 4.0)):
+        predictor.observe(1, x, *predictor.predict(1, x), took_s)
     asked = (prompt, hit, cap, 200, active, ahead, kv, told)
     x = features(*asked)
     assert predictor.predict_request(1, *asked) == (x, *predictor.predict(1, x))
@@ -179,7 +182,7 @@ requests = st.lists(
 def test_predictions_are_finite_and_above_zero_whatever_was_seen(
     seen: list[tuple[int, int, int, int, int, float]], section: PoolSection | None
 ) -> None:
-    predictor = PrefillPredictor(section, workers=2)
+    predictor = PrefillPredictor(section, workers=2, slots=5)
     for worker, prompt, hit, backlog, active, actual_s in seen:
         x = x_of(prompt, hit, backlog, active)
         mean_s, quantile_s, bucket = predictor.predict(worker, x)
