@@ -51,7 +51,7 @@ def sluice_least_loaded(folder: Path, port: int, engine_ports: Sequence[int]) ->
 server: {{host: 127.0.0.1, port: {port}, max_connections: 20000}}
 models:
   - name: {MODEL}
-    scheduling: {{policy: least-loaded}}
+    scheduling: {{policy: least-loaded, shadow: false}}
     pools:
       short: {{max_model_len: 8192, max_num_seqs: 20000, workers: [{short}]}}
       long: {{max_model_len: 131072, max_num_seqs: 20000, workers: [{long}]}}

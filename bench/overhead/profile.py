@@ -111,7 +111,9 @@ def profile_rows(body: bytes) -> list[Row]:
                 settled_unix_s=1.0,
             ),
             compression=decision_record.compression_section(prompt),
-            scheduling=decision_record.scheduling_section(binding=binding, job=None, first_s=None),
+            scheduling=decision_record.scheduling_section(
+                served=served, binding=binding, job=None, first_s=None
+            ),
             attempts=(),
             usage=decision_record.usage_section(usage),
             timing=decision_record.timing_section(

@@ -36,9 +36,14 @@ def scheduling_rows() -> list[Row]:
     """CPU-us of one request's binding and queueing, by policy and number of workers."""
     rows = []
     for workers, limit_us in LIMITS_US.items():
-        plain = _spent_us("least-loaded", workers)["bind"]
+        plain = _spent_us("least-loaded", workers, shadow=False)["bind"]
         rows.append(Row(metric=f"7 bind, least-loaded, {workers} workers, us", measured=plain))
-        spent = _spent_us("quartz", workers)
+        for rate_per_s in (100, 1000):
+            shadow = _spent_us("least-loaded", workers, shadow=True, rate_per_s=rate_per_s)
+            note = ", ".join(f"{part} {us:.1f}" for part, us in shadow.items())
+            metric = f"quartz in its shadow, {workers} workers, {rate_per_s}/s, all parts, us"
+            rows.append(Row(metric=metric, measured=sum(shadow.values()) - plain, note=note))
+        spent = _spent_us("quartz", workers, shadow=False)
         name = f"quartz, {workers} workers, us"
         rows.append(at_most(f"7 bind + 8 queue, {name}", spent["bind"], limit_us))
         rows.append(Row(metric=f"3 prefix look-up, {name}", measured=spent["look"]))
@@ -47,9 +52,11 @@ def scheduling_rows() -> list[Row]:
     return rows
 
 
-def _spent_us(policy: str, workers: int) -> dict[str, float]:
+def _spent_us(
+    policy: str, workers: int, *, shadow: bool, rate_per_s: int = 100
+) -> dict[str, float]:
     """Least over rounds of the mean cost of a request, by part."""
-    served = _served(policy, workers)
+    served = _served(policy, workers, shadow=shadow)
     bodies = _bodies()
     lengths = estimate.estimate(served, CHAT, _FACTS, _OWNER)
     found: dict[str, float] = {}
@@ -57,8 +64,8 @@ def _spent_us(policy: str, workers: int) -> dict[str, float]:
     for _ in range(_ROUNDS):
         spent = dict.fromkeys(("look", "bind", "keep", "learn"), 0.0)
         for body in bodies:
-            now_s += 0.01
-            _one(served, lengths, now_s, policy, body, spent)
+            now_s += 1 / rate_per_s
+            _one(served, lengths, now_s, body, spent)
         for part, seconds in spent.items():
             found[part] = min(found.get(part, inf), seconds / len(bodies) * 1e6)
     return found
@@ -68,14 +75,13 @@ def _one(
     served: ModelRuntime,
     lengths: LengthEstimate,
     now_s: float,
-    policy: str,
     body: bytes,
     spent: dict[str, float],
 ) -> None:
     clock = time.thread_time
     members = by_name(body)  # which stage 2 has found
     begin_s = clock()
-    if policy == "least-loaded":
+    if not served.scheduling.schedulers:
         bind.bind(served, (0,), (), now_s)
         spent["bind"] += clock() - begin_s
         return
@@ -108,13 +114,13 @@ _FACTS: Final = estimate.read(
 )
 
 
-def _served(policy: str, workers: int) -> ModelRuntime:
+def _served(policy: str, workers: int, *, shadow: bool) -> ModelRuntime:
     urls = ", ".join(f'"http://w{number}:1"' for number in range(workers))
     config = parse(
         f"""version: 1
 models:
   - name: m
-    scheduling: {{policy: {policy}}}
+    scheduling: {{policy: {policy}, shadow: {str(shadow).lower()}}}
     pools:
       main: {{max_model_len: 8192, max_num_seqs: 128, workers: [{urls}]}}
 """,

@@ -73,7 +73,7 @@ def record_of(
         ),
         compression=decision_record.compression_section(request.prompt),
         scheduling=decision_record.scheduling_section(
-            binding=request.binding, job=request.job, first_s=None
+            served=served, binding=request.binding, job=request.job, first_s=None
         ),
         attempts=(),
         usage=decision_record.usage_section(usage),

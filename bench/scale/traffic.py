@@ -63,7 +63,7 @@ def fleet_text(policy: str, workers: int) -> str:
     return f"""version: 1
 models:
   - name: m
-    scheduling: {{policy: {policy}, queue_limit: 1000000}}
+    scheduling: {{policy: {policy}, shadow: false, queue_limit: 1000000}}
     pools:
       main: {{max_model_len: 32768, max_num_seqs: {SLOTS}, workers: [{urls}]}}
 """

@@ -216,6 +216,7 @@ def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
             None if sending is None else sending.prompt
         ),
         scheduling=decision_record.scheduling_section(
+            served=progress.served,
             binding=binding,
             job=None if attempts is None else attempts.job,
             first_s=None if relay is None else relay.first_s,

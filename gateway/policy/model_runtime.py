@@ -81,9 +81,12 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""
     predictors: tuple[PrefillPredictor | None, ...] = ()
-    """By pool; None where its scheduler does not predict."""
+    """By pool; None where nobody predicts."""
     prefixes: tuple[PrefixIndex | None, ...] = ()
     """By pool; None where its scheduler looks at none, and nothing at all where none does."""
+    follows_prefixes: tuple[bool, ...] = ()
+    """By pool, whether `prefixes` bind requests; elsewhere they only serve a shadow's predictions.
+    Nothing at all: wherever there are any."""
     prefix_gossip: tuple[PrefixGossip | None, ...] = ()
     """By pool, what the other replicas are told of prefixes; with `prefixes`."""
     reports_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)

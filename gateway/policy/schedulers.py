@@ -1,17 +1,26 @@
 """Creates schedulers by the names used in configurations and benches."""
 
+from collections.abc import Callable
 from typing import Final
 
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
 from gateway.policy.quartz.quartz import Quartz
 from gateway.policy.quartz.score import KvUsage, Predictor
-from gateway.policy.scheduling.baselines import LeastLoaded, RoundRobin, Sticky
+from gateway.policy.quartz.shadow import Shadow
+from gateway.policy.scheduling.baselines import Immediate, LeastLoaded, RoundRobin, Sticky
 from gateway.policy.scheduling.scheduler import Scheduler
 
 NAMES: Final = ("least-loaded", "round-robin", "sticky", "quartz")
 PREDICTING: Final = frozenset({"quartz"})
 """Schedulers that need a predictor."""
+_SHADOWED: Final[dict[str, Callable[[PoolState], Immediate]]] = {
+    "least-loaded": LeastLoaded,
+    "round-robin": RoundRobin,
+    "sticky": Sticky,
+}
+"""Schedulers beside which QUARTZ can predict."""
+SHADOWED: Final = frozenset(_SHADOWED)
 LOCAL: Final = frozenset({"sticky", "quartz"})
 """Schedulers that use `Job.match`."""
 
@@ -23,20 +32,19 @@ def make_scheduler(
     profile: QuartzProfile = DEFAULT,
     predictor: Predictor | None = None,
     kv_usage: KvUsage | None = None,
+    shadow: bool = False,
 ) -> Scheduler:
     """A scheduler, by one of NAMES, for one pool of independent replicas.
 
-    Only quartz uses `profile`, `predictor` and `kv_usage`. ValueError for an unknown name, and
+    `shadow`: quartz predicts beside the other policies, too. ValueError for an unknown name, and
     for quartz without a predictor.
     """
-    if name == "least-loaded":
-        return LeastLoaded(pool)
-    if name == "round-robin":
-        return RoundRobin(pool)
-    if name == "sticky":
-        return Sticky(pool)
-    if name != "quartz":
+    if name not in NAMES:
         raise ValueError(f"unknown scheduler {name!r}; there are: {', '.join(NAMES)}")
+    inner = _SHADOWED.get(name)
+    if inner is not None and not shadow:
+        return inner(pool)
     if predictor is None:
         raise ValueError("quartz needs a predictor")
-    return Quartz(pool, predictor, profile, kv_usage=kv_usage)
+    quartz = Quartz(pool, predictor, profile, kv_usage=kv_usage)
+    return quartz if inner is None else Shadow(inner(pool), quartz)

@@ -111,6 +111,10 @@ class SchedulingSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Calibrated upper quantile."""
     prefill_s: float | None = None
     """From dispatch to the first token of a stream."""
+    would_bind: str | None = None
+    """The worker that QUARTZ would have chosen, where another policy binds."""
+    would_prefill_s: float | None = None
+    """Mean predicted prefill there."""
 
 
 class UsageSection(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -155,10 +155,9 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
     if predictor is None:
         return
     where: KeyPath = (*path, "scheduling", "predictor")
-    if "quartz" not in model.policies():
-        document.add(
-            where, "only quartz predicts, and no pool has it", "set policy: quartz, or leave it out"
-        )
+    if not model.predicts:
+        fix = "set policy: quartz, or shadow: true beside another policy, or leave it out"
+        document.add(where, "no pool is predicted", fix)
         return
     try:
         artifact = load(predictor)

@@ -150,6 +150,11 @@ class PoolConfig(Section):
     """The choice of worker in this pool."""
 
     @property
+    def ranked(self) -> bool:
+        """Whether an engine has data-parallel ranks."""
+        return any(worker.ranks > 1 for worker in self.workers)
+
+    @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
         """Every worker; each rank of an engine is one."""
         return tuple(address for worker in self.workers for address in worker.addresses)
@@ -252,6 +257,13 @@ class ModelConfig(Section):
         )
 
     @property
+    def predicts(self) -> bool:
+        """Whether quartz serves any pool, or predicts in another policy's shadow."""
+        if self.mode == "enforce" and "quartz" in self.policies():
+            return True
+        return self.scheduling.shadow and not all(pool.ranked for pool in self.pools.values())
+
+    @property
     def observes_boundary(self) -> bool:
         """Whether moves of the boundaries are only computed and counted."""
         return "observe" in (self.mode, self.boundary.mode)
@@ -273,10 +285,10 @@ class ModelConfig(Section):
 
 
 def _policy_for(pool: PoolConfig, replicas: int) -> PolicyName:
-    ranked = [worker.ranks > 1 for worker in pool.workers]
-    if not any(ranked):
+    if not pool.ranked:
         return "quartz"
-    return "bfio" if all(ranked) and replicas == 1 else "least-loaded"
+    balanced = replicas == 1 and all(worker.ranks > 1 for worker in pool.workers)
+    return "bfio" if balanced else "least-loaded"
 
 
 def watch_of(model: ModelConfig) -> BoundaryWatch | None:

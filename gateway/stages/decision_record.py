@@ -192,7 +192,7 @@ def compression_section(prompt: Prompt | None) -> CompressionSection:
 
 
 def scheduling_section(
-    *, binding: Binding | None, job: Job | None, first_s: float | None
+    *, served: ModelRuntime | None, binding: Binding | None, job: Job | None, first_s: float | None
 ) -> SchedulingSection:
     """How the worker was chosen; `first_s` is when the first token came."""
     score = None if binding is None else binding.score
@@ -208,10 +208,18 @@ def scheduling_section(
         backlog_tokens=job.backlog_tokens,
         worker_active=job.active,
         worker_kv_usage=job.kv_usage,
-        predicted_prefill_s=job.mean_s or None,
+        predicted_prefill_s=job.expected_s or job.mean_s or None,
         predicted_prefill_q_s=job.quantile_s or None,
         prefill_s=first_s - job.sent_s if first_s is not None and job.stream else None,
+        would_bind=_would_bind(served, binding, job),
+        would_prefill_s=job.would_s or None,
     )
+
+
+def _would_bind(served: ModelRuntime | None, binding: Binding | None, job: Job) -> str | None:
+    if served is None or binding is None or job.would_bind < 0:
+        return None
+    return served.fleet.pools[binding.pool].workers[job.would_bind]
 
 
 def usage_section(charged: Usage | None) -> UsageSection:

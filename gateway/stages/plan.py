@@ -36,7 +36,8 @@ def look_up(
     points = scheduling.points(endpoint.name, principal.tenant, members, facts.measure.text_bytes)
     if not points:
         return NO_PREFIX
-    return Prefix(points, scheduling.prefixes, tokens / points[-1][0])
+    tokens_per_byte = tokens / points[-1][0]
+    return Prefix(points, scheduling.prefixes, tokens_per_byte, scheduling.follows_prefixes)
 
 
 def plan(

@@ -26,7 +26,7 @@ from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
 from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import MIN_ENTRIES, PrefixIndex
-from gateway.policy.schedulers import LOCAL, PREDICTING, make_scheduler
+from gateway.policy.schedulers import LOCAL, PREDICTING, SHADOWED, make_scheduler
 from gateway.policy.scheduling.scheduler import Scheduler
 from gateway.records.attempt import PhaseTimeouts
 from gateway.settings import Config, ModelConfig
@@ -36,9 +36,6 @@ from predictor.artifact import Artifact, PoolSection, load
 from predictor.online import PrefillPredictor
 
 _log = logging.getLogger("sluice")
-
-_READING = PREDICTING | {"bfio"}
-"""Policies that use the KV cache figures reported by engines."""
 
 
 def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
@@ -50,7 +47,8 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
         for name, pool in model.pools.items()
     )
     policies = _policies(config, model)
-    reads = model.boundary.auto or not _READING.isdisjoint(policies)
+    predictors = _predictors(model, policies, pools)
+    reads = model.boundary.auto or "bfio" in policies or any(p is not None for p in predictors)
     views = tuple(TelemetryView(len(pool.workers)) for pool in pools) if reads else ()
     return ModelRuntime(
         name=model.name,
@@ -81,7 +79,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
             telemetry=views,
         ),
         admission=_admission(model),
-        scheduling=_scheduling(model, policies, pools, views),
+        scheduling=_scheduling(model, policies, pools, predictors, views),
         compression=_compression(model),
         watch=watch_of(model),
     )
@@ -122,10 +120,17 @@ def _scheduling(
     model: ModelConfig,
     policies: tuple[str, ...],
     pools: tuple[PoolState, ...],
+    predictors: tuple[PrefillPredictor | None, ...],
     views: tuple[TelemetryView, ...],
 ) -> ModelScheduling:
     rules = model.scheduling
-    predictors, prefixes = _predictors(model, policies, pools), _prefixes(model, policies, pools)
+    entries = max(rules.prefix_entries, MIN_ENTRIES)
+    prefixes = tuple(
+        PrefixIndex(len(pool.workers), max_entries=entries)
+        if policy in LOCAL or predictor is not None
+        else None
+        for policy, pool, predictor in zip(policies, pools, predictors, strict=True)
+    )
     schedulers = tuple(
         _scheduler(policies[i], pool, predictors[i], views[i] if views else None)
         for i, pool in enumerate(pools)
@@ -138,6 +143,7 @@ def _scheduling(
         queue=QueueRules(limit=rules.queue_limit, timeout_s=rules.queue_timeout_s),
         predictors=predictors,
         prefixes=prefixes if kept else (),
+        follows_prefixes=tuple(policy in LOCAL for policy in policies),
         prefix_gossip=gossip if kept else (),
         salted=model.cache_salt,
         engine_priority=model.engine_priority,
@@ -147,15 +153,21 @@ def _scheduling(
 def _predictors(
     model: ModelConfig, policies: tuple[str, ...], pools: tuple[PoolState, ...]
 ) -> tuple[PrefillPredictor | None, ...]:
-    path = model.scheduling.predictor
-    artifact = load(path) if path is not None and not PREDICTING.isdisjoint(policies) else None
+    """By pool; None where neither its scheduler predicts nor a shadow, which knows no ranks."""
+    path, shadow = model.scheduling.predictor, model.scheduling.shadow
+    predicted = [
+        policy in PREDICTING
+        or (shadow and policy in SHADOWED and len(pool.engines) == len(pool.workers))
+        for policy, pool in zip(policies, pools, strict=True)
+    ]
+    artifact = load(path) if path is not None and any(predicted) else None
     return tuple(
         PrefillPredictor(
             _section(artifact, model, pool), workers=len(pool.workers), slots=pool.slots_per_worker
         )
-        if policy in PREDICTING
+        if wanted
         else None
-        for policy, pool in zip(policies, pools, strict=True)
+        for wanted, pool in zip(predicted, pools, strict=True)
     )
 
 
@@ -174,26 +186,17 @@ def _section(artifact: Artifact | None, model: ModelConfig, pool: PoolState) -> 
     return section
 
 
-def _prefixes(
-    model: ModelConfig, policies: tuple[str, ...], pools: tuple[PoolState, ...]
-) -> tuple[PrefixIndex | None, ...]:
-    entries = max(model.scheduling.prefix_entries, MIN_ENTRIES)
-    return tuple(
-        PrefixIndex(len(pool.workers), max_entries=entries) if policy in LOCAL else None
-        for policy, pool in zip(policies, pools, strict=True)
-    )
-
-
 def _scheduler(
     policy: str, pool: PoolState, predictor: PrefillPredictor | None, view: TelemetryView | None
 ) -> Scheduler | None:
     """A pool's scheduler; None if its requests bind to the least loaded worker at once."""
-    if policy == "least-loaded":
+    if policy == "least-loaded" and predictor is None:
         return None
     if policy == "bfio":
         return _rank_group(pool, view)
     reported = None if view is None else partial(kv_usage, view)
-    return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported)
+    shadow = predictor is not None
+    return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported, shadow=shadow)
 
 
 def _rank_group(pool: PoolState, view: TelemetryView | None) -> Scheduler:

@@ -32,6 +32,9 @@ def test_observe_mode_computes_the_boundary_and_does_not_touch_the_body() -> Non
         record = fleet.decision(answer.headers["x-request-id"])
         assert record["mode"] == "observe"
         assert record["plan"]["pool"] == "short"
+        scheduling = record["scheduling"]
+        assert scheduling["would_bind"] == record["worker"]  # the pool's only one
+        assert 0 < scheduling["predicted_prefill_s"] < scheduling["predicted_prefill_q_s"]
         engine = next(e for e in fleet.engines if e.id == answer.headers["x-sluice-worker"])
         assert "stream_options" not in json.loads(engine.last()[-1]["body"])
         if record["pool"] != "short":

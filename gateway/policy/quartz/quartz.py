@@ -58,6 +58,9 @@ NOTHING: Final[Sequence[Job]] = ()
 
 _Seen = tuple[Features, float, float, int]
 """A prediction: features x, mean, quantile, calibration bucket."""
+_Best = tuple[int, int, _Seen, float, list[tuple[int, float]]]
+"""Worker, expected hit there, prediction, score, (worker, score) of those compared."""
+NOTHING_SEEN: Final[_Seen] = ((), 0.0, 0.0, 0)
 
 
 class Quartz:
@@ -223,6 +226,34 @@ class Quartz:
                 out += self._pump(worker, now_s)
         return out
 
+    def follow(self, job: Job, now_s: float, *, advise: bool) -> None:
+        """Take a job that another scheduler sent; `advise`: say where it would have been bound.
+
+        Otherwise it only counts as backlog. See `gateway.policy.quartz.shadow`.
+        """
+        worker, hit = job.worker, job.hit_tokens
+        if not advise:
+            job.mean_s = job.expected_s = uncached_tokens(job) * self._s_per_token[worker]
+            self._take(job, now_s)
+            return
+        choice = self._choice(job, now_s) or (worker,)
+        candidates = self._candidates(choice, job.match, now_s)
+        would, would_hit, seen, _, _ = self._best(job, candidates, now_s)
+        job.would_bind = would
+        if would != worker:
+            job.would_s = self._predict(job, would, would_hit, self._backlogs.sent_tokens[would])[1]
+            seen = self._predict(job, worker, hit, 0)
+        job.policy = seen
+        job.mean_s, job.quantile_s = seen[1], seen[2]
+        self._take(job, now_s)
+        if would == worker:
+            job.would_s = job.expected_s
+
+    def _take(self, job: Job, now_s: float) -> None:
+        self._backlogs.bind(job)
+        self._writes.add(job.worker, uncached_tokens(job), now_s)
+        self._send(job, now_s)
+
     # Gossip between gateway replicas
 
     def state(self) -> dict[str, Any]:
@@ -254,23 +285,30 @@ class Quartz:
 
     def _bind(self, job: Job, now_s: float) -> bool:
         """Choose the worker; False when none is available."""
-        if self._pool.alive is not self._seen_alive or now_s >= self._seen_until_s:
-            self._refresh(now_s)
-        choice = self._available
+        choice = self._choice(job, now_s)
         if not choice:
             return False
-        if job.home >= 0 and job.home in choice:
-            choice = (job.home,)
-        elif job.excluded:
-            choice = [w for w in choice if w not in job.excluded] or choice
         if self.profile.route == "score":
-            self._bind_best(job, self._candidates(choice, job.match, now_s), now_s)
+            job.worker, job.hit_tokens, job.policy, job.score, job.candidates = self._best(
+                job, self._candidates(choice, job.match, now_s), now_s
+            )
         else:
             self._bind_least(job, choice)
         _, job.mean_s, job.quantile_s, _ = job.policy
         self._backlogs.bind(job)
         self._writes.add(job.worker, uncached_tokens(job), now_s)
         return True
+
+    def _choice(self, job: Job, now_s: float) -> Sequence[int]:
+        """The workers that the job may go to; empty when none is available."""
+        if self._pool.alive is not self._seen_alive or now_s >= self._seen_until_s:
+            self._refresh(now_s)
+        choice = self._available
+        if job.home >= 0 and job.home in choice:
+            return (job.home,)
+        if job.excluded:
+            return [w for w in choice if w not in job.excluded] or choice
+        return choice
 
     def _candidates(
         self, choice: Sequence[int], match: Match, now_s: float
@@ -301,8 +339,8 @@ class Quartz:
         others = [*choice[at : at + count], *choice[: max(0, at + count - len(choice))]]
         return [*some, *[w for w in others if w not in some]] if some else others
 
-    def _bind_best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> None:
-        """Bind to the least score; predict only where wait and psi alone could still beat it."""
+    def _best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> _Best:
+        """The least score; predicts only where wait and psi alone could still beat it."""
         profile, prompt, kv = self.profile, job.prompt_tokens, self._kv
         s_per_token, active = self._s_per_token, self._pool.active
         price, (written, even, mean) = profile.locality_price, self._writes.levels()
@@ -320,7 +358,7 @@ class Quartz:
             bases.append((base, active[worker], worker, hit))
         if len(bases) > 1:
             bases.sort()
-        least = inf
+        least, best, best_hit, best_seen = inf, -1, 0, NOTHING_SEEN
         scores = []
         predict, by_quantile = self._predictor.predict_request, profile.quantile
         cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
@@ -332,8 +370,8 @@ class Quartz:
             scores.append((worker, score))
             if score < least:
                 least = score
-                job.worker, job.hit_tokens, job.policy = worker, hit, seen
-        job.score, job.candidates = least, scores
+                best, best_hit, best_seen = worker, hit, seen
+        return best, best_hit, best_seen, least, scores
 
     def _bind_least(self, job: Job, choice: Sequence[int]) -> None:
         """Bind by the number of sent and waiting requests (the paper's ablation)."""
@@ -344,18 +382,18 @@ class Quartz:
         job.hit_tokens = hit_tokens(job.match, job.worker)
         job.score = float(load[job.worker])
         job.candidates = ((job.worker, job.score),)
-        job.policy = self._predict(job, 0)
+        job.policy = self._predict(job, job.worker, job.hit_tokens, 0)
 
-    def _predict(self, job: Job, backlog_tokens: int) -> _Seen:
+    def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:
         return self._predictor.predict_request(
-            job.worker,
+            worker,
             job.prompt_tokens,
-            job.hit_tokens,
+            hit,
             job.cap_tokens,
             job.output_tokens,
-            self._pool.active[job.worker],
+            self._pool.active[worker],
             backlog_tokens,
-            self._kv[job.worker],
+            self._kv[worker],
             job.stream,
         )
 
@@ -404,11 +442,12 @@ class Quartz:
         job.backlog_tokens = backlog_tokens = backlogs.sent_tokens[worker]
         job.active = self._pool.active[worker]
         job.kv_usage = self._kv[worker]
-        if backlog_tokens or job.state != "new":
-            # The predictor learns from a prediction made now, with the current backlog.
-            job.policy = self._predict(job, backlog_tokens)
-            job.quantile_s = job.policy[2]
-        job.expected_s = job.policy[1]
+        if job.policy is not None:
+            if backlog_tokens or job.state == "waiting":
+                # The predictor learns from a prediction made now, with the current backlog.
+                job.policy = self._predict(job, worker, job.hit_tokens, backlog_tokens)
+                job.quantile_s = job.policy[2]
+            job.expected_s = job.policy[1]
         job.state = "sent"
         job.sent_s = now_s
         backlogs.send(job, uncached_tokens(job), now_s)

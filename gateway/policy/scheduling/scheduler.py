@@ -42,6 +42,9 @@ class Prefix(NamedTuple):
     """By pool; None where its scheduler looks at no prefixes."""
     tokens_per_byte: float = 1.0
     """The prompt's tokens divided by its length in bytes."""
+    followed: Sequence[bool] = ()
+    """By pool, whether requests are bound by prefixes; elsewhere a shadow only predicts by them.
+    Empty: wherever there is an index."""
 
     def match(self, pool: int) -> Match:
         """The pool's workers that hold a prefix of this prompt."""
@@ -49,8 +52,12 @@ class Prefix(NamedTuple):
         return () if index is None else index.match(self.points, self.tokens_per_byte)
 
     def hits(self) -> list[int]:
-        """The longest expected hit of each pool's workers, in tokens."""
-        matches = [self.match(pool) for pool in range(len(self.indexes))]
+        """The longest expected hit of each pool's workers, in tokens; 0 where not followed."""
+        followed = self.followed
+        matches = [
+            self.match(pool) if not followed or followed[pool] else ()
+            for pool in range(len(self.indexes))
+        ]
         return [match[0][0] if match else 0 for match in matches]
 
 
@@ -98,6 +105,8 @@ class Job:
         "stream",
         "tenant",
         "worker",
+        "would_bind",
+        "would_s",
     )
 
     def __init__(  # noqa: PLR0915 - one statement a field
@@ -173,13 +182,17 @@ class Job:
         """Returns the answer's tokens streamed so far; the caller may set it after sending."""
         self.policy: Any = None
         """The scheduler's own data about the job."""
+        self.would_bind = -1
+        """The worker that QUARTZ would choose, where it only watches; -1 otherwise."""
+        self.would_s = 0.0
+        """Mean predicted time from sending to first token there."""
 
 
 class Scheduler(Protocol):
     """Assigns one pool's jobs. Pure: no clock, no I/O, randomness only by seed."""
 
     gates: bool
-    """Whether jobs are held until earlier ones have a first token; then call `first_token`."""
+    """Whether first tokens matter to it, to free a gate or to learn; then call `first_token`."""
     replicas: int
     """Gateway replicas that share the workers, >= 1: each gets an equal share of every gate."""
 

@@ -96,12 +96,12 @@ def test_ranks_under_another_policy_are_workers_like_others() -> None:
 
 
 def mixed(model: str = "", ranked: str = "", single: str = "", more: str = "") -> Config:
-    """A pool of one engine, and one of an engine with two ranks."""
+    """A pool of one engine, and one of an engine with two ranks; nothing in their shadow."""
     text = f"""\
 version: 1
 models:
   - name: m
-    scheduling: {{{model}}}
+    scheduling: {{shadow: false, {model}}}
     pools:
       short:
         {{max_model_len: 8192, max_num_seqs: 4, scheduling: {{{single}}}, workers: ["http://h:1"]}}
@@ -167,7 +167,7 @@ def test_bfio_for_a_pool_without_ranks_is_refused_there() -> None:
 
 
 def test_a_predictor_that_no_pool_would_use_is_refused() -> None:
-    with pytest.raises(ConfigError, match="only quartz predicts, and no pool has it"):
+    with pytest.raises(ConfigError, match="no pool is predicted"):
         mixed("predictor: p.json", single="policy: sticky")
 
 

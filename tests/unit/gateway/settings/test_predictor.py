@@ -14,7 +14,7 @@ FILE = """\
 version: 1
 models:
   - name: m
-    scheduling: {policy: quartz, predictor: PREDICTOR}
+    scheduling: {policy: POLICY, predictor: PREDICTOR}
     pools:
       short: {max_model_len: 8192, max_num_seqs: 4, workers: ["http://10.0.0.1:8000"]}
       long: {max_model_len: 65536, max_num_seqs: 4, workers: ["http://10.0.0.2:8000"]}
@@ -27,9 +27,10 @@ def write(folder: Path, *sections: PoolSection) -> Path:
     return file
 
 
-def problems(file: Path) -> list[str]:
+def problems(file: Path, policy: str = "quartz") -> list[str]:
+    text = FILE.replace("PREDICTOR", str(file)).replace("POLICY", policy)
     try:
-        parse(FILE.replace("PREDICTOR", str(file)), "sluice.yaml", {})
+        parse(text, "sluice.yaml", {})
     except ConfigError as error:
         return str(error).splitlines()
     return []
@@ -50,6 +51,17 @@ def test_a_predictor_that_fits_no_pool_is_refused(tmp_path: Path, section: PoolS
     assert found[0].startswith("sluice.yaml:4:")
     assert f"no section for a pool of this model; it has {section.name}" in found[0]
     assert "train on requests of m in short, long" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "fits"),
+    [("least-loaded", True), ("sticky", True), ("least-loaded, shadow: false", False)],
+)
+def test_a_predictor_serves_any_policy_that_is_shadowed(
+    tmp_path: Path, scheduling: str, *, fits: bool
+) -> None:
+    found = problems(write(tmp_path, of("m", "short")), scheduling)
+    assert not found if fits else "no pool is predicted" in found[0]
 
 
 def test_a_predictor_of_the_first_format_is_to_be_trained_again(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_sections_that_a_request_did_not_reach_are_left_out_of_its_line() -> Non
         plan=plan_section(served=None, planned=None, plan=None),
         admission=AdmissionSection(lease_id="l"),
         compression=compression_section(None),
-        scheduling=scheduling_section(binding=None, job=None, first_s=None),
+        scheduling=scheduling_section(served=None, binding=None, job=None, first_s=None),
         attempts=(),
         usage=usage_section(None),
         timing=timing_section(
@@ -224,7 +224,7 @@ def test_compression_is_told_where_it_was_asked_for(
 
 def test_a_worker_that_no_scheduler_chose_has_a_score_only() -> None:
     bound = Binding(pool=0, worker=0, score=0.5, candidates=(("w", 0.5),))
-    found = scheduling_section(binding=bound, job=None, first_s=3.0)
+    found = scheduling_section(served=None, binding=bound, job=None, first_s=3.0)
     assert found == SchedulingSection(score=0.5, candidates=(("w", 0.5),))
 
 
@@ -233,10 +233,22 @@ def test_the_prefill_of_a_stream_is_measured(stream: bool, prefill_s: float | No
     job = Job(None, 100, 10, 0.0, stream=stream)
     job.sent_s, job.hit_tokens, job.backlog_tokens = 2.0, 30, 8
     job.active, job.mean_s, job.quantile_s = 3, 0.4, 0.0
-    found = scheduling_section(binding=None, job=job, first_s=3.5)
+    found = scheduling_section(served=None, binding=None, job=job, first_s=3.5)
     assert (found.expected_hit_tokens, found.backlog_tokens, found.worker_active) == (30, 8, 3)
     assert (found.predicted_prefill_s, found.predicted_prefill_q_s) == (0.4, None)
     assert found.prefill_s == prefill_s
+
+
+def test_the_worker_that_quartz_would_have_chosen_is_named() -> None:
+    served, job = served_model(), Job(None, 100, 10, 0.0)
+    bound = Binding(pool=0, worker=0, score=0.5)
+    job.mean_s, job.expected_s, job.quantile_s = 0.3, 0.4, 0.9
+    found = scheduling_section(served=served, binding=bound, job=job, first_s=None)
+    assert (found.would_bind, found.would_prefill_s) == (None, None)
+    job.would_bind, job.would_s = 0, 0.2
+    found = scheduling_section(served=served, binding=bound, job=job, first_s=None)
+    assert (found.would_bind, found.would_prefill_s) == (served.fleet.pools[0].workers[0], 0.2)
+    assert (found.predicted_prefill_s, found.predicted_prefill_q_s) == (0.4, 0.9)
 
 
 def test_usage_is_what_was_charged() -> None:

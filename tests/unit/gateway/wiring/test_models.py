@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.quartz.shadow import Shadow
 from gateway.settings import parse
 from gateway.wiring.models import served_model
 from predictor.artifact import Artifact, encode
@@ -37,8 +38,46 @@ def test_each_pool_is_predicted_by_its_own_section_and_the_rest_by_the_prior(
     file.write_bytes(encode(Artifact(sections=(small_section(),))))
     with caplog.at_level(logging.WARNING, "sluice"):
         served = model_with(f"policy: quartz, predictor: {file}")
-    assert [predictor.trained for predictor in served.scheduling.predictors] == [True, False]
+    assert [p is not None and p.trained for p in served.scheduling.predictors] == [True, False]
     told: Any = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "pool long" in told[0]
     assert "has no section for it" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "mode", "follows"),
+    [
+        ("policy: least-loaded", "enforce", False),
+        ("policy: round-robin", "enforce", False),
+        ("policy: sticky", "enforce", True),
+        ("policy: quartz", "observe", False),
+    ],
+)
+def test_quartz_predicts_in_the_shadow_of_any_other_policy(
+    scheduling: str, mode: str, *, follows: bool
+) -> None:
+    served = model_with(scheduling, mode)
+    assert all(isinstance(scheduler, Shadow) for scheduler in served.scheduling.schedulers)
+    assert len(served.scheduling.predictors) == len(served.scheduling.prefixes) == 2
+    assert served.scheduling.follows_prefixes == (follows, follows)
+    alone = model_with(scheduling + ", shadow: false", mode)
+    assert not any(isinstance(scheduler, Shadow) for scheduler in alone.scheduling.schedulers)
+    assert alone.scheduling.predictors == (None, None)
+    assert len(alone.scheduling.prefixes) == (2 if follows else 0)
+
+
+def test_predictors_know_how_many_sequences_an_engine_runs() -> None:
+    predictors = model_with("policy: quartz").scheduling.predictors
+    assert [None if p is None else p.slots for p in predictors] == [4, 4]
+
+
+def test_ranks_have_no_shadow_and_pools_of_one_model_differ() -> None:
+    text = FILE.replace("SCHEDULING", "policy: least-loaded").replace("MODE", "enforce")
+    text = text.replace('["http://10.0.0.1:8000"]', '[{url: "http://10.0.0.1:8000", ranks: 2}]')
+    config = parse(text, "sluice.yaml", {})
+    scheduling = served_model(config, config.models[0]).scheduling
+    ranked, plain = scheduling.schedulers
+    assert ranked is None
+    assert isinstance(plain, Shadow)
+    assert [index is None for index in scheduling.prefixes] == [True, False]
