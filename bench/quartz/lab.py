@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +13,17 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from bench.predictor.runs import TRAINING_REQUESTS, rows_of
 from bench.quartz.gossip import Gossip
 from bench.quartz.peers import CacheAware, TokenFair, Uncalibrated
-from bench.quartz.workloads import workloads
+from bench.quartz.workloads import MIXED, workloads
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
 from gateway.policy.schedulers import make_scheduler
+from predictor.artifact import PoolSection
 from predictor.online import PrefillPredictor
+from predictor.train import train
 from simulator.engine.engine import EngineProfile
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
 from simulator.experiments.scheduling import (
@@ -33,6 +37,8 @@ from simulator.experiments.scheduling import (
 from sluice.children import die_with_parent
 
 WORKERS: Final = 4
+_TRAINING_SEED: Final = 100
+"""No run that is reported has it."""
 SETTLED: Final = 1000
 """Requests after which coverage is counted."""
 
@@ -49,6 +55,7 @@ POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
     "TokenFair": ("token-fair", DEFAULT),
     "PointPred": ("quartz", _but(quantile=False)),
     "QUARTZ": ("quartz", DEFAULT),
+    "QUARTZ, trained": ("quartz", DEFAULT),
     "Routing-only": ("quartz", _but(order="arrival")),
     "Queueing-only": ("quartz", _but(route="least-loaded")),
     "No Calibration": ("quartz", DEFAULT),
@@ -78,12 +85,18 @@ class LabFigures(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
 
 
+@cache
+def trained() -> PoolSection:
+    """A tree trained on another run of Mixed, as `sluice train` makes it; once a process."""
+    return train(rows_of(MIXED, WORKER, TRAINING_REQUESTS, _TRAINING_SEED))
+
+
 def make(policy: str, workers: int = WORKERS) -> SimulatedGateway:
-    """A fresh gateway with this policy, which has learned nothing."""
+    """A fresh gateway with this policy, which has learned nothing but what was trained."""
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), WORKER.max_num_seqs)
     name, profile = POLICIES[policy]
     kind = Uncalibrated if policy == "No Calibration" else PrefillPredictor
-    predictor = kind(workers=workers)
+    predictor = kind(trained() if policy == "QUARTZ, trained" else None, workers=workers)
     if name == "cache-aware":
         return SimulatedGateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
     if name == "token-fair":

@@ -173,6 +173,7 @@ def other_rows(results: Results) -> list[Row]:
                     note=f"violations {late:.1f} %, {hit:.1f} % of prompt tokens cached",
                 )
             )
+    rows += _trained_rows(results)
     rows += [_not_worse(results, "Agents", other) for other in ("Locality-aware", "cache-aware")]
     found = mean_of(results, "Agents", "QUARTZ", "hit")
     endless = mean_of(results, "Agents", "QUARTZ, endless index", "hit")
@@ -185,6 +186,31 @@ def other_rows(results: Results) -> list[Row]:
             note=f"{100 * found:.1f} and {100 * endless:.1f} % of prompt tokens",
         )
     )
+    return rows
+
+
+def _trained_rows(results: Results) -> list[Row]:
+    """QUARTZ with the prior that is learned online, and with a tree trained on another run."""
+    rows = []
+    for workload in ("Mixed", "Mixed Bursty"):
+        for policy, name in (("QUARTZ", "prior"), ("QUARTZ, trained", "trained tree")):
+            late = 100 * mean_of(results, workload, policy, "violations")
+            covered = mean_of(results, workload, policy, "coverage")
+            rows.append(
+                Row(
+                    metric=f"{workload}, predictions of the {name}: P99 TTFT, ms",
+                    measured=1000 * mean_of(results, workload, policy, "p99_s"),
+                    note=f"violations {late:.2f} %, coverage {covered:.3f}",
+                )
+            )
+        middle, low, high = paired(results, workload, "QUARTZ, trained", "QUARTZ", "p99_s")
+        rows.append(
+            Row(
+                metric=f"{workload}: P99 TTFT with the tree less that with the prior, ms",
+                measured=1000 * middle,
+                note=f"95 % interval {1000 * low:.0f} to {1000 * high:.0f}",
+            )
+        )
     return rows
 
 
