@@ -1,5 +1,8 @@
 """Write the chosen fleet as the gateway's configuration, sluice.yaml.
 
+All that the gateway can do is on: QUARTZ, compression where gamma is above 1, boundaries that are
+observed, token pools with one entitlement for everybody. Keys come from the environment.
+
 Nodes without a URL get placeholders under `.invalid`, which never resolves. In mode paged a
 short pool's window is twice its boundary (at most the whole window): with KV allocated by block,
 a wider window costs nothing, and an answer longer than estimated can finish in its pool.
@@ -8,6 +11,7 @@ a wider window costs nothing, and an answer longer than estimated can finish in 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from gateway.policy.entitlements.terms import GIB
 from gateway.policy.estimate.length_drift import bucket_edges, plan_points
 from planner.records import PlanResult, PoolPlan
 from planner.workload.workload import Workload
@@ -48,7 +52,10 @@ def _lines(plan: PlanResult, workers: Mapping[str, Sequence[str]]) -> Iterator[s
         f"# {question.workload.name}, {goals.rate_per_s:g} requests/s, P99 TTFT "
         f"{1000 * goals.ttft_s:g} ms, mode {question.mode}."
     )
+    yield "# Set SLUICE_ADMIN_KEY, and SLUICE_KEY_HASH to what `sluice hash-key` prints for a key."
     yield "version: 1"
+    yield 'server: {host: 0.0.0.0, admin_key: "${SLUICE_ADMIN_KEY}"}'
+    yield "request_log: {path: sluice-requests.jsonl}"
     yield "models:"
     yield f"  - name: {_quoted(node.model)}"
     if node.kv_bytes_per_token:
@@ -59,12 +66,29 @@ def _lines(plan: PlanResult, workers: Mapping[str, Sequence[str]]) -> Iterator[s
         b_short = f"[{listed}]" if len(fleet.boundaries) > 1 else listed
         yield f"      b_short: {b_short}"
         yield f"      gamma: {max(fleet.gamma, 1.0):g}"
+        yield "      auto: true"
+        yield "      mode: observe # enforce lets boundaries move"
     yield from _planned_lines(question.workload)
     if len(fleet.pools) > 1 and fleet.gamma > 1:
         yield f"    compression: {{enabled: true, max_cut: {question.max_cut:g}}}"
+    yield "    scheduling: {policy: quartz}"
     yield "    pools:"
     for pool in fleet.pools:
         yield from _pool_lines(pool, plan, workers.get(pool.name, ()))
+    yield from _entitlement_lines(plan)
+
+
+def _entitlement_lines(plan: PlanResult) -> Iterator[str]:
+    """One tenant with the whole fleet: a start for the tenants that share it."""
+    slots = sum(pool.nodes * pool.slots_per_node for pool in plan.chosen.pools)
+    yield "entitlements:"
+    yield "  - name: everybody"
+    yield "    tenant: everybody"
+    yield f"    model: {_quoted(plan.chosen.pools[0].node.model)}"
+    yield "    service_class: elastic"
+    yield f"    concurrency: {slots}"
+    yield "    mode: observe # refusals are counted, not made; enforce once tenants share the fleet"
+    yield '    api_keys: ["${SLUICE_KEY_HASH}"]'
 
 
 def _planned_lines(workload: Workload) -> Iterator[str]:
@@ -87,6 +111,9 @@ def _pool_lines(pool: PoolPlan, plan: PlanResult, urls: Sequence[str]) -> Iterat
     yield f"      {pool.name}: # {needs}{short}"
     yield f"        max_model_len: {window}"
     yield f"        max_num_seqs: {pool.slots_per_node}"
+    if pool.node.kv_bytes_per_token:
+        kv_bytes = pool.node.kv_tokens * pool.node.kv_bytes_per_token
+        yield f"        kv_cache_gib: {kv_bytes / GIB:.1f}"
     yield "        workers:"
     listed = urls or [f"http://{pool.name}-{i + 1}.invalid:8000" for i in range(pool.nodes)]
     for url in listed:

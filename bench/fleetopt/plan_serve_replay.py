@@ -8,6 +8,7 @@ tokens on time: their P99 lag is within a tenth of it.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from rich.progress import Progress
 from bench.common.fleet import read_metrics
 from bench.common.report import Report, Row, at_least
 from sluice.children import Children, free_ports
+from sluice.hash_key import hashed_key
 
 NODE: Final[dict[str, Any]] = {
     "name": "mock-node",
@@ -52,6 +54,13 @@ SLO_MS: Final = 2500
 FEWEST_ENGINES: Final = 4
 MAX_CHUNKS_PER_S: Final = 3000.0
 _LAG_SHARE: Final = 0.1
+
+_KEYS: Final = {
+    "SLUICE_ADMIN_KEY": "sk-admin",
+    "SLUICE_KEY": "sk-everybody",
+    "SLUICE_KEY_HASH": hashed_key("sk-everybody"),
+}
+"""What the planned file takes from the environment, and the client's key."""
 
 
 def run(plot: Path | None = None, duration_s: float = 120.0) -> Report:
@@ -131,6 +140,7 @@ class CommandLab:
                 ]
             self._serve(fleet, config)
             args = ["--log", self._log, "--rate", RATE, "--arrivals", "poisson"]
+            args += ["--api-key-env", "SLUICE_KEY"]
             args += ["--duration", duration_s, "--slo-ttft-ms", SLO_MS]
             if plot is not None:
                 args += ["--plot", plot / f"plan-serve-replay-{engines}"]
@@ -141,8 +151,7 @@ class CommandLab:
 
     def _serve(self, fleet: "_Fleet", config: dict[str, Any], *, log: bool = False) -> Path:
         config["server"] = {"host": "127.0.0.1", "port": fleet.port}
-        if log:
-            config["request_log"] = {"path": str(self._log)}
+        config["request_log"] = {"path": str(self._log if log else self._folder / "served.jsonl")}
         file = self._folder / f"sluice-{fleet.port}.yaml"
         file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         fleet.start_gateway(file)
@@ -176,7 +185,8 @@ class _Fleet:
     def start_gateway(self, file: Path) -> None:
         """Serve this file."""
         command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
-        self._serving = self._children.start([*command, "--log-level", "error"], quiet=True)
+        command += ["--log-level", "error"]
+        self._serving = self._children.start(command, env=_KEYS, quiet=True)
         self._children.wait_for(f"{self.gateway}/ready")
 
     def end_gateway(self) -> None:
@@ -204,7 +214,8 @@ class _Fleet:
 def _sluice(verb: str, *arguments: object) -> Any:
     """What `sluice VERB --json` printed; a violated SLO is no failure here."""
     command = [sys.executable, "-m", "sluice", verb, "--json", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, **_KEYS}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or not done.stdout:
         raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
     return json.loads(done.stdout)

@@ -2,12 +2,15 @@
 
 import pytest
 
-from gateway.settings import Config, parse
+from gateway.settings import Config, parse, remarks
 from planner.gateway_file import assign_workers, gateway_file
 from planner.goals import Goals
 from planner.plan import make_plan
 from planner.records import PlanResult, Question
 from planner.workload.library import SHIPPED
+from sluice.hash_key import hashed_key
+
+KEYS = {"SLUICE_ADMIN_KEY": "sk-admin", "SLUICE_KEY_HASH": hashed_key("sk-everybody")}
 
 
 def plan_of(**given: object) -> PlanResult:
@@ -19,7 +22,7 @@ def plan_of(**given: object) -> PlanResult:
 
 
 def config_of(plan: PlanResult, *workers: str) -> Config:
-    return parse(gateway_file(plan, assign_workers(plan, workers)), "plan.yaml", {})
+    return parse(gateway_file(plan, assign_workers(plan, workers)), "plan.yaml", KEYS)
 
 
 def test_two_pools() -> None:
@@ -34,6 +37,25 @@ def test_two_pools() -> None:
         assert model.pools[pool.name].max_num_seqs == pool.slots_per_node
     assert model.pools["short"].max_model_len == 8192
     assert model.pools["long"].max_model_len == 65_536
+
+
+def test_everything_is_on_and_nothing_is_to_be_noted() -> None:
+    plan = plan_of(b_short=(4096,), gamma=1.5)
+    config = config_of(plan)
+    (model,) = config.models
+    assert model.policies() == ("quartz", "quartz")
+    assert (model.boundary.auto, model.observes_boundary) == (True, True)
+    assert [pool.kv_cache_gib for pool in model.pools.values()] == [320.0, 320.0]
+    assert str(config.request_log.path) == "sluice-requests.jsonl"
+    (everybody,) = config.entitlements
+    assert everybody.concurrency == model.slots
+    assert everybody.mode == "observe"
+    assert remarks(config) == []
+
+
+def test_one_pool_has_no_boundary_to_move() -> None:
+    model = config_of(plan_of(gamma=1.0, most_pools=1)).models[0]
+    assert not model.boundary.auto
 
 
 def test_slots_by_window_keep_the_window_at_the_boundary() -> None:

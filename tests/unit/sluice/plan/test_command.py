@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from planner.errors import PlanError
 from sluice.check import check
+from sluice.hash_key import hashed_key
 from sluice.plan.command import plan
 from sluice.plan.question import load_workload
 from sluice.plan.whatif import whatif
@@ -86,7 +87,9 @@ def test_the_rate_may_come_from_the_trace(tmp_path: Path) -> None:
     assert plan_json("--workload", str(trace))["rate_per_s"] == pytest.approx(10.0)
 
 
-def test_the_written_file_passes_check(tmp_path: Path) -> None:
+def test_the_written_file_passes_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "sk-admin")
+    monkeypatch.setenv("SLUICE_KEY_HASH", hashed_key("sk-everybody"))
     path = tmp_path / "sluice.yaml"
     result = run(
         plan, "--workload", "azure", "--rate", "100", "--b-short", "4096", "-o", str(path),
@@ -95,6 +98,7 @@ def test_the_written_file_passes_check(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     checked = run(check, "-c", str(path))
     assert checked.exit_code == 0, checked.output
+    assert "note:" not in checked.output
     assert "10.0.0.9:8000" in checked.stdout
     assert "short-1.invalid:8000" in checked.stdout
 
