@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import httpx
@@ -42,19 +43,22 @@ class Children:
         env: Mapping[str, str] | None = None,
         quiet: bool = False,
         silent: bool = False,
+        log: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start one child; on Linux it gets SIGTERM if this process dies, even when killed.
 
-        `quiet` drops its stdout, `silent` its stderr.
+        `quiet` drops its stdout, `silent` its stderr; `log` is a file that gets its stderr.
         """
-        child = subprocess.Popen(  # noqa: S603 - our own commands
-            list(command),
-            env=None if env is None else {**os.environ, **env},
-            stdout=subprocess.DEVNULL if quiet else None,
-            stderr=subprocess.DEVNULL if silent else None,
-            start_new_session=True,
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
-        )
+        with contextlib.ExitStack() as stack:
+            file = None if log is None else stack.enter_context(log.open("ab"))
+            child = subprocess.Popen(  # noqa: S603 - our own commands
+                list(command),
+                env=None if env is None else {**os.environ, **env},
+                stdout=subprocess.DEVNULL if quiet else None,
+                stderr=subprocess.DEVNULL if silent else file,
+                start_new_session=True,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+            )
         self._running.append(child)
         return child
 
@@ -73,10 +77,10 @@ class Children:
             time.sleep(0.05)
         raise ChildDied(f"{url} did not answer within {_START_S:g} s")
 
-    def watch(self, duration_s: float | None) -> None:
-        """Wait for Ctrl-C, SIGTERM, the end of `duration_s`, or a child's death."""
+    def watch(self, duration_s: float | None, until: Callable[[], bool] | None = None) -> None:
+        """Wait for Ctrl-C, SIGTERM, the end of `duration_s`, `until`, or a child's death."""
         deadline = None if duration_s is None else time.monotonic() + duration_s
-        while deadline is None or time.monotonic() < deadline:
+        while (deadline is None or time.monotonic() < deadline) and not (until and until()):
             self._check()
             time.sleep(0.2)
 

@@ -42,7 +42,7 @@ def register() -> None:
     from sluice.calibrate.command import calibrate
     from sluice.check import check
     from sluice.compress.command import compress
-    from sluice.demo import demo
+    from sluice.demo.command import demo
     from sluice.hash_key import hash_key
     from sluice.mock import mock
     from sluice.plan.command import plan
@@ -52,10 +52,11 @@ def register() -> None:
     from sluice.serve import serve
     from sluice.simulate.command import simulate
     from sluice.tenant.command import tenant
+    from sluice.traffic import traffic
     from sluice.train.command import train
 
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
-    for verb in (*verbs, replay, calibrate, train):
+    for verb in (*verbs, replay, calibrate, train, traffic):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
     app.add_typer(tenant)
 

@@ -91,5 +91,15 @@ PROFILES: dict[str, EngineProfile] = {
             max_num_seqs=64,
             prefill_s_per_token=0.000005,
         ),
+        # The engines of `sluice demo`: prompts cost time, so that prefixes and queues show. With
+        # ranks a step lasts by resident tokens, so that unequal ranks wait for the fullest.
+        msgspec.structs.replace(_LLAMA, name="demo-replica", prefill_s_per_token=0.00005),
+        EngineProfile(
+            name="demo-ranks",
+            w_s=0.004,
+            h_s_per_token=1.07e-7,
+            timing="kv",
+            prefill_s_per_token=0.00005,
+        ),
     )
 }

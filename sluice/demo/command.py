@@ -1,0 +1,153 @@
+"""`sluice demo`: mock engines, a gateway on embedded state, sample tenants, a story in acts.
+
+Real processes over real sockets, from a real configuration file.
+"""
+
+import contextlib
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from sluice.children import ChildDied, Children
+from sluice.demo.config import ADMIN_KEY, KEYS, MODEL
+from sluice.demo.display import Plain, Shown
+from sluice.demo.fleet import DemoFleet
+from sluice.demo.story import ACTS, tell
+from sluice.demo.teller import Teller
+
+
+def _known(name: str | None) -> str | None:
+    if name is not None and name not in ACTS:
+        raise typer.BadParameter(f"there are {', '.join(ACTS)}")
+    return name
+
+
+PaceOption = Annotated[
+    float, typer.Option(min=0.05, help="Length of an act relative to its usual one.")
+]
+StoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Play this act only: {', '.join(ACTS)}.", show_default=False, callback=_known
+    ),
+]
+OnceOption = Annotated[bool, typer.Option("--once", help="Play each act once, then end.")]
+
+
+def demo(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")
+    ] = 8080,
+    traffic: Annotated[bool, typer.Option(help="Send sample traffic: a story in acts.")] = True,
+    duration: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after this many seconds.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="Speed of the mock engines, 1 = an A100.")
+    ] = 4.0,
+    story: StoryOption = None,
+    once: OnceOption = False,
+    pace: PaceOption = 1.0,
+) -> None:
+    """Run a whole fleet on this machine: 2 short engines, 1 long one, and the gateway."""
+    console = Console(stderr=True)
+    signal.signal(signal.SIGTERM, _stop)
+    _need_free(port, console)
+    names = tuple(ACTS) if story is None else (story,)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-demo-")))
+        children = stack.enter_context(Children())
+        fleet = DemoFleet(children, folder, port, speed)
+        stack.enter_context(_exit_on_death(console, fleet))
+        with console.status("starting 3 mock engines and the gateway"):
+            fleet.run(compare=traffic)
+        _welcome(console, fleet)
+        print(f"SLUICE READY {fleet.url}", flush=True)  # noqa: T201 - the line scripts wait for
+        with contextlib.suppress(KeyboardInterrupt):
+            if traffic:
+                _tell(children, fleet, names, duration, once=once, pace=pace)
+            else:
+                children.watch(duration)
+
+
+def _tell(
+    children: Children,
+    fleet: DemoFleet,
+    names: tuple[str, ...],
+    duration: float | None,
+    *,
+    once: bool,
+    pace: float,
+) -> None:
+    """Play the acts until the time is over, the last one has ended, or Ctrl-C."""
+    with display(f"Sluice demo  {fleet.url}  Ctrl-C ends it", names) as show:
+        telling = partial(tell, unmanaged=fleet.unmanaged, engines=fleet, pace=pace, once=once)
+        teller = Teller(partial(telling, fleet.url, show, names))
+        teller.start()
+        try:
+            children.watch(duration, until=lambda: teller.over)
+        finally:
+            teller.end()
+    if teller.failure is not None:
+        raise teller.failure
+
+
+def display(title: str, names: tuple[str, ...]) -> Plain | Shown:
+    """A live table in a terminal, plain lines elsewhere."""
+    if sys.stdout.isatty():
+        return Shown(Console(highlight=False), title, names)
+    return Plain()
+
+
+def _need_free(port: int, console: Console) -> None:
+    """Exit 1 if the port is taken: that process would be mistaken for the demo's gateway."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            console.print(f"[red]port {port}: {error.strerror}[/]; give --port, or --port 0")
+            raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def _exit_on_death(console: Console, fleet: DemoFleet) -> Iterator[None]:
+    try:
+        yield
+    except ChildDied as died:
+        console.print(fleet.last_words(), markup=False, highlight=False)
+        console.print(f"[red]{died}")
+        raise typer.Exit(1) from died
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _welcome(console: Console, fleet: DemoFleet) -> None:
+    url = fleet.url
+    console.print()
+    console.print(f"[bold]OpenAI base_url[/]  {url}/v1   model [bold]{MODEL}[/]")
+    for service_class, key in KEYS.items():
+        console.print(f"[bold]key[/]  {key}   ({service_class})")
+    console.print(f"[bold]admin key[/]  {ADMIN_KEY}   GET {url}/admin/pools")
+    console.print(f"[bold]configuration[/]  {fleet.config}   [bold]metrics[/]  {url}/metrics")
+    console.print()
+    console.print(
+        f"curl {url}/v1/chat/completions -H 'authorization: Bearer {KEYS['elastic']}' "
+        "-H 'content-type: application/json' "
+        f'-d \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hello"}}], '
+        '"max_tokens": 32}\'',
+        soft_wrap=True,
+        highlight=False,
+    )
+    console.print()

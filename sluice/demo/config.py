@@ -1,0 +1,105 @@
+"""The demo's configuration files, its sample keys, and the shape of its fleet.
+
+Runs from real configuration files. Their paths are printed, so that newcomers can read, copy and
+change them.
+"""
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+MODEL: Final = "demo-model"
+LONG_MODEL: Final = "demo-long"
+"""Name under which the unmanaged gateway serves the long engine."""
+SHORT_WINDOW, LONG_WINDOW = 8192, 65536
+SHORT_SLOTS: Final = 32
+RANKS, SLOTS_PER_RANK = 4, 4
+KEYS: Final = {
+    "guaranteed": "sk-demo-guaranteed",
+    "elastic": "sk-demo-elastic",
+    "spot": "sk-demo-spot",
+    "batch": "sk-demo-batch",
+}
+"""By tenant; `batch` is a spot tenant on trial."""
+ADMIN_KEY: Final = "sk-demo-admin"
+
+
+def managed(port: int, short: Sequence[str], long: str, folder: Path) -> str:
+    """Everything on: two pools, three tenants, and each of the five systems."""
+    entitlements = "\n".join(_entitlements())
+    return f"""\
+# Written by `sluice demo`. The commented example in docs/ explains every key.
+version: 1
+server: {{host: 127.0.0.1, port: {port}, admin_key: "{ADMIN_KEY}"}}
+state: {{url: "memory://"}}
+health: {{interval_s: 0.5}}
+request_log: {{path: "{folder / "requests.jsonl"}"}}
+models:
+  - name: {MODEL}
+    aliases: [gpt-4o-mini]
+    kv_bytes_per_token: 327680
+    boundary: {{b_short: {SHORT_WINDOW}, auto: true, mode: observe}}
+    compression: {{enabled: true}}
+    pools:
+      short:
+        max_model_len: {SHORT_WINDOW}
+        max_num_seqs: {SHORT_SLOTS}
+        tokens_per_second: 40000
+        kv_cache_gib: 320
+        scheduling: {{policy: quartz}}
+        workers: [{", ".join(f'"{url}"' for url in short)}]
+      long:
+        max_model_len: {LONG_WINDOW}
+        max_num_seqs: {SLOTS_PER_RANK} # of each rank
+        tokens_per_second: 20000
+        kv_cache_gib: 320
+        scheduling: {{policy: bfio}}
+        workers: [{{url: "{long}", ranks: {RANKS}}}]
+entitlements:
+{entitlements}
+"""
+
+
+def _entitlements() -> Iterator[str]:
+    limits = {
+        "guaranteed": "tokens_per_second: 40000, kv_cache_gib: 480, "
+        "concurrency: 32, max_concurrency: 32, slo_target_ms: 500",
+        "elastic": "tokens_per_second: 20000, kv_cache_gib: 320, "
+        "concurrency: 16, max_concurrency: 64",
+        "spot": "max_concurrency: 48",
+        # On trial: its refusals are counted, not made, so its documents wait in line for ranks.
+        "batch": "max_concurrency: 16, mode: observe",
+    }
+    for name, key in KEYS.items():
+        digest = sha256(key.encode()).hexdigest()
+        service_class = "spot" if name == "batch" else name
+        yield (
+            f"  - {{name: demo-{name}, tenant: demo-{name}, model: {MODEL}, "
+            f"service_class: {service_class},\n     {limits[name]},\n     "
+            f'api_keys: ["sha256:{digest}"]}}'
+        )
+
+
+def unmanaged(port: int, short: Sequence[str], long: str) -> str:
+    """A plain relay before the same engines: no tenants, no estimate, each worker in turn."""
+    return f"""\
+# Written by `sluice demo`, for comparison: the same engines, nothing managed.
+version: 1
+server: {{host: 127.0.0.1, port: {port}}}
+models:
+  - name: {MODEL}
+    scheduling: {{policy: round-robin}}
+    pools:
+      one:
+        max_model_len: {SHORT_WINDOW}
+        max_num_seqs: {SHORT_SLOTS}
+        workers: [{", ".join(f'"{url}"' for url in short)}]
+  - name: {LONG_MODEL}
+    scheduling: {{policy: round-robin}}
+    pools:
+      ranks:
+        max_model_len: {LONG_WINDOW}
+        max_num_seqs: {SLOTS_PER_RANK}
+        workers: [{{url: "{long}", ranks: {RANKS}, model: {MODEL}}}]
+"""

@@ -1,0 +1,89 @@
+"""The demo's processes: three mock engines, the gateway, and a plain relay to compare with."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice.children import Children, free_ports
+from sluice.demo.config import (
+    LONG_WINDOW,
+    MODEL,
+    RANKS,
+    SHORT_SLOTS,
+    SHORT_WINDOW,
+    SLOTS_PER_RANK,
+    managed,
+    unmanaged,
+)
+
+
+class DemoFleet:
+    """Starts engines and gateways, and ends and starts engines again."""
+
+    def __init__(self, children: Children, folder: Path, port: int, speed: float) -> None:
+        """`port` 0 takes a free one; nothing is started yet."""
+        *ports, own, plain = free_ports(5)
+        self.url = f"http://127.0.0.1:{port or own}"
+        self.unmanaged = f"http://127.0.0.1:{plain}"
+        self.short: Sequence[str] = [f"http://127.0.0.1:{port}" for port in ports[:2]]
+        self.long = f"http://127.0.0.1:{ports[2]}"
+        self.config = folder / "sluice.yaml"
+        self.config.write_text(managed(port or own, self.short, self.long, folder), "utf-8")
+        self._plain_config = folder / "unmanaged.yaml"
+        self._plain_config.write_text(unmanaged(plain, self.short, self.long), "utf-8")
+        self.log = folder / "processes.log"
+        """Standard error of all."""
+        self._children = children
+        self._commands = {url: _short(url, speed) for url in self.short}
+        self._commands[self.long] = _long(self.long, speed)
+        self._engines: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, *, compare: bool) -> None:
+        """Start all and wait until they serve; `compare`: the plain relay, too."""
+        for url in self._commands:
+            self.start(url)
+        for url in self._commands:
+            self._children.wait_for(f"{url}/health")
+        gateways = {self.url: self.config}
+        if compare:
+            gateways[self.unmanaged] = self._plain_config
+        for file in gateways.values():
+            command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
+            self._children.start(command, quiet=True, log=self.log)
+        for url in gateways:
+            self._children.wait_for(f"{url}/ready")
+
+    def start(self, url: str) -> None:
+        """Start an engine, or start it again."""
+        self._engines[url] = self._children.start(self._commands[url], quiet=True, log=self.log)
+
+    def kill(self, url: str) -> None:
+        """End an engine at once, as a crash does."""
+        engine = self._engines.pop(url)
+        self._children.forget(engine)
+        engine.kill()
+        engine.wait()
+
+    def last_words(self, lines: int = 10) -> str:
+        """The end of the processes' log."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+
+
+def _short(url: str, speed: float) -> list[str]:
+    return _mock(url, SHORT_WINDOW, SHORT_SLOTS, speed, "--profile", "demo-replica")
+
+
+def _long(url: str, speed: float) -> list[str]:
+    more = ("--profile", "demo-ranks", "--dp-ranks", str(RANKS))
+    return _mock(url, LONG_WINDOW, SLOTS_PER_RANK, speed, *more)
+
+
+def _mock(url: str, window: int, slots: int, speed: float, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "sluice", "mock"),
+        *("--port", url.rpartition(":")[2], "--model", MODEL, "--max-model-len", str(window)),
+        *("--max-num-seqs", str(slots), "--speed", str(speed), *more),
+    ]

@@ -1,0 +1,145 @@
+"""What the demo's acts say of their answers, and what they ask."""
+
+import random
+
+import msgspec
+import pytest
+
+from sluice.demo import prompts
+from sluice.demo.acts import calm, engine, flood, ranks, retrieval
+from sluice.demo.client import Answer
+from sluice.demo.stage import counted, high_ms, median_ms
+from sluice.demo.story import ACTS
+
+
+def served(pool: str = "short", ttft_ms: float | None = 10.0, **more: object) -> Answer:
+    ttft_s = None if ttft_ms is None else ttft_ms / 1000
+    answer = Answer(
+        who="elastic", what="question", request_id="r", status=200, whole=True, pool=pool,
+        worker="h:1", ttft_s=ttft_s, prompt_tokens=100,
+    )  # fmt: skip
+    return msgspec.structs.replace(answer, **more)
+
+
+REFUSED = Answer(who="spot", what="flood", request_id="r", status=429, reason="concurrency")
+FAILED = Answer(who="spot", what="flood", request_id="r", reason="ConnectError")
+BROKEN = served(whole=False)
+
+
+def test_answers_are_served_refused_or_failed() -> None:
+    assert [a.served for a in (served(), REFUSED, FAILED, BROKEN)] == [True, False, False, False]
+    assert [a.refused for a in (served(), REFUSED, FAILED, BROKEN)] == [False, True, False, False]
+    assert [a.failed for a in (served(), REFUSED, FAILED, BROKEN)] == [False, False, True, True]
+    told = counted([served(), served(), REFUSED, FAILED, BROKEN])
+    assert told == "2 of 5 answered, 1 refused (429), 2 failed"
+    assert counted([served()]) == "1 of 1 answered, 0 failed"
+
+
+def test_quantiles_are_of_streams_that_were_served() -> None:
+    answers = [served(ttft_ms=ms) for ms in range(1, 101)]
+    others = [REFUSED, FAILED, served(ttft_ms=None), served(ttft_ms=9000.0, whole=False)]
+    assert median_ms([*answers, *others]) == pytest.approx(50.5)
+    assert high_ms([*answers, *others]) == pytest.approx(96)
+    assert median_ms(others) is None
+    assert high_ms(others) is None
+
+
+def test_calm_tells_the_pools_apart_and_counts_the_cached_share() -> None:
+    answers = [served(ttft_ms=6.0), served("long", 200.0), served("long", 300.0)]
+    talk = [served(cached_tokens=0), served(cached_tokens=90), served(cached_tokens=60)]
+    assert calm.said(answers, talk) == (
+        "6 of 6 answered, 0 failed. First token: 6 ms in the short pool, 250 ms for documents in "
+        "the long one. A conversation found 75 % of its prompts cached, on 1 worker."
+    )
+    moved = [*talk, served(cached_tokens=0, worker="h:2")]
+    assert "50 % of its prompts cached, on 2 workers." in calm.said(answers, moved)
+
+
+def test_flood_sets_the_protected_tenant_beside_the_unmanaged_one() -> None:
+    quiet, protected = [served(ttft_ms=5.0)], [served(ttft_ms=9.0), REFUSED]
+    spot = [served(), REFUSED, REFUSED]
+    alone = flood.said(quiet, protected, spot, None)
+    assert alone == (
+        "Guaranteed tenant's first token (p95): 5 ms in calm, 9 ms in the flood; 1 of 2 answered. "
+        "Spot: 1 served, 2 told to wait (429)."
+    )
+    beside = flood.said(quiet, protected, spot, [served("one", 2300.0)])
+    assert beside == f"{alone} Same flood, same engines, one unmanaged pool: 2,300 ms."
+
+
+def test_retrieval_counts_only_what_was_cut_and_went_short() -> None:
+    whole = [served("long", 120.0)] * 3
+    cut = [
+        served(ttft_ms=100.0, compressed="9000->7000"),
+        served(ttft_ms=100.0, compressed="10000->8000"),
+        served("long", compressed="9500->7500"),
+    ]
+    assert retrieval.said(whole, cut, 2) == (
+        "2 of 3 fitted into the short pool, 9,500 -> 7,500 tokens on average; the sentence with "
+        "the answer was kept in 2. First token: 100 ms; as they were, in the long pool: 120 ms. "
+        "6 of 6 answered, 0 failed."
+    )
+    none = retrieval.said(whole, [served("long")], None)
+    assert none.startswith("0 of 1 fitted into the short pool. First token: none;")
+
+
+def test_engine_tells_failures_and_the_return() -> None:
+    told = engine.said("http://h:1", [served(), FAILED], 3, 0.84)
+    assert told == (
+        "h:1 killed: 1 of 2 answered, 1 failed; 3 sent again to another engine; back in the "
+        "rotation after 0.8 s."
+    )
+    assert engine.said("http://h:1", [served()], 0, None).endswith("it is not back yet.")
+
+
+def test_ranks_tells_both_ways() -> None:
+    answers = [served(worker=f"h:1#{rank}") for rank in (0, 0, 1, 3)]
+    levelled = ranks.Levels(answers=answers, fullest=1.1, tokens_per_s=900.0)
+    in_turn = ranks.Levels(answers=answers, fullest=1.3, tokens_per_s=800.0)
+    assert ranks.said(levelled, in_turn) == (
+        "4 of 4 answered, 0 failed, 2/1/1 by rank; 900 answer tokens/s; the fullest rank held "
+        "1.10 x the mean. Ranks in turn: 800 tokens/s, 1.30 x."
+    )
+    unseen = ranks.Levels(answers=answers, fullest=None, tokens_per_s=900.0)
+    assert ranks.said(unseen, None).endswith("900 answer tokens/s.")
+
+
+def page(*loads: tuple[int, float]) -> str:
+    lines = []
+    for rank, (running, used) in enumerate(loads):
+        labels = f'{{engine="{rank}",model_name="m"}}'
+        lines.append(f"vllm:num_requests_running{labels} {running}")
+        lines.append(f"vllm:kv_cache_usage_perc{labels} {used}")
+    return "\n".join(lines)
+
+
+def test_the_imbalance_is_that_of_busy_ranks() -> None:
+    assert ranks.imbalance(page((1, 0.3), (2, 0.1))) == pytest.approx(1.5)
+    assert ranks.imbalance(page((1, 0.2), (1, 0.2))) == pytest.approx(1.0)
+    assert ranks.imbalance(page((1, 0.3), (0, 0.1))) is None
+    assert ranks.imbalance("") is None
+
+
+def test_captions_fit_a_line_of_a_narrow_terminal() -> None:
+    assert list(ACTS) == ["calm", "flood", "retrieval", "engine", "ranks"]
+    for act in ACTS.values():
+        assert len(f"{act.name}  {act.caption}") <= 79
+
+
+def test_retrieval_prompts_hold_one_answer_among_others_and_end_with_the_question() -> None:
+    found = prompts.retrieval(random.Random(1), 4, 38_000)
+    assert len(found) == 4
+    for prompt in found:
+        (message,) = prompt.messages
+        text = message["content"]
+        assert 36_000 < len(text) < 42_000
+        assert text.count(prompt.answer) == 1
+        assert text.rpartition("\n\n")[2].startswith("Question: ")
+        assert text.endswith("?")
+
+
+def test_documents_have_no_beginning_in_common() -> None:
+    rng = random.Random(1)
+    one, two = (prompts.document(rng, 5000)[0]["content"] for _ in range(2))
+    assert one[:60] != two[:60]
+    assert 5000 <= len(one) < 8000

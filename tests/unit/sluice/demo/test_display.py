@@ -1,0 +1,75 @@
+"""The demo's table and its plain lines."""
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from sluice.demo.client import Answer
+from sluice.demo.display import Line, Plain, Shown
+
+SERVED = Answer(
+    who="guaranteed", what="probe", request_id="r", status=200, whole=True, pool="short",
+    worker="127.0.0.1:9001", ttft_s=0.0124, prompt_tokens=1234,
+)  # fmt: skip
+REFUSED = Answer(who="spot", what="flood", request_id="r", status=429, reason="concurrency")
+
+
+def note(**more: object) -> str:
+    return Line(msgspec.structs.replace(SERVED, **more)).note()
+
+
+def test_a_note_says_what_was_special() -> None:
+    assert note() == ""
+    assert note(compressed="9812->8110") == "cut 9812->8110"
+    assert note(cached_tokens=1200) == "97 % cached"
+    assert note(cached_tokens=16) == ""
+    assert note(queue_ms=3075) == "queued 3.1 s"
+    assert note(ttft_s=None, took_s=1.26) == "whole in 1.3 s"
+    assert note(status=503, reason="no_worker_ready") == "failed: 503 no_worker_ready"
+    assert note(status=0, reason="ConnectError") == "failed: ConnectError"
+    assert Line(REFUSED).note() == "429 concurrency"
+
+
+def test_plain_lines_are_one_a_request_and_refusals_in_a_row_share_one() -> None:
+    out = io.StringIO()
+    with Plain(out) as show:
+        show.act("flood", "A flood.")
+        for answer in (SERVED, SERVED, REFUSED, REFUSED, REFUSED, SERVED, REFUSED):
+            show.line(answer)
+        show.result("flood", "12 ms")
+    assert out.getvalue().splitlines() == [
+        "flood: A flood.",
+        "  guaranteed probe        1,234 tokens  short 9001         12 ms",
+        "  guaranteed probe        1,234 tokens  short 9001         12 ms",
+        "  spot       flood            - tokens                            429 concurrency, x 3",
+        "  guaranteed probe        1,234 tokens  short 9001         12 ms",
+        "  spot       flood            - tokens                            429 concurrency",
+        "flood = 12 ms",
+    ]
+
+
+def screen(show: Shown, console: Console) -> list[str]:
+    with console.capture() as capture:
+        console.print(show.render())
+    return capture.get().splitlines()
+
+
+def test_the_table_fits_a_terminal_of_80_columns_and_24_lines() -> None:
+    console = Console(width=80, height=24, file=io.StringIO(), force_terminal=False)
+    show = Shown(console, "Sluice demo", ("calm", "flood"))
+    show.result("calm", "46 of 46 answered. " * 9)
+    show.act("flood", "A flood.")
+    for number in range(100):
+        show.line(msgspec.structs.replace(SERVED, prompt_tokens=number + 1))
+        show.line(REFUSED)
+    lines = screen(show, console)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("flood  A flood.")
+    shown = "\n".join(lines)
+    assert "429 concurrency" in shown
+    assert " 100  short  9001" in shown, "the last request is seen"
+    assert lines[-1].startswith("flood      ...")
+    show.result("flood", "12 ms")
+    assert screen(show, console)[-1].startswith("flood      12 ms")
