@@ -25,6 +25,7 @@ import yaml
 
 from sluice.children import Children, free_ports
 from tests.image import Image
+from tests.shipped import ENVIRONMENT, NAMES, shipped
 from tests.unit.deploy.files import (
     DASHBOARDS,
     ROOT,
@@ -34,6 +35,7 @@ from tests.unit.deploy.files import (
     ours,
     pyproject,
     queries,
+    servers,
     services,
 )
 
@@ -136,7 +138,7 @@ def written(image: Image) -> set[Path]:
 def output_of(image: Image, *words: str) -> str:
     """What a command in the image prints; it has to succeed."""
     done = subprocess.run(
-        image.command(["sluice", *words], {}), capture_output=True, text=True, check=False
+        image.command(["sluice", *words], ENVIRONMENT), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -147,7 +149,7 @@ def composed(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     before = written(image)
     with Children() as children:
         found = Composed(image, children, tmp_path_factory.mktemp("compose"))
-        mocks = [name for name in ours() if name != "gateway"]
+        mocks = [name for name in servers() if name != "gateway"]
         if shutil.which("redis-server"):
             command = services()["redis"]["command"]
             port = str(found.ports["redis"])
@@ -168,11 +170,15 @@ def test_the_image_is_compiled_and_of_the_package_s_version(image: Image) -> Non
     assert output_of(image, "--version") == f"sluice {version} (compiled)\n"
 
 
-def test_the_gateway_s_configuration_is_good_and_nothing_is_to_be_noted(image: Image) -> None:
-    file = str(ROOT / "deploy/compose/sluice.yaml")
-    found = json.loads(output_of(image, "check", "--json", "-c", file))
+@pytest.mark.parametrize("name", NAMES)
+def test_the_image_can_do_what_every_shipped_configuration_asks_for(
+    image: Image, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(shipped(name), encoding="utf-8")
+    found = json.loads(output_of(image, "check", "--json", "-c", str(file)))
     assert (found["ok"], found["remarks"]) == (True, [])
-    assert output_of(image, "check", "-c", file).splitlines()[-1] == f"{file}: ok"
+    assert output_of(image, "check", "-c", str(file)).splitlines()[-1] == f"{file}: ok"
 
 
 def test_the_official_client_chats_and_streams(composed: Composed) -> None:
@@ -207,7 +213,8 @@ def test_a_chat_request_goes_through_to_the_pool_that_fits(composed: Composed) -
     assert long.status_code == 200, long.text
     assert long.headers["x-sluice-pool"] == "long"
     workers = {answer.headers["x-sluice-worker"] for answer in (short, long)}
-    assert workers <= {f"127.0.0.1:{port}" for port in composed.ports.values()}
+    engines = {worker.partition("#")[0] for worker in workers}
+    assert engines <= {f"127.0.0.1:{port}" for port in composed.ports.values()}
 
 
 def test_the_default_keys_are_the_demo_s(composed: Composed) -> None:
@@ -216,6 +223,20 @@ def test_the_default_keys_are_the_demo_s(composed: Composed) -> None:
     assert httpx.get(f"{url}/admin/pools", headers=admin, trust_env=False).status_code == 200
     assert httpx.get(f"{url}/admin/pools", headers=KEY, trust_env=False).status_code == 401
     assert httpx.get(f"{url}/v1/models", headers=admin, trust_env=False).status_code == 401
+
+
+def test_sample_traffic_fills_the_dashboards(composed: Composed) -> None:
+    command = [composed.here(part) for part in ours()["traffic"]["command"]]
+    told = output_of(composed.image, *command, "--once", "--pace", "0.1")
+    assert " 0 failed" in told
+    page = httpx.get(f"{composed.url('gateway')}/metrics", trust_env=False).text
+    for series in (
+        'sluice_requests_total{model="demo-model",outcome="ok",pool="short"}',
+        'sluice_requests_total{model="demo-model",outcome="ok",pool="long"}',
+        'sluice_compressions_total{model="demo-model",result="compressed"}',
+        'sluice_admission_total{decision="denied",entitlement="demo-spot"',
+    ):
+        assert series in page
 
 
 def test_the_request_log_is_on_the_volume(composed: Composed) -> None:
@@ -238,7 +259,7 @@ def check_health(image: Image, port: int, **more: str) -> subprocess.CompletedPr
 
 
 def test_the_health_check_passes_on_every_service_of_ours(composed: Composed) -> None:
-    for name in ours():
+    for name in servers():
         done = check_health(composed.image, composed.ports[name])
         assert done.returncode == 0, done.stderr
 

@@ -38,6 +38,11 @@ def ours() -> dict[str, dict[str, Any]]:
     return {name: service for name, service in services().items() if "build" in service}
 
 
+def servers() -> dict[str, dict[str, Any]]:
+    """Those of ours that listen, which the image's own health check asks."""
+    return {name: s for name, s in ours().items() if "healthcheck" not in s}
+
+
 def dockerfile() -> list[tuple[str, str]]:
     """(instruction, arguments), with continued lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)

@@ -21,6 +21,8 @@ from gateway.settings import load
 from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
 from sluice.cli import app, register
+from sluice.demo.config import KEYS
+from sluice.hash_key import hashed_key
 from tests.unit.deploy.files import (
     DASHBOARDS,
     PROMETHEUS,
@@ -35,6 +37,7 @@ from tests.unit.deploy.files import (
     pyproject,
     queries,
     rules,
+    servers,
     services,
 )
 from tests.unit.test_docs import metric_families
@@ -118,7 +121,7 @@ def test_the_health_check_is_python_and_knows_its_port() -> None:
 
 def test_every_command_of_ours_is_a_command_line_of_sluice() -> None:
     assert json.loads(instruction("ENTRYPOINT")) == ["sluice"]
-    assert len(ours()) == 4
+    assert len(ours()) == 5
     for service in ours().values():
         parse(service.get("command") or json.loads(instruction("CMD")))
 
@@ -141,15 +144,27 @@ def test_a_wrong_command_line_is_told_from_a_right_one() -> None:
 def test_mocks_are_what_the_gateway_s_configuration_says() -> None:
     config = load(ROOT / "deploy/compose/sluice.yaml", environ={})
     (model,) = config.models
-    mocks = {f"{name}:8000": s for name, s in ours().items() if name != "gateway"}
+    mocks = {f"{name}:8000": s for name, s in servers().items() if name != "gateway"}
     workers = {w.id: pool for pool in model.pools.values() for w in pool.workers}
     assert set(workers) == set(mocks)
+    ranks = {w.id: w.ranks for pool in model.pools.values() for w in pool.workers}
     for name, pool in workers.items():
         options = options_of(mocks[name]["command"])
         assert options["model"] == model.name
         assert options["max-model-len"] == str(pool.max_model_len)
         assert options["max-num-seqs"] == str(pool.max_num_seqs)
+        assert options.get("dp-ranks", "1") == str(ranks[name])
         assert options["port"] == mocks[name]["environment"]["SLUICE_HEALTH_PORT"] == "8000"
+
+
+def test_sample_traffic_comes_on_request_and_goes_to_the_gateway() -> None:
+    traffic = ours()["traffic"]
+    assert traffic["profiles"] == ["traffic"]
+    assert traffic["command"] == ["traffic", "--url=http://gateway:8080"]
+    assert all("profiles" not in service for service in servers().values())
+    config = load(ROOT / COMPOSE_CONFIG, environ={})
+    hashes = {key for entitlement in config.entitlements for key in entitlement.api_keys}
+    assert {hashed_key(key) for key in KEYS.values()} == hashes
 
 
 def test_the_gateway_listens_where_the_container_is_asked() -> None:

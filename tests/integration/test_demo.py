@@ -1,0 +1,86 @@
+"""The demo as a visitor runs it, and its traffic to a gateway that runs already."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sluice.children import Children
+from sluice.demo.fleet import DemoFleet
+from tests.unit.deploy.files import ours
+
+
+def run(*words: str) -> str:
+    """What the command prints; it has to end well by itself."""
+    command = [sys.executable, "-m", "sluice", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def test_the_flood_is_told_once_with_what_was_measured() -> None:
+    told = run("demo", "--port", "0", "--once", "--story", "flood", "--pace", "0.5").splitlines()
+    assert told[0].startswith("SLUICE READY http://127.0.0.1:")
+    assert told[1].startswith("flood: ")
+    assert any(re.match(r"  guaranteed probe .* short .* ms", line) for line in told)
+    assert any("429 concurrency" in line for line in told)
+    assert told[-1].startswith("flood = ")
+    found = re.search(
+        r"\(p95\): ([\d,]+) ms in calm, ([\d,]+) ms in the flood; (\d+) of (\d+) answered. "
+        r"Spot: (\d+) served, (\d+) told to wait .* unmanaged pool: ([\d,]+) ms",
+        told[-1],
+    )
+    assert found is not None
+    _, flooded, answered, asked, served, refused, unmanaged = map(number, found.groups())
+    assert answered == asked
+    assert served > 0
+    assert refused > 50
+    assert flooded < unmanaged / 2, "the flood is felt without the gateway, and less with it"
+
+
+def test_an_act_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    command = [sys.executable, "-m", "sluice", "demo", "--story", "fire"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "calm, flood, retrieval, engine" in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[DemoFleet]:
+    with Children() as children:
+        started = DemoFleet(children, tmp_path, 0, 8.0)
+        started.run(compare=False)
+        yield started
+
+
+def test_the_composed_traffic_reaches_every_system_of_a_running_gateway(fleet: DemoFleet) -> None:
+    """The command of docker-compose.yml, with the gateway's address as the only difference."""
+    command = [w.replace("http://gateway:8080", fleet.url) for w in ours()["traffic"]["command"]]
+    told = run(*command, "--once", "--pace", "0.1")
+    results = dict(re.findall(r"^(\w+) = (.*)$", told, re.MULTILINE))
+    assert list(results) == ["calm", "flood", "retrieval", "ranks"], "none ends an engine"
+    assert "0 failed" in results["calm"]
+    page = httpx.get(f"{fleet.url}/metrics", trust_env=False).text
+    for series in (
+        'sluice_requests_total{model="demo-model",outcome="ok",pool="short"}',
+        'sluice_requests_total{model="demo-model",outcome="ok",pool="long"}',
+        'sluice_compressions_total{model="demo-model",result="compressed"}',
+        'sluice_admission_total{decision="denied",entitlement="demo-spot",reason="concurrency"}',
+    ):
+        assert series in page
+
+
+def test_traffic_to_no_gateway_ends_with_its_address() -> None:
+    command = [sys.executable, "-m", "sluice", "traffic", "--url", "http://127.0.0.1:9", "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr

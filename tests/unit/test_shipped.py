@@ -1,0 +1,57 @@
+"""Every configuration that the project ships or writes has all systems on, and no remark."""
+
+import pytest
+
+from gateway.settings import Config, parse, remarks
+from tests.shipped import ENVIRONMENT, NAMES, shipped
+
+
+def config_of(name: str) -> Config:
+    return parse(shipped(name), f"{name}.yaml", ENVIRONMENT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_to_be_noted(name: str) -> None:
+    assert remarks(config_of(name)) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_routing_compression_scheduling_and_token_pools_are_on(name: str) -> None:
+    config = config_of(name)
+    (model,) = config.models
+    assert len(model.pools) == 2
+    assert model.compression.enabled
+    assert model.boundary.auto
+    assert model.observes_boundary
+    assert "quartz" in model.policies(config.server.workers)
+    assert all(pool.kv_cache_gib for pool in model.pools.values())
+    assert config.request_log.path is not None
+    assert all(entitlement.api_keys for entitlement in config.entitlements)
+    assert config.entitlements
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "plan"])
+def test_ranks_are_balanced_and_rates_are_limited(name: str) -> None:
+    """The planner knows no ranks, and leaves rates to the operator."""
+    config = config_of(name)
+    (model,) = config.models
+    assert "bfio" in model.policies(config.server.workers)
+    assert all(pool.tokens_per_second for pool in model.pools.values())
+    assert any(e.tokens_per_second and e.kv_cache_gib for e in config.entitlements)
+
+
+def test_compose_and_demo_describe_the_same_fleet_and_tenants() -> None:
+    compose, demo = config_of("compose"), config_of("demo")
+
+    def told(config: Config) -> object:
+        (model,) = config.models
+        pools = {
+            name: (
+                pool.model_dump(exclude={"workers"}),
+                [worker.ranks for worker in pool.workers],
+            )
+            for name, pool in model.pools.items()
+        }
+        return model.model_dump(exclude={"pools"}), pools, config.entitlements
+
+    assert told(compose) == told(demo)
