@@ -6,6 +6,7 @@ Requests that end alike one after the other, as those of a flood do, share a lin
 import sys
 import threading
 from collections import deque
+from itertools import islice
 from math import ceil
 from typing import Final, Self, TextIO
 
@@ -17,11 +18,13 @@ from rich.text import Text
 from sluice.demo.client import Answer
 
 _KEPT: Final = 200
+_LOOKED_BACK: Final = 5
+"""Lines of the table that a flood's request may still join, so that it hides no other tenant."""
 _NAME_WIDTH: Final = 11
 _STYLES: Final = {"served": "", "refused": "yellow", "failed": "bold red"}
 _COLUMNS: Final = {
     "tenant": 10,
-    "asked": 10,
+    "asked": 9,
     "tokens": 7,
     "pool": 5,
     "worker": 7,
@@ -64,6 +67,8 @@ class Line:
         """What was special."""
         answer = self.answer
         said = []
+        if self.count > 1:
+            said.append(f"x {self.count}")
         if answer.refused:
             said.append(f"429 {answer.reason}")
         elif answer.failed:
@@ -77,8 +82,6 @@ class Line:
             said.append(f"queued {answer.queue_ms / 1000:.1f} s")
         if answer.served and answer.ttft_s is None and self.count == 1:
             said.append(f"whole in {answer.took_s:.1f} s")
-        if self.count > 1:
-            said.append(f"x {self.count}")
         return ", ".join(said)
 
 
@@ -156,10 +159,11 @@ class Shown:
     def line(self, answer: Answer) -> None:
         """See Display."""
         with self._lock:
-            if self._lines and self._lines[-1].takes(answer):
-                self._lines[-1].count += 1
-            else:
-                self._lines.append(Line(answer))
+            for line in islice(reversed(self._lines), _LOOKED_BACK):
+                if line.takes(answer):
+                    line.count += 1
+                    return
+            self._lines.append(Line(answer))
 
     def result(self, name: str, text: str) -> None:
         """See Display."""
@@ -191,7 +195,7 @@ class Shown:
 
 
 def _table(lines: list[Line], room: int) -> Table:
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), expand=True, header_style="dim")
     for name, width in _COLUMNS.items():
         table.add_column(
             name,

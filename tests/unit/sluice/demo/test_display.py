@@ -42,7 +42,7 @@ def test_plain_lines_are_one_a_request_and_refusals_in_a_row_share_one() -> None
         "flood: A flood.",
         "  guaranteed probe        1,234 tokens  short 9001         12 ms",
         "  guaranteed probe        1,234 tokens  short 9001         12 ms",
-        "  spot       flood            - tokens                            429 concurrency, x 3",
+        "  spot       flood            - tokens                            x 3, 429 concurrency",
         "  guaranteed probe        1,234 tokens  short 9001         12 ms",
         "  spot       flood            - tokens                            429 concurrency",
         "flood = 12 ms",
@@ -69,7 +69,19 @@ def test_the_table_fits_a_terminal_of_80_columns_and_24_lines() -> None:
     assert lines[1].startswith("flood  A flood.")
     shown = "\n".join(lines)
     assert "429 concurrency" in shown
-    assert " 100  short  9001" in shown, "the last request is seen"
+    assert " 100 short 9001" in shown, "the last request is seen"
     assert lines[-1].startswith("flood      ...")
     show.result("flood", "12 ms")
     assert screen(show, console)[-1].startswith("flood      12 ms")
+
+
+def test_a_flood_hides_no_other_tenant() -> None:
+    console = Console(width=80, height=24, file=io.StringIO(), force_terminal=False)
+    show = Shown(console, "Sluice demo", ("flood",))
+    for number in range(8):
+        for _ in range(40):
+            show.line(REFUSED)
+        show.line(msgspec.structs.replace(SERVED, prompt_tokens=number + 1))
+    lines = screen(show, console)
+    assert sum("probe" in line for line in lines) == 8
+    assert any("x 200, 429 concurrency" in line for line in lines)
