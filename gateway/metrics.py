@@ -113,6 +113,11 @@ class Metrics:
         self.admission = Counter(
             "sluice_admission", "Admission decisions.", ("entitlement", "decision", "reason")
         )
+        self.slo_requests = Counter(
+            "sluice_slo_requests",
+            "Streams of entitlements with a target time to first token, by whether it was kept.",
+            ("entitlement", "met"),
+        )
         self.would = Counter(
             "sluice_would", "Decisions computed in observe mode, not applied.", ("what",)
         )

@@ -167,6 +167,9 @@ class Settler:
         record = _record(settled, prompts=self._log_prompts)
         lease = None if progress.lease is None else progress.lease.current
         request_metrics.count(self._metrics, record, settled.estimate, progress.served, lease)
+        principal = progress.principal
+        if principal is not None and principal.slo_ms:
+            request_metrics.count_slo(self._metrics, record, principal, admitted=lease is not None)
         self._records.append(record)
         progress.timer.end("record")
 

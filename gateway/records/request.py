@@ -30,6 +30,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """Whether usage that another proxy reports teaches the tenant's estimates."""
     tokens_per_s: float = 0.0
     """Baseline token rate, used as the fairness weight; 0 if none is stated."""
+    slo_ms: int = 0
+    """Target time to first token; 0 for none."""
 
 
 OPEN = Principal(entitlement="open", tenant="open")

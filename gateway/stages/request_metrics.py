@@ -6,11 +6,13 @@ import msgspec
 
 from gateway.metrics import Metrics
 from gateway.policy.admission.admission import DenialReason
+from gateway.policy.entitlements.slo import slo_result
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import can_serve
 from gateway.records.decision import DecisionRecord, TimingSection, UsageSection
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
+from gateway.records.request import Principal
 
 _DENIALS = frozenset(get_args(DenialReason))
 
@@ -38,6 +40,15 @@ def count(
         metrics.would.add("deny")
     if record.usage.prompt_tokens is not None and estimate is not None and served is not None:
         _count_tokens(metrics, record, record.usage, estimate, served)
+
+
+def count_slo(
+    metrics: Metrics, record: DecisionRecord, principal: Principal, *, admitted: bool
+) -> None:
+    """Count whether a request kept its entitlement's target."""
+    met = slo_result(record, principal.slo_ms, admitted=admitted)
+    if met is not None:
+        metrics.slo_requests.add(principal.entitlement, met)
 
 
 def _count_times(metrics: Metrics, timing: TimingSection, model: str, pool: str) -> None:

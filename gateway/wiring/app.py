@@ -35,6 +35,7 @@ from gateway.settings.config import ServerConfig
 from gateway.settings.fleet import control_of, gamma_control_of
 from gateway.stages.authenticate import Keyring, authenticate
 from gateway.web.control.app import control_app
+from gateway.web.control.attainment import Attainment
 from gateway.web.control.management_port import Management
 from gateway.web.control.openapi import openapi_document
 from gateway.web.control.peers import (
@@ -221,6 +222,7 @@ class Gateway:
                 find_decision=self.ring.find,
                 latest_decisions=self.ring.latest,
                 registry=self.pools.registry,
+                attainment=Attainment(self.metrics, peers),
                 draining=lambda: self.data_plane.draining,
                 clock=clock,
                 keys=role_keys(config.server),
@@ -255,6 +257,7 @@ class Gateway:
         answer_load(peers, self.models)
         answer_usage(peers, self.admission_service.settle)
         answer_refusals(peers, partial(refusals, self.metrics))
+        Attainment(self.metrics, peers).answer()
 
     def _state_up(self) -> bool:
         """Whether all shared and persistent state is reachable."""

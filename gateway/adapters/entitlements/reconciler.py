@@ -356,4 +356,5 @@ def _principal(terms: Entitlement) -> Principal:
         compress=terms.compress,
         trusted_usage=terms.trusted_usage,
         tokens_per_s=terms.tokens_per_s,
+        slo_ms=terms.slo_ms,
     )

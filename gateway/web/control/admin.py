@@ -24,7 +24,7 @@ def admin_router(control: Control) -> APIRouter:
     _worker_routes(app, control)
     if control.registry is not None:
         who = (control.keys.admin_sha256 or b"").hex()[:8]
-        entitlement_routes(app, control.registry, who, control.peers)
+        entitlement_routes(app, control.registry, who, control.peers, control.attainment)
     return app
 
 

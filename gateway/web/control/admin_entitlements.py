@@ -5,12 +5,14 @@ here, because errors of FastAPI would quote the body. A change with `If-Match` a
 entitlement still has that ETag, and is otherwise answered 412.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import BadRequest, TooLarge
+from gateway.web.control.attainment import Attainment
 from gateway.web.control.peers import Peers, newest
 from gateway.web.control.surface import EntitlementService
 from gateway.web.problems import json_response
@@ -23,15 +25,18 @@ MAX_DIGITS: Final = 18
 Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
 
 
-def entitlement_routes(app: APIRouter, service: EntitlementService, who: str, peers: Peers) -> None:
+def entitlement_routes(
+    app: APIRouter, service: EntitlementService, who: str, peers: Peers, attainment: Attainment
+) -> None:
     """Add the routes; `who` is the admin key's fingerprint."""
+    _reading(app, service, attainment)
     _collection(app, service, who)
     _states(app, service, who)
     _audit(app, service, peers)
     _keys(app, service, who)
 
 
-def _collection(app: APIRouter, service: EntitlementService, who: str) -> None:
+def _reading(app: APIRouter, service: EntitlementService, attainment: Attainment) -> None:
     @app.get("/admin/entitlements")
     async def entitlements(
         model: str | None = None,
@@ -40,19 +45,31 @@ def _collection(app: APIRouter, service: EntitlementService, who: str) -> None:
         limit: Limit = PAGE,
     ) -> Response:
         """Entitlements with their counters, oldest first; `next` is `after` for the next page."""
-        return json_response(
-            await service.page(model=model, tenant=tenant, after=after, limit=limit)
-        )
-
-    @app.post("/admin/entitlements")
-    async def create(request: Request) -> Response:
-        """Create an entitlement; its key is shown only in this answer."""
-        return _secret(await service.create(await read_object(request), who), 201)
+        page = await service.page(model=model, tenant=tenant, after=after, limit=limit)
+        await _add_attainment(attainment, page["data"])
+        return json_response(page)
 
     @app.get("/admin/entitlements/{name}")
     async def entitlement(name: str) -> Response:
         """One entitlement with its counters and its keys' fingerprints."""
-        return _shown(await service.get(name))
+        found = await service.get(name)
+        await _add_attainment(attainment, [found])
+        return _shown(found)
+
+
+async def _add_attainment(attainment: Attainment, shown: Sequence[dict[str, Any]]) -> None:
+    """Add `slo` to those that state a target; null for the others."""
+    targets = {each["name"]: each["slo_target_ms"] for each in shown if each["slo_target_ms"]}
+    kept = await attainment.of(targets)
+    for each in shown:
+        each["slo"] = kept.get(each["name"])
+
+
+def _collection(app: APIRouter, service: EntitlementService, who: str) -> None:
+    @app.post("/admin/entitlements")
+    async def create(request: Request) -> Response:
+        """Create an entitlement; its key is shown only in this answer."""
+        return _secret(await service.create(await read_object(request), who), 201)
 
     @app.patch("/admin/entitlements/{name}")
     async def change(name: str, request: Request) -> Response:

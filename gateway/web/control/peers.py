@@ -55,7 +55,7 @@ class NoPeers:
         """See Peers."""
 
 
-def _understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Iterator[_T]:
+def understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Iterator[_T]:
     """Decoded answers; those of another version's format are left out."""
     for answer in answers:
         try:
@@ -120,7 +120,7 @@ async def newest(
 ) -> list[dict[str, Any]]:
     """The newest records of all replicas, newest first; `own` are this replica's."""
     reported = [_json(own), *await peers.ask(topic, b"%d" % count)]
-    merged = [record for records in _understood(_records, reported) for record in records]
+    merged = [record for records in understood(_records, reported) for record in records]
     return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
 
 
@@ -142,7 +142,7 @@ def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> 
 async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
     """How often all replicas refused an entitlement, by reason; `own` is this replica's count."""
     total = Counter(own)
-    for reported in _understood(_counts, await peers.ask("refused", name.encode())):
+    for reported in understood(_counts, await peers.ask("refused", name.encode())):
         total.update(reported)
     return dict(total)
 
@@ -184,7 +184,7 @@ def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
 
 async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
     """Add the other replicas' load in flight to the models of `/admin/pools`, in place."""
-    for reported in _understood(_loads, await peers.ask("load")):
+    for reported in understood(_loads, await peers.ask("load")):
         for model in shown:
             for pool, load in zip(model["pools"], reported.get(model["model"], ()), strict=False):
                 pool["inflight"] += load.inflight
@@ -245,7 +245,7 @@ async def settle_anywhere(
         return settle(principal, report)
     except NotFound as unknown:
         asked = _pack(_Reported(principal=principal, report=report))
-        answers = list(_understood(_answer, await peers.ask("usage", asked)))
+        answers = list(understood(_answer, await peers.ask("usage", asked)))
         if not answers:
             raise unknown from None
         if answers[0].settled is None:

@@ -5,9 +5,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
 from gateway.records.request import Principal
+from gateway.web.control.attainment import Attainment
 from gateway.web.control.peers import Answers, NoPeers, Peers
 from gateway.web.control.roles import RoleKeys
 from gateway.web.http.wrong_keys import WrongKeys
@@ -26,7 +28,7 @@ class EntitlementService(Protocol):
 
     async def page(
         self, *, model: str | None, tenant: str | None, after: str | None, limit: int
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """One page, oldest first: "data", and in "next" the `after` of the next page."""
 
     async def get(self, name: str) -> dict[str, object]:
@@ -93,6 +95,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """None if there are no other replicas."""
     registry: EntitlementService | None = None
     """None: there are no admin routes for entitlements."""
+    attainment: Attainment = msgspec.field(default_factory=lambda: Attainment(Metrics()))
+    """How often entitlements kept their targets."""
     draining: Callable[[], bool]
     clock: Callable[[], float]
     keys: RoleKeys

@@ -16,6 +16,7 @@ from gateway.policy.request.head import read_head
 from gateway.ports import AccountView
 from gateway.records.record import Record
 from gateway.records.request import Principal
+from gateway.web.control.attainment import Attainment
 from gateway.web.control.peers import NoPeers, Peers, all_refusals, find_tenant_decision
 from gateway.web.control.surface import Authenticate
 from gateway.web.control.tenant_decisions import FindDecision, decision_not_found
@@ -47,7 +48,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
 
     @app.get("/v1/sluice/me")
     async def me(request: Request) -> Response:
-        """The entitlement of the presented key: terms, state, usage and debt."""
+        """The entitlement of the presented key: terms, state, usage, debt, SLO attainment."""
         principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
         return json_response(await _describe(tenant, principal))
 
@@ -81,6 +82,9 @@ async def _describe(tenant: TenantView, principal: Principal) -> dict[str, Any]:
     for known in ("name", "tenant", "model"):
         fields.pop(known, None)
     found["terms"] = fields
+    if terms.slo_ms:
+        board = Attainment(tenant.metrics, tenant.peers)
+        found["slo"] = (await board.of({name: terms.slo_ms}))[name]
     if not found["managed"]:
         return found
     for account in await tenant.view(model, [name]):

@@ -44,6 +44,7 @@ from tests.fakes import (
 OK = whole(200, answer_body())
 STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
 SLOW = stream(chunk("a"), HANG)
+BROKEN = stream(chunk("a"))
 NOW_UNIX_S = 1_700_000_000.0
 
 
@@ -78,6 +79,7 @@ class Bench:
                         tenant="t",
                         service_class=e.service_class,
                         model="m",
+                        slo_ms=e.slo_ms,
                     )
                     for e in entitlements
                 }
@@ -193,6 +195,43 @@ async def test_one_request_too_many_is_a_429_that_reaches_no_engine() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert bench.store.active == 0
+
+
+async def asked(bench: Bench, lease: str, *, ago_s: float, **body: Any) -> None:
+    """A request of `e` that was received so long ago."""
+    received_s = bench.clock.now_s - ago_s
+    late = msgspec.structs.replace(request("e", lease, **body), received_s=received_s)
+    await bench.pipeline.serve(late, FakeReply())
+    await asyncio.sleep(0)
+
+
+async def test_streams_are_counted_by_whether_they_kept_the_target() -> None:
+    bench = Bench(entitled("e", slo_ms=500), script=(STREAM, STREAM, OK, BROKEN))
+    await asked(bench, "soon", ago_s=0.4, stream=True)
+    assert bench.metrics.slo_requests.values == {("e", "true"): 1}
+    await asked(bench, "late", ago_s=0.6, stream=True)
+    assert bench.metrics.slo_requests.values == {("e", "true"): 1, ("e", "false"): 1}
+    await asked(bench, "whole", ago_s=0.6)
+    assert bench.metrics.slo_requests.values == {("e", "true"): 1, ("e", "false"): 1}
+    await asked(bench, "broken", ago_s=0.1, stream=True)
+    assert bench.metrics.slo_requests.values == {("e", "true"): 1, ("e", "false"): 2}
+
+
+async def test_a_refusal_by_admission_is_no_broken_target() -> None:
+    bench = Bench(entitled("e", limit=1, slo_ms=500), script=(HANG,))
+    first = bench.begin("e", FakeReply(), "one", stream=True)
+    await bench.upstream.hanging.wait()
+    await asked(bench, "two", ago_s=0.1, stream=True)
+    assert bench.metrics.slo_requests.values == {("e", "refused"): 1}
+    bench.pipeline.evict("one")
+    await first
+    assert bench.metrics.slo_requests.values == {("e", "refused"): 1, ("e", "false"): 1}
+
+
+async def test_without_a_target_nothing_is_counted() -> None:
+    bench = Bench(entitled("e"), script=(STREAM,))
+    await asked(bench, "any", ago_s=9.0, stream=True)
+    assert bench.metrics.slo_requests.values == {}
 
 
 async def test_what_was_used_is_charged_and_recorded() -> None:

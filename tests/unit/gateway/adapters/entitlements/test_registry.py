@@ -58,7 +58,7 @@ async def test_a_new_entitlement_is_kept_defined_and_let_in_at_once(rig: Entitle
     digest = hashlib.sha256(key.encode()).hexdigest()
     assert made["keys"] == [digest[:8]]
     assert owner(rig, key) == Principal(
-        entitlement="a", tenant="acme", service_class="guaranteed", model="m"
+        entitlement="a", tenant="acme", service_class="guaranteed", model="m", slo_ms=500
     )
     assert rig.store.defined["m", "a"].baseline == (6, 2)
     (state,) = (await rig.directory.load()).entries

@@ -14,6 +14,7 @@ from gateway.policy.request.head import digest_of
 from gateway.stages.authenticate import authenticate
 from gateway.web.control.admin_entitlements import MAX_BODY_BYTES
 from gateway.web.control.app import control_app
+from gateway.web.control.attainment import Attainment
 from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.http.wrong_keys import DELAY_S, FREE
@@ -27,7 +28,11 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 NEW = {"name": "a", "tenant": "acme", "model": "m", "concurrency": 8, "service_class": "guaranteed"}
 
 
-def app_of(rig: EntitlementRig, admin_key_sha256: bytes | None = DIGEST) -> Any:
+def app_of(
+    rig: EntitlementRig,
+    admin_key_sha256: bytes | None = DIGEST,
+    metrics: Metrics | None = None,
+) -> Any:
     return control_app(
         Control(
             models=(served_model(table=short_and_long()),),
@@ -36,6 +41,7 @@ def app_of(rig: EntitlementRig, admin_key_sha256: bytes | None = DIGEST) -> Any:
             find_decision=lambda _: None,
             latest_decisions=lambda _: [],
             registry=rig.registry,
+            attainment=Attainment(metrics or Metrics()),
             draining=lambda: False,
             drain=lambda _worker, _on: 0,
             clock=rig.clock,
@@ -153,6 +159,28 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: Entitlement
     ]
     short = (await client.get("/admin/audit", params={"limit": 1})).json()["data"]
     assert short == audit[:1]
+
+
+async def test_attainment_is_shown_where_a_target_is_stated(rig: EntitlementRig) -> None:
+    metrics = Metrics()
+    for met, times in (("true", 9), ("false", 1), ("refused", 2)):
+        metrics.slo_requests.add("a", met, by=times)
+    transport = httpx.ASGITransport(app=app_of(rig, metrics=metrics))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://gateway", headers=ADMIN
+    ) as client:
+        await client.post("/admin/entitlements", json={**NEW, "slo_target_ms": 500})
+        await client.post("/admin/entitlements", json={**NEW, "name": "b", "concurrency": 1})
+        (one, other) = (await client.get("/admin/entitlements")).json()["data"]
+        assert one["slo"] == {
+            "target_ms": 500,
+            "met": 9,
+            "missed": 1,
+            "refused": 2,
+            "attainment": 0.9,
+        }
+        assert other["slo"] is None
+        assert (await client.get("/admin/entitlements/a")).json()["slo"] == one["slo"]
 
 
 async def test_a_change_for_a_revision_is_made_of_that_one_only(

@@ -152,9 +152,25 @@ async def test_refusals_are_counted_by_reason() -> None:
     assert (await bench.me())["refused"] == {"tokens": 3}
 
 
+async def test_attainment_is_told_where_a_target_is_stated() -> None:
+    bench = Bench()
+    for met, times in (("true", 19), ("false", 1), ("refused", 4)):
+        bench.metrics.slo_requests.add("acme-prod", met, by=times)
+    assert (await bench.me())["slo"] == {
+        "target_ms": 500,
+        "met": 19,
+        "missed": 1,
+        "refused": 4,
+        "attainment": 0.95,
+    }
+    bench.terms["acme-prod"] = msgspec.structs.replace(ACME, slo_ms=0)
+    assert "slo" not in await bench.me()
+
+
 async def test_nothing_of_other_tenants_is_told() -> None:
     bench = Bench()
     bench.metrics.admission.add("rival-prod", "denied", "kv")
+    bench.metrics.slo_requests.add("rival-prod", "false")
     text = str(await bench.me())
     assert "rival" not in text
     assert "7777" not in text
