@@ -418,3 +418,33 @@ def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
             ]
             usage = view["usage"]
             assert usage["debited_tokens"] - usage["refunded_tokens"] == usage["used_tokens"], view
+
+
+def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
+    patient = entitlement("patient", slo_target_ms=30_000, max_concurrency=2)
+    hasty = entitlement("hasty", slo_target_ms=1)
+    with fleet_of(patient, hasty, mock=("--speed", "20")) as fleet, ThreadPoolExecutor(2) as threads:
+        for name in ("patient", "hasty"):
+            assert post(fleet, name, stream=True).status_code == 200
+            assert post(fleet, name).status_code == 200, "not a stream: not judged"
+        held = [threads.submit(post, fleet, "patient", 600, stream=True) for _ in range(2)]
+        wait_until(
+            lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2
+        )
+        assert post(fleet, "patient", stream=True).status_code == 429
+        assert all(f.result(60).status_code == 200 for f in held)
+        shown = admin(fleet, "GET", "/admin/entitlements").json()["data"]
+        found = {each["name"]: each["slo"] for each in shown}
+        assert found["patient"] == {
+            "target_ms": 30_000,
+            "met": 3,
+            "missed": 0,
+            "refused": 1,
+            "attainment": 1.0,
+        }
+        me = httpx.get(
+            fleet.url + "/v1/sluice/me", headers={"authorization": "Bearer sk-hasty"}, timeout=10
+        ).json()
+        assert me["slo"] == found["hasty"]
+        assert (me["slo"]["missed"], me["slo"]["attainment"]) == (1, 0.0)
+        assert fleet.metrics()['sluice_slo_requests_total{entitlement="hasty",met="false"}'] == 1
