@@ -423,7 +423,10 @@ def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
 def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
     patient = entitlement("patient", slo_target_ms=30_000, max_concurrency=2)
     hasty = entitlement("hasty", slo_target_ms=1)
-    with fleet_of(patient, hasty, mock=("--speed", "20")) as fleet, ThreadPoolExecutor(2) as threads:
+    with (
+        fleet_of(patient, hasty, mock=("--speed", "20")) as fleet,
+        ThreadPoolExecutor(2) as threads,
+    ):
         for name in ("patient", "hasty"):
             assert post(fleet, name, stream=True).status_code == 200
             assert post(fleet, name).status_code == 200, "not a stream: not judged"
