@@ -144,6 +144,9 @@ class Metrics:
         self.usage_dropped = Counter(
             "sluice_usage_export_dropped", "Usage lines not written: requests not billed."
         )
+        self.telemetry_dropped = Counter(
+            "sluice_telemetry_dropped", "Requests whose spans were not exported.", ("cause",)
+        )
 
     def families(self) -> list[Counter | Histogram]:
         """All families, for the renderer."""

@@ -207,8 +207,10 @@ class Dispatcher:
         """Stage 8; None when its worker died meanwhile and no other is left in the pool."""
         job, scheduler = require(attempts.job), require(attempts.scheduler)
         stage_queue.admit(served, job, scheduler)
-        await stage_queue.wait(served, job, scheduler, incoming, self._clock)
-        attempts.queue_s += self._clock() - job.arrived_s
+        try:
+            await stage_queue.wait(served, job, scheduler, incoming, self._clock)
+        finally:
+            attempts.queue_s += self._clock() - job.arrived_s
         entry = attempts.entry
         if job.state == "nowhere":
             if entry is not None:
@@ -232,8 +234,9 @@ class Dispatcher:
         worker = served.fleet.workers[binding.pool][binding.worker]
         call = _call(incoming, attempts, admitted, binding)
         attempts.relay = relay = self._relay(incoming, reply, admitted, attempts.timer)
+        started_s = self._clock()
         if attempts.sent_s is None:
-            attempts.sent_s = self._clock()
+            attempts.sent_s = started_s
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         pending = self._pending(attempts, relay)
         if self._loop is None:  # asked for once: it costs a call of the system
@@ -266,7 +269,15 @@ class Dispatcher:
                 self._release(attempts, answered=result == "ok")
             if relay.first_s is None and result != "cancelled" and attempts.entry is not None:
                 attempts.entry.withdraw()
-            attempts.done.append(Attempt(pool=pool.name, worker=worker.id, result=result))
+            attempts.done.append(
+                Attempt(
+                    pool=pool.name,
+                    worker=worker.id,
+                    result=result,
+                    start_ms=(started_s - incoming.received_s) * 1000,
+                    duration_ms=(self._clock() - started_s) * 1000,
+                )
+            )
         self._note_health(served, binding, answer)
         return answer
 
@@ -431,6 +442,7 @@ def _call(
         binding,
         stage_dispatch.engine_priority(served, principal, lease, endpoint),
         stage_dispatch.cache_salt(served, principal, endpoint),
+        len(attempts.done) + 1,
     )
 
 

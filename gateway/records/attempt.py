@@ -68,6 +68,9 @@ class Attempt(Record, frozen=True, kw_only=True):
     pool: str
     worker: str
     result: str
+    start_ms: float = 0.0
+    """From the request's arrival."""
+    duration_ms: float = 0.0
 
 
 class Outcome(Record, frozen=True, kw_only=True):

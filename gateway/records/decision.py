@@ -4,6 +4,7 @@ from typing import Literal
 
 from gateway.records.attempt import Attempt
 from gateway.records.record import Record
+from gateway.records.trace import NO_TRACE, Trace
 
 DECISION_SCHEMA = 2
 """Version of the request log's records; raised when the meaning of a field changes."""
@@ -182,4 +183,5 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     attempts: tuple[Attempt, ...] = ()
     usage: UsageSection = NO_USAGE
     timing: TimingSection = NO_TIMING
+    trace: Trace = NO_TRACE
     prompt: str | None = None

@@ -7,6 +7,7 @@ from msgspec import Raw
 
 from gateway.records.endpoint import Endpoint
 from gateway.records.record import Record
+from gateway.records.trace import NO_TRACE, Trace
 
 CATEGORIES = ("prose", "code", "json", "cjk", "other-script", "mixed")
 Category = Literal["prose", "code", "json", "cjk", "other-script", "mixed"]
@@ -151,3 +152,4 @@ class Incoming(Record, frozen=True, kw_only=True):
     received_s: float
     """Monotonic clock."""
     received_unix_s: float
+    trace: Trace = NO_TRACE

@@ -21,6 +21,8 @@ NO_KV_BYTES = "the model does not say what a token takes"
 KV_BYTES_FIX = "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)"
 
 MAX_PORT = 65_535
+_OTLP = "opentelemetry.exporter.otlp.proto.http"
+"""Of the extra `otel`; its API alone is installed with many packages."""
 ONE_SERVES = "some thousand requests/s a core (docs/performance.md)"
 
 _THIS_HOST = frozenset({"localhost", "localhost.", "127.0.0.1", "::1", "0.0.0.0", "::"})  # noqa: S104
@@ -49,6 +51,19 @@ def check_config(document: Document, config: Config) -> None:
     _check_roles(document, config)
     if (found := unfit_ports(config)) is not None:
         document.add(("server", "management_port"), *found)
+    if config.telemetry.otlp and not _installed(_OTLP):
+        document.add(
+            ("telemetry", "otlp"),
+            "the exporter is not installed",
+            "pip install 'sluice-gateway[otel]'",
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is a package around it
+        return False
 
 
 def _check_roles(document: Document, config: Config) -> None:

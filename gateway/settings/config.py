@@ -25,6 +25,7 @@ from gateway.settings.types import (
     Seconds,
     Secret,
     Section,
+    Share,
     Text,
     reject,
     typed,
@@ -100,6 +101,19 @@ class UsageExportConfig(Section):
 
     path: Path | None = None
     """File to append to and sync; absent: no export."""
+
+
+class TelemetryConfig(Section):
+    """OpenTelemetry: spans and metrics of requests, by OTLP over HTTP.
+
+    The standard OTEL_* variables say where they go; the OpenTelemetry SDK reads them itself.
+    """
+
+    otlp: Flag = False
+    """Whether to export. Needs `pip install 'sluice-gateway[otel]'`."""
+    sample: Share | None = None
+    """Share of requests that are traced, unless the client's traceparent decides. Absent:
+    OTEL_TRACES_SAMPLER, and without that every request."""
 
 
 class CompressorConfig(Section):
@@ -225,6 +239,8 @@ class Config(Section):
     """One JSON line per request."""
     usage_export: UsageExportConfig = UsageExportConfig()
     """One JSON line for each settled request, for billing."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """OpenTelemetry: spans and metrics of requests."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """Time limits for each phase of an exchange with an engine."""
     health: HealthConfig = HealthConfig()

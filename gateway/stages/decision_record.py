@@ -80,6 +80,7 @@ def decision_record(
         attempts=attempts,
         usage=usage,
         timing=timing,
+        trace=incoming.trace,
         prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
     )
 

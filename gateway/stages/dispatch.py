@@ -18,6 +18,7 @@ from gateway.policy.pools.routing import defaulted_cap
 from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.policy.request.members import Pieces, edits, with_usage
 from gateway.policy.request.multipart import written
+from gateway.policy.request.trace_context import lines_to_engine
 from gateway.policy.response.sse import streams_usage_chunk
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding, WorkerAddress
@@ -41,13 +42,20 @@ def upstream_call(
     binding: Binding,
     priority: int | None = None,
     salt: str | None = None,
+    attempt: int = 1,
 ) -> UpstreamCall:
-    """The request that the bound worker receives; `priority` and `salt` as given below."""
+    """The request that the bound worker receives; `priority` and `salt` as given below.
+
+    `attempt` counts from 1; its span is the parent of the engine's.
+    """
     worker = served.fleet.workers[binding.pool][binding.worker]
     default_cap = None
     if incoming.endpoint.generates:
         default_cap = defaulted_cap(served.routing, estimate, binding.pool)
-    lines = b"%bx-request-id: %b\r\n" % (incoming.head.forwarded, incoming.request_id.encode())
+    lines = incoming.head.forwarded
+    if incoming.trace.trace_id:
+        lines = lines_to_engine(lines, incoming.trace, attempt)
+    lines = b"%bx-request-id: %b\r\n" % (lines, incoming.request_id.encode())
     if incoming.endpoint.multipart:
         return _form_call(served, worker, incoming, facts, prompt, lines)
     if worker.rank is not None and worker.rank_by != "body":

@@ -63,6 +63,7 @@ from gateway.wiring.token_pools import AdmissionRuntime
 
 if TYPE_CHECKING:
     from gateway.adapters.compress.workers import CompressWorkers
+    from gateway.adapters.telemetry.otlp import Telemetry
 
 _log = logging.getLogger("sluice")
 _TICK_S = 0.25
@@ -107,6 +108,7 @@ class Gateway:
         self._watch_engines(config, clock)
         self.ring = DecisionRing(config.decisions_kept)
         self.own_decision = finder(self.ring.matching)
+        self.tracing = _telemetry(config, self.metrics)
         records = self._records(config)
         new_id = request_ids()
         self.compressor = _compress_workers(config)
@@ -125,6 +127,7 @@ class Gateway:
             max_body_bytes=config.server.max_body_bytes,
             wrong_keys=wrong_keys,
             bodies=BodyBytes(config.server.max_held_body_bytes // config.server.workers),
+            trace=None if self.tracing is None else self.tracing.begin,
         )
 
     def _watch_engines(self, config: Config, clock: Callable[[], float]) -> None:
@@ -160,8 +163,8 @@ class Gateway:
         if config.usage_export.path is not None:
             self.export = UsageExport(config.usage_export.path, self.metrics)
             self.export.open()
-        others = () if self.export is None else (self.export,)
-        return Records(self.ring, self.log, *others)
+        others = (self.export, self.tracing)
+        return Records(self.ring, self.log, *(sink for sink in others if sink is not None))
 
     def _pipeline(self, config: Config, records: Records, clock: Callable[[], float]) -> Pipeline:
         return Pipeline(
@@ -288,6 +291,8 @@ class Gateway:
             for writer in writers:
                 writer.start()
                 closing.push_async_callback(writer.close)
+            if self.tracing is not None:
+                closing.push_async_callback(self.tracing.close)
             if self.compressor is not None:
                 await self.compressor.start()
                 closing.push_async_callback(self.compressor.close)
@@ -356,6 +361,14 @@ def role_keys(server: ServerConfig) -> RoleKeys:
         for key in (server.admin_key, server.viewer_key)
     )
     return RoleKeys(admin_sha256=admin, viewer_sha256=viewer, open_dashboard=server.open_dashboard)
+
+
+def _telemetry(config: Config, metrics: Metrics) -> "Telemetry | None":
+    if not config.telemetry.otlp:
+        return None
+    module = importlib.import_module("gateway.adapters.telemetry.otlp")  # of the extra `otel`
+    made: Telemetry = module.Telemetry(metrics, version=version(), sample=config.telemetry.sample)
+    return made
 
 
 def version() -> str:

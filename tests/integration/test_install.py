@@ -28,7 +28,7 @@ models:
       short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
       long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
 """
-EXTRAS = ("", "redis", "exact", "plan", "train", "bench")
+EXTRAS = ("", "redis", "exact", "otel", "plan", "train", "bench")
 
 
 class Environment:
@@ -153,6 +153,12 @@ def counts_tokens(environment: Environment) -> None:
     )
 
 
+def exports_telemetry(environment: Environment) -> None:
+    file = Path(configuration(environment))
+    file.write_text(file.read_text() + "telemetry: { otlp: true }\n", encoding="utf-8")
+    environment.sluice("check", "-c", str(file))
+
+
 def plans(environment: Environment) -> None:
     environment.sluice("plan", "--workload", "azure", "--rate", "10", "--json")
 
@@ -174,6 +180,7 @@ USES = {
     "": serves_and_compresses,
     "redis": speaks_to_redis,
     "exact": counts_tokens,
+    "otel": exports_telemetry,
     "plan": plans,
     "train": trains,
     "bench": plots,

@@ -24,6 +24,7 @@ from gateway.policy.request.head import announced_bytes, read_head
 from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import ROUTES, Endpoint
 from gateway.records.request import OPEN, Incoming, Principal, RequestHead
+from gateway.records.trace import NO_TRACE, Trace
 from gateway.web.http.asgi_reply import AsgiReply
 from gateway.web.http.body_bytes import BodyBytes, Share
 from gateway.web.http.wrong_keys import WrongKeys
@@ -78,10 +79,13 @@ class DataPlane:
         max_body_bytes: int,
         wrong_keys: WrongKeys | None = None,
         bodies: BodyBytes | None = None,
+        trace: Callable[[bytes], Trace] | None = None,
     ) -> None:
+        """`trace` finds a request's place in a trace by the headers that are forwarded."""
         self._pipeline = pipeline
         self._control = control
         self._new_id = new_id
+        self._trace = trace
         self.max_body_bytes = max_body_bytes
         self.wrong_keys = wrong_keys or WrongKeys()
         self.bodies = bodies or BodyBytes()
@@ -143,6 +147,7 @@ class DataPlane:
             body=body,
             received_s=time.monotonic(),
             received_unix_s=time.time(),
+            trace=NO_TRACE if self._trace is None else self._trace(head.forwarded),
         )
         self.running += 1
         try:

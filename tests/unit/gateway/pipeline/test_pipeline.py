@@ -23,6 +23,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import ResponseLocation
 from gateway.policy.request.head import read_head
 from gateway.policy.request.header_lines import pairs_of
+from gateway.policy.request.trace_context import child_id
 from gateway.policy.response.sse import DONE
 from gateway.ports import LeaseStore
 from gateway.records.attempt import Usage
@@ -41,6 +42,7 @@ from gateway.records.endpoint import (
 )
 from gateway.records.lease import Ask, Lease
 from gateway.records.request import OPEN, Incoming, Principal
+from gateway.records.trace import Trace
 from gateway.stages.authenticate import Keyring
 from tests.builders import (
     LONG,
@@ -1439,6 +1441,34 @@ async def test_a_request_that_ended_is_freed_at_once(
 
 def states_alive() -> int:
     return sum(isinstance(found, RequestProgress | Attempts) for found in gc.get_objects())
+
+
+# -- traces
+
+
+async def test_engines_get_a_trace_that_names_the_attempt() -> None:
+    trace = Trace(trace_id="a" * 32, span_id="4" + "0" * 15, sampled=True)
+    bench = Bench(E500, OK)
+    await bench.serve(msgspec.structs.replace(incoming(), trace=trace))
+    sent = [dict(pairs_of(call.lines))[b"traceparent"] for _, call in bench.upstream.calls]
+    assert sent == [f"00-{'a' * 32}-{child_id(trace, n)}-01".encode() for n in (1, 2)]
+    assert bench.record.trace == trace
+
+
+async def test_without_telemetry_the_clients_own_trace_reaches_the_engine() -> None:
+    bench = Bench(OK)
+    own = (b"traceparent", b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01")
+    await bench.serve(incoming(headers=[own]))
+    assert own in pairs_of(bench.upstream.calls[0][1].lines)
+
+
+async def test_an_attempt_s_begin_and_length_are_recorded() -> None:
+    bench = Bench(failure("connect"), STREAM)
+    bench.upstream.on_read = lambda: bench.clock.advance(0.25)
+    await bench.serve(msgspec.structs.replace(streaming(), received_s=99.0))
+    first, second = bench.record.attempts
+    assert (first.start_ms, first.duration_ms) == (1000, 0)
+    assert (second.start_ms, second.duration_ms) == (1000, 5 * 250)
 
 
 # -- time by stage

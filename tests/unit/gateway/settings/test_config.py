@@ -693,6 +693,20 @@ def test_a_missing_redis_client_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert "pip install 'sluice-gateway[redis]'" in found
 
 
+@pytest.mark.parametrize("missing", ["the exporter", "all of it"])
+def test_a_missing_exporter_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def find_spec(name: str) -> None:
+        if missing == "all of it":
+            raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("gateway.settings.checks.find_spec", find_spec)
+    (found,) = problems(BASE + "telemetry: {otlp: true}\n")
+    assert "pip install 'sluice-gateway[otel]'" in found
+    assert not read(BASE + "telemetry: {otlp: false}\n").telemetry.otlp
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from([line for line in BASE.splitlines() if ": " in line]),

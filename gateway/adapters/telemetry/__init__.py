@@ -1,0 +1,1 @@
+"""OpenTelemetry: spans and GenAI metrics from decision records, sent over OTLP/HTTP."""
