@@ -61,6 +61,8 @@ class Histogram:
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
+TENANT_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Coarse: every tenant has a series of each."""
 FAST_SECONDS = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0,
 )  # fmt: skip
@@ -83,6 +85,12 @@ class Metrics:
             "Arrival to first byte of the answer.",
             ("model", "pool"),
             SECONDS,
+        )
+        self.tenant_ttft = Histogram(
+            "sluice_entitlement_ttft_seconds",
+            "Arrival to first token of streams.",
+            ("model", "entitlement"),
+            TENANT_SECONDS,
         )
         self.tpot = Histogram(
             "sluice_tpot_seconds",

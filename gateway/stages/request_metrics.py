@@ -32,6 +32,8 @@ def count(
     _count_admission(metrics, record, lease)
     _count_compression(metrics, record)
     _count_times(metrics, record.timing, model, pool)
+    if record.stream and record.entitlement is not None and record.timing.ttft_s is not None:
+        metrics.tenant_ttft.observe(record.timing.ttft_s, model, record.entitlement)
     if record.admission.spilled:
         metrics.spillovers.add(model, pool)
     if record.plan.would_route is not None:

@@ -68,7 +68,7 @@ def queries(dashboard: Mapping[str, Any]) -> list[tuple[str, str]]:
         for target in panel.get("targets", [])
     ]
     found += [(a["name"], a["expr"]) for a in dashboard["annotations"]["list"] if "expr" in a]
-    values = {"$__rate_interval": "1m", "$model": ".*", "$instance": ".*"}
+    values = {"$__rate_interval": "1m", "$model": ".*", "$instance": ".*", "$tenant": ".*"}
     return [(w, re.sub(r"\$\w+", lambda match: values[match[0]], text)) for w, text in found]
 
 

@@ -40,7 +40,7 @@ from tests.unit.deploy.files import (
     servers,
     services,
 )
-from tests.unit.test_docs import metric_families
+from tests.unit.test_docs import metric_families, section_of
 
 RULE_TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))
 SCRAPED = {"job", "instance"}
@@ -381,6 +381,7 @@ def test_every_alert_is_tested_both_ways_and_described(alert: dict[str, Any]) ->
     assert not all(cases)
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert alert["annotations"]["summary"]
+    assert alert["annotations"]["runbook_url"] == f"docs/operate/runbooks.md#{name.lower()}"
     assert f"| `{name}` | {alert['labels']['severity']} |" in DEPLOY_PAGE
 
 
@@ -390,6 +391,18 @@ def test_every_alert_described_exists() -> None:
 
 
 DEPLOY_PAGE = (ROOT / "docs/operate/deploy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda a: a["alert"])
+def test_every_alert_has_a_runbook_that_says_what_to_do(alert: dict[str, Any]) -> None:
+    section = section_of("docs/operate/runbooks.md", alert["alert"])
+    for part in ("**Meaning.** ", "**Look at.** ", "**Do.** "):
+        assert len(section.partition(part)[2].partition("\n")[0]) > 30, part
+
+
+def test_every_runbook_belongs_to_an_alert() -> None:
+    page = (ROOT / "docs/operate/runbooks.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [alert["alert"] for alert in alerts()]
 
 
 def test_variables_of_the_environment_are_described() -> None:
@@ -472,3 +485,54 @@ def test_panels_do_not_overlap(path: Path) -> None:
         above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
         assert beside or above, (a, b)
     assert all(place["x"] + place["w"] <= 24 for place in places)
+
+
+def by_row(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Panels of a dashboard under the titles of their rows, in order."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
+        if panel["type"] == "row":
+            found[panel["title"]] = []
+        else:
+            found[list(found)[-1]].append(panel)
+    return found
+
+
+def test_tenants_come_first_and_can_be_chosen() -> None:
+    (path,) = DASHBOARDS
+    row, *_ = by_row(path)
+    assert row == "Tenants"
+    panels = by_row(path)[row]
+    shown = {name for panel in panels for t in panel["targets"] for name in metrics_of(t["expr"])}
+    assert {
+        "sluice_entitlement_ttft_seconds_bucket",
+        "sluice_admission_total",
+        "sluice_tokens_total",
+    } <= shown
+    for panel in panels:
+        for target in panel["targets"]:
+            for name, labels in selectors_of(target["expr"]):
+                assert "entitlement" in labels, panel["title"]
+                if "model" in (gateway_metrics()[name]):
+                    assert "model" in labels, panel["title"]
+
+
+UNITS = {"_seconds": "s", "_bytes": "bytes", "_kept_ratio": "percentunit"}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda p: p.name)
+def test_every_panel_has_the_unit_of_its_metric(path: Path) -> None:
+    for panels in by_row(path).values():
+        for panel in panels:
+            unit = panel["fieldConfig"]["defaults"]["unit"]
+            for target in panel["targets"]:
+                for name in metrics_of(target["expr"]):
+                    family = re.sub(r"_(bucket|sum|count)$", "", name)
+                    wanted = [u for end, u in UNITS.items() if family.endswith(end)]
+                    assert not wanted or unit == wanted[0], panel["title"]
+
+
+def test_the_dashboard_leads_to_the_story_of_a_request() -> None:
+    (path,) = DASHBOARDS
+    urls = [link["url"] for link in json.loads(path.read_text(encoding="utf-8"))["links"]]
+    assert "${gateway}/dashboard#request=${request:percentencode}" in urls

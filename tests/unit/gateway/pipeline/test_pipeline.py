@@ -1502,3 +1502,13 @@ async def test_the_time_of_a_stage_counts_for_no_other_stage() -> None:
     times = {labels[0]: row[-1] for labels, row in bench.metrics.overhead.series.items()}
     assert times.pop("to_dispatch") == times.pop("admit") == 0.5
     assert set(times.values()) == {0.0}
+
+
+async def test_first_tokens_of_streams_are_counted_by_tenant() -> None:
+    bench = Bench(STREAM, OK)
+    bench.upstream.on_read = lambda: bench.clock.advance(0.25)
+    await bench.serve(streaming(), FakeReply())
+    await bench.serve(incoming(), FakeReply())
+    ((labels, row),) = bench.metrics.tenant_ttft.series.items()
+    assert labels == ("m", "open")
+    assert (sum(row[:-1]), row[-1]) == (1, 0.25)
