@@ -25,9 +25,14 @@ class RawClient:
         self._head = f"host: {self._host}:{self._port}\r\ncontent-type: application/json\r\n"
         if key:
             self._head += f"authorization: Bearer {key}\r\n"
+        self._said = ""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.asked = False
         """Whether the last request was sent whole: who leaves while connecting asked nothing."""
+
+    def say(self, name: str, value: str) -> None:
+        """Send one more header with the requests that follow; a later one takes its place."""
+        self._said = f"{name}: {value}\r\n"
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,7 +48,9 @@ class RawClient:
                 self._streams = await asyncio.open_connection(self._host, self._port)
             reader, writer = self._streams
             length = f"content-length: {len(body)}\r\n\r\n"
-            writer.write(f"POST {path} HTTP/1.1\r\n{self._head}{length}".encode() + body)
+            writer.write(
+                f"POST {path} HTTP/1.1\r\n{self._head}{self._said}{length}".encode() + body
+            )
             self.asked = True
             answer = await _read(reader)
             whole = True

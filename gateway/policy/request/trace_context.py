@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.records.trace import Trace
 
-_NAME: Final = b"traceparent: "
-_STATE: Final = b"tracestate: "
+_LINE: Final = re.compile(rb"^traceparent: ([^\r\n]*)\r\n", re.MULTILINE)
+_LINES: Final = re.compile(rb"^trace(?:parent|state): [^\r\n]*\r\n", re.MULTILINE)
 _VALUE: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MAX_BYTES: Final = 512
 QUEUE: Final = 0
@@ -19,9 +19,7 @@ QUEUE: Final = 0
 
 def parent_of(lines: bytes) -> tuple[str, str, bool] | None:
     """(trace id, span id, sampled) of a head's `traceparent`; None without exactly one valid."""
-    if _NAME not in lines:
-        return None
-    found = [line[len(_NAME) :] for line in lines.split(b"\r\n") if line.startswith(_NAME)]
+    found = _LINE.findall(lines)
     if len(found) != 1 or len(found[0]) > _MAX_BYTES:
         return None
     match = _VALUE.fullmatch(found[0].strip())
@@ -45,10 +43,8 @@ def lines_to_engine(lines: bytes, trace: Trace, attempt: int) -> bytes:
 
     Without a valid one of the client's, its `tracestate` belongs to no trace and goes.
     """
-    if _NAME in lines or _STATE in lines:
-        gone = (_NAME,) if trace.parent_span_id else (_NAME, _STATE)
-        kept = [line for line in lines.split(b"\r\n") if not line.startswith(gone)]
-        lines = b"\r\n".join(kept)
+    gone = _LINE if trace.parent_span_id else _LINES
+    lines = gone.sub(b"", lines)
     flags = "01" if trace.sampled else "00"
     own = f"traceparent: 00-{trace.trace_id}-{child_id(trace, attempt)}-{flags}\r\n"
     return lines + own.encode()

@@ -1,0 +1,1 @@
+"""What OpenTelemetry costs, and whether all spans arrive."""
