@@ -79,6 +79,7 @@ def job_of(
         lease.sequences,
         stream=facts.stream,
         tenant=principal.tenant,
+        slo_s=principal.slo_ms / 1000,
     )
 
 

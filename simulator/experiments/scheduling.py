@@ -96,6 +96,7 @@ class _SchedulingRun:
             cap_tokens=demand.cap_tokens,
             kv_tokens=demand.prompt_tokens + demand.output_tokens,
             excluded=excluded,
+            slo_s=demand.told_slo_s,
         )
         if gateway.prefixes is not None and self.points[index]:
             job.match = gateway.prefixes.match(self.points[index])

@@ -47,6 +47,8 @@ class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     ends_tokens: tuple[int, ...] = ()
     """Prompt tokens at the end of each earlier turn."""
     priority_class: int = 1
+    told_slo_s: float = 0.0
+    """The target that schedulers are told; 0 for none."""
 
 
 class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -11,6 +11,10 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     aging: float = 0.5
     """lambda, no unit (seconds of key per second of waiting), >= 0: only requests that arrive
     within (difference of the predicted sizes) / lambda can overtake a request."""
+    patience_s: float = 15.0
+    """A target time to first token below this moves a request ahead, as if it had arrived earlier
+    by the difference; >= 0. So this is also how much later a request may come and overtake. 0:
+    targets do not matter. Without the bound, patient requests miss their targets, too."""
     fairness_s_per_kilotoken: float = 0.1
     """beta, >= 0: seconds of key per kilotoken of the client's recent uncached prompts."""
     fairness_tau_s: float = 10.0
@@ -39,8 +43,8 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         if min(self.fairness_tau_s, self.writes_tau_s) <= 0:
             raise ValueError("fairness_tau_s and writes_tau_s must be above 0")
         prices = (self.fairness_s_per_kilotoken, self.locality_price, self.request_price_s)
-        if min(self.aging, self.gate_s, *prices) < 0:
-            raise ValueError("aging, gate and prices must not be negative")
+        if min(self.aging, self.gate_s, self.patience_s, *prices) < 0:
+            raise ValueError("aging, gate, patience and prices must not be negative")
 
 
 DEFAULT: Final = QuartzProfile()

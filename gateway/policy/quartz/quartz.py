@@ -12,7 +12,7 @@ and 4. Three rules:
   between two prompts, and all other jobs wait here, where their order can still change.
 - Order: by (priority class, k), lowest first, k = s-hat + lambda x arrival + beta x u (equations
   6 to 8). Short prefills and clients with little recent service go first; aging bounds how long
-  a job can be overtaken.
+  a job can be overtaken. A tight target counts as an earlier arrival (not in the paper).
 
 Differences from the paper: psi includes running requests, otherwise short prompts would all
 follow the first one's cache. W-hat falls with first tokens, and with time only by the predicted
@@ -408,7 +408,8 @@ class Quartz:
         excess = self._queues.excess_tokens(job.client, len(self.shares))
         u = self.shares.kilotokens(job.client, now_s) + excess / 1000.0
         fair_s = profile.fairness_s_per_kilotoken * u / job.share
-        return size_s + profile.aging * job.arrived_s + fair_s
+        lead_s = max(0.0, profile.patience_s - job.slo_s) if job.slo_s > 0 else 0.0
+        return size_s + profile.aging * (job.arrived_s - lead_s) + fair_s
 
     # Gate
 

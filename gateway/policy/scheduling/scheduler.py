@@ -101,6 +101,7 @@ class Job:
         "sent_s",
         "sequences",
         "share",
+        "slo_s",
         "state",
         "stream",
         "tenant",
@@ -127,6 +128,7 @@ class Job:
         excluded: Sequence[int] = (),
         home: int = -1,
         tenant: str = "",
+        slo_s: float = 0.0,
     ) -> None:
         self.owner = owner
         """The caller's own object, which it wakes or sends."""
@@ -147,6 +149,8 @@ class Job:
         self.kv_tokens = kv_tokens
         """Reserved tokens: L_cost."""
         self.sequences = sequences
+        self.slo_s = slo_s
+        """Target time to first token; 0 for none."""
         self.stream = stream
         self.match = match
         self.excluded = excluded

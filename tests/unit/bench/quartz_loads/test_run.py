@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from bench.quartz_loads import targets
 from bench.quartz_loads.knees import completed_per_s
 from bench.quartz_loads.run import (
     DEFAULT,
@@ -148,3 +149,14 @@ def test_past_the_knee_the_default_keeps_its_hits_and_a_lower_p99_than_sticky() 
 
 def mean(values: list[LoadFigures], field: str) -> float:
     return float(np.mean([getattr(value, field) for value in values]))
+
+
+@pytest.mark.parametrize(("tight_s", "gain"), [(0.5, 1.0), (2.0, 8.0)])
+def test_who_knows_the_targets_keeps_more_of_them_past_the_knee(
+    tight_s: float, gain: float
+) -> None:
+    told, untold = (
+        targets.experiment("Mixed", 1.2, tight_s, 20, told=told) for told in (True, False)
+    )
+    assert told.all > untold.all + gain
+    assert told.patient > 99.0

@@ -322,7 +322,13 @@ def test_every_name_makes_a_scheduler_and_no_other_does() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"gate_s": -0.1}, {"aging": -0.1}, {"writes_tau_s": 0.0}, {"fairness_tau_s": 0.0}],
+    [
+        {"gate_s": -0.1},
+        {"aging": -0.1},
+        {"patience_s": -0.1},
+        {"writes_tau_s": 0.0},
+        {"fairness_tau_s": 0.0},
+    ],
 )
 def test_a_profile_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):

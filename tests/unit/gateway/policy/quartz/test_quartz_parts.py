@@ -161,6 +161,47 @@ def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
                 assert job.arrived_s - later.arrived_s <= bound_s + 1e-6
 
 
+def first_of(jobs: list[Job], patience_s: float = 15.0) -> Job:
+    """The job that goes first of those that wait together."""
+    scheduler = quartz_of(pool_of(1), fairness_s_per_kilotoken=0.0, patience_s=patience_s)
+    blocker = job_of(50_000)
+    submit_all(scheduler, [blocker, job_of()], 0.0)
+    for job in jobs:
+        submit_all(scheduler, [job], job.arrived_s)
+        assert job.state == "waiting"
+    return scheduler.first_token(blocker, jobs[-1].arrived_s)[0]
+
+
+@pytest.mark.parametrize(
+    ("targets_s", "first"),
+    [
+        ((30.0, 0.5), 1),
+        ((0.0, 0.5), 1),
+        ((30.0, 60.0), 0),
+        ((0.0, 30.0), 0),
+        ((0.5, 0.5), 0),
+        ((0.0, 0.0), 0),
+    ],
+    ids=["tight", "stated", "both-patient", "patient-is-none", "alike", "none"],
+)
+def test_a_tight_target_counts_as_an_earlier_arrival(
+    targets_s: tuple[float, float], first: int
+) -> None:
+    jobs = [job_of(1000, at_s, slo_s=s) for at_s, s in zip((0.0, 9.0), targets_s, strict=True)]
+    assert first_of(jobs) is jobs[first]
+
+
+@pytest.mark.parametrize(("later_s", "first"), [(14.0, 1), (14.6, 0)])
+def test_a_tight_target_overtakes_only_as_far_as_patience(later_s: float, first: int) -> None:
+    jobs = [job_of(1000, 0.0, slo_s=30.0), job_of(1000, later_s, slo_s=0.5)]
+    assert first_of(jobs, patience_s=15.0) is jobs[first]
+
+
+def test_without_patience_targets_do_not_matter() -> None:
+    jobs = [job_of(1000, 0.0, slo_s=30.0), job_of(1000, 0.1, slo_s=0.5)]
+    assert first_of(jobs, patience_s=0.0) is jobs[0]
+
+
 @given(st.data())
 def test_hits_are_each_workers_longest(data: st.DataObject) -> None:
     levels = data.draw(st.lists(st.integers(1, 255), max_size=6))
