@@ -21,7 +21,7 @@ from gateway.policy.admission import admission, debt, eviction
 from gateway.policy.admission.admission import AdmissionRequest, Denial, DenialReason
 from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
 from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, Account, TokenPool
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 pytestmark = pytest.mark.redis
 T = TypeVar("T")
@@ -131,7 +131,6 @@ class Pair:
         elapsed_s = self.now_s - self.book.ticked_s
         due = elapsed_s >= self.book.terms.profile.tick_s
         if due:
-            self.met |= {f"owed: {unit}" for unit in map(owed_in, self.book.accounts.values())}
             debt.tick(self.book, list(self.book.active), elapsed_s, self.now_s)
             debt.close(self.book, elapsed_s, self.now_s)
         lefts: list[int] = []
@@ -233,16 +232,6 @@ class Pair:
     def _sorted(self, name: str) -> list[tuple[str, float]]:
         found: Any = self.client.zrange(self._key(name), 0, -1, withscores=True)
         return [(member.decode(), score) for member, score in found]
-
-
-def owed_in(account: Account) -> str:
-    """The unit of an elastic entitlement that was denied in this tick; else nothing."""
-    terms = account.terms
-    if terms.service_class != "elastic" or not account.denied:
-        return "nothing"
-    if terms.tokens_per_s:
-        return "tokens"
-    return "sequences" if sum(terms.baseline) else "kv" if terms.kv_bytes else "nothing"
 
 
 # -- histories
@@ -372,8 +361,30 @@ def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisSe
     # The histories are worth something: they meet everything that can be decided.
     assert met >= {f"denied: {reason}" for reason in get_args(DenialReason)}
     assert met >= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
-    assert met >= {"owed: tokens", "owed: sequences", "owed: kv"}
     assert met >= {"evicted", "kv for the pool", "kept in its pool", "late usage"}
+
+
+@pytest.mark.parametrize(
+    "owed", [{"tokens_per_s": 50.0}, {"baseline": (2,)}, {"kv_bytes": 2_000}], ids=str
+)
+def test_debt_in_every_unit_grows_alike(redis_process: RedisServer, owed: dict[str, Any]) -> None:
+    with redis_process.client() as client:
+        pair = Pair(client, Terms(slots=(4,), kv_bytes=(40_000,), largest_tokens=900))
+        pair.define(Entitlement(name="a", model="m", created=1, **owed))
+        holder = Entitlement(
+            name="b", model="m", service_class="guaranteed", baseline=(4,), created=2
+        )
+        pair.define(holder)
+        asked: dict[str, Any] = {"pool": 0, "estimate_tokens": 40, "kv_bytes": 500}
+        full = AdmissionRequest(lease_id="l", entitlement="b", **{**asked, "sequences": 4})
+        pair.admit(full, observe=False)
+        for number in range(3):
+            request = AdmissionRequest(lease_id=f"d{number}", entitlement="a", **asked)
+            pair.admit(request, observe=False)
+            pair.now_s += 2.5
+            pair.tick(500)
+            pair.compare()
+        assert pair.book.accounts["a"].debt > 0
 
 
 def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
