@@ -66,10 +66,10 @@ def selected(
     unit, furniture = costs.unit.tolist(), costs.section.tolist()
     texts = np.zeros(len(unit), np.int64) if firsts is None else np.cumsum(firsts)
     # Walls stand between texts. Where a unit is open, a gap ends at its neighbours.
-    place = (np.arange(len(unit)) + texts + 1).tolist()
-    gaps = bytearray(place[-1] + 2 if place else 0)
-    for at in place:
-        gaps[at] = 1
+    places = np.arange(len(unit)) + texts + 1
+    opened = np.zeros(int(places[-1]) + 2 if len(places) else 0, np.uint8)
+    opened[places] = 1
+    gaps, place = bytearray(opened.tobytes()), places.tolist()
     headers = _headers(costs, section)
     budget -= mark * int(texts[-1]) if len(texts) else 0
     of, chosen = section.tolist(), []

@@ -34,13 +34,15 @@ def copies(ground: Ground, parts: Passages) -> Flags:
     order = np.argsort(keys, kind="stable")
     again = np.zeros(len(keys), np.bool_)
     again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
-    sections = np.unique(parts.section[again & ~parts.furniture])
+    again &= ~parts.furniture
+    if not again.any():
+        return found
+    sections = np.unique(parts.section[again])
     # Runs are looked for only at sections that begin with a repeated unit.
     firsts = np.searchsorted(parts.section, sections)
     seen: dict[int, list[int]] = {}
-    if len(sections) and len(keys):
-        for first in firsts.tolist():
-            _mark_section(first, keys, again, parts, found, seen)
+    for first in firsts.tolist():
+        _mark_section(first, keys, again, parts, found, seen)
     return found
 
 

@@ -13,9 +13,8 @@ Rules:
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +26,13 @@ MIN_PLAIN: Final = 2
 MIN_STRUCTURAL: Final = 3
 LONG_BYTES: Final = 160
 """Median length of the texts between structural marks: lists and dialogues have shorter ones."""
+_BLANK_LINE: Final = 3
 _TITLE_CHARS: Final = 120
 _PREFIX_CHARS: Final = 32
 _FIRST: Final = np.zeros(0x10000, np.bool_)
 _FIRST[[ord(c) for c in "[<#=文资資段パ参("]] = True
 _LEAD: Final = np.zeros(0x10000, np.bool_)
-_LEAD[[ord(c) for c in "[<#=文资資段パ参(【〔《「-*_:："]] = True
+_LEAD[[ord(c) for c in "【〔《「:："]] = True
 _NOUN: Final = (
     r"document|doc|passage|source|context|chunk|excerpt|article|result|snippet|reference|section"
     r"|search result|文档|文書|文章|资料|資料|段落|パッセージ|参考"
@@ -44,7 +44,7 @@ _PLAIN: Final = re.compile(
     rf"|(?P<noun>(?:[-=*]{{2,}}[ \t]*)?[\[(]?(?:{_NOUN})[ \t]*(?:no\.?|\#)?[ \t]*"
     r"[\[(]?\d{1,4}[\])]?(?:[ \t]*\((?:title|source|id|url)\b[^)\n]{0,200}\))?"
     r"[ \t]*(?:[:：.)=*-]+|(?=\n|\Z)|(?<=[\])]))[ \t]*)"
-    r"|(?P<number>\[\^?\d{1,4}\][:.]?[ \t]*)"
+    r"|(?P<number>\[\^?(?P<bare>\d{1,4})\][:.]?[ \t]*)"
     rf"|(?P<title>(?:title|url|{_NOUN})[ \t]*[:：][^\n]{{0,200}})",
     re.IGNORECASE,
 )
@@ -69,8 +69,7 @@ _RULE: Final = re.compile(r"(?P<rule>[-=*_])(?P=rule){2,}[ \t]*(?=\n|\Z)")
 _ENDERS: Final = (".", "!", "?", "。", "！", "？", "।", "؟", "۔", ";")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """One header in the text, at [start, end)."""
 
     start: int
@@ -88,9 +87,29 @@ def headers(
     leads = spans.gaps >= 2
     firsts = np.searchsorted(starts, slots)
     leads[firsts[firsts < len(starts)]] = True
-    starts = starts[leads]
+    blank = spans.gaps == _BLANK_LINE
+    blank[firsts[firsts < len(starts)]] = True
+    opening, starts = starts[blank], starts[leads]
     whole = {start for start, _ in blocks}
+    found = _named_headers(ground, starts, whole)
+    if sum(header.plain for header in found) >= MIN_PLAIN:
+        return found
+    if not _one_level(text, found):
+        found = [header._replace(structural=False) for header in found]
+    elif sum(header.structural for header in found) >= MIN_STRUCTURAL:
+        return found
+    # Where there are paragraphs, headers open them.
+    lines = opening if len(opening) > MIN_STRUCTURAL else starts
+    taken = [*whole, *(header.start for header in found)]
+    structural = _structural(ground, lines[~np.isin(lines, taken)], slots)
+    return structural if len(structural) > len(found) else found
+
+
+def _named_headers(ground: Ground, starts: Ints, whole: set[int]) -> list[Header]:
+    """Headings and the headers that name a passage, of the lines at `starts`."""
+    text = ground.chars.text
     found: list[Header] = []
+    bare: dict[int, int] = {}
     for start in starts[_named(ground, starts)].tolist():
         match = _PLAIN.match(text, start)
         if match is None or start in whole or (found and start < found[-1].end):
@@ -98,17 +117,18 @@ def headers(
         clause = bool(match["heading"] or _CLAUSE.match(match["noun"] or ""))
         closes = text.startswith("</", start)
         found.append(Header(start, _end(text, match), closes, not clause, structural=clause))
-        while (match := _PLAIN.match(text, found[-1].end)) and match["tag"]:
+        if match["number"]:
+            bare[start] = int(match["bare"])
+        tagged = match["tag"]
+        while tagged and (match := _PLAIN.match(text, found[-1].end)) and match["tag"]:
             # Tags on one line: `<document><title>`.
             closes = text.startswith("</", match.start())
             found.append(Header(match.start(), match.end(), closes, plain=True))
-    if sum(header.plain for header in found) >= MIN_PLAIN:
-        return found
-    if not _one_level(text, found):
-        found = [replace(header, structural=False) for header in found]
-    taken = [*whole, *(header.start for header in found)]
-    structural = _structural(ground, starts[~np.isin(starts, taken)], slots)
-    return structural if len(structural) > len(found) else found
+    numbers = list(bare.values())
+    if numbers and (numbers[0] > 1 or not _runs(numbers)):
+        # Footnotes begin anywhere, and again; the numbers of one list do not.
+        found = [h._replace(plain=h.plain and h.start not in bare) for h in found]
+    return found
 
 
 def _one_level(text: str, found: list[Header]) -> bool:
@@ -151,14 +171,14 @@ def _structural(ground: Ground, starts: Ints, slots: Ints) -> list[Header]:
 
 
 def _marked(ground: Ground, starts: Ints) -> npt.NDArray[np.bool_]:
-    """Lines that have a digit or one of the marks' characters near their beginning."""
+    """Lines that begin like a rule, or have a digit, colon or bracket near their beginning."""
     chars = ground.chars
-    codes = chars.codes if chars.wide is None else np.minimum(chars.codes, np.uint32(0xFFFF))
-    hits = (chars.classes & DIGIT) != 0
-    hits |= _LEAD[codes]
-    counts = np.append(0, np.cumsum(hits))
-    ends = np.minimum(starts + _PREFIX_CHARS, len(codes))
-    found: npt.NDArray[np.bool_] = counts[ends] > counts[starts]
+    window = np.minimum(starts[:, None] + np.arange(_PREFIX_CHARS), len(chars.codes) - 1)
+    codes = np.minimum(chars.codes[window], np.uint16(0xFFFF))
+    near = (((chars.classes[window] & DIGIT) != 0) | _LEAD[codes]).any(axis=1)
+    first = codes[:, 0]
+    rules = (first == ord("-")) | (first == ord("=")) | (first == ord("*")) | (first == ord("_"))
+    found: npt.NDArray[np.bool_] = near | rules
     return found
 
 
