@@ -33,7 +33,7 @@ def managed(port: int, short: Sequence[str], long: str, folder: Path) -> str:
 version: 1
 server: {{host: 127.0.0.1, port: {port}, admin_key: "{ADMIN_KEY}"}}
 state: {{url: "memory://"}}
-health: {{interval_s: 0.5}}
+health: {{interval_s: 0.5, timeout_s: 5}} # an engine is back soon; a busy laptop is no fault
 request_log: {{path: "{folder / "requests.jsonl"}"}}
 models:
   - name: {MODEL}
