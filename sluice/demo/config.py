@@ -40,7 +40,7 @@ models:
     aliases: [gpt-4o-mini]
     kv_bytes_per_token: 327680
     boundary: {{b_short: {SHORT_WINDOW}, auto: true, mode: observe}}
-    compression: {{enabled: true}}
+    compression: {{enabled: true, only_when_busy: false}} # so that it is seen
     pools:
       short:
         max_model_len: {SHORT_WINDOW}
