@@ -52,11 +52,13 @@ def register() -> None:
     from sluice.serve import serve
     from sluice.simulate.command import simulate
     from sluice.tenant.command import tenant
+    from sluice.top.command import top
     from sluice.traffic import traffic
     from sluice.train.command import train
+    from sluice.why import why
 
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
-    for verb in (*verbs, replay, calibrate, train, traffic):
+    for verb in (*verbs, replay, calibrate, train, top, traffic, why):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
     app.add_typer(tenant)
 

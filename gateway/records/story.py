@@ -88,11 +88,15 @@ def _estimate(record: DecisionRecord) -> str:
     ratio = known.bytes_per_token_conservative
     by = "" if ratio is None else f" at {ratio:.2f} bytes per token of {known.category} text"
     several = known.sequences or 1
+    prompt, total = known.input_tokens or 0, known.total_tokens
+    if record.compression.kept_share is not None:  # the record's estimate is of the shorter prompt
+        before, _, after = record.compression.compressed.partition("->")
+        prompt, total = prompt + int(before) - int(after), total + int(before) - int(after)
     times = f", {several} answers" if several > 1 else ""
     return (
-        f"The gateway estimated {grouped(known.input_tokens or 0)} prompt tokens{by} and "
+        f"The gateway estimated {grouped(prompt)} prompt tokens{by} and "
         f"{grouped(known.output_tokens or 0)} tokens of answer{cap}{times}: "
-        f"{grouped(known.total_tokens)} in total."
+        f"{grouped(total)} in total."
     )
 
 
@@ -175,7 +179,9 @@ def _choice(record: DecisionRecord) -> str:
         text += f", the best of {len(rivals) + 1} compared"
     facts = []
     if known.worker_active is not None:
-        facts.append(f"{grouped(known.worker_active)} sequences ran there")
+        one = known.worker_active == 1
+        ran = "1 sequence" if one else f"{grouped(known.worker_active)} sequences"
+        facts.append(f"{ran} ran there")
     if known.backlog_tokens:
         facts.append(f"{grouped(known.backlog_tokens)} tokens of prefill were ahead")
     if known.expected_hit_tokens:

@@ -51,6 +51,9 @@ from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.control.tenant_decisions import finder
+from gateway.web.dashboard.api import dashboard_router
+from gateway.web.dashboard.snapshot import Sources
+from gateway.web.dashboard.totals import answer_totals
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionService
 from gateway.web.http.body_bytes import BodyBytes
@@ -213,28 +216,31 @@ class Gateway:
         names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
         peers = self.replicas.peers
         port_apart = config.server.management_port != 0
+        surface = Control(
+            models=self.models,
+            names=names,
+            metrics=self._page(clock),
+            peers=peers,
+            management_port=port if port_apart else 0,
+            answers=self.replicas.answers,
+            drain=self.replicas.drain,
+            find_decision=self.ring.find,
+            latest_decisions=self.ring.latest,
+            registry=self.pools.registry,
+            attainment=Attainment(self.metrics, peers),
+            draining=lambda: self.data_plane.draining,
+            clock=clock,
+            keys=role_keys(config.server),
+            authenticate=known,
+            version=version(),
+            created_unix_s=int(time.time()),
+            openapi=lambda: openapi_document(version()),
+            wrong_keys=wrong_keys,
+        )
+        self.sources = self._sources(surface)
         app = control_app(
-            Control(
-                models=self.models,
-                names=names,
-                metrics=self._page(clock),
-                peers=peers,
-                management_port=port if port_apart else 0,
-                answers=self.replicas.answers,
-                drain=self.replicas.drain,
-                find_decision=self.ring.find,
-                latest_decisions=self.ring.latest,
-                registry=self.pools.registry,
-                attainment=Attainment(self.metrics, peers),
-                draining=lambda: self.data_plane.draining,
-                clock=clock,
-                keys=role_keys(config.server),
-                authenticate=known,
-                version=version(),
-                created_unix_s=int(time.time()),
-                openapi=lambda: openapi_document(version()),
-                wrong_keys=wrong_keys,
-            ),
+            surface,
+            dashboard_router(self.sources),
             admission_router(self.admission_service, known, peers),
             tenant_router(
                 TenantView(
@@ -252,6 +258,17 @@ class Gateway:
         control = cast("App", app)
         return Management(control, port) if port_apart else control
 
+    def _sources(self, control: Control) -> Sources:
+        """What the dashboard reads."""
+        return Sources(
+            control=control,
+            metrics=self.metrics,
+            terms=self.pools.registry.terms,
+            view=self.store.view,
+            managed=self.pools.manages,
+            replicas=self._replicas,
+        )
+
     def _answer(self, peers: Peers) -> None:
         """Register this replica's answers to the other replicas."""
         answer_decisions(peers, self.ring.find, self.ring.latest)
@@ -261,6 +278,11 @@ class Gateway:
         answer_usage(peers, self.admission_service.settle)
         answer_refusals(peers, partial(refusals, self.metrics))
         Attainment(self.metrics, peers).answer()
+        answer_totals(peers, self.metrics)
+
+    def _replicas(self) -> int:
+        """Live replicas, this one included."""
+        return max((self.replicas.count(model.name) for model in self.models), default=1)
 
     def _state_up(self) -> bool:
         """Whether all shared and persistent state is reachable."""
@@ -280,7 +302,7 @@ class Gateway:
             self._state_up,
             lambda: self.pools.snapshots,
             lambda: self.pools.store_counts,
-            lambda: max((self.replicas.count(model.name) for model in self.models), default=1),
+            self._replicas,
         )
 
     @asynccontextmanager

@@ -31,7 +31,7 @@ def managed(port: int, short: Sequence[str], long: str, folder: Path) -> str:
     return f"""\
 # Written by `sluice demo`. The commented example in docs/ explains every key.
 version: 1
-server: {{host: 127.0.0.1, port: {port}, admin_key: "{ADMIN_KEY}"}}
+server: {{host: 127.0.0.1, port: {port}, admin_key: "{ADMIN_KEY}", open_dashboard: true}}
 state: {{url: "memory://"}}
 health: {{interval_s: 0.5, timeout_s: 5}} # an engine is back soon; a busy laptop is no fault
 request_log: {{path: "{folder / "requests.jsonl"}"}}

@@ -4,32 +4,22 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
+from sluice.fitted_table import fitted
 from sluice.terminal import table
 
 _LIST = ("name", "tenant", "model", "class", "state", "in flight", "tokens/s", "debt", "keys")
 _RIGHT = frozenset({"in flight", "tokens/s", "debt", "keys"})
-_LEFT_OUT_FIRST = ("debt", "keys", "tokens/s", "model", "tenant", "in flight")
+_LEFT_OUT_FIRST = ("debt", "keys", "tokens/s", "model", "tenant", "in flight", "class")
 _INTERNAL = frozenset({"key", "usage", "created", "revision"})
 
 
 def listing(entitlements: Iterable[Mapping[str, Any]], width: int) -> tuple[Table, tuple[str, ...]]:
     """One row per entitlement, and the columns that were dropped to fit into `width`."""
     rows = [_row(entitlement) for entitlement in entitlements]
-    wide = {name: max(cell_len(row[name]) for row in ({name: name}, *rows)) for name in _LIST}
-    left_out: list[str] = []
-    for name in _LEFT_OUT_FIRST:
-        if sum(wide.values()) + 2 * len(wide) <= width:
-            break
-        left_out.append(name)
-        del wide[name]
-    found = table(*wide, right=_RIGHT)
-    for row in rows:
-        found.add_row(*(escape(row[name]) for name in wide))
-    return found, tuple(left_out)
+    return fitted(rows, _LIST, width, drop=_LEFT_OUT_FIRST, right=_RIGHT)
 
 
 def _row(entitlement: Mapping[str, Any]) -> dict[str, str]:

@@ -119,7 +119,7 @@ def test_the_wrong_method_is_405(fleet: Fleet) -> None:
 
 
 def test_the_root_says_what_this_is_and_where_to_go_on(fleet: Fleet) -> None:
-    answer = httpx.get(fleet.url + "/")
+    answer = httpx.get(fleet.url + "/", headers={"accept": "application/json"})
     assert answer.status_code == 200
     told = answer.json()
     assert told["name"] == "sluice"

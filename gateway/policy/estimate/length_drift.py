@@ -57,6 +57,14 @@ class LengthDrift:
             self._unit = 1.0
 
     @property
+    def planned(self) -> list[tuple[int, float]]:
+        """The plan: (tokens, share of requests up to that), both ascending."""
+        return [
+            (upper_edge(edge), share)
+            for edge, share in zip(self._edges, self._planned, strict=True)
+        ]
+
+    @property
     def distance(self) -> float | None:
         """The Kolmogorov-Smirnov distance, 0 to 1; None below TRUSTED requests."""
         if self.observations < TRUSTED:

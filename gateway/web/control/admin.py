@@ -1,15 +1,11 @@
 """Admin routes: pools, entitlements, decisions, draining. Closed without a key in `server`."""
 
-from typing import Any
-
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
 from gateway.errors import NotFound
-from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.ports import PoolView
 from gateway.web.control.admin_entitlements import entitlement_routes
+from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load, find_decision, newest
 from gateway.web.control.roles import admin_guard
 from gateway.web.control.surface import Control
@@ -35,7 +31,8 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         shown = []
         for served in control.models:
             counted = await control.registry.pools(served.name) if control.registry else []
-            shown.append(_describe(served, counted, control.clock()))
+            fleet = describe_fleet(served, counted, control.clock())
+            shown.append({**fleet, "estimator": served.estimator.snapshot()})
         await add_load(control.peers, shown)
         return json_response(shown)
 
@@ -46,7 +43,7 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         found = await newest(control.peers, "decisions", control.latest_decisions(count), count)
         return Response(msgspec.json.encode(found), media_type="application/json")
 
-    @app.get("/admin/decisions/{request_id}")
+    @app.get("/admin/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
         """The decision record of one request."""
         found = await any_decision(control, request_id)
@@ -74,44 +71,3 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
                 code="worker_not_found",
             )
         return json_response({"worker": worker, "draining": not undo, "pools": hits})
-
-
-def _describe(served: ModelRuntime, counted: list[PoolView], now_s: float) -> dict[str, Any]:
-    pools = []
-    for index, (shape, pool) in enumerate(
-        zip(served.routing.pools, served.fleet.pools, strict=True)
-    ):
-        sound = set(fleet.available(pool, now_s))
-        workers = [
-            {
-                "id": worker,
-                "in_rotation": i in sound,
-                "up": pool.up[i],
-                "not_ready": pool.why_down[i] or None,
-                "draining": pool.draining[i],
-                "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
-                "active_sequences": pool.active[i],
-                "reserved_tokens": pool.tokens[i],
-            }
-            for i, worker in enumerate(pool.workers)
-        ]
-        pools.append(
-            {
-                "name": pool.name,
-                "max_model_len": shape.window_tokens,
-                "beyond_window_tokens": pool.beyond_window_tokens,
-                "b_short": shape.boundary_tokens,
-                "max_num_seqs": pool.slots_per_worker,
-                "inflight": pool.inflight,
-                "ready_slots": fleet.ready_slots(pool, now_s),
-                "admission": msgspec.structs.asdict(counted[index]) if counted else None,
-                "workers": workers,
-            }
-        )
-    return {
-        "model": served.name,
-        "mode": "observe" if served.routing.observe else "enforce",
-        "adapters": served.adapters,
-        "pools": pools,
-        "estimator": served.estimator.snapshot(),
-    }

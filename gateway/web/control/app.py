@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -36,7 +37,7 @@ SHOWN: Final = 100
 
 def control_app(control: Control, *further: APIRouter) -> FastAPI:
     """The FastAPI application for every path outside the data plane; adds `further` routes."""
-    app = FastAPI(title="Sluice", version=control.version, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Sluice", version=control.version, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # it would redirect to whatever host the client names
     app.openapi = control.openapi  # type: ignore[method-assign]
     _handle_errors(app, control.wrong_keys)
@@ -84,10 +85,12 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
 
     @app.get("/")
-    async def root(request: Request) -> dict[str, Any]:
-        """Name of the service and links."""
+    async def root(request: Request) -> Response:
+        """The dashboard; name of the service and links for programs that ask for JSON."""
         inner = managed(request.scope, control.management_port)
-        return {
+        if inner and "application/json" not in request.headers.get("accept", ""):
+            return RedirectResponse("/dashboard")
+        about = {
             "name": "sluice",
             "version": control.version,
             "base_url_of_clients": "/v1",
@@ -97,9 +100,10 @@ def _public_routes(app: FastAPI, control: Control) -> None:
                 "models": "/v1/models",
                 "alive": "/health",
                 "ready": "/ready",
-                **({"Prometheus": "/metrics"} if inner else {}),
+                **({"Prometheus": "/metrics", "dashboard": "/dashboard"} if inner else {}),
             },
         }
+        return json_response(about)
 
 
 def _model_routes(app: FastAPI, control: Control) -> None:

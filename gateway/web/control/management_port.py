@@ -1,4 +1,4 @@
-"""Metrics, admin routes and dashboard on a port of their own; the clients' port has none of them."""
+"""Metrics, admin routes and dashboard on a port of their own; the clients' port answers 404."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final

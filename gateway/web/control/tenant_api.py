@@ -52,7 +52,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
         principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
         return json_response(await _describe(tenant, principal))
 
-    @app.get("/v1/sluice/decisions/{request_id}")
+    @app.get("/v1/sluice/decisions/{request_id:path}")
     async def decision(request_id: str, request: Request) -> Response:
         """Why a request of this key's tenant went as it did; nothing of other tenants'."""
         principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)

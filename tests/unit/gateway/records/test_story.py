@@ -41,13 +41,13 @@ SERVED = DecisionRecord(
     estimate=EstimateSection(
         category="prose",
         bytes_per_token_conservative=3.24,
-        input_tokens=12043,
+        input_tokens=8110,
         output_tokens=256,
-        total_tokens=12299,
+        total_tokens=8366,
         cap_tokens=512,
         sequences=1,
     ),
-    plan=PlanSection(pool="short", reason="within_gamma"),
+    plan=PlanSection(pool="long", reason="within_gamma"),
     admission=AdmissionSection(
         lease_id="l",
         service_class="guaranteed",
@@ -89,7 +89,8 @@ def test_every_step_of_a_served_request_is_told_in_order() -> None:
     assert "12,043 prompt tokens at 3.24 bytes per token of prose text" in told["estimate"]
     assert "(the client's limit is 512): 12,299 in total" in told["estimate"]
     assert told["plan"] == (
-        "The plan was pool short, because compression can bring the total within its boundary."
+        "The plan was pool long, over the boundary by so little that compression may fit the "
+        "smaller pool."
     )
     assert told["admission"] == (
         "Admission granted a lease as guaranteed, reserving 12,299 tokens, at weight 501."

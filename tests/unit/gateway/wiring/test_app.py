@@ -26,9 +26,12 @@ async def test_the_root_page_names_metrics_where_they_are(port: int, *, shown: b
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app), base_url=f"http://gateway:{port}"
     ) as client:
-        paths = (await client.get("/")).json()["paths"]
+        json = {"accept": "application/json"}
+        paths = (await client.get("/", headers=json)).json()["paths"]
         assert (await client.get("/metrics")).status_code == (200 if shown else 404)
-    assert ("Prometheus" in paths) == shown
+        page = await client.get("/dashboard")
+        assert page.status_code == (200 if shown else 404)
+    assert ("Prometheus" in paths) == ("dashboard" in paths) == shown
 
 
 def parts(gateway: Gateway) -> list[Any]:

@@ -1,0 +1,1 @@
+"""The dashboard: one page, and the figures that it shows while somebody looks."""

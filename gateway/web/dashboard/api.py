@@ -1,0 +1,128 @@
+"""Routes of the dashboard: the page for everybody, its figures for keys that may read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from gateway.errors import RateLimited
+from gateway.records.decision import DecisionRecord
+from gateway.records.story import steps_of
+from gateway.web.control.admin import any_decision
+from gateway.web.control.peers import newest
+from gateway.web.control.roles import dashboard_guard
+from gateway.web.control.surface import Control
+from gateway.web.dashboard.page import Page
+from gateway.web.dashboard.recent import Brief, row
+from gateway.web.dashboard.snapshot import PERIOD_S, Snapshots, Sources
+from gateway.web.dashboard.view import PAGE_ROWS, View, view_of
+from gateway.web.problems import json_response
+
+PATH: Final = "/dashboard"
+MOST_VIEWERS: Final = 32
+MOST_SEARCHED: Final = 10_000
+MOST_OF_PEERS: Final = 1000
+_SLICE: Final = 200
+"""Records searched between two pauses."""
+_PRIVATE: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+_record: Final = msgspec.json.Decoder(DecisionRecord).decode
+_brief: Final = msgspec.json.Decoder(Brief).decode
+
+
+def dashboard_router(sources: Sources) -> APIRouter:
+    """The page, its live figures, and the look-up and search of decisions."""
+    control = sources.control
+    page = Page("dashboard", is_open=control.keys.open_dashboard)
+    docs = Page("docs")
+    app = APIRouter()
+
+    @app.get(PATH, include_in_schema=False)
+    async def dashboard(request: Request) -> Response:
+        """The page, which asks for a key by itself."""
+        return page.answer(request)
+
+    @app.get("/docs", include_in_schema=False)
+    async def api_description(request: Request) -> Response:
+        """The API as a page, from the OpenAPI document."""
+        return docs.answer(request)
+
+    figures = APIRouter(dependencies=[Depends(dashboard_guard(control.keys))])
+    _live_routes(figures, control, Snapshots(sources))
+    _decision_routes(figures, control)
+    app.include_router(figures)
+    return app
+
+
+def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None:
+    viewers = 0
+
+    async def frames(view: View) -> AsyncIterator[bytes]:
+        nonlocal viewers
+        viewers += 1
+        try:
+            while not control.draining():
+                yield b"data: " + await snapshots.of(view) + b"\n\n"
+                await asyncio.sleep(PERIOD_S)
+        finally:
+            viewers -= 1
+
+    @app.get(PATH + "/snapshot")
+    async def snapshot(view: Annotated[View, Depends(view_of)]) -> Response:
+        """The figures once."""
+        found = await snapshots.of(view)
+        return Response(found, media_type="application/json", headers=_PRIVATE)
+
+    @app.get(PATH + "/events")
+    async def events(view: Annotated[View, Depends(view_of)]) -> Response:
+        """The figures once a second, as server-sent events."""
+        if viewers >= MOST_VIEWERS:
+            raise RateLimited(
+                f"{MOST_VIEWERS} viewers look at this dashboard already; close one.",
+                reason="too_many_viewers",
+                code="too_many_viewers",
+                retry_after_s=10.0,
+            )
+        return StreamingResponse(frames(view), media_type="text/event-stream", headers=_PRIVATE)
+
+
+def _decision_routes(app: APIRouter, control: Control) -> None:
+    @app.get(PATH + "/decisions")
+    async def search(text: Annotated[str, Query(max_length=128)] = "") -> Response:
+        """The newest of all kept decisions that contain a text."""
+        return json_response(await _search(control, text.casefold()))
+
+    @app.get(PATH + "/decisions/{request_id:path}")
+    async def decision(request_id: str) -> Response:
+        """One decision, its story by step, and its record."""
+        found = await any_decision(control, request_id)
+        steps = [msgspec.to_builtins(step) for step in steps_of(_record(found))]
+        body = msgspec.json.encode({"steps": steps, "record": msgspec.Raw(found)})
+        return Response(body, media_type="application/json", headers=_PRIVATE)
+
+
+async def _search(control: Control, text: str) -> list[dict[str, Any]]:
+    needle = text.encode()
+    found: list[Brief] = []
+    kept = control.latest_decisions(MOST_SEARCHED)
+    for begin in range(0, len(kept), _SLICE):
+        for line in kept[begin : begin + _SLICE]:
+            if needle in bytes(line).lower():
+                brief = _brief(line)
+                if brief.matches(text):
+                    found.append(brief)
+        if len(found) >= PAGE_ROWS:
+            break
+        await asyncio.sleep(0)
+    others = await newest(control.peers, "decisions", [], MOST_OF_PEERS)
+    known = {(brief.request_id, brief.time_unix_s) for brief in found}
+    found += [
+        brief
+        for brief in msgspec.convert(others, list[Brief])
+        if brief.matches(text) and (brief.request_id, brief.time_unix_s) not in known
+    ]
+    found.sort(key=lambda brief: -brief.time_unix_s)
+    return [row(brief) for brief in found[:PAGE_ROWS]]

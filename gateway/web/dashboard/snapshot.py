@@ -1,0 +1,171 @@
+"""One snapshot for all viewers, built at most once a second and only when a viewer asks.
+
+What all viewers share is encoded once. The long tables are cut for each view, and viewers with the
+same view share the cut as well. Nothing runs while nobody looks.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain, islice
+from typing import Any, Final
+
+import orjson
+
+from gateway.metrics import Metrics
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.model_runtime import ModelRuntime
+from gateway.ports import AccountView
+from gateway.records.record import Record
+from gateway.web.control.fleet_view import describe_fleet
+from gateway.web.control.peers import add_load
+from gateway.web.control.surface import Control
+from gateway.web.dashboard import figures
+from gateway.web.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
+from gateway.web.dashboard.recent import RecentDecisions, row
+from gateway.web.dashboard.tenant_rows import MOST, Tenant, tenants_page
+from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
+from gateway.web.dashboard.view import PAGE_ROWS, View
+
+PERIOD_S: Final = 1.0
+MOST_CUTS: Final = 64
+"""Views of one snapshot that are kept encoded."""
+_FRESH_S: Final = 0.9 * PERIOD_S
+_STORE_S: Final = 2.0
+"""How long a snapshot waits for the lease store; then it shows terms without counters."""
+
+
+class Sources(Record, frozen=True, kw_only=True):
+    """What the figures are read from, provided by the composition root."""
+
+    control: Control
+    metrics: Metrics
+    terms: Callable[[str], Iterable[Entitlement]]
+    """Entitlements of a model, oldest first."""
+    view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
+    """`TokenPools.view`; called for managed models only."""
+    managed: Callable[[str], bool]
+    replicas: Callable[[], int]
+
+
+class _Snapshot:
+    """The figures of one moment, and the cuts that viewers asked for."""
+
+    def __init__(self, shared: Row, workers: list[Row], tenants: list[Tenant]) -> None:
+        self._shared = orjson.Fragment(orjson.dumps(shared))
+        self._workers = workers
+        self._tenants = tenants
+        self._cuts: dict[View, bytes] = {}
+
+    def cut(self, view: View, briefs: RecentDecisions) -> bytes:
+        """The whole answer for a view."""
+        known = self._cuts.get(view)
+        if known is None:
+            wanted = view.decisions
+            found = (each for each in briefs.briefs if not wanted or each.matches(wanted))
+            known = orjson.dumps(
+                {
+                    "shared": self._shared,
+                    "workers": workers_page(self._workers, view),
+                    "tenants": tenants_page(self._tenants, view),
+                    "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
+                }
+            )
+            if len(self._cuts) < MOST_CUTS:
+                self._cuts[view] = known
+        return known
+
+
+class Snapshots:
+    """Builds snapshots when they are asked for."""
+
+    def __init__(self, sources: Sources, *, wall_clock: Callable[[], float] = time.time) -> None:
+        """Starts nothing."""
+        self._from = sources
+        self._wall_clock = wall_clock
+        self._recent = RecentDecisions(sources.control.latest_decisions, sources.control.peers)
+        self._rates = Rates()
+        self._turn = asyncio.Lock()
+        self._newest: _Snapshot | None = None
+        self._built_s = 0.0
+        self.built = 0
+        """Snapshots built since the start."""
+
+    async def of(self, view: View) -> bytes:
+        """The figures now, at most a second old, as JSON."""
+        async with self._turn:
+            now_s = self._from.control.clock()
+            if self._newest is None or now_s - self._built_s >= _FRESH_S:
+                self._newest = await self._build(now_s)
+                self._built_s = now_s
+                self.built += 1
+            return self._newest.cut(view, self._recent)
+
+    async def _build(self, now_s: float) -> _Snapshot:
+        control = self._from.control
+        await self._recent.look()
+        totals = await all_totals(control.peers, self._from.metrics)
+        described = []
+        for served in control.models:
+            counted = await control.registry.pools(served.name) if control.registry else []
+            described.append(describe_fleet(served, counted, now_s))
+        await add_load(control.peers, described)
+        briefs = self._recent.briefs
+        tenants = await self._tenants(by_entitlement(totals), attainment(totals))
+        models = list(zip(control.models, described, strict=True))
+        shared = {
+            "time": self._wall_clock(),
+            "version": control.version,
+            "replicas": self._from.replicas(),
+            "draining": control.draining(),
+            "traffic": {
+                **self._rates.at(now_s, totals),
+                **figures.times(briefs, self._wall_clock()),
+            },
+            "pools": list(chain.from_iterable(pool_rows(*each) for each in models)),
+            "models": [
+                {
+                    "model": served.name,
+                    "mode": found["mode"],
+                    "lengths": figures.lengths(served, briefs),
+                    "compression": figures.compression(served, totals, briefs),
+                }
+                for served, found in models
+            ],
+            "refused": _by_reason(totals.admission.items()),
+            "more_tenants": len(tenants) > MOST,
+        }
+        workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
+        return _Snapshot(shared, workers, tenants[:MOST])
+
+    async def _tenants(self, refused: Any, met: Any) -> list[Tenant]:
+        """The oldest entitlements with their counters; one more than MOST if there are more."""
+        found: list[Tenant] = []
+        for served in self._from.control.models:
+            terms = list(islice(self._from.terms(served.name), MOST + 1 - len(found)))
+            accounts = await self._accounts(served, [each.name for each in terms])
+            found += [
+                Tenant(
+                    each, accounts.get(each.name), refused.get(each.name, {}), met.get(each.name)
+                )
+                for each in terms
+            ]
+        return found
+
+    async def _accounts(self, served: ModelRuntime, names: Sequence[str]) -> dict[str, AccountView]:
+        if not names or not self._from.managed(served.name):
+            return {}
+        try:
+            async with asyncio.timeout(_STORE_S):
+                views = await self._from.view(served.name, names)
+        except Exception:  # noqa: BLE001 - a store that is away; its own code has logged it
+            return {}
+        return {view.name: view for view in views}
+
+
+def _by_reason(admission: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for (_, decision, reason), count in admission:
+        if decision == "denied":
+            found[reason] = found.get(reason, 0) + int(count)
+    return found

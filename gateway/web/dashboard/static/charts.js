@@ -1,0 +1,112 @@
+// Tiles with their last two minutes, cards of pools, and the histogram of lengths.
+
+const HISTORY = 120;
+const TILES = [
+  ["requests_per_s", "requests/s", (v) => decimal(v, 1)],
+  ["refused_per_s", "refused/s", (v) => decimal(v, 1)],
+  ["output_tokens_per_s", "answer tokens/s", count],
+  ["ttft_p50_s", "TTFT p50", seconds],
+  ["ttft_p99_s", "TTFT p99", seconds],
+  ["overhead_p50_s", "overhead p50", seconds],
+  ["overhead_p99_s", "overhead p99", seconds],
+];
+const tiles = new Map();
+
+function drawTraffic(traffic) {
+  for (const [name, label, shown] of TILES) {
+    if (!tiles.has(name)) {
+      const value = el("div", { class: "value" });
+      const line = svg("polyline");
+      const chart = svg("svg", { class: "spark", viewBox: `0 0 ${HISTORY} 24`, height: 24, preserveAspectRatio: "none", "aria-hidden": "true" }, line);
+      byId("traffic").append(el("div", { class: "card tile" }, el("div", { class: "label" }, label), value, chart));
+      tiles.set(name, { value, line, past: [] });
+    }
+    const tile = tiles.get(name);
+    setText(tile.value, shown(traffic[name]));
+    tile.past.push(traffic[name] ?? 0);
+    if (tile.past.length > HISTORY) tile.past.shift();
+    const most = Math.max(...tile.past, 1e-9);
+    const from = HISTORY - tile.past.length;
+    tile.line.setAttribute("points", tile.past.map((v, i) => `${from + i},${(23 - (21 * v) / most).toFixed(1)}`).join(" "));
+  }
+}
+
+const facts = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+
+function poolCard(pool) {
+  const ready = pool.ready === pool.workers ? "good" : pool.ready ? "warn" : "bad";
+  const slots = pool.slots ? pool.inflight / pool.slots : null;
+  const kv = pool.kv_capacity_bytes ? pool.kv_bytes / pool.kv_capacity_bytes : null;
+  const rows = [
+    ["Queue", pool.queue_by_class ? `${count(pool.queue)} (${pool.queue_by_class.join(" / ")})` : count(pool.queue)],
+    ["Boundary", pool.boundary == null ? "none, takes the rest" : `${count(pool.boundary)} tokens`],
+    ["Window", `${count(pool.window)} tokens`],
+    ["Desired replicas", count(pool.desired)],
+    ["Predictor coverage", percent(pool.coverage)],
+  ];
+  return el("article", { class: "card" },
+    el("div", { class: "line" }, el("h3", {}, `${pool.pool} `, el("span", { class: "muted" }, pool.model)),
+      el("span", { class: ready }, `${pool.ready} of ${pool.workers} ready`)),
+    el("div", { class: "line" }, el("span", {}, "Slots"), el("span", {}, `${count(pool.inflight)} of ${count(pool.slots)}`)),
+    meter(slots, "Slots in use"),
+    el("div", { class: "line" }, el("span", {}, "KV cache reserved"), el("span", {}, kv == null ? NONE : `${bytes(pool.kv_bytes)} of ${bytes(pool.kv_capacity_bytes)}`)),
+    kv == null ? null : meter(kv, "KV cache reserved"),
+    facts(rows));
+}
+
+function modelCard(model) {
+  const packed = model.compression;
+  const share = packed.candidates ? packed.compressed / packed.candidates : null;
+  const why = Object.entries(packed.not_compressed).map(([reason, times]) => `${reason} ${count(times)}`);
+  const rows = packed.enabled
+    ? [
+        ["Compressed of candidates", `${count(packed.compressed)} of ${count(packed.candidates)} (${percent(share)})`],
+        ["Kept of the text, recently", percent(packed.kept_ratio)],
+        ["Tokens saved, recently", count(packed.saved_tokens)],
+        ["Not compressed", why.join(", ") || NONE],
+      ]
+    : [["Compression", "off"]];
+  return el("article", { class: "card" },
+    el("div", { class: "line" }, el("h3", {}, model.model), el("span", { class: "muted" }, model.mode)),
+    el("div", { class: "model" }, histogram(model.lengths), facts(rows)));
+}
+
+function histogram(lengths) {
+  const columns = lengths.edges.length + 1;
+  const [width, height, base] = [window.innerWidth < 720 ? 330 : 640, 170, 138];
+  const step = width / columns;
+  const sums = Array.from({ length: columns }, (_, i) => lengths.pools.reduce((sum, pool) => sum + pool.counts[i], 0));
+  const total = sums.reduce((a, b) => a + b, 0);
+  const planned = (lengths.planned || []).map((part) => part * total);
+  const most = Math.max(...sums, ...planned, 1);
+  const up = (n) => ((base - 12) * n) / most;
+  const place = (tokens) => Math.min(width, Math.max(0, step * (1 + 2 * Math.log2(tokens / lengths.edges[0]))));
+  const nodes = [];
+  for (let i = 0; i < columns; i += 1) {
+    let top = base;
+    lengths.pools.forEach((pool, at) => {
+      const tall = up(pool.counts[i]);
+      top -= tall;
+      if (tall) nodes.push(svg("rect", { class: `c${at % 4}`, x: (i * step + 1).toFixed(1), y: top.toFixed(1), width: (step - 2).toFixed(1), height: tall.toFixed(1) }));
+    });
+    if (i % (width < 640 ? 8 : 4) === 0 && i < columns - 2) nodes.push(svg("text", { x: ((i + 1) * step).toFixed(1), y: base + 14, "text-anchor": "middle" }, short(lengths.edges[i])));
+  }
+  if (planned.length && total) {
+    const points = planned.flatMap((n, i) => [`${(i * step).toFixed(1)},${(base - up(n)).toFixed(1)}`, `${((i + 1) * step).toFixed(1)},${(base - up(n)).toFixed(1)}`]);
+    nodes.push(svg("polyline", { class: "plan", points: points.join(" ") }));
+  }
+  lengths.boundaries.forEach((tokens) => {
+    const x = place(tokens).toFixed(1);
+    nodes.push(svg("line", { class: "edge", x1: x, x2: x, y1: 0, y2: base + 3 }));
+    nodes.push(svg("text", { class: "edge", x, y: base + 28, "text-anchor": "middle" }, `boundary ${short(tokens)}`));
+  });
+  nodes.push(svg("line", { class: "axis", x1: 0, x2: width, y1: base, y2: base }));
+  const names = lengths.pools.map((pool) => `${pool.name} ${count(pool.counts.reduce((a, b) => a + b, 0))}`);
+  const label = `Lengths of ${count(total)} recent requests by pool: ${names.join(", ")}`;
+  const legend = lengths.pools.map((pool, at) => el("li", {}, svg("svg", { viewBox: "0 0 8 8", "aria-hidden": "true" }, svg("rect", { class: `c${at % 4}`, width: 8, height: 8 })), names[at]));
+  if (lengths.planned) legend.push(el("li", {}, `- - planned${lengths.drift == null ? "" : `, distance ${decimal(lengths.drift)}`}`));
+  legend.push(el("li", {}, "total tokens of recent requests"));
+  return el("div", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, nodes), el("ul", { class: "legend" }, legend));
+}
+
+const short = (tokens) => (tokens >= 1024 ? `${Math.round(tokens / 1024)}K` : String(tokens));

@@ -1,0 +1,100 @@
+// Long tables: the gateway sorts, searches and cuts them; this page shows one cut.
+
+class Table {
+  // columns: [title, kind, (row) => text or node], kind "number", "name", "wide" or several.
+  constructor(name, { place, title, columns, orders, search, paged, hint }) {
+    this.columns = columns;
+    this.body = el("tbody");
+    this.count = el("span", { class: "count", role: "status" });
+    this.keys = [];
+    const tools = [el("label", {}, `Search ${title}`, el("input", { type: "search", maxlength: 128, placeholder: hint, oninput: (e) => search(e.target.value) }))];
+    if (orders) {
+      const options = orders.map(([value, label]) => el("option", { value }, label));
+      tools.push(el("label", {}, `Order of ${title}`, el("select", { onchange: (e) => setView(`${name}_order`, e.target.value) }, options)));
+    }
+    this.tools = el("div", { class: "tools" }, tools, this.count);
+    if (paged) {
+      this.back = el("button", { type: "button", "aria-label": `Earlier ${title}`, onclick: () => this.turn(-1) }, "‹");
+      this.next = el("button", { type: "button", "aria-label": `Further ${title}`, onclick: () => this.turn(1) }, "›");
+      this.tools.append(this.back, this.next);
+      this.turn = (by) => setView(`${name}_page`, this.page + by);
+    }
+    const heads = columns.map(([text, kind]) => el("th", { scope: "col", class: kind }, text));
+    const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), this.body);
+    this.area = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, table);
+    byId(place).append(this.tools, this.area);
+  }
+
+  show(rows) {
+    while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
+    rows.forEach((row, at) => {
+      const line = this.body.rows[at] || this.body.appendChild(el("tr", {}, this.columns.map(([, kind]) => el("td", { class: kind }))));
+      this.columns.forEach(([, , shown], i) => this.put(line.cells[i], shown(row)));
+    });
+  }
+
+  put(cell, content) {
+    const { text, node, kind, title } = typeof content === "string" ? { text: content } : content;
+    const key = JSON.stringify([text, kind, title]);
+    if (cell.sluiceKey === key) return;
+    cell.sluiceKey = key;
+    cell.replaceChildren(node ? node() : el("span", { class: kind, title }, text));
+  }
+
+  paged(found, more) {
+    this.page = found.page;
+    this.show(found.rows);
+    const all = `${count(found.total)}${more ? " oldest" : ""}`;
+    setText(this.count, found.found === found.total ? `${all}, page ${found.page + 1} of ${found.pages}` : `${count(found.found)} of ${all}, page ${found.page + 1} of ${found.pages}`);
+    this.back.disabled = found.page === 0;
+    this.next.disabled = found.page >= found.pages - 1;
+  }
+}
+
+const STATES = { up: "good", bound: "good", draining: "warn", ejected: "warn", pending: "warn", degraded: "bad", down: "bad", suspended: "warn", expired: "warn" };
+const state = (text, why) => ({ text: why ? `${text}: ${why}` : text, kind: STATES[text], title: why });
+const share = (part, label) => (part == null ? NONE : { text: percent(part), node: () => el("span", {}, meter(part, label), percent(part)) });
+const reasons = (row) => Object.entries(row.refused_by).sort((a, b) => b[1] - a[1]).map(([why, times], _, all) => (all.length > 1 ? `${why} ${count(times)}` : why)).join(", ");
+const met = (row) => (row.attainment == null ? NONE : { text: percent(row.attainment), kind: row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
+
+const TENANTS = [
+  ["Entitlement", "name", (r) => ({ text: r.name, title: r.name })],
+  ["Tenant", "name wide", (r) => ({ text: r.tenant, title: r.tenant })],
+  ["Class", "", (r) => r.class],
+  ["State", "", (r) => state(r.state || NONE)],
+  ["In flight", "number", (r) => count(r.inflight)],
+  ["Refused", "name reasons", (r) => (r.refused ? { text: `${count(r.refused)}: ${reasons(r)}`, kind: "warn", title: reasons(r) } : "0")],
+  ["Baseline / limit", "number", (r) => `${count(r.baseline)} / ${count(r.limit)}`],
+  ["Tokens/s", "number", (r) => count(r.tokens_per_s)],
+  ["Bucket", "wide", (r) => (r.bucket == null ? NONE : share(r.bucket_depth ? r.bucket / r.bucket_depth : 0, "Bucket"))],
+  ["KV reserved", "number wide", (r) => (r.kv_limit ? `${bytes(r.kv_bytes)} / ${bytes(r.kv_limit)}` : bytes(r.kv_bytes))],
+  ["Used tokens", "number wide", (r) => count(r.used_tokens)],
+  ["Debt", "number", (r) => decimal(r.debt)],
+  ["Priority", "number", (r) => decimal(r.priority)],
+  ["SLO TTFT", "number wide", (r) => (r.slo_ms ? `${count(r.slo_ms)} ms` : NONE)],
+  ["SLO met", "number", met],
+];
+const WORKERS = [
+  ["Worker", "name", (r) => ({ text: r.worker, title: r.worker })],
+  ["Pool", "", (r) => r.pool],
+  ["Model", "name wide", (r) => ({ text: r.model, title: r.model })],
+  ["State", "name", (r) => state(r.state, r.why)],
+  ["In flight", "", (r) => ({ text: `${r.active}/${r.slots}`, node: () => el("span", {}, meter(r.slots ? r.active / r.slots : null, "In flight"), `${count(r.active)} of ${count(r.slots)}`) })],
+  ["Reserved tokens", "number", (r) => count(r.tokens)],
+  ["KV used", "", (r) => share(r.kv, "KV used")],
+  ["Prefix hits", "number", (r) => percent(r.hit_rate)],
+  ["Speed", "number", (r) => (r.slowness == null ? NONE : `${decimal(1 / r.slowness)}×`)],
+];
+const DECISIONS = [
+  ["Time", "", (r) => clock(r.time)],
+  ["Request", "name", (r) => ({ text: r.id, node: () => el("button", { type: "button", class: "link", onclick: () => openStory(r.id) }, r.id) })],
+  ["Outcome", "", (r) => ({ text: r.outcome === "ok" ? "ok" : `${r.outcome} ${r.status}`, kind: r.outcome === "ok" ? "good" : r.outcome === "refused" ? "warn" : "bad" })],
+  ["Reason", "", (r) => r.reason || (r.compressed !== "none" ? `compressed ${r.compressed.replace("->", " → ")}` : r.spilled ? "spilled" : NONE)],
+  ["Entitlement", "name", (r) => ({ text: r.entitlement || NONE, title: r.entitlement })],
+  ["Pool", "", (r) => r.pool || NONE],
+  ["Worker", "name wide", (r) => ({ text: r.worker || NONE, title: r.worker })],
+  ["Estimate", "number wide", (r) => count(r.tokens)],
+  ["Queue", "number", (r) => (r.queue_ms ? seconds(r.queue_ms / 1000) : NONE)],
+  ["TTFT", "number", (r) => seconds(r.ttft)],
+  ["Duration", "number", (r) => seconds(r.seconds)],
+];

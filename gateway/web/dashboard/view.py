@@ -1,0 +1,66 @@
+"""What one viewer looks at: which rows of the long tables, by text, page and order."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from fastapi import Query
+
+from gateway.records.record import Record
+
+PAGE_ROWS: Final = 50
+"""Rows of a table that a viewer gets at once."""
+
+_T = TypeVar("_T")
+WorkerOrder = Literal["load", "name", "state"]
+TenantOrder = Literal["load", "refused", "debt", "priority", "name"]
+Text = Annotated[str, Query(max_length=128)]
+Page = Annotated[int, Query(ge=0, le=10_000)]
+
+
+class View(Record, frozen=True, kw_only=True):
+    """Search, page and order of each table."""
+
+    workers: str = ""
+    workers_page: int = 0
+    workers_order: WorkerOrder = "load"
+    tenants: str = ""
+    tenants_page: int = 0
+    tenants_order: TenantOrder = "load"
+    decisions: str = ""
+
+
+def view_of(
+    workers: Text = "",
+    workers_page: Page = 0,
+    workers_order: WorkerOrder = "load",
+    tenants: Text = "",
+    tenants_page: Page = 0,
+    tenants_order: TenantOrder = "load",
+    decisions: Text = "",
+) -> View:
+    """The view that a request's query describes."""
+    return View(
+        workers=workers.casefold(),
+        workers_page=workers_page,
+        workers_order=workers_order,
+        tenants=tenants.casefold(),
+        tenants_page=tenants_page,
+        tenants_order=tenants_order,
+        decisions=decisions.casefold(),
+    )
+
+
+def page_of(
+    found: Sequence[_T], total: int, page: int, row: Callable[[_T], dict[str, Any]]
+) -> dict[str, Any]:
+    """One page of sorted rows; a page past the end is the last one."""
+    pages = max(1, -(-len(found) // PAGE_ROWS))
+    page = min(page, pages - 1)
+    shown = found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
+    return {
+        "rows": [row(each) for each in shown],
+        "found": len(found),
+        "total": total,
+        "page": page,
+        "pages": pages,
+    }

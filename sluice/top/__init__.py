@@ -1,0 +1,1 @@
+"""`sluice top`: the dashboard's figures in a terminal."""

@@ -1,0 +1,54 @@
+"""Keys of `sluice top`: each changes what is asked for, shown, or neither."""
+
+from sluice.top.controls import TENANT_ORDERS, Controls
+
+
+def pressed(*keys: str) -> tuple[Controls, list[bool]]:
+    controls = Controls()
+    return controls, [controls.press(key) for key in keys]
+
+
+def test_q_and_control_c_end_it() -> None:
+    for key in ("q", "\x03"):
+        controls, asked = pressed(key)
+        assert controls.done
+        assert asked == [False]
+
+
+def test_orders_go_round() -> None:
+    controls, asked = pressed(*"s" * len(TENANT_ORDERS), "w")
+    assert all(asked)
+    assert controls.query() == {"tenants_order": "load", "workers_order": "state"}
+    assert pressed("s")[0].query()["tenants_order"] == "refused"
+    assert "tenants by refused" in pressed("s")[0].help()
+
+
+def test_a_filter_is_typed_corrected_and_removed() -> None:
+    controls, _ = pressed("/", *"aqx", "\x7f", "\r")
+    assert not controls.done
+    found = controls.query()
+    assert (found["tenants"], found["workers"], found["decisions"]) == ("aq", "aq", "aq")
+    assert controls.note() == "/aq"
+    assert controls.press("\x1b")
+    assert "tenants" not in controls.query()
+
+
+def test_while_a_filter_is_typed_it_shows() -> None:
+    controls, _ = pressed("/", "a")
+    assert controls.note() == "/a_"
+    assert controls.press("\x1b")
+    assert controls.note() == ""
+
+
+def test_a_filter_is_bounded_and_takes_printable_text_only() -> None:
+    controls, _ = pressed("/", "\x01", *"x" * 500)
+    assert controls.text == "x" * 64
+
+
+def test_space_pauses_and_goes_on() -> None:
+    controls, asked = pressed(" ")
+    assert controls.paused
+    assert controls.note() == "paused"
+    assert asked == [False]
+    controls.press(" ")
+    assert not controls.paused

@@ -1,0 +1,89 @@
+"""The screen of `sluice top`: it fits the terminal, and a pipe gets every row."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sluice.top.screen import screen
+
+POOL: dict[str, Any] = {
+    "model": "llama-3-70b", "pool": "short", "boundary": 8192, "window": 8192, "inflight": 30,
+    "slots": 128, "kv_bytes": 1 << 30, "kv_capacity_bytes": 4 << 30, "queue": 3,
+    "coverage": 0.951, "desired": 2, "workers": 2, "ready": 1,
+}  # fmt: skip
+WORKER: dict[str, Any] = {
+    "worker": "10.0.0.1:8000", "model": "llama-3-70b", "pool": "short", "state": "down",
+    "active": 3, "slots": 64, "tokens": 9_000, "kv": 0.5, "hit_rate": None, "slowness": 2.0,
+}  # fmt: skip
+TENANT: dict[str, Any] = {
+    "name": "acme-production", "class": "guaranteed", "state": "bound", "inflight": 7,
+    "limit": 32, "tokens_per_s": 5000.0, "debt": 0.25, "priority": 501.0, "attainment": 0.97,
+    "refused": 12, "refused_by": {"kv": 2, "concurrency": 10},
+}  # fmt: skip
+DECISION: dict[str, Any] = {
+    "time": 0.0, "id": "req-5bd94c58ba54-1f", "outcome": "ok", "reason": None,
+    "entitlement": "acme-production", "pool": "short", "worker": "10.0.0.1:8000",
+    "queue_ms": 120.0, "ttft": 1.25, "compressed": "12043->8110", "spilled": True,
+}  # fmt: skip
+
+
+def figures(rows: int) -> dict[str, Any]:
+    def page(row: dict[str, Any]) -> dict[str, Any]:
+        return {"rows": [row] * rows, "found": rows, "total": 2 * rows}
+
+    traffic = {
+        "requests_per_s": 61.234, "refused_per_s": None, "output_tokens_per_s": 2_565.0,
+        "ttft_p50_s": 0.0066, "ttft_p99_s": 0.55, "overhead_p50_s": 0.000277,
+    }  # fmt: skip
+    return {
+        "shared": {"pools": [POOL, {**POOL, "pool": "long"}], "traffic": traffic},
+        "workers": page(WORKER),
+        "tenants": page(TENANT),
+        "decisions": [DECISION] * rows,
+    }
+
+
+def drawn(rows: int, width: int, height: int | None, note: str = "") -> list[str]:
+    out = Console(file=io.StringIO(), width=width, highlight=False)
+    with out.capture() as captured:
+        out.print(screen(figures(rows), width, height, note))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("height", [16, 24, 50])
+def test_it_fits_the_terminal_and_breaks_no_word(width: int, height: int) -> None:
+    lines = drawn(50, width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "req-5bd94c58ba54-1f" in text
+    assert "acme-production" in text
+    assert "10.0.0.1:8000" in text
+
+
+def test_a_pipe_gets_every_row_and_column() -> None:
+    lines = drawn(50, 10_000, None)
+    text = "\n".join(lines)
+    assert sum("req-5bd94c58ba54-1f" in line for line in lines) == 50
+    assert "61.2 req/s  - refused/s  2,565 tok/s  TTFT 6.6 ms / 550 ms  overhead 0.28 ms" in text
+    assert "short  llama-3-70b  1/2    30/128  25%      3     8,192     2       95%" in text
+    assert "10.0.0.1:8000  short  down        3/64   9,000  50%     -  0.50x" in text
+    assert "97%       12  concurrency" in text
+    assert "compressed 12043->8110" in text
+    assert "tenants (50 of 100)" in text
+
+
+def test_what_is_filtered_or_paused_is_said_first() -> None:
+    assert drawn(1, 80, 24, "/acme paused")[0].startswith("/acme paused  61.2 req/s")
+
+
+def test_names_are_no_markup() -> None:
+    found = figures(1)
+    found["tenants"]["rows"] = [{**TENANT, "name": "[red]x[/red]"}]
+    out = Console(file=io.StringIO(), width=200)
+    with out.capture() as captured:
+        out.print(screen(found, 200, None))
+    assert "[red]x[/red]" in captured.get()
