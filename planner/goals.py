@@ -16,6 +16,8 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True):
     """The SLOs of a fleet, and its safety margins."""
 
     rate_per_s: float
+    rate_said: str = ""
+    """What the rate is, in words: as given, or a mean or quantile of a log's windows."""
     ttft_s: float = 0.5
     """P99 of the time to first token, seconds."""
     tpot_s: float | None = None

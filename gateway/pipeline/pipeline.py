@@ -96,11 +96,13 @@ class Pipeline:
         """Answer one request. Raises only CancelledError, after settling."""
         progress = RequestProgress(self._timer())
         outcome, reason = Outcome(label="internal_error", status=500), None
+        retry_after_s: float | None = None
         try:
             outcome = await self._run(incoming, reply, progress)
             reason = progress.attempts.reason if progress.attempts else None
         except Refusal as refusal:
             outcome, reason = Outcome(label="refused", status=refusal.status), refusal.reason
+            retry_after_s = refusal.retry_after_s
             await self._refuse(incoming, reply, progress, refusal)
         except asyncio.CancelledError:
             relay = progress.attempts.relay if progress.attempts else None
@@ -112,13 +114,14 @@ class Pipeline:
                 raise
             gave_way = _gave_way()
             outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
-            reason = gave_way.reason
+            reason, retry_after_s = gave_way.reason, gave_way.retry_after_s
             await self._refuse(incoming, reply, progress, gave_way)
         finally:
             # 10 settle: without an await, so no cancellation can come between.
             held = self._held.pop(incoming.lease_id, None)
             evicted = held is not None and held.evicted
-            self._settler.settle(incoming, progress, RequestEnding(outcome, reason, evicted))
+            ending = RequestEnding(outcome, reason, evicted, retry_after_s)
+            self._settler.settle(incoming, progress, ending)
 
     def _timer(self) -> StageTimer:
         self._until_sample -= 1

@@ -61,3 +61,5 @@ class RequestEnding(NamedTuple):
     reason: str | None = None
     """Of the refusal that the client got."""
     evicted: bool = False
+    retry_after_s: float | None = None
+    """The wait that the refusal told the client."""

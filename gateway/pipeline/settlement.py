@@ -206,6 +206,7 @@ def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
         served=progress.served,
         outcome=outcome,
         reason=settled.ending.reason,
+        retry_after_s=settled.ending.retry_after_s,
         binding=binding,
         rescued=attempts is not None and attempts.rescued,
         estimate=decision_record.estimate_section(settled.estimate),

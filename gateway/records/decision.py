@@ -31,6 +31,8 @@ class RequestSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     messages: int = 0
     media_parts: int = 0
     rag: bool = False
+    body_crc32: int | None = None
+    """CRC-32 of the end of the body (64 KiB): a retry of a refused request has the same."""
 
 
 class EstimateSection(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -169,6 +171,8 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = False
     reason: str | None = None
     """Refusal reason."""
+    retry_after_s: float | None = None
+    """The wait that a refused client was told; None for none."""
     mode: str = "enforce"
     pool: str | None = None
     worker: str | None = None

@@ -5,6 +5,9 @@ the section's empty instance. Nothing here holds prompt text, keys or header val
 prompt itself where the configuration asks for it.
 """
 
+from typing import Final
+from zlib import crc32
+
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.scheduler import Job
@@ -30,6 +33,9 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 
+CRC_BYTES: Final = 65_536
+"""End of a body that its CRC covers; a conversation's turns differ there."""
+
 
 def decision_record(
     *,
@@ -50,6 +56,7 @@ def decision_record(
     usage: UsageSection,
     timing: TimingSection,
     prompts: bool,
+    retry_after_s: float | None = None,
 ) -> DecisionRecord:
     """The whole record; `prompts` where it shall hold the request's body."""
     pool = None if served is None or binding is None else served.fleet.pools[binding.pool]
@@ -66,6 +73,7 @@ def decision_record(
         entitlement=None if principal is None else principal.entitlement,
         stream=facts is not None and facts.stream,
         reason=reason,
+        retry_after_s=retry_after_s,
         mode="observe" if served is not None and served.routing.observe else "enforce",
         pool=None if pool is None else pool.name,
         worker=None if pool is None or binding is None else pool.workers[binding.worker],
@@ -86,11 +94,14 @@ def decision_record(
 
 
 def _request(incoming: Incoming, facts: BodyFacts | None) -> RequestSection:
+    body = incoming.body
+    body_crc32 = crc32(body if len(body) <= CRC_BYTES else body[-CRC_BYTES:])
     if facts is None:
-        return RequestSection(body_bytes=len(incoming.body))
+        return RequestSection(body_bytes=len(body), body_crc32=body_crc32)
     measure = facts.measure
     return RequestSection(
-        body_bytes=len(incoming.body),
+        body_bytes=len(body),
+        body_crc32=body_crc32,
         text_bytes=measure.text_bytes,
         messages=measure.messages,
         media_parts=measure.media_parts,

@@ -56,7 +56,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     preempted_share: float | None = None
     """Preemptions per request."""
     rate_per_s: float | None = None
-    """Observed rate."""
+    """Observed rate, over busy time."""
+    times_s: Floats | None = None
+    """When requests were asked for, ascending; None if not known."""
+    entitlements: tuple[str, ...] | None = None
+    """Entitlement of each request of `pairs`; None if not known."""
     notes: tuple[str, ...] = ()
     """Caveats for readers of a plan."""
 

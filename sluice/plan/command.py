@@ -42,7 +42,11 @@ WindowOption = Annotated[
 ]
 
 RateOption = Annotated[
-    float | None, typer.Option(help="Requests/s. [default: as the trace has it]")
+    float | None, typer.Option(help="Requests/s. [default: as the trace has it, in busy time]")
+]
+RateQuantileOption = Annotated[
+    float | None,
+    typer.Option(help="Take this quantile of a log's five-minute windows as the rate: 0.95."),
 ]
 GammaOption = Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")]
 DtypeOption = Annotated[str | None, typer.Option(help="Type of the weights: bf16, fp8, int4.")]
@@ -53,6 +57,7 @@ PlotOption = Annotated[Path | None, typer.Option(help="Folder for plots.")]
 def plan(
     workload: WorkloadOption,
     rate: RateOption = None,
+    rate_quantile: RateQuantileOption = None,
     slo_ttft_ms: TtftOption = 500.0,
     slo_tpot_ms: TpotOption = None,
     mode: ModeOption = "paged",
@@ -117,6 +122,7 @@ def plan(
             load_workload(workload, fields=fields, input_share=input_share),
             kinds,
             rate=rate,
+            rate_quantile=rate_quantile,
             mode=mode,
             slo_ttft_ms=slo_ttft_ms,
             slo_tpot_ms=slo_tpot_ms,

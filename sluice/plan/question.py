@@ -13,10 +13,12 @@ from planner.errors import PlanError
 from planner.goals import Goals
 from planner.profile import NodeProfile, profile_for, profile_from_json
 from planner.readers import histograms
-from planner.readers.traces import FieldMap, parse_field_map, read_workload
+from planner.readers.fields import FieldMap, parse_field_map
+from planner.readers.traces import read_workload
 from planner.records import Question
 from planner.search import Mode
 from planner.workload.library import SHIPPED
+from planner.workload.rate import Rate, given, rate_of
 from planner.workload.synthetic import synthetic
 from planner.workload.workload import Workload, by_category
 
@@ -103,19 +105,18 @@ def make_question(
     most_pools: int = 3,
     spare_nodes: int = 0,
     availability: float = 1.0,
+    rate_quantile: float | None = None,
 ) -> Question:
     """Build the question from the command line; PlanError says what to change."""
-    if rate is None:
-        rate = workload.rate_per_s
-        if rate is None:
-            raise PlanError("the workload has no times", "give --rate, in requests/s")
+    taken = _rate(workload, rate, rate_quantile)
     compressible, by_kind = _compressible(pc)
     if by_kind:
         workload = by_category(workload, by_kind)
     return Question(
         workload=workload,
         goals=Goals(
-            rate_per_s=rate,
+            rate_per_s=taken.per_s,
+            rate_said=taken.said,
             ttft_s=slo_ttft_ms / 1000,
             tpot_s=None if slo_tpot_ms is None else slo_tpot_ms / 1000,
             spare_nodes=spare_nodes,
@@ -143,6 +144,19 @@ def refuse(error: PlanError, *, as_json: bool) -> NoReturn:
     else:
         typer.echo(f"{error.problem}\nfix: {error.fix}", err=True)
     raise typer.Exit(2) from None
+
+
+def _rate(workload: Workload, rate: float | None, quantile: float | None) -> Rate:
+    """The rate to plan for, and what it is."""
+    if rate is not None:
+        if quantile is not None:
+            raise PlanError("--rate and --rate-quantile", "give one of them")
+        return given(rate)
+    if workload.times_s is not None:
+        return rate_of(workload.times_s, quantile)
+    if workload.rate_per_s is None or quantile is not None:
+        raise PlanError("the workload has no times", "give --rate, in requests/s")
+    return Rate(per_s=workload.rate_per_s, said="as the source states it")
 
 
 def _boundaries(text: str) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ def plan_json(
         "mode": question.mode,
         "workload": question.workload.name,
         "rate_per_s": question.goals.rate_per_s,
+        "rate_said": question.goals.rate_said,
         "b_short": (boundaries[0] if len(boundaries) == 1 else list(boundaries) or None),
         "gamma": chosen.gamma if boundaries else None,
         "pc": question.compressible,
@@ -65,9 +66,10 @@ def show_plan(plan: PlanResult, elapsed_ms: float, console: Console) -> None:
     slo = f"P99 TTFT {1000 * goals.ttft_s:g} ms"
     if goals.tpot_s is not None:
         slo += f", TPOT {1000 * goals.tpot_s:g} ms"
+    said = f" ({goals.rate_said})" if goals.rate_said not in {"", "as given"} else ""
     console.print(
-        f"[bold]{escape(question.workload.name)}[/] at {goals.rate_per_s:g} requests/s, {slo}, "
-        f"mode {question.mode}; {elapsed_ms:.1f} ms"
+        f"[bold]{escape(question.workload.name)}[/] at {goals.rate_per_s:.4g} requests/s{said}, "
+        f"{slo}, mode {question.mode}; {elapsed_ms:.1f} ms"
     )
     console.print(_alternatives_table(plan))
     if plan.chosen.feasible:

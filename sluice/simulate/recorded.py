@@ -1,23 +1,20 @@
-"""A recorded trace: times and both lengths of every request, for `--arrivals recorded`."""
+"""Read traces with arrival times, for `--arrivals recorded` and for replay."""
 
-import csv
-import io
-from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from planner.errors import PlanError
-from planner.readers.traces import KNOWN, FieldMap, parse_field_map, readable
+from planner.readers.demand import read_demand
+from planner.readers.fields import parse_field_map
+from planner.readers.traces import records_of
 from simulator.fleet.arrivals import recorded
 from simulator.fleet.traffic import Floats, Ints, Traffic
 
 
 class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by time; columns of equal length."""
+    """Requests by time, refused ones included; columns of equal length."""
 
     at_s: Floats
     """Seconds from the first request."""
@@ -25,6 +22,12 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     answers: Ints
     categories: tuple[str, ...]
     """Category of each request; empty if not known."""
+    entitlements: tuple[str, ...] = ()
+    """Entitlement of each request; empty if not known."""
+    text_bytes: Floats | None = None
+    """Bytes of each prompt's text, NaN if not known; None if no record tells."""
+    asked: Floats | None = None
+    """Limit that each request set for its answer, NaN for none; None if no record tells."""
 
 
 _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
@@ -38,87 +41,56 @@ def read_traffic(
     `requests` limits the number read. Raises PlanError as `read_recorded`.
     """
     found = read_recorded(path, fields=fields, requests=requests)
+    return Traffic(
+        arrival_s=scaled(found, path.name, rate_per_s),
+        prompt_tokens=found.prompts,
+        output_tokens=found.answers,
+    )
+
+
+def scaled(found: RecordedTraffic, name: str, rate_per_s: float | None) -> Floats:
+    """The recording's times, at another rate if one is given; raises PlanError for a bad one."""
     try:
-        at_s = recorded(found.at_s, rate_per_s=rate_per_s)
+        return recorded(found.at_s, rate_per_s=rate_per_s)
     except ValueError as error:
-        raise PlanError(f"{path.name}: {error}", "give --rate above 0, or none") from None
-    return Traffic(arrival_s=at_s, prompt_tokens=found.prompts, output_tokens=found.answers)
+        raise PlanError(f"{name}: {error}", "give --rate above 0, or none") from None
 
 
 def read_recorded(
     path: Path, *, fields: str | None = None, requests: int | None = None
 ) -> RecordedTraffic:
-    """A trace's requests in order of time, from its first one on.
+    """A trace's demand in order of time, from its first request on.
 
-    Requests that were not served, or whose lengths are not known, are left out. Raises PlanError if
-    no request has a time.
+    Requests whose lengths or times are not known are left out. Raises PlanError if none is left.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: {error}", "give a trace: CSV or JSON lines") from None
-    found: FieldMap | None = parse_field_map(fields) if fields else None
-    rows: list[tuple[float, int, int, str]] = []
-    for record in _records(text, path.name):
-        found = found or _recognised(record, path.name)
-        row = _row(record, found)
-        if row is not None:
-            rows.append(row)
-    if not rows:
+    mapped = parse_field_map(fields) if fields else None
+    demand = read_demand(records_of(text, path.name), path.name, mapped)
+    timed = [r for r in demand.requests if r.measured and np.isfinite(r.time_s)]
+    if not timed:
         raise PlanError(f"{path.name} has no requests with lengths and times", _FIX)
-    rows = sorted(rows)[:requests]
-    times, prompts, answers, categories = zip(*rows, strict=True)
-    at_s = np.array(times)
+    rows = sorted(timed, key=lambda r: (r.time_s, r.prompt, r.answer))[:requests]
+    at_s = np.array([r.time_s for r in rows])
+    categories = tuple(r.category for r in rows)
+    entitlements = tuple(r.entitlement for r in rows)
     return RecordedTraffic(
         at_s=at_s - at_s[0],
-        prompts=np.maximum(1, np.array(prompts)).astype(np.int64),
-        answers=np.maximum(1, np.array(answers)).astype(np.int64),
+        prompts=_tokens([r.prompt for r in rows]),
+        answers=_tokens([r.answer for r in rows]),
         categories=categories if any(categories) else (),
+        entitlements=entitlements if any(entitlements) else (),
+        text_bytes=_known([r.text_bytes for r in rows]),
+        asked=_known([r.asked for r in rows]),
     )
 
 
-def _records(text: str, name: str) -> Iterable[Mapping[str, Any]]:
-    if not text.lstrip().startswith("{"):
-        return csv.DictReader(io.StringIO(text))
-    try:
-        lines = [msgspec.json.decode(line, type=dict) for line in text.splitlines() if line.strip()]
-    except msgspec.MsgspecError as error:
-        raise PlanError(f"{name}: {error}", "give one JSON object a line") from None
-    # The gateway's log also has lines about token pools; they are not requests.
-    return [readable(line) for line in lines if not {"schema", "event", "unix_s"} <= line.keys()]
+def _tokens(values: list[float]) -> Ints:
+    return np.maximum(1, np.rint(values)).astype(np.int64)
 
 
-def _recognised(record: Mapping[str, Any], name: str) -> FieldMap:
-    for known in KNOWN:
-        # A gateway's log may begin with a refused request, which has no lengths.
-        needed = known.marks if known.outcome else (known.prompt, known.answer, *known.marks)
-        if known.time in record and all(field in record for field in needed):
-            return known
-    raise PlanError(f"{name} has fields of no known trace with times", _FIX)
-
-
-def _row(record: Mapping[str, Any], fields: FieldMap) -> tuple[float, int, int, str] | None:
-    if fields.outcome is not None and record.get(fields.outcome) != "ok":
-        return None
-    time_s = _seconds(record.get(fields.time or ""), fields.time_unit_s)
-    try:
-        prompt, answer = (round(float(record[name])) for name in (fields.prompt, fields.answer))
-    except (KeyError, TypeError, ValueError):
-        return None
-    if time_s is None or min(prompt, answer) < 0:
-        return None
-    return time_s, prompt, answer, str(record.get(fields.category or "") or "")
-
-
-def _seconds(value: object, unit_s: float) -> float | None:
-    """Seconds of a number of units, or of a date and time; None for anything else."""
-    try:
-        return float(str(value)) * unit_s
-    except ValueError:
-        pass
-    try:
-        # Azure writes seven digits of a second; Python parses at most six.
-        whole, _, fraction = str(value).partition(".")
-        return datetime.fromisoformat(f"{whole}.{fraction[:6]}" if fraction else whole).timestamp()
-    except ValueError:
-        return None
+def _known(values: list[float]) -> Floats | None:
+    found = np.array(values)
+    return found if np.isfinite(found).any() else None

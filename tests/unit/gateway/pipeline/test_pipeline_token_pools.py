@@ -189,6 +189,7 @@ async def test_one_request_too_many_is_a_429_that_reaches_no_engine() -> None:
     await bench.serve("e", reply, "two")
     assert isinstance(reply.refusal, RateLimited)
     assert (reply.refusal.reason, reply.refusal.retry_after_s) == ("concurrency", 3.0)
+    assert bench.record("two").retry_after_s == 3.0
     assert len(bench.upstream.calls) == 1
     assert bench.metrics.admission.values[("e", "denied", "concurrency")] == 1
     first.cancel()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.readers.traces import parse_field_map, read_workload
+from planner.readers.fields import parse_field_map
+from planner.readers.traces import read_workload
 from planner.workload.workload import Workload
 from tests.builders import decision
 
@@ -93,8 +94,8 @@ def test_the_gateway_s_own_log() -> None:
     assert found.asked[0] == 4096
     assert np.isnan(found.asked[1])
     assert found.cached_share == pytest.approx(100 / 400)
-    assert found.rate_per_s == pytest.approx(0.25)
-    assert found.notes == ("1 records without lengths were left out",)
+    assert found.rate_per_s == pytest.approx(0.5)  # the refused request was asked for, too
+    assert "1 of 3 requests were refused or not served" in found.notes[0]
 
 
 def test_a_log_of_schema_1_that_a_newer_gateway_goes_on_with() -> None:

@@ -63,6 +63,34 @@ def test_the_published_fleet_for_machines() -> None:
         assert found["pools"]["long"][key] > 0
 
 
+def azure_log(tmp_path: Path, *rates: float) -> str:
+    """A trace with a quarter of an hour at each rate."""
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for part, rate in enumerate(rates):
+        count = round(900 * rate)
+        rows += [f"{900 * part + i / rate},{500 + i % 100},20" for i in range(count)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return str(path)
+
+
+def test_the_rate_taken_from_a_log_is_named(tmp_path: Path) -> None:
+    log = azure_log(tmp_path, 1.0, 1.0, 0.0, 0.0, 4.0)
+    mean = plan_json("--workload", log)
+    assert mean["rate_per_s"] == pytest.approx(2.0, rel=0.02)  # idle time is not averaged in
+    assert "busy five-minute windows of 15" in mean["rate_said"]
+    busiest = plan_json("--workload", log, "--rate-quantile", "0.95")
+    assert busiest["rate_per_s"] == pytest.approx(4.0, rel=0.02)
+    shown = run(plan, "--workload", log, "--rate-quantile", "0.95").stdout
+    assert "the 0.95 quantile of 9" in " ".join(shown.split())
+
+
+def test_two_rates_are_refused(tmp_path: Path) -> None:
+    log = azure_log(tmp_path, 1.0)
+    result = run(plan, "--workload", log, "--rate", "3", "--rate-quantile", "0.9")
+    assert (result.exit_code, "give one of them" in result.output) == (2, True)
+
+
 def test_the_default_for_people() -> None:
     result = run(plan, "--workload", "azure", "--rate", "1000")
     assert result.exit_code == 0, result.output

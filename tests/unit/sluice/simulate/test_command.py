@@ -230,9 +230,9 @@ def test_recordings_of_other_formats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no requests"),
+        ("", "is empty"),
         ("a,b\n1,2\n", "no known trace"),
-        ("{broken\n", "one JSON object a line"),
+        ("{broken\n", "line 1 is not a JSON object"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,2\n", "no requests"),
     ],
 )

@@ -1,0 +1,231 @@
+"""The demand that a log records: every request that asked for capacity, once.
+
+A fleet in shortage serves less than it is asked for. Demand is what was served and what was
+refused for load (429, 503, a full queue), gave way, failed at an engine or left before its end.
+A client that is refused asks again: attempts of one body within their retry-after are one demand.
+
+Refused requests have no usage. Their lengths are the gateway's estimates, corrected by what its
+estimates of served requests turned out to be.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from math import isfinite, nan
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from planner.errors import PlanError
+from planner.readers.fields import FieldMap, recognised
+
+RETRY_SLACK_S: Final = 10.0
+"""Clients come back later than they were told: they round up, back off (8 s) and connect."""
+_LOAD: Final = frozenset({429, 503})
+_UNSERVED: Final = frozenset({"evicted", "upstream_error", "disconnected"})
+"""Outcomes of requests that wanted capacity and did not get it, or not to their end."""
+
+
+class Demanded(NamedTuple):
+    """One request as it was asked for; NaN for unknown values."""
+
+    time_s: float
+    prompt: float
+    answer: float
+    asked: float
+    cached: float
+    category: str
+    entitlement: str
+    text_bytes: float
+    served: bool
+
+    @property
+    def measured(self) -> bool:
+        """Whether both lengths are known."""
+        return isfinite(self.prompt) and isfinite(self.answer)
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """All requests, in order of time where times are known."""
+
+    source: str
+    """Name of the format."""
+    fields: FieldMap
+    requests: tuple[Demanded, ...]
+    unserved: int
+    """Requests among them that were not served."""
+    retries: int
+    """Further attempts at the same demand, which do not count."""
+    left_out: int
+    """Records that are no demand: bad requests, and those without lengths."""
+    tells_retries: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the requests were counted."""
+        found = []
+        if self.left_out:
+            found.append(f"{self.left_out} records without lengths were left out")
+        if self.unserved:
+            found.append(
+                f"{self.unserved} of {len(self.requests)} requests were refused or not served, and "
+                f"count as demand; {self.retries} retries of refused requests do not"
+            )
+            if not self.tells_retries:
+                found.append("this log does not tell retries apart: every refusal counts")
+        return tuple(found)
+
+
+class _Attempt(NamedTuple):
+    """A record of the log, before retries are joined."""
+
+    request: Demanded
+    key: tuple[str, int, int] | None
+    """Entitlement and body; None where the log does not tell."""
+    retry_s: float
+    """The wait that the client was told."""
+
+
+def read_demand(
+    records: Iterable[Mapping[str, Any]], name: str, fields: FieldMap | None = None
+) -> Demand:
+    """Read every record; raises PlanError for one that is damaged, or of no known format."""
+    found = fields
+    attempts: list[_Attempt] = []
+    left_out = 0
+    for number, record in enumerate(records, 1):
+        if found is None:
+            found = recognised(record, name)
+        attempt = _attempt(record, found, name, number)
+        if attempt is None:
+            left_out += 1
+        else:
+            attempts.append(attempt)
+    if found is None:
+        raise PlanError(
+            f"{name} has no requests with both lengths", "give a trace with requests in it"
+        )
+    if all(isfinite(attempt.request.time_s) for attempt in attempts):
+        attempts.sort(key=lambda attempt: attempt.request.time_s)
+    requests, retries = _joined(attempts)
+    return Demand(
+        source=found.name,
+        fields=found,
+        requests=tuple(_corrected(requests)),
+        unserved=sum(not request.served for request in requests),
+        retries=retries,
+        left_out=left_out,
+        tells_retries=any(attempt.key for attempt in attempts),
+    )
+
+
+def _joined(attempts: Sequence[_Attempt]) -> tuple[list[Demanded], int]:
+    """One request for all attempts at the same body: the time of the first, the end of the last."""
+    requests: list[Demanded] = []
+    refused: dict[tuple[str, int, int], tuple[int, float]] = {}
+    """Key -> (index of its request, until when a retry may come)."""
+    retries = 0
+    for request, key, retry_s in attempts:
+        index, until_s = refused.pop(key, (-1, -1.0)) if key is not None else (-1, -1.0)
+        if request.time_s <= until_s:
+            retries += 1
+            requests[index] = request._replace(time_s=requests[index].time_s)
+        else:
+            index = len(requests)
+            requests.append(request)
+        if key is not None and not request.served:
+            refused[key] = (index, request.time_s + retry_s + RETRY_SLACK_S)
+    return requests, retries
+
+
+def _attempt(
+    record: Mapping[str, Any], fields: FieldMap, name: str, number: int
+) -> _Attempt | None:
+    """Read one record; None if it is no demand."""
+    outcome = "ok" if fields.outcome is None else record.get(fields.outcome)
+    served = outcome == "ok"
+    if not served and not _wanted_capacity(str(outcome), record.get("status")):
+        return None
+    request = Demanded(
+        time_s=_time_s(record, fields),
+        prompt=_length(record, fields.prompt, name, number),
+        answer=_length(record, fields.answer, name, number),
+        asked=_optional(record, fields.asked),
+        cached=_optional(record, fields.cached),
+        category=str((record.get(fields.category) if fields.category else None) or ""),
+        entitlement=str((record.get("entitlement") if fields.outcome else None) or ""),
+        text_bytes=_optional(record, "request.text_bytes" if fields.outcome else None),
+        served=served,
+    )
+    if served and not request.measured:
+        return None
+    if not served:
+        # A stream that broke tells less than the answer; the estimate tells what was wanted.
+        request = request._replace(
+            prompt=_optional(record, "estimate.input_tokens"),
+            answer=_optional(record, "estimate.output_tokens"),
+        )
+    crc32, size = record.get("request.body_crc32"), record.get("request.body_bytes")
+    key = (request.entitlement, int(crc32), int(size or 0)) if crc32 is not None else None
+    retry_s = _optional(record, "retry_after_s")
+    return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
+
+
+def _wanted_capacity(outcome: str, status: object) -> bool:
+    return outcome in _UNSERVED or (outcome == "refused" and status in _LOAD)
+
+
+def _corrected(requests: Sequence[Demanded]) -> Iterable[Demanded]:
+    """Refused requests' answers as served ones had them on average, where any were served.
+
+    The estimate of an answer is a high quantile, or the client's limit: taken as it is, it would
+    plan answers that nobody writes.
+    """
+    served = [r for r in requests if r.served]
+    answer = sum(r.answer for r in served) / len(served) if served else nan
+    for request in requests:
+        if request.served or not request.measured or not served:
+            yield request
+        else:
+            most = request.asked if isfinite(request.asked) else request.answer
+            yield request._replace(answer=max(1.0, min(answer, most)))
+
+
+def _length(record: Mapping[str, Any], field: str, name: str, number: int) -> float:
+    """A number of tokens, NaN if absent; raises PlanError for anything else."""
+    value = record.get(field)
+    if value is None or value == "":
+        return nan
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = -1.0
+    if not 0 <= found < 1e9:
+        raise PlanError(
+            f"{name}, record {number}: {field} is {value!r}", "lengths are numbers of tokens >= 0"
+        )
+    return found
+
+
+def _optional(record: Mapping[str, Any], field: str | None) -> float:
+    value = record.get(field) if field is not None else None
+    try:
+        return float(value) if value not in {None, ""} else nan
+    except (TypeError, ValueError):
+        return nan
+
+
+def _time_s(record: Mapping[str, Any], fields: FieldMap) -> float:
+    """Seconds of a number of units, or of a date and time; NaN for anything else."""
+    value = record.get(fields.time) if fields.time is not None else None
+    if value is None or value == "":
+        return nan
+    try:
+        return float(value) * fields.time_unit_s
+    except (TypeError, ValueError):
+        pass
+    try:
+        # Azure writes seven digits of a second; Python parses at most six.
+        whole, _, fraction = str(value).partition(".")
+        return datetime.fromisoformat(f"{whole}.{fraction[:6]}" if fraction else whole).timestamp()
+    except ValueError:
+        return nan

@@ -1,0 +1,133 @@
+"""Demand of a log: refused requests count once, retries do not."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from planner.readers.demand import RETRY_SLACK_S
+from planner.readers.traces import read_workload
+from planner.workload.workload import Workload
+from tests.builders import decision
+
+
+def served(name: str, at_s: float, crc: int = 0, **more: Any) -> Any:
+    given = {"prompt_tokens": 100, "completion_tokens": 20, "entitlement": "team", **more}
+    return decision(name, time_unix_s=at_s, body_crc32=crc, body_bytes=400, **given)
+
+
+def refused(name: str, at_s: float, crc: int, status: int = 429, **more: Any) -> Any:
+    given = {"input_tokens": 300, "output_tokens": 900, "retry_after_s": 2.0, **more}
+    return decision(
+        name,
+        time_unix_s=at_s,
+        outcome="refused",
+        status=status,
+        entitlement="team",
+        body_crc32=crc,
+        body_bytes=400,
+        **given,
+    )
+
+
+def read(*records: Any) -> Workload:
+    text = b"\n".join(msgspec.json.encode(record) for record in records).decode()
+    return read_workload(text, name="requests.jsonl")
+
+
+def test_a_log_in_shortage_plans_what_was_asked_for_not_what_was_served() -> None:
+    # Two requests a second are offered for 100 s; a fleet that is too small serves every other.
+    records = [
+        served(f"s{i}", i, crc=i) if i % 2 else refused(f"r{i}", float(i) / 1, crc=i)
+        for i in range(200)
+    ]
+    found = read(*records)
+    assert found.rate_per_s == pytest.approx(1.0)
+    assert "100 of 200 requests were refused" in found.notes[0]
+    only_served = read(*(r for r in records if r.outcome == "ok"))
+    assert only_served.rate_per_s == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_retry_of_the_same_body_within_its_retry_after_is_one_demand(status: int) -> None:
+    found = read(
+        served("first", 0.0, crc=1),
+        refused("a", 1.0, crc=7, status=status),
+        refused("a again", 3.5, crc=7, status=status),
+        served("a at last", 6.0, crc=7, prompt_tokens=222),
+        served("last", 10.0, crc=2),
+    )
+    assert found.pairs is not None
+    assert found.pairs.prompts.tolist() == [100, 222, 100]
+    assert found.times_s is not None
+    assert found.times_s.tolist() == [0.0, 1.0, 10.0]  # it was asked for at its first attempt
+
+
+def test_the_same_body_long_after_its_retry_after_is_another_demand() -> None:
+    late_s = 1.0 + 2.0 + RETRY_SLACK_S + 0.1
+    found = read(refused("a", 1.0, crc=7), refused("later", late_s, crc=7), served("x", 20.0, 1))
+    assert found.times_s is not None
+    assert len(found.times_s) == 3
+
+
+def test_another_tenant_s_same_body_is_another_demand() -> None:
+    other = msgspec.structs.replace(refused("b", 1.5, crc=7), entitlement="other")
+    found = read(refused("a", 1.0, crc=7), other, served("x", 20.0, 1))
+    assert found.times_s is not None
+    assert len(found.times_s) == 3
+
+
+def test_a_served_body_that_is_sent_again_is_another_demand() -> None:
+    found = read(served("a", 1.0, crc=7), served("b", 1.5, crc=7))
+    assert found.times_s is not None
+    assert len(found.times_s) == 2
+
+
+def test_refused_requests_have_estimated_prompts_and_answers_as_served_ones_write() -> None:
+    found = read(
+        served("a", 0.0, crc=1, completion_tokens=40), refused("b", 1.0, crc=2, cap_tokens=30)
+    )
+    assert found.pairs is not None
+    assert found.pairs.prompts.tolist() == [100, 300]
+    assert found.pairs.answers.tolist() == [40, 30]
+
+
+def test_a_request_refused_before_it_was_estimated_counts_in_the_rate_alone() -> None:
+    early = decision("early", time_unix_s=5.0, outcome="refused", status=503)
+    found = read(served("a", 0.0, crc=1), early, served("b", 10.0, crc=2))
+    assert found.pairs is not None
+    assert len(found.pairs.prompts) == 2
+    assert found.rate_per_s == pytest.approx(2 / 10)
+
+
+def test_requests_that_left_gave_way_or_met_a_broken_engine_are_demand() -> None:
+    records = [
+        decision(
+            label,
+            time_unix_s=float(i),
+            outcome=label,
+            status=499,
+            input_tokens=50,
+            output_tokens=10,
+        )
+        for i, label in enumerate(("disconnected", "evicted", "upstream_error"))
+    ]
+    found = read(*records, served("a", 9.0, crc=1))
+    assert found.times_s is not None
+    assert len(found.times_s) == 4
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413])
+def test_bad_requests_are_no_demand(status: int) -> None:
+    bad = decision("bad", time_unix_s=5.0, outcome="refused", status=status, input_tokens=9)
+    found = read(served("a", 0.0, crc=1), bad, served("b", 10.0, crc=2))
+    assert found.times_s is not None
+    assert len(found.times_s) == 2
+
+
+def test_a_log_that_does_not_tell_retries_says_so() -> None:
+    old = decision("a", time_unix_s=1.0, outcome="refused", status=429, input_tokens=5)
+    found = read(served("b", 0.0, crc=1), old)
+    assert len(found.notes) == 1  # one record tells, so retries can be told
+    plain = decision("b", time_unix_s=0.0, prompt_tokens=10, completion_tokens=2)
+    assert "does not tell retries apart" in read(plain, old).notes[-1]
