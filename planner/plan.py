@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.checks import checked_boundaries
 from planner.compare import asked_against_used, equal_nodes
+from planner.extrapolation import check_range
 from planner.fleets import from_grid, from_ranges
 from planner.paper.fleets import paper_one, paper_pairs
 from planner.profile import NodeProfile
@@ -29,6 +30,7 @@ def make_plan(question: Question) -> PlanResult:
     that it describes; the single pool is reported beside them.
     """
     boundaries = checked_boundaries(question)
+    check_range(question)
     tables = _tables(question, boundaries)
     one_paged = _one_pool(question, tables, "paged", _ONE_PAGED)
     splits: tuple[FleetPlan, ...] = ()

@@ -27,6 +27,15 @@ _TOUCHING_SEQUENCES: Final = 64
 """Sequences assumed in an iteration when counting the experts that are read."""
 
 
+class MeasuredRange(msgspec.Struct, frozen=True, kw_only=True):
+    """The loads that a profile was measured on; beyond them it is a guess."""
+
+    longest_prompt_tokens: int
+    """Longest prompt that was timed."""
+    most_sequences: int
+    """Most sequences that ran at once."""
+
+
 class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One node: `gpus` accelerators that hold one copy of the model."""
 
@@ -54,6 +63,8 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     verified: bool | None = None
     """Whether a held-out load confirmed a measured profile; None if none was run."""
+    measured: MeasuredRange | None = None
+    """None for rooflines, published constants and profiles that do not say."""
 
     @property
     def usd_per_node_hour(self) -> float:

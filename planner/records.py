@@ -38,6 +38,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     max_cut: float = 1.0
     """The largest share of a prompt that compression may remove."""
     most_pools: int = 3
+    extrapolate: bool = False
+    """Plan beyond the prompts that a node was measured on, with an interval."""
 
     @property
     def window(self) -> int:

@@ -2,6 +2,7 @@
 
 import math
 
+from planner.extrapolation import notes_on_range
 from planner.goals import Goals
 from planner.records import FleetPlan, PlanResult
 
@@ -41,6 +42,7 @@ def notes_of(plan: PlanResult) -> tuple[str, ...]:
             "rooflines charge prompts their arithmetic, the published constants do not: the kinds "
             "of node are not compared like for like"
         )
+    notes += notes_on_range(plan.question, plan.chosen)
     notes += plan.question.workload.notes
     return tuple(notes)
 
@@ -55,9 +57,11 @@ def _answer(plan: PlanResult) -> str:
         if cheapest is None:
             why = "no split of it meets the goals" if plan.grid else "no boundary would split it"
             return f"one pool of {chosen.nodes} nodes; {why}"
+        shape = plan.shape
+        kind = f" (archetype {shape.archetype})" if shape is not None else ""
         return (
-            f"one pool of {chosen.nodes} nodes: the best split takes {cheapest.nodes}, so pools "
-            "would buy no nodes here"
+            f"one pool of {chosen.nodes} nodes: the best split of these lengths{kind}, compressed "
+            f"or not, takes {cheapest.nodes}, so pools would buy no nodes here"
         )
     saved = ""
     if plan.savings is not None:
@@ -100,7 +104,8 @@ def _limits(plan: PlanResult) -> list[str]:
 
 def _shape(plan: PlanResult) -> list[str]:
     shape = plan.shape
-    if shape is None:
+    # One pool is the verdict: advice on how to split would contradict it.
+    if shape is None or not plan.chosen.boundaries:
         return []
     out = [f"archetype {shape.archetype}: {shape.advice}"]
     if plan.closed_form_savings is not None:

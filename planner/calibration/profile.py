@@ -7,7 +7,7 @@ import msgspec
 
 from planner.calibration.check import Check
 from planner.calibration.fit import Fit
-from planner.profile import NodeProfile
+from planner.profile import MeasuredRange, NodeProfile
 from simulator.engine.engine import EngineProfile
 
 _UNMET_SLOTS: Final = 256
@@ -37,6 +37,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int | None = None
     longest_prompt_tokens: int = 0
     """Longest prompt that was timed."""
+    most_sequences: int = 1
+    """Most sequences that ran at once."""
 
     @property
     def slots_used(self) -> int:
@@ -105,6 +107,10 @@ def node_profile(
         usd_per_gpu_hour=told.usd_per_gpu_hour,
         source=source,
         verified=verified,
+        measured=MeasuredRange(
+            longest_prompt_tokens=limits.longest_prompt_tokens,
+            most_sequences=limits.most_sequences,
+        ),
     )
 
 
@@ -138,6 +144,7 @@ def profile_document(
                     "measured": check.measured,
                     "modelled": check.modelled,
                     "off": check.off,
+                    "bounds": check.bounds,
                     "holds": check.holds,
                 }
                 for check in checks

@@ -4,7 +4,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from simulator.fleet.outcome import PoolSummary
+from simulator.fleet.outcome import PoolSummary, Tail
 from simulator.fleet.statistics import Interval
 
 SATURATED: Final = 0.999
@@ -38,10 +38,12 @@ class PoolVerdict(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99: Interval | None
     """95 % bounds of the P99, seconds; None with too few requests."""
     faults: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+    """Goals within the bounds of the figures: neither met nor violated for certain."""
 
     @property
     def holds(self) -> bool:
-        """Whether it meets all goals."""
+        """Whether it violates no goal."""
         return not self.faults
 
 
@@ -59,6 +61,11 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every pool holds, and no request is longer than all windows."""
         return self.refused_share == 0 and all(pool.holds for pool in self.pools)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether it holds as far as the run can tell, but not for certain."""
+        return self.holds and any(pool.doubts for pool in self.pools)
+
 
 class LatencyGoals(msgspec.Struct, frozen=True, kw_only=True):
     """Goals of every pool at P99, in seconds."""
@@ -75,11 +82,31 @@ def faults_of(pool: PoolSummary, goals: LatencyGoals) -> tuple[str, ...]:
     if pool.drifting or pool.utilisation > SATURATED:
         faults.append("overloaded: waits depend on how long it runs")
     tail = pool.wait if goals.criterion == "wait" else pool.ttft
-    if not tail.p99_s <= goals.slo_s:
+    if _beyond(tail, goals.slo_s):
         faults.append(f"{goals.criterion} P99 {tail.p99_s:.3g} s, above {goals.slo_s:g} s")
-    if goals.tpot_slo_s is not None and not pool.tpot.p99_s <= goals.tpot_slo_s:
+    if goals.tpot_slo_s is not None and _beyond(pool.tpot, goals.tpot_slo_s):
         faults.append(f"TPOT P99 {pool.tpot.p99_s:.3g} s, above {goals.tpot_slo_s:g} s")
     return tuple(faults)
+
+
+def doubts_of(pool: PoolSummary, goals: LatencyGoals) -> tuple[str, ...]:
+    """The goals that lie within the bounds of what was simulated: this run cannot tell."""
+    tail = pool.wait if goals.criterion == "wait" else pool.ttft
+    judged = [(goals.criterion, tail, goals.slo_s)]
+    if goals.tpot_slo_s is not None:
+        judged.append(("TPOT", pool.tpot, goals.tpot_slo_s))
+    return tuple(
+        f"{name} P99 {1000 * max(0.0, found.p99.low):.3g} ... {1000 * found.p99.high:.3g} ms (95 %)"
+        f" has the goal of {1000 * goal:.3g} ms within it"
+        for name, found, goal in judged
+        if found.p99 is not None and found.p99.low <= goal < found.p99.high
+    )
+
+
+def _beyond(tail: Tail, goal_s: float) -> bool:
+    """Whether a P99 is above its goal for certain: its whole interval, where it has one."""
+    least = tail.p99_s if tail.p99 is None else min(tail.p99.low, tail.p99_s)
+    return not least <= goal_s
 
 
 def verdict_of(found: PoolSummary, duration_s: float, goals: LatencyGoals) -> PoolVerdict:
@@ -98,4 +125,5 @@ def verdict_of(found: PoolSummary, duration_s: float, goals: LatencyGoals) -> Po
         longest_service_s=found.longest_service_s,
         ttft_p99=found.ttft.p99,
         faults=faults_of(found, goals),
+        doubts=doubts_of(found, goals),
     )

@@ -5,8 +5,8 @@ independent even though those of requests are not, and Student's t gives the int
 Simulation Modeling and Analysis, section 9.5.3).
 """
 
-from collections.abc import Callable
-from math import sqrt
+from collections.abc import Callable, Sequence
+from math import comb, sqrt
 from statistics import NormalDist
 from typing import Final
 
@@ -61,6 +61,27 @@ def batch_quantile(
 ) -> Interval:
     """A quantile of a run's values, in order; bounds from the spread of batch quantiles."""
     return _interval(values, lambda part: float(np.quantile(part, share)), confidence, batches)
+
+
+def quantile_bounds(
+    values: Sequence[float], share: float, *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Bounds of a quantile of independent values, by order statistics; at most their extremes.
+
+    The number of values below the quantile is binomial, whatever the distribution.
+    """
+    ordered = sorted(values)
+    count, tail = len(ordered), (1 - confidence) / 2
+    low = high = 0
+    below = 0.0
+    for k in range(count + 1):
+        chance = comb(count, k) * share**k * (1 - share) ** (count - k)
+        if below + chance <= tail:
+            low = k + 1
+        if below < 1 - tail:
+            high = k
+        below += chance
+    return ordered[max(0, low - 1)], ordered[min(high, count - 1)]
 
 
 def drifts(values: Floats, *, batches: int = BATCHES) -> bool:

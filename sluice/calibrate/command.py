@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _WINDOW_TOKENS = 4096
 """Window assumed when neither the engine nor the user states it."""
+_PROMPT_TOKENS = 8192
+"""Longest prompt that is probed unless the user asks for more."""
 
 
 def calibrate(
@@ -38,6 +40,12 @@ def calibrate(
         int, typer.Option(min=2, max=1024, help="Most requests at once.")
     ] = 32,
     most_requests: Annotated[int, typer.Option(min=40, help="Most requests in all.")] = 400,
+    max_prompt: Annotated[
+        int | None,
+        typer.Option(
+            min=128, help="Longest prompt to probe, tokens. [default: the window, at most 8192]"
+        ),
+    ] = None,
     budget_s: Annotated[float, typer.Option(min=5, help="Most seconds.")] = 120.0,
     gpu: Annotated[str, typer.Option(help="Its GPU, for the profile.")] = "unknown",
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs it runs on.")] = 1,
@@ -59,7 +67,10 @@ def calibrate(
     from sluice.plan.question import refuse
 
     bounds = SweepBounds(
-        most_concurrency=most_concurrency, most_requests=most_requests, budget_s=budget_s
+        most_concurrency=most_concurrency,
+        most_requests=most_requests,
+        budget_s=budget_s,
+        longest_prompt_tokens=max_prompt or _PROMPT_TOKENS,
     )
     console = Console(highlight=False, stderr=as_json)
     try:
@@ -140,6 +151,14 @@ async def _talk(
                 kv_tokens=given["kv_tokens"] or about.kv_tokens,
             )
             window = about.window_tokens or _WINDOW_TOKENS
+            if (
+                bounds.longest_prompt_tokens > window
+                and bounds.longest_prompt_tokens != _PROMPT_TOKENS
+            ):
+                raise PlanError(
+                    f"--max-prompt {bounds.longest_prompt_tokens} exceeds the window of {window}",
+                    f"give at most {window - 64}",
+                )
             first = await client.learn()
             sweeps = Sweeps(client, bounds, window=window, kv_tokens=about.kv_tokens, say=say)
             swept = await sweeps.run(first)
@@ -202,6 +221,7 @@ def _document(
         "overhead_s": swept.overhead.fixed_s,
         "overhead_s_per_prompt_token": swept.overhead.per_token_s,
         "held_out_requests": len(load),
+        "prompt_tokens_asked": swept.longest_asked_tokens,
     }
     return profile_document(node, engine, swept.fit, checks, provenance), checks
 

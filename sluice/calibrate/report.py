@@ -47,6 +47,16 @@ def notes(swept: Swept, document: dict[str, Any]) -> Iterator[str]:
     if not provenance["chunk_met"]:
         longest = swept.limits.longest_prompt_tokens
         yield f"no chunk was met up to {longest} tokens: {document['chunk_tokens']} is assumed"
+    measured = swept.limits.longest_prompt_tokens
+    if measured < 0.9 * swept.longest_asked_tokens:
+        yield (
+            f"prompts were timed up to {measured} tokens of {swept.longest_asked_tokens}: give a "
+            "larger --budget-s"
+        )
+    yield (
+        f"measured on prompts up to {measured} tokens and {swept.limits.most_sequences} sequences "
+        "at once; give --max-prompt and --most-concurrency for more"
+    )
     if not provenance["kv_told"]:
         yield f"the engine does not tell its KV cache: {document['kv_tokens']} was seen in use"
     if swept.fit.timing == "slots":
@@ -78,7 +88,7 @@ def _constants(swept: Swept, document: dict[str, Any]) -> Table:
 
 
 def _held_out(checks: Sequence[Check]) -> Table:
-    table = _table("held-out load", "measured", "modelled", "off")
+    table = _table("held-out load", "measured", "modelled", "off", "95 % bounds")
     for check in checks:
         colour = "green" if check.holds else "red"
         table.add_row(
@@ -86,6 +96,7 @@ def _held_out(checks: Sequence[Check]) -> Table:
             f"{check.measured:.4g}",
             f"{check.modelled:.4g}",
             f"[{colour}]{100 * check.off:+.1f} %[/]",
+            "" if check.bounds is None else "{:.4g} ... {:.4g}".format(*check.bounds),
         )
     return table
 

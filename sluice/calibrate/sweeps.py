@@ -20,6 +20,8 @@ _SWEEP_SHARE: Final = 0.65
 _WINDOW_S: Final = 0.8
 """About how long decoding is watched at each point, seconds."""
 _LOAD_REQUESTS: Final = 96
+_LONG_TOKENS: Final = 256
+"""Shorter prompts take mostly the fixed time of a request."""
 _FEWEST_LOAD: Final = 12
 
 Say = Callable[[str, float], None]
@@ -32,6 +34,8 @@ class SweepBounds(msgspec.Struct, frozen=True, kw_only=True):
     most_concurrency: int
     most_requests: int
     budget_s: float
+    longest_prompt_tokens: int = 8192
+    """Longest prompt to probe, if the window holds it."""
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,8 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     limits: EngineLimits
     overhead: Overhead
     most_resident_tokens: int
+    longest_asked_tokens: int
+    """Longest prompt that was to be timed."""
 
 
 class Sweeps:
@@ -72,6 +78,10 @@ class Sweeps:
         self._slots: int | None = None
         self._resident = 0
         self._iteration_s = 0.02
+        self._prompt_token_s = 0.0
+        """Slowest prompt token so far: what a longer prompt may take."""
+        self._longest = min(window - 64, bounds.longest_prompt_tokens)
+        self._most_sequences = 1
 
     async def run(self, first: StreamTrace) -> Swept:
         """Run all sweeps and fit; raises PlanError if there is too little data."""
@@ -86,8 +96,14 @@ class Sweeps:
         # The first fit assumed one iteration per prompt; the chunk size gives the actual number.
         prompts = [settled(one, chunk) for one in self._injections]
         fit = fit_windows([*self._windows, *prompts])
-        longest = max((i.prompt_tokens for i in self._injections), default=0)
-        limits = EngineLimits(slots=self._slots, chunk_tokens=chunk, longest_prompt_tokens=longest)
+        limits = EngineLimits(
+            slots=self._slots,
+            chunk_tokens=chunk,
+            longest_prompt_tokens=max(
+                (t.prompt_tokens for t in (*self._alone, *self._injections)), default=0
+            ),
+            most_sequences=self._most_sequences,
+        )
         return Swept(
             windows=tuple(self._windows),
             prompts=tuple(prompts),
@@ -95,6 +111,7 @@ class Sweeps:
             limits=limits,
             overhead=overhead(self._alone, fit, chunk),
             most_resident_tokens=self._resident,
+            longest_asked_tokens=max(_lengths(self._longest), default=0),
         )
 
     async def _levels(self, tokens: int) -> None:
@@ -119,13 +136,17 @@ class Sweeps:
 
     async def _idle(self) -> None:
         """TTFT of prompts of many lengths, each alone in the engine."""
-        for length in _lengths(self._window) * 3:
-            if self._affords(1, 16):
-                self._alone += await self._batch(1, length, 2, f"{length} tokens alone")
+        for length in _lengths(self._longest) * 3:
+            if self._affords(1, 16, length):
+                found = await self._batch(1, length, 2, f"{length} tokens alone")
+                self._alone += found
+                each = (trace.ttft_s / max(1, trace.prompt_tokens) for trace in found)
+                if length >= _LONG_TOKENS:
+                    self._prompt_token_s = max(self._prompt_token_s, *each)
 
     async def _prefills(self) -> None:
         """Prompts of many lengths, one after the other, beside one decoding stream."""
-        lengths = _lengths(self._window)
+        lengths = _lengths(self._longest)
         leave = asyncio.Event()
         output = min(self._window - 2 * SHORT_TOKENS, 8192)
         clock = asyncio.create_task(self._client.stream(SHORT_TOKENS, output, leave=leave))
@@ -133,8 +154,10 @@ class Sweeps:
         try:
             await asyncio.sleep(4 * self._iteration_s + 0.05)
             for number, length in enumerate((*lengths[2:], *lengths[:-5:-1])):
-                if clock.done() or not self._affords(1, 16):
+                if clock.done():
                     break
+                if not self._affords(1, 16, length):
+                    continue
                 self._tell(f"a prompt of {length} tokens ({number + 1})")
                 text = await self._client.prompt(length)
                 # Counting tokens may have delayed the engine: let its timing settle.
@@ -155,6 +178,8 @@ class Sweeps:
         jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
         traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
         # If some failed, the batch was smaller than intended.
+        if len(traces) == count:
+            self._most_sequences = max(self._most_sequences, min(count, self._slots or count))
         windows = decode_windows(traces) if len(traces) == count else []
         self._windows += windows
         if windows:
@@ -163,11 +188,12 @@ class Sweeps:
             self._resident = max(self._resident, round(resident))
         return traces
 
-    def _affords(self, count: int, tokens: int) -> bool:
+    def _affords(self, count: int, tokens: int, prompt: int = 0) -> bool:
         """Whether the sweeps' time and requests suffice for one more point."""
         left_s = _SWEEP_SHARE * self._bounds.budget_s - self.elapsed_s
         requests = self._client.requests + count + _FEWEST_LOAD
-        return 1.5 * tokens * self._iteration_s < left_s and requests <= self._bounds.most_requests
+        need_s = 1.5 * (tokens * self._iteration_s + prompt * self._prompt_token_s)
+        return need_s < left_s and requests <= self._bounds.most_requests
 
     @property
     def elapsed_s(self) -> float:
@@ -182,7 +208,9 @@ class Sweeps:
         fit = swept.fit
         most = min(self._bounds.most_concurrency, swept.limits.slots_used)
         draw = random.Random(7)
-        plan = [_request(draw, self._window) for _ in range(_LOAD_REQUESTS)]
+        # Prompts of the whole range that was probed, so that the verdict holds for it.
+        longest = max(SHORT_TOKENS, swept.limits.longest_prompt_tokens)
+        plan = [_request(draw, longest, self._window) for _ in range(_LOAD_REQUESTS)]
         prompt = sum(p for p, _ in plan) / len(plan)
         output = sum(o for _, o in plan) / len(plan)
         target = max(1.0, most / 2)
@@ -214,14 +242,21 @@ class Sweeps:
         return [trace for trace in await asyncio.gather(*jobs) if trace is not None]
 
 
-def _lengths(window: int) -> tuple[int, ...]:
-    """Prompt lengths, two per octave, just below round numbers, which chunks usually are."""
-    longest = min(window - 64, 8192)
-    found = [n for k in range(7, 14) for n in (2**k, 3 * 2 ** (k - 1)) if n <= longest]
-    return tuple(round(0.96 * n) for n in found)
+def _lengths(longest: int) -> tuple[int, ...]:
+    """Prompt lengths, two per octave, just below round numbers, which chunks usually are.
+
+    The last one is the longest itself, unless another is within 5 % of it.
+    """
+    octaves = range(7, max(8, longest.bit_length()))
+    found = [n for k in octaves for n in (2**k, 3 * 2 ** (k - 1)) if n <= longest]
+    lengths = [round(0.96 * n) for n in found]
+    if lengths and lengths[-1] < 0.95 * longest:
+        lengths.append(longest)
+    return tuple(lengths)
 
 
-def _request(draw: random.Random, window: int) -> tuple[int, int]:
-    """Draw (prompt, output) tokens, both log-uniform."""
-    prompt = SHORT_TOKENS * (min(2048, window // 4) / SHORT_TOKENS) ** draw.random()
-    return round(prompt), round(16 * 8 ** draw.random())
+def _request(draw: random.Random, longest: int, window: int) -> tuple[int, int]:
+    """Draw (prompt, output) tokens, both log-uniform; together they fit the window."""
+    prompt = SHORT_TOKENS * (longest / SHORT_TOKENS) ** draw.random()
+    output = 16 * 8 ** draw.random()
+    return round(prompt), max(1, min(round(output), window - round(prompt) - 16))

@@ -51,6 +51,10 @@ RateQuantileOption = Annotated[
 GammaOption = Annotated[str, typer.Option(help="auto, or a factor; 1: no compression.")]
 DtypeOption = Annotated[str | None, typer.Option(help="Type of the weights: bf16, fp8, int4.")]
 NodeOption = Annotated[Path | None, typer.Option(help="A measured node (JSON).")]
+ExtrapolateOption = Annotated[
+    bool,
+    typer.Option("--extrapolate", help="Plan beyond what the profile measured, with an interval."),
+]
 PlotOption = Annotated[Path | None, typer.Option(help="Folder for plots.")]
 
 
@@ -80,6 +84,7 @@ def plan(
     usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Replaces our price.")] = None,
     profile: NodeOption = None,
     max_model_len: WindowOption = None,
+    extrapolate: ExtrapolateOption = False,
     max_pools: Annotated[int, typer.Option(min=1, max=8, help="Pools at most.")] = 3,
     spare: Annotated[int, typer.Option(min=0, help="Spare nodes per pool: N + this.")] = 0,
     availability: Annotated[float, typer.Option(help="Share of time a node is up.")] = 1.0,
@@ -131,6 +136,7 @@ def plan(
             pc=pc,
             max_cut=max_cut,
             window_tokens=max_model_len,
+            extrapolate=extrapolate,
             most_pools=max_pools,
             spare_nodes=spare,
             availability=availability,

@@ -106,6 +106,7 @@ def make_question(
     spare_nodes: int = 0,
     availability: float = 1.0,
     rate_quantile: float | None = None,
+    extrapolate: bool = False,
 ) -> Question:
     """Build the question from the command line; PlanError says what to change."""
     taken = _rate(workload, rate, rate_quantile)
@@ -133,6 +134,7 @@ def make_question(
         # The papers cut as much as is needed.
         max_cut=1.0 if mode in {"paper", "exact"} else max_cut,
         most_pools=most_pools,
+        extrapolate=extrapolate,
     )
 
 

@@ -39,7 +39,9 @@ def plan_json(
         "savings_against": plan.baseline,
         "feasible": chosen.feasible,
         "elapsed_ms": elapsed_ms,
-        "verified": checked.holds if checked else None,
+        "verified": None
+        if checked is None or checked.verdict_word == "undecided"
+        else checked.holds,
         "verification": verification_json(checked) if checked else None,
         "alternatives": [_fleet(fleet) for fleet in _alternatives(plan)],
         "closed_form": {

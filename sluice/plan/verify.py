@@ -40,6 +40,13 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict.holds
 
     @property
+    def verdict_word(self) -> str:
+        """yes, no, or undecided: a goal lies within the bounds of its figure."""
+        if not self.holds:
+            return "no"
+        return "undecided" if self.verdict.undecided else "yes"
+
+    @property
     def slots_used(self) -> tuple[float, ...]:
         """Simulated share of the planned slots, by pool; can exceed 1 with paged KV."""
         return tuple(
@@ -104,6 +111,7 @@ def verify(
 def verification_json(checked: Verification) -> dict[str, Any]:
     """Planned and simulated figures, in seconds; null if not measured."""
     return {
+        "verdict": checked.verdict_word,
         "counting": checked.counting,
         "elapsed_s": checked.elapsed_s,
         "pools": {
@@ -140,8 +148,10 @@ def _beside(checked: Verification) -> Iterator[tuple[PoolPlan, PoolVerdict, floa
 
 
 def _answer(checked: Verification) -> str:
-    if not checked.holds:
-        return f"[red]verified: no[/] ({checked.elapsed_s:.1f} s)"
+    if checked.verdict_word != "yes":
+        colour = "red" if not checked.holds else "yellow"
+        word = checked.verdict_word
+        return f"[{colour}]verified: {word}[/] ({checked.elapsed_s:.1f} s)"
     far = ", as far as runs this short show" if checked.short_runs else ""
     return f"[green]verified: yes[/]{far} ({checked.elapsed_s:.1f} s)"
 
@@ -155,8 +165,7 @@ def _notes(pool: PoolVerdict, goals: Goals) -> list[str]:
     else:
         low, high = 1000 * max(0.0, bounds.low), 1000 * bounds.high
         notes = [f"{pool.name}: TTFT P99 within {low:.3g} ... {high:.3g} ms (95 %)"]
-        if bounds.low < goals.ttft_s < bounds.high:
-            notes.append(f"{pool.name}: the SLO lies within these bounds: another seed may differ")
+    notes += [f"{pool.name}: {doubt}: give more --verify-requests" for doubt in pool.doubts]
     if pool.short_run:
         needed_s = HORIZON_SERVICES * pool.longest_service_s
         notes.append(

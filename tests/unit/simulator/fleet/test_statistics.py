@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from simulator.fleet.statistics import Interval, batch_means, batch_quantile, drifts, student_t
+from simulator.fleet.statistics import (
+    Interval,
+    batch_means,
+    batch_quantile,
+    drifts,
+    quantile_bounds,
+    student_t,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,21 @@ def test_a_trend_too_small_to_matter_is_none() -> None:
     assert not drifts(10.0 + line)  # a tenth of the mean
     assert not drifts(0.04 * line)  # milliseconds
     assert not drifts(line[:30])  # too few to say
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_order_statistics_hold_the_truth_as_often_as_they_say(share: float) -> None:
+    random = np.random.default_rng(3)
+    truth = -np.log(1 - share)
+    held = 0
+    for _ in range(1000):
+        low, high = quantile_bounds(random.exponential(1.0, 96).tolist(), share)
+        held += low <= truth <= high
+    assert 0.94 <= held / 1000 <= 0.985
+
+
+def test_the_p99_of_a_hundred_values_is_bounded_by_their_maximum() -> None:
+    values = [float(n) for n in range(96)]
+    low, high = quantile_bounds(values, 0.99)
+    assert 90 <= low <= 93
+    assert high == 95

@@ -1,6 +1,7 @@
 """What `sluice calibrate` reads off a stream, and what `plan` says of its profile."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from planner.errors import PlanError
 from sluice.calibrate.command import _key, public_url
 from sluice.calibrate.report import verdict
 from sluice.calibrate.stream import read_stream, trace_of
+from sluice.calibrate.sweeps import _lengths, _request
 from sluice.cli import app, register
 
 if not app.registered_commands:
@@ -86,6 +88,31 @@ def test_the_verdict_names_what_was_missed() -> None:
     assert verdict([good]).startswith("verified")
     assert verdict([good, bad]) == "unverified: over 15% off in TTFT"
     assert verdict([]).startswith("unverified")
+
+
+def test_a_tail_is_judged_from_its_bounds_and_a_median_from_its_value() -> None:
+    # Of 96 requests the P99 is nearly the slowest one: 1.0 s measured, but .45 s may be true.
+    tail = Check(name="TTFT p99", measured=1.0, modelled=0.54, bounds=(0.45, 1.2))
+    assert tail.holds
+    assert tail.off == pytest.approx(-0.46)
+    assert not Check(name="TTFT p99", measured=1.0, modelled=0.3, bounds=(0.45, 1.2)).holds
+    assert not Check(name="TTFT p99", measured=1.0, modelled=1.5, bounds=(0.45, 1.2)).holds
+    assert not Check(name="TTFT p50", measured=1.0, modelled=0.54).holds
+
+
+@pytest.mark.parametrize("longest", [512, 700, 8192, 30_000])
+def test_prompts_are_probed_up_to_the_length_asked_for(longest: int) -> None:
+    found = _lengths(longest)
+    assert found[0] < 128
+    assert 0.9 * longest <= found[-1] <= longest
+    assert list(found) == sorted(found)
+
+
+def test_the_held_out_load_spans_what_was_probed_and_fits_the_window() -> None:
+    draw = random.Random(1)
+    plan = [_request(draw, 8000, 8192) for _ in range(500)]
+    assert max(prompt for prompt, _ in plan) > 7000
+    assert all(prompt + output <= 8192 for prompt, output in plan)
 
 
 def test_plan_says_that_a_profile_is_unverified(tmp_path: Path) -> None:
