@@ -8,8 +8,9 @@ short pool's window is twice its boundary (at most the whole window): with KV al
 a wider window costs nothing, and an answer longer than estimated can finish in its pool.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gateway.policy.entitlements.terms import GIB
 from gateway.policy.estimate.length_drift import bucket_edges, plan_points
@@ -19,9 +20,23 @@ from planner.workload.workload import Workload
 _POINTS_A_LINE: Final = 6
 
 
-def gateway_file(plan: PlanResult, workers: Mapping[str, Sequence[str]] | None = None) -> str:
-    """YAML that `sluice check` accepts; `workers` maps pools to URLs."""
-    return "\n".join([*_lines(plan, workers or {}), ""])
+def gateway_file(
+    plan: PlanResult,
+    workers: Mapping[str, Sequence[str]] | None = None,
+    entitlements: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """YAML that `sluice check` accepts; `workers` maps pools to URLs.
+
+    `entitlements` are sections of a sluice.yaml, plain values; they get the planned model.
+    """
+    lines = [*_lines(plan, workers or {})]
+    if entitlements:
+        model = plan.chosen.pools[0].node.model
+        lines.append("entitlements:")
+        # JSON is YAML, too; a dollar sign would be read as a variable.
+        texts = (json.dumps({**given, "model": model}) for given in entitlements)
+        lines += [f"  - {text.replace('$', '$$')}" for text in texts]
+    return "\n".join([*lines, ""])
 
 
 def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str]]:

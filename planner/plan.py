@@ -10,6 +10,7 @@ from planner.checks import checked_boundaries
 from planner.compare import asked_against_used, equal_nodes
 from planner.extrapolation import check_range
 from planner.fleets import from_grid, from_ranges
+from planner.floor import floored
 from planner.paper.fleets import paper_one, paper_pairs
 from planner.profile import NodeProfile
 from planner.records import EqualNodes, FleetPlan, PlanResult, Question
@@ -31,6 +32,7 @@ def make_plan(question: Question) -> PlanResult:
     """
     boundaries = checked_boundaries(question)
     check_range(question)
+    question = _with_reserved_rate(question)
     tables = _tables(question, boundaries)
     one_paged = _one_pool(question, tables, "paged", _ONE_PAGED)
     splits: tuple[FleetPlan, ...] = ()
@@ -43,6 +45,10 @@ def make_plan(question: Question) -> PlanResult:
         one_slots = _one_pool(question, tables, _slots_mode(question.mode), _ONE_SLOTS)
         two, compressed, grid = _pairs_of_pools(question, tables)
         splits = _splits(question, tables)
+    one_paged, one_slots, two, compressed, *more = (
+        floored(fleet, question) for fleet in (one_paged, one_slots, two, compressed, *splits)
+    )
+    splits = tuple(more)
     one = one_paged if question.mode == "paged" else one_slots
     chosen = _choose(question, one, two, compressed, splits)
     looked_at = chosen if len(chosen.pools) == 2 else min((two, compressed), key=_weight)
@@ -73,6 +79,21 @@ def make_plan(question: Question) -> PlanResult:
         grid_gammas=_gammas(question),
     )
     return msgspec.structs.replace(plan, notes=notes_of(plan))
+
+
+def _with_reserved_rate(question: Question) -> Question:
+    """Plan for the token rate that is reserved, where the demand takes less."""
+    reserved = question.reserved
+    if reserved is None or not reserved.tokens_per_s:
+        return question
+    goals = question.goals
+    least = reserved.tokens_per_s / sum(question.workload.mean_lengths())
+    if least <= goals.rate_per_s:
+        return question
+    raised = msgspec.structs.replace(
+        goals, rate_per_s=least, rate_said="the token rate that entitlements reserve"
+    )
+    return msgspec.structs.replace(question, goals=raised)
 
 
 def _gammas(question: Question) -> tuple[float, ...]:

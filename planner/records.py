@@ -14,6 +14,15 @@ from planner.workload.workload import Workload
 DEFAULT_WINDOW_TOKENS = 65_536
 
 
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """What entitlements reserve in all: dedicated and guaranteed baselines."""
+
+    entitlements: int
+    sequences: int = 0
+    kv_bytes: int = 0
+    tokens_per_s: float = 0.0
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A workload, its goals, and the kinds of node the fleet may use."""
 
@@ -40,6 +49,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     most_pools: int = 3
     extrapolate: bool = False
     """Plan beyond the prompts that a node was measured on, with an interval."""
+    reserved: Reserved | None = None
+    """The floor under the fleet; None without tenants."""
 
     @property
     def window(self) -> int:
@@ -84,6 +95,8 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     pools: tuple[PoolPlan, ...] = ()
     gamma: float = 1.0
+    floor_nodes: int = 0
+    """Nodes of it that reserved baselines need beyond the demand's."""
     billed_per_node: bool = False
     """Whether a node of eight GPUs is billed as one GPU, as in the papers' tables."""
 

@@ -42,6 +42,7 @@ def notes_of(plan: PlanResult) -> tuple[str, ...]:
             "rooflines charge prompts their arithmetic, the published constants do not: the kinds "
             "of node are not compared like for like"
         )
+    notes += _floor(plan)
     notes += notes_on_range(plan.question, plan.chosen)
     notes += plan.question.workload.notes
     return tuple(notes)
@@ -100,6 +101,19 @@ def _limits(plan: PlanResult) -> list[str]:
         if pool.utilisation < enough and pool.serving_nodes > 2
     ]
     return out
+
+
+def _floor(plan: PlanResult) -> list[str]:
+    """What reserved baselines need."""
+    reserved, chosen = plan.question.reserved, plan.chosen
+    if reserved is None or not chosen.feasible:
+        return []
+    needs = f"{reserved.entitlements} entitlements reserve {reserved.sequences} sequences"
+    if reserved.tokens_per_s:
+        needs += f" and {reserved.tokens_per_s:,.0f} tokens/s"
+    if not chosen.floor_nodes:
+        return [f"{needs}: within what the demand needs"]
+    return [f"{needs}: {chosen.floor_nodes} nodes more than the demand needs"]
 
 
 def _shape(plan: PlanResult) -> list[str]:

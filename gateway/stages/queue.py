@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gateway.errors import RateLimited
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.scheduling.displacement import newest_of_largest
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.records.request import Incoming
 
@@ -33,27 +34,10 @@ def admit(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
     ]
     if len(others) < served.scheduling.queue.limit:
         return  # those that were displaced are about to leave
-    displaced = _displaced([*others, job])
+    displaced = newest_of_largest([*others, job])
     if displaced is job:
         raise _full(served)
     displaced.owner.set_exception(_full(served))
-
-
-def _displaced(jobs: list[Job]) -> Job:
-    """The one that makes room; `jobs` in order of arrival."""
-    priority_class = max(job.priority_class for job in jobs)
-    lowest = [job for job in jobs if job.priority_class == priority_class]
-    largest = _largest(lowest, lambda job: job.tenant)
-    return _largest(largest, lambda job: job.client)[-1]
-
-
-def _largest(jobs: list[Job], holder: Callable[[Job], str]) -> list[Job]:
-    """The jobs of those who hold most for their share."""
-    held: dict[str, float] = {}
-    for job in jobs:
-        held[holder(job)] = held.get(holder(job), 0.0) + 1.0 / job.share
-    most = max(held.values())
-    return [job for job in jobs if held[holder(job)] >= most]
 
 
 def _full(served: ModelRuntime) -> RateLimited:

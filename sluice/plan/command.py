@@ -12,6 +12,7 @@ from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
+    from sluice.plan.tenants import PlannedTenants
     from sluice.plan.verify import Verification
 
 Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
@@ -96,6 +97,13 @@ def plan(
     worker: Annotated[
         list[str] | None, typer.Option(help="URL, or POOL=URL, for -o; repeat it.")
     ] = None,
+    entitlements: Annotated[
+        Path | None,
+        typer.Option("--entitlements", "-c", help="Plan for a sluice.yaml's entitlements."),
+    ] = None,
+    serves: Annotated[
+        str | None, typer.Option(help="Their model, where the file has several.")
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Simulate the fleet: does it hold? Exit 1 if not.")
     ] = False,
@@ -111,8 +119,10 @@ def plan(
     from planner.plan import make_plan
     from sluice.plan.question import Kinds, load_workload, make_question, refuse
     from sluice.plan.report import plan_json, show_plan
+    from sluice.plan.tenants import load_tenants
 
     try:
+        tenants = None if entitlements is None else load_tenants(entitlements, serves)
         kinds = Kinds(
             gpus=gpu or (),
             short=gpu_short,
@@ -137,6 +147,7 @@ def plan(
             max_cut=max_cut,
             window_tokens=max_model_len,
             extrapolate=extrapolate,
+            reserved=None if tenants is None else tenants.reserved,
             most_pools=max_pools,
             spare_nodes=spare,
             availability=availability,
@@ -151,14 +162,15 @@ def plan(
         show_plan(found, elapsed_ms, console)
     checked = None
     if verify and found.chosen.feasible:
-        checked = _verify(found, verify_requests, console, as_json=as_json)
+        checked = _verify(found, tenants, verify_requests, console, as_json=as_json)
     if as_json:
         typer.echo(json.dumps(plan_json(found, elapsed_ms, checked), indent=2))
     if found.chosen.feasible and output is not None:
         from planner.gateway_file import assign_workers, gateway_file
 
         workers = assign_workers(found, worker or ())
-        output.write_text(gateway_file(found, workers), encoding="utf-8")
+        sections = () if tenants is None else tenants.sections
+        output.write_text(gateway_file(found, workers, sections), encoding="utf-8")
         console.print(f"wrote {output}")
     if plot is not None:
         _draw(found, checked, plot, console)
@@ -176,24 +188,36 @@ def need_libraries() -> None:
 
 
 def _verify(
-    found: "PlanResult", requests: int, console: Console, *, as_json: bool
+    found: "PlanResult",
+    tenants: "PlannedTenants | None",
+    requests: int,
+    console: Console,
+    *,
+    as_json: bool,
 ) -> "Verification":
     """Simulate under a progress bar and print the result."""
     from rich.progress import Progress
 
     from planner.errors import PlanError
     from sluice.plan.question import refuse
+    from sluice.plan.through_gateway import GATEWAY
     from sluice.plan.verify import show_verification, verify
 
     stderr = Console(stderr=True)
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
-        tasks = {p.name: bars.add_task(f"{p.name}, simulated") for p in found.chosen.pools}
+        names = (*(p.name for p in found.chosen.pools), GATEWAY)
+        tasks = {name: bars.add_task(f"{name}, simulated") for name in names}
 
         def progress(name: str, arrived: int, *, total: int) -> None:
             bars.update(tasks[name], completed=arrived, total=total)
 
         try:
-            checked = verify(found, most_requests=requests, progress=progress)
+            checked = verify(
+                found,
+                () if tenants is None else tenants.sections,
+                most_requests=requests,
+                progress=progress,
+            )
         except PlanError as error:
             refuse(error, as_json=as_json)
     if not as_json:

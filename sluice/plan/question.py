@@ -15,7 +15,7 @@ from planner.profile import NodeProfile, profile_for, profile_from_json
 from planner.readers import histograms
 from planner.readers.fields import FieldMap, parse_field_map
 from planner.readers.traces import read_workload
-from planner.records import Question
+from planner.records import Question, Reserved
 from planner.search import Mode
 from planner.workload.library import SHIPPED
 from planner.workload.rate import Rate, given, rate_of
@@ -107,6 +107,7 @@ def make_question(
     availability: float = 1.0,
     rate_quantile: float | None = None,
     extrapolate: bool = False,
+    reserved: Reserved | None = None,
 ) -> Question:
     """Build the question from the command line; PlanError says what to change."""
     taken = _rate(workload, rate, rate_quantile)
@@ -135,6 +136,7 @@ def make_question(
         max_cut=1.0 if mode in {"paper", "exact"} else max_cut,
         most_pools=most_pools,
         extrapolate=extrapolate,
+        reserved=reserved,
     )
 
 

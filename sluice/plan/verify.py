@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
@@ -16,7 +16,9 @@ from planner.records import PlanResult, PoolPlan
 from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.verdict_records import ArrivalProgress, FleetVerdict, PoolVerdict
 from simulator.fleet.outcome import HORIZON_SERVICES
+from sluice.plan.through_gateway import GatewayRun, through_gateway
 from sluice.simulated_fleet import Counting, fleet_of_plan, lengths_of
+from sluice.tenant_figures import tenants_json, tenants_table
 
 MAX_REQUESTS: Final = 300_000
 _TIMES: Final = ("wait_p99_s", "ttft_p99_s", "tpot_p99_s")
@@ -33,11 +35,13 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     goals: Goals
     counting: Counting
     elapsed_s: float
+    gateway: GatewayRun | None = None
+    """The fleet behind the planned configuration; None in modes that count slots by window."""
 
     @property
     def holds(self) -> bool:
-        """Whether every pool met the goals in its run."""
-        return self.verdict.holds
+        """Whether every pool met the goals in its run, and every tenant was kept its promises."""
+        return self.verdict.holds and (self.gateway is None or self.gateway.holds)
 
     @property
     def verdict_word(self) -> str:
@@ -69,6 +73,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 def verify(
     plan: PlanResult,
+    sections: Sequence[Mapping[str, Any]] = (),
     *,
     most_requests: int = MAX_REQUESTS,
     seed: int = 0,
@@ -76,8 +81,9 @@ def verify(
 ) -> Verification:
     """Simulate the chosen fleet's serving nodes, pool by pool, under Poisson arrivals.
 
-    Engines allocate KV as the plan's mode counts it. `most_requests` limits the requests drawn for
-    each pool's run, those of other pools included. Raises PlanError if the plan has no fleet.
+    Then the whole fleet is run behind the gateway that `-o` configures, with the entitlements of
+    `sections`. Engines allocate KV as the plan's mode counts it. `most_requests` limits the
+    requests drawn for each run. Raises PlanError if the plan has no fleet.
     """
     question = plan.question
     counting: Counting = "paged" if question.mode == "paged" else "slots"
@@ -98,9 +104,15 @@ def verify(
         most_drawn=most_requests,
         progress=progress,
     )
+    gateway = None
+    if question.mode == "paged":
+        gateway = through_gateway(
+            plan, sections, counting, most_requests=most_requests, seed=seed, progress=progress
+        )
     return Verification(
         planned=plan.chosen.pools,
         verdict=verdict,
+        gateway=gateway,
         slots=tuple(pool.profile.max_num_seqs for pool in spec.pools),
         goals=question.goals,
         counting=counting,
@@ -118,6 +130,7 @@ def verification_json(checked: Verification) -> dict[str, Any]:
             planned.name: _pool(planned, seen, used) for planned, seen, used in _beside(checked)
         },
         "refused_share": checked.verdict.refused_share,
+        "gateway": None if checked.gateway is None else _gateway_json(checked.gateway),
         "notes": list(checked.notes),
     }
 
@@ -139,8 +152,41 @@ def show_verification(checked: Verification, console: Console) -> None:
     if checked.verdict.refused_share:
         share = 100 * checked.verdict.refused_share
         console.print(f"[red]refused[/]: no window takes {share:.3g} % of the requests")
+    if checked.gateway is not None:
+        _show_gateway(checked.gateway, console)
     for note in checked.notes:
         console.print(f"[dim]-[/] {escape(note)}")
+
+
+def _gateway_json(found: GatewayRun) -> dict[str, Any]:
+    return {
+        "requests": found.requests,
+        "policies": list(found.policies),
+        "shares": found.shares_said,
+        "coverage": found.covered,
+        "pool_shares": {
+            name: {"true": planned, "sent": sent} for name, planned, sent in found.pool_shares
+        },
+        "tenants": tenants_json(found.tenants),
+    }
+
+
+def _show_gateway(found: GatewayRun, console: Console) -> None:
+    console.print(
+        f"{found.requests:,} requests through the planned gateway ({'; '.join(found.policies)}):"
+    )
+    console.print(tenants_table(found.tenants))
+    for name, planned, sent in found.pool_shares:
+        if len(found.pool_shares) > 1:
+            console.print(
+                f"[dim]-[/] {escape(name)} got {100 * sent:.0f} % of the requests by their "
+                f"estimates, {100 * planned:.0f} % by their true lengths"
+            )
+    for tenant in found.tenants:
+        for fault in tenant.faults:
+            console.print(f"[red]{escape(tenant.name)}[/]: {escape(fault)}")
+    if len(found.tenants) > 1:
+        console.print(f"[dim]-[/] shares of the traffic: {escape(found.shares_said)}")
 
 
 def _beside(checked: Verification) -> Iterator[tuple[PoolPlan, PoolVerdict, float]]:

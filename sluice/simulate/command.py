@@ -25,11 +25,13 @@ from sluice.plan.command import (
 from sluice.terminal import JsonOption
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.progress import Progress
 
-    from gateway.settings import ModelConfig
     from simulator.fleet.fleet import FleetSpec
     from simulator.fleet.outcome import FleetOutcome
+    from simulator.pipeline.tenants import TenantSummary
     from sluice.simulate.scenario import Ready
 
 Dispatch = Literal["least-loaded", "jsq", "p2c", "round-robin", "random"]
@@ -50,7 +52,7 @@ def simulate(
         int | None, typer.Option(min=0, help="Spill beyond slots + this. [default: never]")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("-c", "--config", help="Take the fleet from a sluice.yaml.")
+        Path | None, typer.Option("-c", "--config", help="Simulate the gateway of a sluice.yaml.")
     ] = None,
     serves: Annotated[
         str | None, typer.Option(help="Its model, where the file has several.")
@@ -59,7 +61,10 @@ def simulate(
         Literal["paged", "slots"],
         typer.Option(help="paged: KV by block (vLLM). slots: a window each (papers)."),
     ] = "paged",
-    dispatch: Annotated[Dispatch, typer.Option(help="Choice of node in a pool.")] = "least-loaded",
+    dispatch: Annotated[
+        Dispatch | None,
+        typer.Option(help="Choice of node, with --fleet. [default: least-loaded]"),
+    ] = None,
     gpu: Annotated[str, typer.Option(help="The nodes' GPU.")] = "A100",
     model: Annotated[str, typer.Option(help="The model's name in the catalogue.")] = "llama-3-70b",
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism.")] = None,
@@ -95,10 +100,12 @@ def simulate(
     from planner.errors import PlanError
     from sluice.plan.question import Kinds, load_workload, refuse
     from sluice.simulate.scenario import Scenario, prepare
+    from sluice.simulated_gateway import model_named
 
     # First of all: errors in the file are reported with their lines.
-    served = None if config is None else _model_of(config, serves, as_json=as_json)
+    loaded = None if config is None else load_or_exit(config, as_json=as_json)
     try:
+        served = None if loaded is None else model_named(loaded, serves, str(config))
         kinds = Kinds(
             gpus=(gpu,), model=model, gpus_per_node=gpus_per_node, dtype=dtype, profile=profile
         )
@@ -107,6 +114,7 @@ def simulate(
             fields=fields,
             workload=load_workload(workload, fields=fields, input_share=input_share),
             node=kinds.nodes()[0],
+            config=loaded,
             served=served,
             fleet=fleet,
             b_short=b_short,
@@ -147,20 +155,16 @@ def _run(
 ) -> bool:
     """Simulate, report and draw; returns whether the goals hold."""
     from simulator.experiments.fleet_verdicts import LatencyGoals
-    from simulator.fleet.fleet import simulate as run
     from simulator.fleet.summary import summarise
     from sluice.simulate.report import SimulationReport, report_json, show
+    from sluice.simulated_gateway import policies_of
 
     console = Console(highlight=False, stderr=as_json)
     started_s = time.perf_counter()
     with _progress() as progress:
         bar = progress.add_task("simulating", total=len(ready.traffic))
-        outcome = run(
-            ready.spec,
-            ready.traffic,
-            seed=seed,
-            failures=ready.failures,
-            progress=lambda arrived: progress.update(bar, completed=arrived),
+        outcome, found = _outcome(
+            ready, seed, slo_s=ttft_s, arrived=lambda n: progress.update(bar, completed=n)
         )
     report = SimulationReport(
         spec=ready.spec,
@@ -168,6 +172,9 @@ def _run(
         goals=LatencyGoals(slo_s=ttft_s, tpot_slo_s=tpot_s),
         seed=seed,
         elapsed_s=time.perf_counter() - started_s,
+        tenants=found,
+        tenants_said=ready.tenants_said,
+        policies=() if ready.gateway is None else policies_of(ready.gateway),
     )
     if as_json:
         typer.echo(json.dumps(report_json(report), indent=2))
@@ -178,26 +185,29 @@ def _run(
     return report.holds
 
 
+def _outcome(
+    ready: "Ready", seed: int, *, slo_s: float, arrived: "Callable[[int], None]"
+) -> "tuple[FleetOutcome, tuple[TenantSummary, ...]]":
+    """Run the gateway of the file, or the fleet of the command line."""
+    from simulator.fleet.fleet import simulate as run
+    from simulator.pipeline.run import run_pipeline
+    from simulator.pipeline.tenants import tenants
+
+    if ready.gateway is None or ready.requests is None:
+        found = run(ready.spec, ready.traffic, seed=seed, failures=ready.failures, progress=arrived)
+        return found, ()
+    served = run_pipeline(
+        ready.gateway, ready.requests, seed=seed, failures=ready.failures, progress=arrived
+    )
+    return served.fleet, tenants(ready.gateway, served, slo_s)
+
+
 def _progress() -> "Progress":
     """A progress bar on stderr that vanishes at the end; none without a terminal."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
-def _model_of(config: Path, name: str | None, *, as_json: bool) -> "ModelConfig":
-    """The selected model; exit code 2 if the file or the name is bad."""
-    from planner.errors import PlanError
-    from sluice.plan.question import refuse
-
-    models = load_or_exit(config, as_json=as_json).models
-    chosen = [model for model in models if name in {None, model.name}]
-    if len(chosen) != 1:
-        listed = ", ".join(model.name for model in models)
-        problem = f"{config} has no model {name}" if name else f"{config} has {len(models)} models"
-        refuse(PlanError(problem, f"give --serves with one of: {listed}"), as_json=as_json)
-    return chosen[0]
 
 
 def _draw(

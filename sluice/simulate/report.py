@@ -1,6 +1,6 @@
 """Present a simulated fleet as a table or as JSON."""
 
-from math import ceil, isnan
+from math import ceil
 from typing import Any, Literal
 
 import msgspec
@@ -12,7 +12,9 @@ from simulator.experiments.fleet_verdicts import LatencyGoals, faults_of
 from simulator.fleet.fleet import FleetSpec
 from simulator.fleet.outcome import HORIZON_SERVICES, PoolSummary
 from simulator.fleet.summary import FleetSummary
+from simulator.pipeline.tenants import TenantSummary
 from sluice.simulated_fleet import plain
+from sluice.tenant_figures import tenants_json, tenants_table, time_text
 
 _COLUMNS = (
     *("pool", "nodes", "slots", "busy", "queue"),
@@ -28,6 +30,12 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     goals: LatencyGoals
     seed: int
     elapsed_s: float
+    tenants: tuple[TenantSummary, ...] = ()
+    """By entitlement, where a sluice.yaml was simulated."""
+    tenants_said: str = ""
+    """What the tenants' shares of the traffic come from."""
+    policies: tuple[str, ...] = ()
+    """What decides, where a sluice.yaml was simulated."""
 
     @property
     def faults(self) -> dict[str, tuple[str, ...]]:
@@ -39,8 +47,11 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         """Whether all pools meet the goals and no request was refused or broken."""
-        lost = self.summary.requests - self.summary.served
-        return lost == 0 and not any(self.faults.values())
+        if any(self.faults.values()) or any(tenant.faults for tenant in self.tenants):
+            return False
+        s = self.summary
+        lost = s.requests - s.served - (s.refused if self.tenants else 0)
+        return lost == 0
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -56,13 +67,14 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         notes += [f"{count} of {s.requests} requests {what}" for count, what in counts if count]
         for pool in s.pools:
             if pool.short_run:
+                longest = time_text(pool.longest_service_s)
                 notes.append(
-                    f"{pool.name}: its longest service takes {_time(pool.longest_service_s)}, and "
+                    f"{pool.name}: its longest service takes {longest}, and "
                     f"ten fit no run of {s.duration_s:,.0f} s: give --requests {_enough(s, pool)}"
                 )
             bounds = pool.ttft.p99
             if bounds is not None:
-                low, high = _time(max(0.0, bounds.low)), _time(bounds.high)
+                low, high = time_text(max(0.0, bounds.low)), time_text(bounds.high)
                 notes.append(f"{pool.name}: TTFT P99 within {low} ... {high} (95 %)")
             elif pool.requests:
                 notes.append(f"{pool.name}: too few requests for confidence bounds")
@@ -87,6 +99,9 @@ def report_json(report: SimulationReport) -> dict[str, Any]:
         "fleet": plain(report.spec),
         "summary": plain(report.summary),
         "faults": {name: list(faults) for name, faults in report.faults.items() if faults},
+        "tenants": tenants_json(report.tenants),
+        "tenants_said": report.tenants_said,
+        "policies": list(report.policies),
         "notes": list(report.notes),
     }
 
@@ -107,9 +122,16 @@ def show(report: SimulationReport, console: Console) -> None:
     if len(summary.pools) > 1:
         table.add_row(*_row(summary.whole, report))
     console.print(table)
-    for name, faults in report.faults.items():
+    if report.tenants:
+        console.print(tenants_table(report.tenants))
+    broken = report.faults | {one.name: one.faults for one in report.tenants}
+    for name, faults in broken.items():
         for fault in faults:
             console.print(f"[red]{escape(name)}[/]: {escape(fault)}")
+    for line in report.policies:
+        console.print(escape(line))
+    if len(report.tenants) > 1:
+        console.print(f"shares of the traffic: {escape(report.tenants_said)}")
     for note in report.notes:
         console.print(f"note: {escape(note)}")
 
@@ -122,10 +144,10 @@ def _row(pool: PoolSummary, report: SimulationReport) -> list[str]:
         str(pool.slots or ""),
         f"{100 * pool.utilisation:.1f}%",
         f"{pool.queue:,.1f}",
-        _time(pool.wait.p99_s),
-        _time(pool.ttft.p50_s),
-        _time(pool.ttft.p99_s),
-        _time(pool.tpot.p99_s),
+        time_text(pool.wait.p99_s),
+        time_text(pool.ttft.p50_s),
+        time_text(pool.ttft.p99_s),
+        time_text(pool.tpot.p99_s),
         "[green]yes[/]" if holds else "[red]no[/]",
     ]
 
@@ -135,9 +157,3 @@ def _enough(summary: FleetSummary, pool: PoolSummary) -> int:
     needed = summary.requests * HORIZON_SERVICES * pool.longest_service_s / summary.duration_s
     digits = int(10.0 ** max(0, len(str(ceil(needed))) - 2))
     return digits * ceil(needed / digits)
-
-
-def _time(value_s: float) -> str:
-    if isnan(value_s):
-        return ""
-    return f"{value_s:.2f} s" if value_s >= 1 else f"{1000 * value_s:.3g} ms"

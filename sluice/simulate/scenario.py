@@ -6,14 +6,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gateway.settings import ModelConfig
+from gateway.settings import Config, ModelConfig
 from planner.errors import PlanError
 from planner.profile import NodeProfile
 from planner.workload.workload import Workload
 from simulator.fleet.fleet import FleetSpec, Outage, outages
 from simulator.fleet.traffic import Traffic
-from sluice.simulate.recorded import read_traffic
+from simulator.pipeline.records import Gateway, TenantTraffic
+from sluice.simulate.recorded import RecordedTraffic, read_recorded, scaled
 from sluice.simulated_fleet import Arrivals, Counting, Stream, fleet_of, fleet_of_model, traffic_of
+from sluice.simulated_gateway import gateway_of, tenant_traffic, tenants_of
 
 DEFAULT_REQUESTS = 100_000
 DEFAULT_WINDOW_TOKENS = 65_536
@@ -27,15 +29,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     fields: str | None
     workload: Workload
     node: NodeProfile
+    config: Config | None
     served: ModelConfig | None
-    """A model of a sluice.yaml, instead of `fleet`."""
+    """A sluice.yaml and one of its models, instead of `fleet`."""
     fleet: str | None
     b_short: str
     gamma: float
     pc: float
     spill_queue: int | None
     counting: Counting
-    dispatch: str
+    dispatch: str | None
     window_tokens: int | None
     rate: float | None
     requests: int | None
@@ -56,16 +59,40 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     spec: FleetSpec
     traffic: Traffic
     failures: Sequence[Outage]
+    gateway: Gateway | None = None
+    """The gateway of a sluice.yaml; None for a fleet of the command line."""
+    requests: TenantTraffic | None = None
+    """What that gateway is sent."""
+    tenants_said: str = ""
+    """What the tenants' shares of the traffic come from."""
 
 
 def prepare(asked: Scenario) -> Ready:
     """Draw the traffic and build the fleet; PlanError says what to change."""
     spec = _fleet(asked)
     random = np.random.default_rng(asked.seed)
-    requests = _recorded(asked)
-    if requests is None:
+    recorded = _recorded(asked)
+    if recorded is None:
         requests = traffic_of(asked.workload, _stream(asked), random)
-    return Ready(spec=spec, traffic=requests, failures=_failures(asked, spec, requests, random))
+    else:
+        requests = Traffic(
+            arrival_s=scaled(recorded, Path(asked.source).name, asked.rate),
+            prompt_tokens=recorded.prompts,
+            output_tokens=recorded.answers,
+        )
+    ready = Ready(spec=spec, traffic=requests, failures=_failures(asked, spec, requests, random))
+    if asked.config is None or asked.served is None:
+        return ready
+    gateway = gateway_of(
+        asked.config, asked.served, asked.node, counting=asked.counting, compressible=asked.pc
+    )
+    tenants = tenants_of(gateway.entitlements, asked.workload)
+    return msgspec.structs.replace(
+        ready,
+        gateway=gateway,
+        requests=tenant_traffic(requests, tenants, random, recorded),
+        tenants_said=tenants.said,
+    )
 
 
 def _fleet(asked: Scenario) -> FleetSpec:
@@ -74,12 +101,16 @@ def _fleet(asked: Scenario) -> FleetSpec:
             "a fleet is needed, once", "give --fleet with --b-short, or --config sluice.yaml"
         )
     if asked.served is not None:
+        if asked.dispatch is not None:
+            raise PlanError(
+                f"--dispatch {asked.dispatch} beside a file",
+                "state scheduling.policy in the file, which is what is simulated",
+            )
         return fleet_of_model(
             asked.served,
             asked.node,
             counting=asked.counting,
             compressible=asked.pc,
-            dispatch=asked.dispatch,
         )
     return fleet_of(
         asked.fleet or "",
@@ -89,19 +120,17 @@ def _fleet(asked: Scenario) -> FleetSpec:
         counting=asked.counting,
         gamma=asked.gamma,
         compressible=asked.pc,
-        dispatch=asked.dispatch,
+        dispatch=asked.dispatch or "least-loaded",
         spill_queue=asked.spill_queue,
     )
 
 
-def _recorded(asked: Scenario) -> Traffic | None:
+def _recorded(asked: Scenario) -> RecordedTraffic | None:
     if asked.arrivals != "recorded":
         return None
     if asked.duration_s is not None:
         raise PlanError("a recording has its own length", "give --requests, or nothing")
-    return read_traffic(
-        Path(asked.source), fields=asked.fields, rate_per_s=asked.rate, requests=asked.requests
-    )
+    return read_recorded(Path(asked.source), fields=asked.fields, requests=asked.requests)
 
 
 def _window(longest_tokens: int) -> int:

@@ -13,6 +13,7 @@ import typer
 from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
+from gateway.settings import ConfigError, load, parse
 from planner.errors import PlanError
 from sluice.check import check
 from sluice.hash_key import hashed_key
@@ -282,3 +283,65 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     result = run(plan, "--workload", "azure", "--rate", "10")
     assert result.exit_code == 2
     assert "pip install 'sluice-gateway[plan]'" in result.stderr
+
+
+TENANTS = """\
+entitlements:
+  - {name: gold, tenant: a, model: x, service_class: dedicated, concurrency: 2000}
+  - {name: team, tenant: b, model: x, tokens_per_second: 5000}
+  - {name: spot, tenant: c, model: x, service_class: spot}
+"""
+
+
+def test_reserved_baselines_are_a_floor_under_the_fleet(tmp_path: Path) -> None:
+    file, output = tmp_path / "tenants.yaml", tmp_path / "out.yaml"
+    file.write_text(TENANTS, encoding="utf-8")
+    args = ("--workload", "azure", "--rate", "20", "--slo-ttft-ms", "900", "--b-short", "4096")
+    alone = plan_json(*args)
+    found = plan_json(*args, "--entitlements", str(file), "-o", str(output))
+    slots = sum(p["serving_nodes"] * p["slots_per_node"] for p in found["pools"].values())
+    assert sum(p["serving_nodes"] * p["slots_per_node"] for p in alone["pools"].values()) < 2000
+    assert slots >= 2001
+    assert any("more than the demand needs" in note for note in found["notes"])
+    assert found["total_nodes"] > alone["total_nodes"]
+    # The gateway's own check of reserves accepts what was planned, and no fleet below the floor.
+    written = load(output)
+    assert [e.name for e in written.entitlements] == ["gold", "team", "spot"]
+    assert written.entitlements[0].concurrency == 2000
+    fewer = output.read_text(encoding="utf-8").replace('"concurrency": 2000', '"concurrency": 9000')
+    with pytest.raises(ConfigError):
+        parse(fewer, "fewer.yaml", {})
+
+
+def test_a_reserved_token_rate_is_planned_for_even_when_nobody_asks(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    rate = "entitlements: [{name: g, tenant: a, model: x, service_class: guaranteed, "
+    file.write_text(rate + "concurrency: 1, tokens_per_second: 200000}]", encoding="utf-8")
+    found = plan_json(
+        "--workload", "azure", "--rate", "20", "-c", str(file), "--slo-ttft-ms", "900"
+    )
+    assert found["rate_per_s"] > 50
+    assert found["rate_said"] == "the token rate that entitlements reserve"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "give a sluice.yaml"),
+        ("[]", "is no mapping"),
+        ("entitlements: []", "has no entitlements"),
+        ("entitlements: [{name: a, tenant: a, model: x, service_class: gold}]", "tenants.yaml:1"),
+        (
+            "entitlements: [{name: a, tenant: a, model: x}, {name: b, tenant: a, model: y}]",
+            "give --serves with one of: x, y",
+        ),
+    ],
+)
+def test_a_bad_file_of_entitlements_is_refused_with_the_fix(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(text, encoding="utf-8")
+    result = run(plan, "--workload", "azure", "--rate", "20", "--entitlements", str(file))
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())

@@ -153,3 +153,60 @@ def test_paged_engines_are_simulated_for_the_paged_mode() -> None:
     none = msgspec.structs.replace(found, chosen=FleetPlan(label="none"))
     with pytest.raises(ValueError, match="none is no fleet"):
         verify(none, most_requests=3000)
+
+
+GOLD = {"name": "gold", "tenant": "a", "service_class": "guaranteed", "concurrency": 400}
+SPOT = {"name": "spot", "tenant": "b", "service_class": "spot"}
+
+
+def paged() -> PlanResult:
+    return make_plan(
+        Question(workload=SHIPPED["azure"].workload, goals=Goals(rate_per_s=30.0, ttft_s=0.8))
+    )
+
+
+def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
+    checked = verify(paged(), (GOLD, SPOT), most_requests=20_000)
+    gateway = checked.gateway
+    assert gateway is not None
+    assert gateway.policies == (
+        "scheduling: all quartz",
+        "admission: by token pool",
+        "compression: off",
+    )
+    assert gateway.covered is not None
+    assert [tenant.name for tenant in gateway.tenants] == ["gold", "spot"]
+    for tenant in gateway.tenants:
+        assert tenant.attainment > 0.99
+        assert tenant.ttft.p99_s < 0.8
+    assert checked.holds
+    body = verification_json(checked)["gateway"]
+    assert [t["service_class"] for t in body["tenants"]] == ["guaranteed", "spot"]
+    assert body["tenants"][0]["ttft_s"]["p99"] > 0
+
+
+def test_a_fleet_that_breaks_a_tenant_s_promise_is_not_verified() -> None:
+    found = paged()
+    tight = {**GOLD, "slo_target_ms": 30}
+    checked = verify(found, (tight, SPOT), most_requests=20_000)
+    assert checked.verdict.holds
+    assert not checked.holds
+    gateway = checked.gateway
+    assert gateway is not None
+    (fault,) = gateway.tenants[0].faults
+    assert "within 30 ms, below 99 %" in fault
+
+
+def test_estimates_send_some_requests_to_another_pool_than_their_true_lengths() -> None:
+    question = msgspec.structs.replace(paged().question, b_short=(4096,), gamma=1.0)
+    gateway = verify(make_plan(question), most_requests=20_000).gateway
+    assert gateway is not None
+    (short, short_true, short_sent), (_, long_true, long_sent) = gateway.pool_shares
+    assert short == "short"
+    assert short_true + long_true == pytest.approx(1)
+    assert 0 < abs(short_sent - short_true) < 0.2
+    assert long_sent > 0
+
+
+def test_modes_that_count_slots_by_window_are_simulated_by_pool_alone() -> None:
+    assert verify(planned(), most_requests=2000).gateway is None

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -22,6 +23,7 @@ from simulator.fleet.traffic import CdfLengths, PairLengths
 from sluice.simulate.command import simulate
 from sluice.simulate.recorded import read_traffic
 from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
+from tests.builders import decision
 
 COMMANDS = Path(__file__).parents[4] / "docs/start/commands.md"
 SMALL = ("--workload", "azure", "--rate", "20", "--requests", "3000")
@@ -264,3 +266,54 @@ def test_boundaries_belong_to_pools_but_the_last() -> None:
     ]
     with pytest.raises(PlanError, match="1 pools and 1 boundaries"):
         fleet_of("4", "1536", PAPER_A100, window_tokens=65_536, counting="slots")
+
+
+def test_a_file_is_simulated_with_its_policies_and_tenants(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    tenants = (
+        "entitlements:\n"
+        "  - {name: gold, tenant: a, model: m, service_class: guaranteed, concurrency: 2}\n"
+        "  - {name: spot, tenant: b, model: m, service_class: spot}\n"
+    )
+    path.write_text(FILE + tenants, encoding="utf-8")
+    found = answer(*SMALL, "-c", str(path))
+    assert [t["name"] for t in found["tenants"]] == ["gold", "spot"]
+    assert found["tenants"][0]["refused"].keys() == {"concurrency"}
+    assert found["policies"][1] == "admission: by token pool"
+    assert found["tenants_said"] == "equal"
+    shown = run(*SMALL, "-c", str(path)).stdout
+    assert "entitlement" in shown
+    assert "scheduling: short quartz, long quartz" in shown
+
+
+def test_a_policy_beside_a_file_is_refused_with_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    result = run(*SMALL, "-c", str(path), "--dispatch", "jsq")
+    assert result.exit_code == 2
+    assert "state scheduling.policy in the file" in result.output
+
+
+def test_a_log_s_own_tenants_and_bodies_are_replayed_in_virtual_time(tmp_path: Path) -> None:
+    path, log = tmp_path / "sluice.yaml", tmp_path / "requests.jsonl"
+    tenants = "".join(
+        f"  - {{name: {name}, tenant: {name}, model: m, service_class: elastic}}\n"
+        for name in ("gold", "team")
+    )
+    path.write_text(FILE + "entitlements:\n" + tenants, encoding="utf-8")
+    records = [
+        decision(
+            f"r{i}",
+            time_unix_s=1000.0 + i,
+            prompt_tokens=200,
+            completion_tokens=20,
+            text_bytes=800,
+            entitlement="gold" if i % 4 else "team",
+        )
+        for i in range(200)
+    ]
+    log.write_bytes(b"\n".join(msgspec.json.encode(record) for record in records))
+    args = ("--workload", str(log), "--arrivals", "recorded", "-c", str(path))
+    found = answer(*args)
+    assert found["tenants_said"] == "as the log has them"
+    assert [t["requests"] for t in found["tenants"]] == [120, 40]  # a fifth is warm-up

@@ -1,0 +1,1 @@
+"""The whole pipeline in virtual time: estimate, plan, admit, compress, bind, serve, settle."""

@@ -1,0 +1,104 @@
+"""All engines of a simulated gateway, by pool and worker, and when to look at them."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+
+from gateway.policy.fleet.engine_telemetry import EngineSample, record
+from gateway.policy.model_runtime import ModelRuntime
+from simulator.engine.records import Emission, EngineRequest
+from simulator.pipeline.engines import units_of
+from simulator.pipeline.records import Gateway
+
+Heard = Callable[[Emission, float], None]
+"""(first or last token, its time)."""
+Worker = tuple[int, int]
+"""(pool, worker)."""
+
+
+class EngineFleet:
+    """Engine units in order of their next event; call in order of time."""
+
+    def __init__(self, gateway: Gateway, heard: Heard) -> None:
+        self._gateway, self._heard = gateway, heard
+        self._served: ModelRuntime = gateway.served
+        self._units = [
+            unit
+            for profile, pool in zip(gateway.profiles, self._served.fleet.pools, strict=True)
+            for unit in units_of(profile, pool.engines)
+        ]
+        self._place: dict[Worker, tuple[int, int]] = {}
+        """Worker -> (unit, rank)."""
+        self._workers: list[list[Worker]] = []
+        """By unit: its workers."""
+        for p, pool in enumerate(self._served.fleet.pools):
+            for workers in pool.engines:
+                unit = len(self._workers)
+                self._place |= {(p, w): (unit, rank) for rank, w in enumerate(workers)}
+                self._workers.append([(p, w) for w in workers])
+        self._heap: list[tuple[float, int]] = []
+        self._due_s = [inf] * len(self._units)
+
+    def next_s(self) -> float:
+        """A lower bound of the next event; infinity when all are idle."""
+        heap, due_s = self._heap, self._due_s
+        while heap and due_s[heap[0][1]] != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else inf
+
+    def step(self, now_s: float) -> None:
+        """Run the engine that is due."""
+        unit = heappop(self._heap)[1]
+        self._due_s[unit] = inf
+        self._advance(unit, now_s)
+        self._look_ahead(unit)
+
+    def submit(self, at: Worker, request: EngineRequest, now_s: float) -> None:
+        """Queue a request at a worker."""
+        unit, rank = self._place[at]
+        self._advance(unit, now_s)
+        self._units[unit].submit(rank, request, now_s)
+        self._look_ahead(unit)
+
+    def catch_up(self, at: Worker, now_s: float) -> None:
+        """Hear everything that a worker's engine did until now."""
+        self._advance(self._place[at][0], now_s)
+
+    def abort(self, at: Worker, index: int) -> None:
+        """Drop a request."""
+        unit, rank = self._place[at]
+        self._units[unit].abort(rank, str(index))
+        self._look_ahead(unit)
+
+    def restart(self, at: Worker) -> set[Worker]:
+        """An engine loses everything; returns all its workers."""
+        unit, _ = self._place[at]
+        self._units[unit].restart()
+        self._look_ahead(unit)
+        return set(self._workers[unit])
+
+    def report(self, now_s: float) -> None:
+        """Put the engines' metrics where the gateway keeps them."""
+        for (pool, worker), (unit, rank) in self._place.items():
+            view, profile = self._served.fleet.telemetry[pool], self._gateway.profiles[pool]
+            view.kv_tokens[worker] = profile.kv_blocks * profile.block_tokens
+            record(view, worker, EngineSample(kv_usage=self._units[unit].kv_usage(rank)), now_s)
+
+    @property
+    def preemptions(self) -> tuple[int, ...]:
+        """Preemptions so far, by pool."""
+        found = [0] * len(self._served.fleet.pools)
+        for unit, workers in zip(self._units, self._workers, strict=True):
+            found[workers[0][0]] += unit.preemptions
+        return tuple(found)
+
+    def _advance(self, unit: int, now_s: float) -> None:
+        for at_s, emission in self._units[unit].run_until(now_s):
+            self._heard(emission, at_s)
+
+    def _look_ahead(self, unit: int) -> None:
+        due_s = self._units[unit].due_s
+        if due_s != self._due_s[unit]:
+            self._due_s[unit] = due_s
+            if due_s < inf:
+                heappush(self._heap, (due_s, unit))

@@ -1,0 +1,119 @@
+"""A planned fleet behind the gateway that `-o` configures, in virtual time."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from gateway.settings import Config, parse
+from planner.gateway_file import gateway_file
+from planner.records import PlanResult
+from simulator.experiments.verdict_records import ArrivalProgress
+from simulator.fleet.arrivals import poisson
+from simulator.fleet.outcome import FleetOutcome
+from simulator.fleet.traffic import Ints, traffic
+from simulator.pipeline.run import run_pipeline
+from simulator.pipeline.tenants import TenantSummary, tenants
+from sluice.simulated_fleet import Counting, engine_of, lengths_of
+from sluice.simulated_gateway import gateway_of, policies_of, tenant_traffic, tenants_of
+
+GATEWAY: Final = "gateway"
+FEWEST_REQUESTS: Final = 20_000
+_SERVICES: Final = 10
+"""Mean services that a run should last."""
+
+
+class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What each tenant gets of the planned fleet."""
+
+    tenants: tuple[TenantSummary, ...]
+    policies: tuple[str, ...]
+    shares_said: str
+    requests: int
+    pool_shares: tuple[tuple[str, float, float], ...]
+    """(pool, share of the requests that belong there, share that the estimates sent there)."""
+    covered: float | None
+    """Share of prefills within their predicted quantile."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise to every tenant was kept."""
+        return not any(tenant.faults for tenant in self.tenants)
+
+
+def through_gateway(
+    plan: PlanResult,
+    sections: Sequence[Mapping[str, Any]],
+    counting: Counting,
+    *,
+    most_requests: int,
+    seed: int = 0,
+    progress: ArrivalProgress | None = None,
+) -> GatewayRun:
+    """Serve the workload by the configuration that `-o` writes: its policies, from estimates."""
+    question = plan.question
+    config = planned_config(plan, sections)
+    node = plan.chosen.pools[0].node
+    gateway = msgspec.structs.replace(
+        gateway_of(
+            config,
+            config.models[0],
+            node,
+            counting=counting,
+            compressible=question.compressible,
+        ),
+        profiles=tuple(
+            engine_of(planned.node, pool.max_model_len, counting, max_num_seqs=pool.max_num_seqs)
+            for planned, pool in zip(
+                plan.chosen.pools, config.models[0].pools.values(), strict=True
+            )
+        ),
+    )
+    random = np.random.default_rng(seed)
+    count = min(most_requests, max(FEWEST_REQUESTS, ceil(_SERVICES * _running(plan))))
+    arrivals = poisson(question.goals.rate_per_s, count, random)
+    shares = tenants_of(gateway.entitlements, question.workload)
+    requests = tenant_traffic(
+        traffic(lengths_of(question.workload), arrivals, random), shares, random
+    )
+    found = run_pipeline(
+        gateway,
+        requests,
+        seed=seed,
+        progress=None if progress is None else lambda n: progress(GATEWAY, n, total=count),
+    )
+    return GatewayRun(
+        tenants=tenants(gateway, found, question.goals.ttft_s),
+        policies=policies_of(gateway),
+        shares_said=shares.said,
+        requests=count,
+        pool_shares=_pool_shares(plan, found.fleet, requests.traffic.total_tokens),
+        covered=found.covered,
+    )
+
+
+def _pool_shares(
+    plan: PlanResult, found: FleetOutcome, total_tokens: Ints
+) -> tuple[tuple[str, float, float], ...]:
+    pools = plan.chosen.pools
+    belongs = np.searchsorted(np.array(plan.chosen.boundaries), total_tokens, side="left")
+    return tuple(
+        (pool.name, float((belongs == i).mean()), float((found.pool == i).mean()))
+        for i, pool in enumerate(pools)
+    )
+
+
+def planned_config(plan: PlanResult, sections: Sequence[Mapping[str, Any]]) -> Config:
+    """The configuration of the serving nodes; spares replace nodes that are away."""
+    urls = {
+        pool.name: [f"http://{pool.name}-{i}.invalid:8000" for i in range(pool.serving_nodes)]
+        for pool in plan.chosen.pools
+    }
+    return parse(gateway_file(plan, urls, sections), "the planned file", {})
+
+
+def _running(plan: PlanResult) -> float:
+    """Sequences in service at once; by Little's law the requests of one mean service."""
+    return sum(p.utilisation * p.slots_per_node * p.serving_nodes for p in plan.chosen.pools)

@@ -1,0 +1,145 @@
+"""Build a simulated gateway from a sluice.yaml: the gateway's own objects, with engine models."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+import numpy as np
+
+from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.scheduling.scheduler import Scheduler
+from gateway.records.request import Category
+from gateway.settings import Config, ModelConfig
+from gateway.settings.token_pools import base_terms, entries, managed
+from gateway.wiring.models import served_model
+from planner.errors import PlanError
+from planner.profile import NodeProfile
+from planner.workload.workload import Workload
+from simulator.fleet.traffic import Random, Traffic
+from simulator.pipeline.records import Gateway, TenantTraffic, with_tenants
+from sluice.simulate.recorded import RecordedTraffic
+from sluice.simulated_fleet import Counting, fleet_of_model
+
+_NAMES = {
+    "Quartz": "quartz",
+    "RankGroup": "bfio",
+    "Sticky": "sticky",
+    "RoundRobin": "round-robin",
+    "LeastLoaded": "least-loaded",
+}
+_CATEGORIES: dict[str, Category] = {name: name for name in get_args(Category)}
+
+
+class Tenants(msgspec.Struct, frozen=True, kw_only=True):
+    """How the requests are shared among a model's entitlements."""
+
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    said: str
+    """What the shares come from, in words."""
+
+
+def gateway_of(
+    config: Config,
+    model: ModelConfig,
+    node: NodeProfile,
+    *,
+    counting: Counting,
+    compressible: float = 1.0,
+) -> Gateway:
+    """One model of a file as the gateway serves it: its policies, admission and compression.
+
+    A model that only observes is simulated as if it enforced: nothing else could be proven of it.
+    """
+    enforced = model.model_copy(update={"mode": "enforce"})
+    spec = fleet_of_model(model, node, counting=counting, compressible=compressible)
+    return Gateway(
+        served=served_model(config, enforced),
+        profiles=tuple(pool.profile for pool in spec.pools),
+        entitlements=entitlements_of(config, model),
+        terms=base_terms(model) if managed(config, model) else None,
+        compressible=compressible,
+    )
+
+
+def policies_of(gateway: Gateway) -> tuple[str, ...]:
+    """In words, what decides in each pool and at the door."""
+    served = gateway.served
+    schedulers = served.scheduling.schedulers or (None,) * len(gateway.profiles)
+    pools = ", ".join(
+        f"{pool.name} {_policy(scheduler)}"
+        for pool, scheduler in zip(served.fleet.pools, schedulers, strict=True)
+    )
+    admission = "by token pool" if gateway.terms is not None else "open"
+    compression = (
+        "off" if served.compression is None else f"gamma {served.compression.rules.gamma:g}"
+    )
+    return (f"scheduling: {pools}", f"admission: {admission}", f"compression: {compression}")
+
+
+def _policy(scheduler: Scheduler | None) -> str:
+    return "least-loaded" if scheduler is None else _NAMES[type(scheduler).__name__]
+
+
+def entitlements_of(config: Config, model: ModelConfig) -> tuple[Entitlement, ...]:
+    """The model's entitlements, in order of creation."""
+    return tuple(e.terms for e in entries(config) if e.terms.model == model.name)
+
+
+def tenants_of(entitlements: Sequence[Entitlement], workload: Workload | None) -> Tenants:
+    """Shares by the log's own entitlements, else by what was promised, else equal ones."""
+    names = tuple(e.name for e in entitlements) or ("open",)
+    if len(names) == 1:
+        return Tenants(names=names, shares=(1.0,), said="one tenant")
+    logged = workload.entitlements if workload is not None else None
+    counts = [0 if logged is None else logged.count(name) for name in names]
+    if any(counts):
+        shares, said = [float(c) for c in counts], "as the log has them"
+    else:
+        shares, said = _promised(entitlements)
+    total = sum(shares)
+    return Tenants(names=names, shares=tuple(s / total for s in shares), said=said)
+
+
+def _promised(entitlements: Sequence[Entitlement]) -> tuple[list[float], str]:
+    rates = [e.tokens_per_s for e in entitlements]
+    if all(rates):
+        return rates, "in proportion to tokens_per_second"
+    slots = [float(sum(e.baseline)) for e in entitlements]
+    if all(slots):
+        return slots, "in proportion to concurrency"
+    return [1.0] * len(entitlements), "equal"
+
+
+def tenant_traffic(
+    traffic: Traffic,
+    tenants: Tenants,
+    random: Random,
+    recorded: RecordedTraffic | None = None,
+) -> TenantTraffic:
+    """The requests with their tenants and bodies; a recording's own where it tells."""
+    if recorded is None:
+        return with_tenants(traffic, tenants.shares, random)
+    index = {name: i for i, name in enumerate(tenants.names)}
+    owners = [index.get(name, -1) for name in recorded.entitlements]
+    kinds = [_CATEGORIES.get(kind, "prose") for kind in recorded.categories]
+    return with_tenants(
+        traffic,
+        tenants.shares,
+        random,
+        entitlement=np.array(owners, dtype=np.int64) if owners else None,
+        text_bytes=recorded.text_bytes,
+        asked=recorded.asked,
+        categories=kinds or None,
+    )
+
+
+def model_named(config: Config, name: str | None, origin: str) -> ModelConfig:
+    """The model of a file by name, or its only one; PlanError lists those there are."""
+    chosen = [model for model in config.models if name in {None, model.name}]
+    if len(chosen) != 1:
+        listed = ", ".join(model.name for model in config.models)
+        count = len(config.models)
+        problem = f"{origin} has no model {name}" if name else f"{origin} has {count} models"
+        raise PlanError(problem, f"give --serves with one of: {listed}")
+    return chosen[0]
