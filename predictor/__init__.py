@@ -1,4 +1,4 @@
-"""Predicts prefill times and output lengths from what a router sees, and learns online.
+"""Predicts prefill times from what a router sees, and learns online.
 
 What the gateway imports is pure Python without numpy. Training (`predictor.train`) needs
 scikit-learn and is not imported here.
@@ -8,13 +8,11 @@ from predictor.artifact import Artifact, ArtifactError, PoolSection, load
 from predictor.features import FEATURES, features
 from predictor.online import PrefillPredictor
 from predictor.prior import PriorRates
-from predictor.survival import OutputSurvival
 
 __all__ = [
     "FEATURES",
     "Artifact",
     "ArtifactError",
-    "OutputSurvival",
     "PoolSection",
     "PrefillPredictor",
     "PriorRates",

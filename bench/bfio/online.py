@@ -15,12 +15,12 @@ from bench.bfio.runs import (
     summary,
 )
 from bench.common.report import Row, at_least, at_most
-from gateway.policy.bfio.lookahead import horizon_steps
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobinPolicy
 from simulator.barrier.records import BarrierSpec
 from simulator.barrier.summary import Summary, longest_service, summarise
+from simulator.barrier.survival_forecast import horizon_steps
 from simulator.barrier.work import OUTPUT_MEAN, poisson
 
 AGES: Final = (500, 200)

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from predictor.survival import OTHER, OutputSurvival
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import BySurvival, Oracle
+from simulator.barrier.output_survival import OTHER, OutputSurvival
 from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, PowerOfD, RoundRobinPolicy
 from simulator.barrier.records import BarrierSpec, BarrierWork, Floats, History
 from simulator.barrier.state import BarrierGroup

@@ -8,10 +8,10 @@ import numpy as np
 
 from bench.bfio.exact import least_objective, small_instance, tight_instance
 from bench.common.report import Row, at_most
-from gateway.policy.bfio.load_forecast import LoadHistogram
-from gateway.policy.bfio.lookahead import still_alive, survival_of
 from gateway.policy.bfio.solver import assign, fcfs, objective
 from gateway.policy.bfio.solver_state import Floats
+from simulator.barrier.load_forecast import LoadHistogram
+from simulator.barrier.survival_forecast import still_alive, survival_of
 
 INSTANCES: Final = 50
 _WORKERS: Final = 64

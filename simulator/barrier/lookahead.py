@@ -5,10 +5,10 @@ from typing import Protocol
 
 import numpy as np
 
-from gateway.policy.bfio.load_forecast import AGE_EDGES, middle_ages
-from gateway.policy.bfio.lookahead import still_alive, survival_of
+from simulator.barrier.load_forecast import AGE_EDGES, middle_ages
 from simulator.barrier.records import Floats
 from simulator.barrier.state import BarrierGroup
+from simulator.barrier.survival_forecast import still_alive, survival_of
 
 
 class LookAhead(Protocol):

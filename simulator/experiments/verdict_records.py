@@ -92,7 +92,7 @@ def faults_of(pool: PoolSummary, goals: LatencyGoals) -> tuple[str, ...]:
 def doubts_of(pool: PoolSummary, goals: LatencyGoals) -> tuple[str, ...]:
     """The goals that lie within the bounds of what was simulated: this run cannot tell."""
     tail = pool.wait if goals.criterion == "wait" else pool.ttft
-    judged = [(goals.criterion, tail, goals.slo_s)]
+    judged: list[tuple[str, Tail, float]] = [(goals.criterion, tail, goals.slo_s)]
     if goals.tpot_slo_s is not None:
         judged.append(("TPOT", pool.tpot, goals.tpot_slo_s))
     return tuple(

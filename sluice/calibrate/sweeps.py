@@ -100,7 +100,9 @@ class Sweeps:
             slots=self._slots,
             chunk_tokens=chunk,
             longest_prompt_tokens=max(
-                (t.prompt_tokens for t in (*self._alone, *self._injections)), default=0
+                [trace.prompt_tokens for trace in self._alone]
+                + [one.prompt_tokens for one in self._injections],
+                default=0,
             ),
             most_sequences=self._most_sequences,
         )

@@ -9,7 +9,7 @@ from planner.errors import PlanError
 from planner.workload.workload import Workload
 from simulator.fleet.arrivals import poisson
 from simulator.fleet.traffic import Floats
-from sluice.simulate.recorded import RecordedTraffic
+from sluice.recorded import RecordedTraffic
 from sluice.simulated_fleet import lengths_of
 
 MAX_REQUESTS: Final = 1_000_000

@@ -13,7 +13,7 @@ from planner.workload.workload import Workload
 from simulator.fleet.fleet import FleetSpec, Outage, outages
 from simulator.fleet.traffic import Traffic
 from simulator.pipeline.records import Gateway, TenantTraffic
-from sluice.simulate.recorded import RecordedTraffic, read_recorded, scaled
+from sluice.recorded import RecordedTraffic, read_recorded, scaled
 from sluice.simulated_fleet import Arrivals, Counting, Stream, fleet_of, fleet_of_model, traffic_of
 from sluice.simulated_gateway import gateway_of, tenant_traffic, tenants_of
 

@@ -14,7 +14,7 @@ the ranks' KV loads.
 - A candidate passed over for `maxage_steps` steps goes first.
 - Ranks of one engine live and die together; waiting jobs belong to no rank, so none is lost.
 
-Look-ahead is not used (H = 0): it gains 1 % at most and needs output lengths.
+There is no look-ahead (H = 0): it gains 1 % at most and needs output lengths.
 """
 
 from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ from sluice.replay.load import ReplayRequest, from_recording, from_workload
 from sluice.replay.report import ReplayReport, report, report_json
 from sluice.replay.run import Replayed, commonest
 from sluice.replay.texts import KINDS, Texts, kind_of
-from sluice.simulate.recorded import RecordedTraffic, read_recorded
+from sluice.recorded import RecordedTraffic, read_recorded
 
 if not app.registered_commands:
     register()

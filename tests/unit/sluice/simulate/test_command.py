@@ -21,7 +21,7 @@ from planner.workload.workload import from_lengths
 from simulator.experiments.fleet_verdicts import judge
 from simulator.fleet.traffic import CdfLengths, PairLengths
 from sluice.simulate.command import simulate
-from sluice.simulate.recorded import read_traffic
+from sluice.recorded import read_traffic
 from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
 from tests.builders import decision
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.bfio.load_forecast import AGE_EDGES, LoadHistogram, middle_ages
-from gateway.policy.bfio.lookahead import still_alive, survival_of
+from simulator.barrier.load_forecast import AGE_EDGES, LoadHistogram, middle_ages
+from simulator.barrier.survival_forecast import still_alive, survival_of
 
 Request = tuple[int, int, int, int]
 """Worker, class, prompt, age."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.survival import ENOUGH, LONGEST, MAX_CLASSES, OutputSurvival
+from simulator.barrier.output_survival import ENOUGH, LONGEST, MAX_CLASSES, OutputSurvival
 
 
 def geometric(random: Random, mean: float) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gateway.policy.bfio.lookahead import Floats, horizon_steps, still_alive, survival_of
+from simulator.barrier.survival_forecast import Floats, horizon_steps, still_alive, survival_of
 
 
 def test_a_geometric_output_forgets_its_age() -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.policy.bfio.load_forecast import middle_ages
+from simulator.barrier.load_forecast import middle_ages
 
 Floats = NDArray[np.float64]
 

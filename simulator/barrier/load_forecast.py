@@ -1,7 +1,7 @@
 """The ranks' KV load by request class and age: the input of the look-ahead.
 
 The histogram is updated per request as tokens stream, so that the look-ahead over all workers
-is one matrix product (gateway.policy.bfio.lookahead) however many requests run.
+is one matrix product (simulator.barrier.survival_forecast) however many requests run.
 """
 
 from bisect import bisect_right
