@@ -20,8 +20,8 @@ from planner.workload.library import SHIPPED
 from planner.workload.workload import from_lengths
 from simulator.experiments.fleet_verdicts import judge
 from simulator.fleet.traffic import CdfLengths, PairLengths
-from sluice.simulate.command import simulate
 from sluice.recorded import read_traffic
+from sluice.simulate.command import simulate
 from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
 from tests.builders import decision
 
