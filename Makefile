@@ -52,7 +52,7 @@ $(VENV)/.dev: pyproject.toml requirements/dev.txt | $(BIN)/python
 # image gets the versions that the tests ran with.
 UPGRADE := --upgrade
 LOCK = UV_CUSTOM_COMPILE_COMMAND="make update" $(BIN)/uv pip compile --quiet --no-config --universal \
-	--python-version 3.11 --fork-strategy fewest --generate-hashes --annotation-style line
+	--python-version 3.11 --fork-strategy fewest --no-strip-extras --generate-hashes --annotation-style line
 update: | $(BIN)/python
 	@test -x $(BIN)/uv || $(PIP) install uv
 	$(LOCK) $(UPGRADE) pyproject.toml --extra dev --group build -o requirements/dev.txt

@@ -21,7 +21,7 @@ def pyproject() -> dict[str, Any]:
 def pins(lock: str) -> dict[str, str]:
     """Package -> version in a file of requirements/."""
     text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
-    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+    return dict(re.findall(r"^([a-z0-9-]+)(?:\[[a-z0-9,-]+\])?==(\S+)", text, re.MULTILINE))
 
 
 def load_yaml(path: str | Path) -> Any:

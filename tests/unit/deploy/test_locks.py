@@ -47,7 +47,8 @@ def test_a_lock_has_pins_and_hashes_only(lock: str) -> None:
     text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
     entries = re.sub(r" \\\n", "", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE)).splitlines()
     assert entries
-    pin = re.compile(r"[a-z0-9-]+==[\w.]+( ; [^\\]+?)?( +--hash=sha256:[0-9a-f]{64})+")
+    named = r"[a-z0-9-]+(\[[a-z0-9,-]+\])?==[\w.]+"
+    pin = re.compile(named + r"( ; [^\\]+?)?( +--hash=sha256:[0-9a-f]{64})+")
     assert [entry for entry in entries if not pin.fullmatch(entry)] == []
 
 
