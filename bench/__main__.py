@@ -14,6 +14,7 @@ from bench.common.report import Report, show
 from sluice.build import compiled
 
 BENCHES = {
+    "everything": "all five systems on against all off, live: SLOs by tenant, each one's part",
     "gateway-accuracy": "10,000 mixed requests against mocks: misroutes, rescues, ratios",
     "gateway-output": "every client asks for 32,768 tokens: short share on real lengths",
     "gateway-faults": "kill and break engines under load; cancel hundreds of requests",

@@ -30,8 +30,15 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     pool: str | None = None
     """None if no gateway named a pool."""
     compressed: bool = False
+    status: int = 0
+    """HTTP status; 0 without an answer."""
     error: str | None = None
     """HTTP status and message, or the connection's error."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the gateway refused it for load or for a limit."""
+        return self.status in {429, 503}
 
     @property
     def ttft_s(self) -> float | None:
@@ -45,13 +52,18 @@ class ReplayClient(EngineClient):
     who: ClassVar[str] = "the gateway"
     key_option: ClassVar[str] = "--api-key-env"
 
-    async def send(self, text: str, output_tokens: int, due_s: float) -> Answered:
-        """Send one request; raises nothing but cancellation."""
+    async def send(
+        self, text: str, output_tokens: int, due_s: float, key: str | None = None
+    ) -> Answered:
+        """Send one request, with a tenant's own `key`; raises nothing but cancellation."""
         parts: list[tuple[float, bytes]] = []
         reported: dict[str, Any] = {"due_s": due_s, "sent_s": time.perf_counter()}
-        request = self._http.build_request("POST", self.path, json=self._body(text, output_tokens))
+        headers = None if key is None else {"authorization": f"Bearer {key}"}
+        body = self._body(text, output_tokens)
+        request = self._http.build_request("POST", self.path, json=body, headers=headers)
         try:
             async with contextlib.aclosing(await self._http.send(request, stream=True)) as answer:
+                reported["status"] = answer.status_code
                 pool = answer.headers.get(_POOL)
                 compressed = answer.headers.get(_COMPRESSED, "none") != "none"
                 reported |= {"pool": pool, "compressed": compressed}

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,6 +46,10 @@ def replay(
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the client's key.")
     ] = None,
+    tenant_key: Annotated[
+        list[str] | None,
+        typer.Option(help="ENTITLEMENT=VARIABLE: send its requests with this key; repeat it."),
+    ] = None,
     most_open: Annotated[int, typer.Option(min=1, help="Most requests open at once.")] = 2000,
     warm_up: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of the time that is not judged.")
@@ -67,9 +71,12 @@ def replay(
     console = Console(highlight=False, stderr=as_json)
     try:
         key = _key(api_key_env)
+        keys = _tenant_keys(tenant_key or ())
         asks = _asks(log, workload, fields, rate, speed, arrivals, duration, seed)
         shown = public_url(url)
-        served, done = _run(url, model, key, asks, most_open)
+        # The first tenant's key serves where no other is given.
+        own = key or next(iter(keys.values()), None)
+        served, done = _run(url, model, own, asks, most_open, keys)
         if not done.answers:
             raise PlanError("nothing was sent", "let it run longer")
     except PlanError as error:
@@ -128,7 +135,12 @@ def _asks(
 
 
 def _run(
-    url: str, model: str | None, key: str | None, asks: list["ReplayRequest"], most_open: int
+    url: str,
+    model: str | None,
+    key: str | None,
+    asks: list["ReplayRequest"],
+    most_open: int,
+    keys: dict[str, str],
 ) -> tuple[str, "Replayed"]:
     """Replay under a progress bar; returns the model's name and all results."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -151,7 +163,7 @@ def _run(
             bars.update(ended, completed=answered)
 
         with asyncio.Runner(loop_factory=_loop()) as runner:
-            return runner.run(_talk(url, model, key, asks, most_open, say))
+            return runner.run(_talk(url, model, key, asks, most_open, say, keys))
 
 
 async def _talk(
@@ -161,6 +173,7 @@ async def _talk(
     asks: list["ReplayRequest"],
     most_open: int,
     say: "Say",
+    keys: dict[str, str],
 ) -> tuple[str, "Replayed"]:
     from sluice.replay.client import ReplayClient
     from sluice.replay.run import replay as send
@@ -174,7 +187,9 @@ async def _talk(
         texts = Texts()
         await texts.learn({ask.category or "prose" for ask in asks}, client.tokens_of)
         with _stopped_by_ctrl_c(stop):
-            done = await send(client, texts, asks, most_open=most_open, stop=stop, say=say)
+            done = await send(
+                client, texts, asks, most_open=most_open, stop=stop, say=say, keys=keys
+            )
         return client.model, done
     finally:
         await client.close()
@@ -217,6 +232,20 @@ def _key(variable: str | None) -> str | None:
             f"{variable} holds no key", f"export {variable} with the client's key in it"
         )
     return key
+
+
+def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
+    """Entitlement -> key, read from the variables named."""
+    from planner.errors import PlanError
+
+    found = {}
+    for text in given:
+        name, _, variable = text.partition("=")
+        key = _key(variable) if name and variable else None
+        if key is None:
+            raise PlanError(f"--tenant-key {text}", "write ENTITLEMENT=VARIABLE")
+        found[name] = key
+    return found
 
 
 def _draw(done: "Replayed", folder: Path, found: "ReplayReport", console: Console) -> None:

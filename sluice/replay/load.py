@@ -24,6 +24,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     category: str | None = None
+    entitlement: str | None = None
+    """Whose request it was; None if the log does not tell."""
 
 
 def from_recording(
@@ -96,6 +98,7 @@ def _asks(
                 prompt_tokens=int(found.prompts[i]),
                 output_tokens=int(found.answers[i]),
                 category=found.categories[i] if found.categories else None,
+                entitlement=found.entitlements[i] if found.entitlements else None,
             )
         )
     return asks

@@ -30,6 +30,21 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why the SLO does not hold; empty if it holds or is not judged."""
 
 
+class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one entitlement after the warm-up."""
+
+    name: str
+    requests: int
+    refused: int
+    """Refused for load or for a limit (429, 503)."""
+    failed: int
+    """Failed otherwise."""
+    attainment: float
+    """Share of served requests with their first token within the SLO; NaN without any."""
+    ttft_p99_s: float
+    """Of served requests."""
+
+
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole replay's results."""
 
@@ -54,6 +69,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     slo_tpot_s: float | None
     whole: PoolReport
     pools: tuple[PoolReport, ...]
+    tenants: tuple[TenantReport, ...] = ()
+    """By entitlement, where the log tells."""
 
     @property
     def holds(self) -> bool:
@@ -118,6 +135,31 @@ def report(
         slo_tpot_s=slo_tpot_s,
         whole=whole,
         pools=tuple(parts),
+        tenants=_tenants(done, judged, slo_ttft_s),
+    )
+
+
+def _tenants(done: Replayed, judged: Sequence[Answered], slo_s: float) -> tuple[TenantReport, ...]:
+    """Every entitlement of the log."""
+    kept = set(map(id, judged))
+    by_name: dict[str, list[Answered]] = {}
+    for ask, answer in zip(done.asks, done.answers, strict=True):
+        if ask.entitlement and id(answer) in kept:
+            by_name.setdefault(ask.entitlement, []).append(answer)
+    return tuple(_tenant(name, answers, slo_s) for name, answers in sorted(by_name.items()))
+
+
+def _tenant(name: str, answers: Sequence[Answered], slo_s: float) -> TenantReport:
+    served = [a.ttft_s for a in answers if a.ttft_s is not None]
+    refused = sum(answer.refused for answer in answers)
+    within = sum(ttft_s <= slo_s for ttft_s in served)
+    return TenantReport(
+        name=name,
+        requests=len(answers),
+        refused=refused,
+        failed=len(answers) - len(served) - refused,
+        attainment=within / len(served) if served else math.nan,
+        ttft_p99_s=quantile(served, 0.99),
     )
 
 
@@ -147,6 +189,16 @@ def report_json(found: ReplayReport) -> dict[str, Any]:
         "prompt_ratio": found.prompt_ratio,
         "all": _part_json(found.whole),
         "pools": {pool.name: _part_json(pool) for pool in found.pools},
+        "tenants": {
+            one.name: {
+                "requests": one.requests,
+                "refused": one.refused,
+                "failed": one.failed,
+                "attainment": _finite(one.attainment),
+                "ttft_p99_s": _finite(one.ttft_p99_s),
+            }
+            for one in found.tenants
+        },
         "notes": found.notes,
     }
 
@@ -165,6 +217,12 @@ def show(found: ReplayReport, console: Console) -> None:
         f"{found.failed} failed, {found.compressed} compressed, {found.most_open} at once at most"
     )
     console.print(table)
+    for one in found.tenants:
+        attained = "" if math.isnan(one.attainment) else f"{100 * one.attainment:.1f} % in time, "
+        console.print(
+            f"{escape(one.name)}: {attained}P99 TTFT {_ms(one.ttft_p99_s)}, {one.requests} "
+            f"requests, {one.refused} refused, {one.failed} failed"
+        )
     slo = f"P99 TTFT {1000 * found.slo_ttft_s:g} ms"
     if found.slo_tpot_s is not None:
         slo += f", TPOT {1000 * found.slo_tpot_s:g} ms"

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -47,9 +47,13 @@ async def replay(
     most_open: int,
     stop: asyncio.Event,
     say: Say,
+    keys: Mapping[str, str] | None = None,
 ) -> Replayed:
-    """Send all; `stop` ends the sending, and running requests get LET_FINISH_S to finish."""
-    run = _ReplayRun(client, asks, most_open)
+    """Send all, each with its entitlement's key of `keys`.
+
+    `stop` ends the sending, and running requests get LET_FINISH_S to finish.
+    """
+    run = _ReplayRun(client, asks, most_open, keys or {})
     started_s = time.perf_counter() + 0.1
     for index, ask in enumerate(asks):
         # The text is generated ahead of the due time, since that takes time.
@@ -73,8 +77,15 @@ async def replay(
 class _ReplayRun:
     """Open requests and results."""
 
-    def __init__(self, client: ReplayClient, asks: Sequence[ReplayRequest], most_open: int) -> None:
+    def __init__(
+        self,
+        client: ReplayClient,
+        asks: Sequence[ReplayRequest],
+        most_open: int,
+        keys: Mapping[str, str],
+    ) -> None:
         self._client = client
+        self._keys = keys
         self._asks = asks
         self._places = asyncio.Semaphore(most_open)
         self._open: set[asyncio.Task[None]] = set()
@@ -122,8 +133,9 @@ class _ReplayRun:
         self._places.release()
 
     async def _send(self, index: int, text: str, due_s: float) -> None:
-        output = self._asks[index].output_tokens
-        self._answers[index] = await self._client.send(text, output, due_s)
+        ask = self._asks[index]
+        key = self._keys.get(ask.entitlement or "")
+        self._answers[index] = await self._client.send(text, ask.output_tokens, due_s, key)
 
 
 async def _until(due_s: float, stop: asyncio.Event) -> bool:

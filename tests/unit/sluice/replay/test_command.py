@@ -16,6 +16,7 @@ from simulator.mock_server import tokenizer
 from sluice.cli import app, register
 from sluice.recorded import RecordedTraffic, read_recorded
 from sluice.replay.client import Answered
+from sluice.replay.command import _tenant_keys
 from sluice.replay.load import ReplayRequest, from_recording, from_workload
 from sluice.replay.report import ReplayReport, report, report_json
 from sluice.replay.run import Replayed, commonest
@@ -233,3 +234,45 @@ def test_bad_input_exits_2_with_what_to_change(arguments: list[str]) -> None:
     told = json.loads(done.stdout)
     assert told["problem"]
     assert told["fix"]
+
+
+def test_tenants_of_a_log_are_judged_apart_and_refusals_are_no_failures() -> None:
+    names = ("gold", "spot")
+    asks = [
+        ReplayRequest(at_s=float(i), prompt_tokens=9, output_tokens=2, entitlement=names[i % 2])
+        for i in range(40)
+    ]
+    answers = []
+    for i in range(40):
+        given: dict[str, Any] = {"due_s": float(i), "sent_s": float(i)}
+        if i % 4 == 1:
+            answers.append(Answered(status=429, error="429 busy", **given))
+        elif i == 3:
+            answers.append(Answered(status=502, error="502 broken", **given))
+        else:
+            answers.append(Answered(status=200, first_s=i + 0.1, last_s=i + 0.2, **given))
+    done = Replayed(
+        asks=tuple(asks),
+        answers=tuple(answers),
+        started_s=0.0,
+        ended_s=41.0,
+        stopped=False,
+        most_open=1,
+    )
+    found = report(done, url="http://x", model="m", slo_ttft_s=0.5, slo_tpot_s=None, warm_up=0.0)
+    gold, spot = found.tenants
+    assert (gold.name, gold.requests, gold.refused, gold.failed) == ("gold", 20, 0, 0)
+    assert gold.attainment == 1.0
+    assert gold.ttft_p99_s == pytest.approx(0.1)
+    assert (spot.requests, spot.refused, spot.failed) == (20, 10, 1)
+    assert report_json(found)["tenants"]["spot"]["refused"] == 10
+
+
+def test_tenant_keys_are_read_from_variables_and_never_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GOLD_KEY", "sk-gold")
+    assert _tenant_keys(["gold=GOLD_KEY"]) == {"gold": "sk-gold"}
+    for bad in ("gold", "=GOLD_KEY", "gold=NOT_THERE"):
+        with pytest.raises(PlanError):
+            _tenant_keys([bad])

@@ -1,0 +1,1 @@
+"""Everything on against everything off: the same engines, the same trace, ablations."""

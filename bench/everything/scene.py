@@ -1,0 +1,175 @@
+"""The scene of `bench everything`: seven engine workers, four tenants, one mixed trace.
+
+Three engines are workers of their own; a fourth has four data-parallel ranks behind its barrier.
+Chat is short and interactive, retrieval has prompts just above the boundary, agents have long ones,
+and a spot tenant floods the middle third of the trace with batch work.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from random import Random
+from typing import Final
+
+import msgspec
+import orjson
+
+from bench.common.fleet import MODEL
+from bench.common.texts import document
+from bench.compressor.prompts import english
+from simulator.engine.profiles import EngineProfile
+from simulator.mock_server import tokenizer
+
+REPLICAS: Final = 3
+RANKS: Final = 4
+SLOTS: Final = 8
+"""Of each worker."""
+WINDOW_TOKENS: Final = 16_384
+BOUNDARY_TOKENS: Final = 1536
+
+ENGINE: Final = EngineProfile(
+    name="everything",
+    w_s=0.03,
+    h_s_per_token=1e-6,
+    timing="kv",
+    prefill_s_per_token=1 / 5000,
+    max_num_batched_tokens=2048,
+    kv_blocks=4096,
+    max_model_len=WINDOW_TOKENS,
+    max_num_seqs=SLOTS,
+    prefix_cache_tokens=0,
+)
+"""30 ms an iteration and 5,000 prompt tokens a second; no prefix cache, which the simulation of
+whole gateways does not have either."""
+
+
+class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant of the trace."""
+
+    name: str
+    service_class: str
+    slo_ms: int
+    concurrency: tuple[int, int]
+    """Its baseline in the short pool and in the long one; zeros for none."""
+    rate_per_s: float
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    floods: bool = False
+    """Whether all of it comes in the middle third."""
+
+
+TENANTS: Final = (
+    TenantLoad(
+        name="chat",
+        service_class="guaranteed",
+        slo_ms=600,
+        concurrency=(16, 1),
+        rate_per_s=4.0,
+        prompt_tokens=(60, 400),
+        output_tokens=(20, 60),
+    ),
+    TenantLoad(
+        name="retrieval",
+        service_class="elastic",
+        slo_ms=1500,
+        concurrency=(4, 4),
+        rate_per_s=1.2,
+        prompt_tokens=(1300, 1900),
+        output_tokens=(20, 60),
+    ),
+    TenantLoad(
+        name="agents",
+        service_class="elastic",
+        slo_ms=4000,
+        concurrency=(0, 8),
+        rate_per_s=0.5,
+        prompt_tokens=(4000, 9000),
+        output_tokens=(40, 120),
+    ),
+    TenantLoad(
+        name="batch",
+        service_class="spot",
+        slo_ms=30_000,
+        concurrency=(0, 0),
+        rate_per_s=7.0,
+        prompt_tokens=(300, 1000),
+        output_tokens=(60, 160),
+        floods=True,
+    ),
+)
+
+
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of the trace."""
+
+    at_s: float
+    tenant: int
+    """Index in TENANTS."""
+    body: bytes
+    prompt_tokens: int
+    """By the engine's tokenizer."""
+    text_bytes: int
+    output_tokens: int
+    cap_tokens: int
+    """What the client allows: twice what the answer takes."""
+
+
+def key_of(tenant: str) -> str:
+    """The tenant's API key."""
+    return f"sk-{tenant}"
+
+
+def key_hash(tenant: str) -> str:
+    """As the configuration has it."""
+    return "sha256:" + sha256(key_of(tenant).encode()).hexdigest()
+
+
+def trace(seconds: float, seed: int = 0) -> list[TraceRequest]:
+    """The trace in order of time; the same for a seed."""
+    found = [
+        request
+        for index, tenant in enumerate(TENANTS)
+        for request in _requests(index, tenant, seconds, seed)
+    ]
+    return sorted(found, key=lambda request: request.at_s)
+
+
+def _requests(index: int, tenant: TenantLoad, seconds: float, seed: int) -> Iterator[TraceRequest]:
+    draw = Random(f"everything/{tenant.name}/{seed}")
+    low_s, high_s = (seconds / 3, 2 * seconds / 3) if tenant.floods else (0.0, seconds)
+    at_s = low_s + draw.expovariate(tenant.rate_per_s)
+    while at_s < high_s:
+        output = draw.randint(*tenant.output_tokens)
+        messages = _messages(tenant, draw)
+        yield TraceRequest(
+            at_s=at_s,
+            tenant=index,
+            body=orjson.dumps(
+                {
+                    "model": MODEL,
+                    "messages": messages,
+                    "max_tokens": 2 * output,
+                    "mock_output_tokens": output,
+                    "stream": True,
+                }
+            ),
+            prompt_tokens=len(tokenizer.encode_chat(messages)),
+            text_bytes=sum(len(m["content"].encode()) for m in messages),
+            output_tokens=output,
+            cap_tokens=2 * output,
+        )
+        at_s += draw.expovariate(tenant.rate_per_s)
+
+
+def _messages(tenant: TenantLoad, draw: Random) -> list[dict[str, str]]:
+    if tenant.name == "retrieval":
+        return draw.choice(_retrieval(tenant.prompt_tokens))
+    text = document("prose", draw.randint(*tenant.prompt_tokens), draw).text
+    return [{"role": "user", "content": text}]
+
+
+@cache
+def _retrieval(tokens: tuple[int, int]) -> list[list[dict[str, str]]]:
+    """Passages with a question, of about so many tokens: what compression is for."""
+    chars = (4 * tokens[0], 4 * tokens[1])
+    return [case.messages for case in english(chars)]
