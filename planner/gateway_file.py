@@ -1,7 +1,8 @@
 """Write the chosen fleet as the gateway's configuration, sluice.yaml.
 
 All that the gateway can do is on: QUARTZ, compression where gamma is above 1, boundaries that are
-observed, token pools with one entitlement for everybody. Keys come from the environment.
+observed, token pools with the entitlements given, else one for everybody. Keys come from the
+environment.
 
 Nodes without a URL get placeholders under `.invalid`, which never resolves. In mode paged a
 short pool's window is twice its boundary (at most the whole window): with KV allocated by block,
@@ -29,13 +30,14 @@ def gateway_file(
 
     `entitlements` are sections of a sluice.yaml, plain values; they get the planned model.
     """
-    lines = [*_lines(plan, workers or {})]
+    lines = [*_lines(plan, workers or {}), "entitlements:"]
     if entitlements:
         model = plan.chosen.pools[0].node.model
-        lines.append("entitlements:")
         # JSON is YAML, too; a dollar sign would be read as a variable.
         texts = (json.dumps({**given, "model": model}) for given in entitlements)
         lines += [f"  - {text.replace('$', '$$')}" for text in texts]
+    else:
+        lines += _everybody(plan)
     return "\n".join([*lines, ""])
 
 
@@ -90,13 +92,11 @@ def _lines(plan: PlanResult, workers: Mapping[str, Sequence[str]]) -> Iterator[s
     yield "    pools:"
     for pool in fleet.pools:
         yield from _pool_lines(pool, plan, workers.get(pool.name, ()))
-    yield from _entitlement_lines(plan)
 
 
-def _entitlement_lines(plan: PlanResult) -> Iterator[str]:
+def _everybody(plan: PlanResult) -> Iterator[str]:
     """One tenant with the whole fleet: a start for the tenants that share it."""
     slots = sum(pool.nodes * pool.slots_per_node for pool in plan.chosen.pools)
-    yield "entitlements:"
     yield "  - name: everybody"
     yield "    tenant: everybody"
     yield f"    model: {_quoted(plan.chosen.pools[0].node.model)}"

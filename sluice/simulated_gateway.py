@@ -51,7 +51,8 @@ def gateway_of(
 
     A model that only observes is simulated as if it enforced: nothing else could be proven of it.
     """
-    enforced = model.model_copy(update={"mode": "enforce"})
+    quiet = model.scheduling.model_copy(update={"shadow": False})
+    enforced = model.model_copy(update={"mode": "enforce", "scheduling": quiet})
     spec = fleet_of_model(model, node, counting=counting, compressible=compressible)
     return Gateway(
         served=served_model(config, enforced),

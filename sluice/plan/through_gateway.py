@@ -105,13 +105,17 @@ def _pool_shares(
     )
 
 
+_KEYS: Final = {"SLUICE_ADMIN_KEY": "not-served", "SLUICE_KEY_HASH": f"sha256:{'0' * 64}"}
+"""The variables of a planned file; a simulation asks for no key."""
+
+
 def planned_config(plan: PlanResult, sections: Sequence[Mapping[str, Any]]) -> Config:
     """The configuration of the serving nodes; spares replace nodes that are away."""
     urls = {
         pool.name: [f"http://{pool.name}-{i}.invalid:8000" for i in range(pool.serving_nodes)]
         for pool in plan.chosen.pools
     }
-    return parse(gateway_file(plan, urls, sections), "the planned file", {})
+    return parse(gateway_file(plan, urls, sections), "the planned file", _KEYS)
 
 
 def _running(plan: PlanResult) -> float:

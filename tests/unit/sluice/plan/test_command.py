@@ -293,7 +293,10 @@ entitlements:
 """
 
 
-def test_reserved_baselines_are_a_floor_under_the_fleet(tmp_path: Path) -> None:
+def test_reserved_baselines_are_a_floor_under_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "a")
     file, output = tmp_path / "tenants.yaml", tmp_path / "out.yaml"
     file.write_text(TENANTS, encoding="utf-8")
     args = ("--workload", "azure", "--rate", "20", "--slo-ttft-ms", "900", "--b-short", "4096")
@@ -310,7 +313,7 @@ def test_reserved_baselines_are_a_floor_under_the_fleet(tmp_path: Path) -> None:
     assert written.entitlements[0].concurrency == 2000
     fewer = output.read_text(encoding="utf-8").replace('"concurrency": 2000', '"concurrency": 9000')
     with pytest.raises(ConfigError):
-        parse(fewer, "fewer.yaml", {})
+        parse(fewer, "fewer.yaml", {"SLUICE_ADMIN_KEY": "a"})
 
 
 def test_a_reserved_token_rate_is_planned_for_even_when_nobody_asks(tmp_path: Path) -> None:
