@@ -123,7 +123,7 @@ async def test_a_dead_engines_waiting_requests_are_refused_and_it_comes_back() -
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[Fleet]:
     """One model: a pool of one engine, and a pool of an engine with two ranks. No policy stated."""
-    mock = ("--speed", "10")
+    mock = ("--speed", "3")
     fleet = Fleet(short=1, long=1, long_slots=SLOTS, mock=mock, config={"entitlements": [TENANT]})
     engine = fleet.pool("long")[0]
     engine.command += ["--dp-ranks", "2"]

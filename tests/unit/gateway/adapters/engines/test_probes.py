@@ -332,6 +332,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
+@pytest.mark.alone
 async def test_engines_are_spread_over_the_interval(slept: list[float]) -> None:
     served, engines = fleet_of(1000), Crowd()
     engines.answer("/health")
