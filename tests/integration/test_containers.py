@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from tests.unit.deploy.files import (
 pytestmark = [pytest.mark.image, pytest.mark.redis]
 
 KEY = {"authorization": "Bearer sk-demo-elastic"}
+WITH_TARGET = {"authorization": "Bearer sk-demo-guaranteed"}
 CHAT = "/v1/chat/completions"
 
 
@@ -198,10 +199,12 @@ def test_the_official_client_chats_and_streams(composed: Composed) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] in {"length", "stop"}
 
 
-def ask(composed: Composed, text: str, **more: object) -> httpx.Response:
+def ask(
+    composed: Composed, text: str, key: Mapping[str, str] = KEY, **more: object
+) -> httpx.Response:
     body = {"model": "demo-model", "messages": [{"role": "user", "content": text}], **more}
     url = composed.url("gateway") + CHAT
-    return httpx.post(url, json=body, headers=KEY, timeout=60, trust_env=False)
+    return httpx.post(url, json=body, headers=key, timeout=60, trust_env=False)
 
 
 def test_a_chat_request_goes_through_to_the_pool_that_fits(composed: Composed) -> None:
@@ -298,7 +301,7 @@ def test_redis_runs_as_its_service_says_and_the_gateway_uses_it(composed: Compos
     reason="prometheus is not on PATH (Debian and Ubuntu have a package of that name)",
 )
 def test_prometheus_finds_every_target_and_evaluates_rules_and_panels(composed: Composed) -> None:
-    ask(composed, "Count me", max_tokens=4, stream=True)
+    ask(composed, "Count me", WITH_TARGET, max_tokens=4, stream=True)
     port = composed.ports["prometheus"]
     with Children() as children:
         children.start(prometheus_command(composed, port), quiet=True)
@@ -370,7 +373,11 @@ MAY_BE_EMPTY = {
     "Denied, by reason",
     "Would be denied, by reason",
     "Evictions",
-    "Entitlements without their capacity",
+    "Tenants without their capacity",
+    "Refusals by tenant and reason",
+    "Refused share by tenant",
+    "Telemetry: requests not exported",
+    "Gamma and what compression achieves",
     "Usage export: lines lost",
     "Late first tokens",
     "Preemptions",
