@@ -35,7 +35,7 @@ def draw(found: dict[str, RunFigures], needed: dict[str, int | None], folder: Pa
     middle.yaxis.set_major_formatter("{x:g}")
     bottom.set(ylabel="workers needed\n(simulated)", ylim=(0, MOST_WORKERS * 1.15))
     bottom.set_xticks(at, names, rotation=15)
-    middle.legend(loc="upper center", bbox_to_anchor=(0.5, 2.45), ncols=4, frameon=False)
+    figure.legend(*middle.get_legend_handles_labels(), loc="outside upper center", ncols=4)
     for axes in (top, middle, bottom):
         axes.grid(axis="y", alpha=0.3)
     file = folder / "everything.png"

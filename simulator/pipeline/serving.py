@@ -1,0 +1,225 @@
+"""Requests between admission and their end: bound, queued, sent, heard of, settled."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.policy.fleet import fleet
+from gateway.policy.fleet.binding import bind_least_loaded
+from gateway.policy.pools.routing import larger_pools
+from gateway.policy.scheduling.displacement import newest_of_largest
+from gateway.policy.scheduling.scheduler import Job
+from simulator.engine.records import Emission, EngineRequest
+from simulator.pipeline.columns import Columns
+from simulator.pipeline.engine_fleet import EngineFleet
+from simulator.pipeline.intake import Flight, Intake, fits, with_output
+from simulator.pipeline.leases import Leases
+from simulator.pipeline.records import (
+    BROKEN,
+    EVICTED,
+    NO_WORKER,
+    QUEUE_FULL,
+    REFUSED_LENGTH,
+    Gateway,
+    TenantTraffic,
+)
+
+Waits = Callable[[Flight, float], None]
+"""(a request that waits for a worker, now)."""
+
+
+class Serving:
+    """The requests in flight; methods are called in order of time."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        requests: TenantTraffic,
+        leases: Leases,
+        intake: Intake,
+        waits: Waits,
+    ) -> None:
+        self.gateway, self.served = gateway, gateway.served
+        self.pools: Final = gateway.served.fleet.pools
+        self.leases, self.intake = leases, intake
+        self.engines = EngineFleet(gateway, self.heard)
+        self.columns = Columns(requests)
+        self.flights: dict[int, Flight] = {}
+        self.waiting: dict[Job, Flight] = {}
+        """Jobs that a scheduler holds, in order of arrival."""
+        self._waits = waits
+
+    def bind(
+        self, flight: Flight, pools: Sequence[int], now_s: float, excluded: Sequence[int] = ()
+    ) -> None:
+        """Hand the request to the first pool that takes it."""
+        for pool in pools:
+            if not fleet.available(self.pools[pool], now_s):
+                continue
+            schedulers = self.served.scheduling.schedulers
+            scheduler = schedulers[pool] if schedulers else None
+            self._enter(flight, pool, now_s)
+            if scheduler is None:
+                binding = bind_least_loaded(pool, self.pools[pool], now_s, excluded)
+                if binding is not None:
+                    flight.job = flight.scheduler = None
+                    self.send(flight, binding.worker, now_s)
+                    return
+                continue
+            job = self.intake.job_of(flight, now_s)
+            job.excluded = excluded
+            ready = scheduler.submit(job, now_s)
+            if job.state == "nowhere":
+                continue
+            flight.job, flight.scheduler = job, scheduler
+            if job.state == "waiting":
+                self.waiting[job] = flight
+                self._waits(flight, now_s)
+            self.send_all(ready, now_s)
+            if job.state == "waiting":
+                self._bound_queue(flight, now_s)
+            return
+        self.lose(flight, NO_WORKER, now_s)
+
+    def _enter(self, flight: Flight, pool: int, now_s: float) -> None:
+        """Move the lease along where the request goes elsewhere."""
+        if pool == flight.held.pool:
+            return
+        moved = self.leases.move(flight.index, pool, now_s, force=True)
+        if not isinstance(moved, str):
+            flight.held = moved
+        self.intake.uncompress(flight, now_s)
+
+    def _bound_queue(self, flight: Flight, now_s: float) -> None:
+        """Displace a request where more wait than the queue's limit."""
+        scheduler = flight.scheduler
+        limit = self.served.scheduling.queue.limit
+        if scheduler is None or sum(scheduler.waiting) <= limit:
+            return
+        here = [job for job, other in self.waiting.items() if other.scheduler is scheduler]
+        self.leave_queue(self.waiting[newest_of_largest(here)], QUEUE_FULL, now_s)
+
+    def leave_queue(self, flight: Flight, reason: str, now_s: float) -> None:
+        """Take a request out of its queue and refuse it; nothing if it does not wait."""
+        job, scheduler = flight.job, flight.scheduler
+        if job is None or scheduler is None or job.state != "waiting":
+            return
+        del self.waiting[job]
+        ready = scheduler.cancel(job, now_s)
+        self.lose(flight, reason, now_s)
+        self.send_all(ready, now_s)
+
+    def send_all(self, ready: Sequence[Job], now_s: float) -> None:
+        """Send what a scheduler released; bind anew what has no worker left in its pool."""
+        for job in ready:
+            flight: Flight = job.owner
+            self.waiting.pop(job, None)
+            if job.state == "nowhere":
+                flight.job = flight.scheduler = None
+                self.bind(flight, flight.pools, now_s)
+            else:
+                self.send(flight, job.worker, now_s)
+
+    def send(self, flight: Flight, worker: int, now_s: float) -> None:
+        """Submit to an engine, or rescue what its window does not hold to a larger pool."""
+        pool, index = flight.held.pool, flight.index
+        window = self.gateway.profiles[pool].max_model_len
+        if not fits(flight, window):
+            self._release(flight, now_s, answered=False)
+            larger = larger_pools(self.served.routing, pool)
+            if larger:
+                self.bind(flight, larger, now_s)
+            else:
+                self.lose(flight, REFUSED_LENGTH, now_s)
+            return
+        fleet.start(self.pools[pool], worker, 1, flight.held.cost_tokens)
+        flight.where = (pool, worker)
+        flight.tries += 1
+        flight.output_tokens = with_output(flight, window)
+        columns = self.columns
+        columns.pool[index], columns.worker[index], columns.sent_s[index] = pool, worker, now_s
+        columns.compressed[index] = flight.compressed
+        columns.prompts[index] = flight.prompt_tokens
+        columns.outputs[index] = flight.output_tokens
+        request = EngineRequest(
+            id=str(index),
+            prompt_tokens=flight.prompt_tokens,
+            output_tokens=flight.output_tokens,
+        )
+        self.engines.submit(flight.where, request, now_s)
+
+    def _release(self, flight: Flight, now_s: float, *, answered: bool) -> None:
+        """Give the job back to its scheduler, which may send others."""
+        job, scheduler = flight.job, flight.scheduler
+        flight.job = flight.scheduler = None
+        if job is not None and scheduler is not None:
+            self.send_all(scheduler.finished(job, now_s, answered=answered), now_s)
+
+    def lose(self, flight: Flight, reason: str, now_s: float) -> None:
+        """End a request that is not served to its end; what it reserved is refunded."""
+        index = flight.index
+        self.columns.reasons[index] = reason
+        if flight.answered:
+            self.columns.end_s[index] = now_s
+        self.leases.settle(index, None, now_s)
+        del self.flights[index]
+
+    def heard(self, emission: Emission, at_s: float) -> None:
+        """A first or last token."""
+        index = int(emission.id)
+        flight = self.flights[index]
+        job, scheduler = flight.job, flight.scheduler
+        if emission.index == 1:
+            self.columns.start_s[index] = self.columns.sent_s[index] + emission.queue_s
+            self.columns.first_s[index] = at_s
+            flight.answered = True
+            if job is not None and scheduler is not None:
+                self.send_all(scheduler.first_token(job, at_s, emission.cached_tokens), at_s)
+        if emission.finished:
+            self.columns.end_s[index] = at_s
+            self._off_worker(flight)
+            self.leases.settle(index, flight.prompt_tokens + flight.output_tokens, at_s)
+            self.intake.learn(flight)
+            del self.flights[index]
+            self._release(flight, at_s, answered=True)
+
+    def _off_worker(self, flight: Flight) -> None:
+        pool, worker = flight.where
+        fleet.finish(self.pools[pool], worker, 1, flight.held.cost_tokens)
+        flight.where = (-1, -1)
+
+    def evict(self, flight: Flight, now_s: float) -> None:
+        """A request gives way to a protected one, wherever it is."""
+        if flight.where[0] < 0:
+            self.leave_queue(flight, EVICTED, now_s)
+            return
+        self.engines.catch_up(flight.where, now_s)
+        if flight.index in self.flights:
+            self.engines.abort(flight.where, flight.index)
+            self._off_worker(flight)
+            self.lose(flight, EVICTED, now_s)
+            self._release(flight, now_s, answered=False)
+
+    def change(self, pool: int, worker: int, now_s: float, *, up: bool) -> None:
+        """An engine fails or returns; requests without a token yet go elsewhere."""
+        state = self.pools[pool]
+        if up:
+            fleet.probed(state, worker, ok=True)
+            return
+        self.engines.catch_up((pool, worker), now_s)
+        fleet.unreachable(state, worker)
+        homes = self.engines.restart((pool, worker))
+        for flight in [f for f in self.flights.values() if f.where in homes]:
+            self._off_worker(flight)
+            self._release(flight, now_s, answered=False)
+            if flight.answered or flight.tries >= self.served.fleet.max_attempts:
+                self.lose(flight, BROKEN, now_s)
+                continue
+            self.columns.retried += 1
+            lost = [w for p, w in homes if p == pool]
+            self.bind(flight, flight.pools, now_s, lost)
+
+    def tick(self, now_s: float) -> None:
+        """Let the schedulers look after their queues."""
+        for scheduler in self.served.scheduling.schedulers:
+            if scheduler is not None:
+                self.send_all(scheduler.tick(now_s), now_s)
