@@ -6,11 +6,11 @@ from itertools import product
 import msgspec
 import numpy as np
 
-from planner.checks import checked_boundaries
 from planner.compare import asked_against_used, equal_nodes
-from planner.extrapolation import check_range
 from planner.fleets import from_grid, from_ranges
-from planner.floor import floored
+from planner.limits.checks import checked_boundaries
+from planner.limits.extrapolation import check_range
+from planner.limits.floor import floored
 from planner.paper.fleets import paper_one, paper_pairs
 from planner.profile import NodeProfile
 from planner.records import EqualNodes, FleetPlan, PlanResult, Question

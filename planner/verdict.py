@@ -2,8 +2,8 @@
 
 import math
 
-from planner.extrapolation import notes_on_range
 from planner.goals import Goals
+from planner.limits.extrapolation import notes_on_range
 from planner.records import FleetPlan, PlanResult
 
 

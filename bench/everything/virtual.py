@@ -14,7 +14,7 @@ from planner.profile import NodeProfile
 from simulator.fleet.traffic import Traffic
 from simulator.pipeline.records import TenantTraffic
 from simulator.pipeline.run import run_pipeline
-from sluice.simulated_gateway import gateway_of
+from sluice.simulated.gateway import gateway_of
 
 NODE = NodeProfile(
     name=ENGINE.name,

@@ -16,8 +16,8 @@ from simulator.fleet.outcome import FleetOutcome
 from simulator.fleet.traffic import Ints, traffic
 from simulator.pipeline.run import run_pipeline
 from simulator.pipeline.tenants import TenantSummary, tenants
-from sluice.simulated_fleet import Counting, engine_of, lengths_of
-from sluice.simulated_gateway import gateway_of, policies_of, tenant_traffic, tenants_of
+from sluice.simulated.fleet import Counting, engine_of, lengths_of
+from sluice.simulated.gateway import gateway_of, policies_of, tenant_traffic, tenants_of
 
 GATEWAY: Final = "gateway"
 FEWEST_REQUESTS: Final = 20_000

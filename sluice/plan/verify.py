@@ -17,8 +17,8 @@ from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.verdict_records import ArrivalProgress, FleetVerdict, PoolVerdict
 from simulator.fleet.outcome import HORIZON_SERVICES
 from sluice.plan.through_gateway import GatewayRun, through_gateway
-from sluice.simulated_fleet import Counting, fleet_of_plan, lengths_of
-from sluice.tenant_figures import tenants_json, tenants_table
+from sluice.simulated.fleet import Counting, fleet_of_plan, lengths_of
+from sluice.simulated.tenant_figures import tenants_json, tenants_table
 
 MAX_REQUESTS: Final = 300_000
 _TIMES: Final = ("wait_p99_s", "ttft_p99_s", "tpot_p99_s")

@@ -110,8 +110,8 @@ def _asks(
 ) -> list["ReplayRequest"]:
     from planner.errors import PlanError
     from sluice.plan.question import load_workload
-    from sluice.recorded import read_recorded
     from sluice.replay.load import from_recording, from_workload
+    from sluice.simulated.recorded import read_recorded
 
     if (log is None) == (workload is None):
         raise PlanError("no source, or two", "give one of --log and --workload")

@@ -9,8 +9,8 @@ from planner.errors import PlanError
 from planner.workload.workload import Workload
 from simulator.fleet.arrivals import poisson
 from simulator.fleet.traffic import Floats
-from sluice.recorded import RecordedTraffic
-from sluice.simulated_fleet import lengths_of
+from sluice.simulated.fleet import lengths_of
+from sluice.simulated.recorded import RecordedTraffic
 
 MAX_REQUESTS: Final = 1_000_000
 Arrivals = Literal["recorded", "poisson"]

@@ -100,7 +100,7 @@ def simulate(
     from planner.errors import PlanError
     from sluice.plan.question import Kinds, load_workload, refuse
     from sluice.simulate.scenario import Scenario, prepare
-    from sluice.simulated_gateway import model_named
+    from sluice.simulated.gateway import model_named
 
     # First of all: errors in the file are reported with their lines.
     loaded = None if config is None else load_or_exit(config, as_json=as_json)
@@ -157,7 +157,7 @@ def _run(
     from simulator.experiments.fleet_verdicts import LatencyGoals
     from simulator.fleet.summary import summarise
     from sluice.simulate.report import SimulationReport, report_json, show
-    from sluice.simulated_gateway import policies_of
+    from sluice.simulated.gateway import policies_of
 
     console = Console(highlight=False, stderr=as_json)
     started_s = time.perf_counter()

@@ -13,8 +13,8 @@ from simulator.fleet.fleet import FleetSpec
 from simulator.fleet.outcome import HORIZON_SERVICES, PoolSummary
 from simulator.fleet.summary import FleetSummary
 from simulator.pipeline.tenants import TenantSummary
-from sluice.simulated_fleet import plain
-from sluice.tenant_figures import tenants_json, tenants_table, time_text
+from sluice.simulated.fleet import plain
+from sluice.simulated.tenant_figures import tenants_json, tenants_table, time_text
 
 _COLUMNS = (
     *("pool", "nodes", "slots", "busy", "queue"),

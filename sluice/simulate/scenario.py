@@ -13,9 +13,9 @@ from planner.workload.workload import Workload
 from simulator.fleet.fleet import FleetSpec, Outage, outages
 from simulator.fleet.traffic import Traffic
 from simulator.pipeline.records import Gateway, TenantTraffic
-from sluice.recorded import RecordedTraffic, read_recorded, scaled
-from sluice.simulated_fleet import Arrivals, Counting, Stream, fleet_of, fleet_of_model, traffic_of
-from sluice.simulated_gateway import gateway_of, tenant_traffic, tenants_of
+from sluice.simulated.fleet import Arrivals, Counting, Stream, fleet_of, fleet_of_model, traffic_of
+from sluice.simulated.gateway import gateway_of, tenant_traffic, tenants_of
+from sluice.simulated.recorded import RecordedTraffic, read_recorded, scaled
 
 DEFAULT_REQUESTS = 100_000
 DEFAULT_WINDOW_TOKENS = 65_536

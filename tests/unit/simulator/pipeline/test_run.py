@@ -14,7 +14,7 @@ from simulator.fleet.traffic import Traffic
 from simulator.pipeline.records import Gateway, PipelineOutcome, TenantTraffic
 from simulator.pipeline.run import run_pipeline
 from simulator.pipeline.tenants import TenantSummary, tenants
-from sluice.simulated_gateway import gateway_of, policies_of, tenant_traffic, tenants_of
+from sluice.simulated.gateway import gateway_of, policies_of, tenant_traffic, tenants_of
 
 NODE = NodeProfile(
     name="small",

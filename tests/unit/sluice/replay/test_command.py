@@ -14,13 +14,13 @@ from planner.errors import PlanError
 from planner.workload.library import SHIPPED
 from simulator.mock_server import tokenizer
 from sluice.cli import app, register
-from sluice.recorded import RecordedTraffic, read_recorded
 from sluice.replay.client import Answered
 from sluice.replay.command import _tenant_keys
 from sluice.replay.load import ReplayRequest, from_recording, from_workload
 from sluice.replay.report import ReplayReport, report, report_json
 from sluice.replay.run import Replayed, commonest
 from sluice.replay.texts import KINDS, Texts, kind_of
+from sluice.simulated.recorded import RecordedTraffic, read_recorded
 
 if not app.registered_commands:
     register()

@@ -20,9 +20,9 @@ from planner.workload.library import SHIPPED
 from planner.workload.workload import from_lengths
 from simulator.experiments.fleet_verdicts import judge
 from simulator.fleet.traffic import CdfLengths, PairLengths
-from sluice.recorded import read_traffic
 from sluice.simulate.command import simulate
-from sluice.simulated_fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
+from sluice.simulated.fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
+from sluice.simulated.recorded import read_traffic
 from tests.builders import decision
 
 COMMANDS = Path(__file__).parents[4] / "docs/start/commands.md"

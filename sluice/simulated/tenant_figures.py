@@ -9,7 +9,7 @@ from rich.table import Table
 
 from simulator.fleet.outcome import Tail
 from simulator.pipeline.tenants import TenantSummary
-from sluice.simulated_fleet import plain
+from sluice.simulated.fleet import plain
 
 _COLUMNS = ("entitlement", "class", "requests", "SLO", "attained", "TTFT P50", "P99", "refused")
 

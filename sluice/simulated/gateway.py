@@ -17,8 +17,8 @@ from planner.profile import NodeProfile
 from planner.workload.workload import Workload
 from simulator.fleet.traffic import Random, Traffic
 from simulator.pipeline.records import Gateway, TenantTraffic, with_tenants
-from sluice.recorded import RecordedTraffic
-from sluice.simulated_fleet import Counting, fleet_of_model
+from sluice.simulated.fleet import Counting, fleet_of_model
+from sluice.simulated.recorded import RecordedTraffic
 
 _NAMES = {
     "Quartz": "quartz",

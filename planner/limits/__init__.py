@@ -1,0 +1,1 @@
+"""What a plan may not go beyond, and what it may not fall below."""

@@ -1,0 +1,1 @@
+"""Simulated fleets and gateways from command lines, plans and files."""
