@@ -30,7 +30,7 @@ ATTAINED: Final = 0.95
 _P99_WITHIN: Final = 0.30
 _USE_WITHIN: Final = 0.05
 _COMPARED: Final = (ALL, OFF)
-_SEEDS: Final = range(5)
+_SEEDS: Final = range(9)
 
 
 def run(plot: Path | None = None) -> Report:

@@ -56,7 +56,8 @@ def config_of(
     if switches.pools:
         model |= {
             "boundary": {"b_short": BOUNDARY_TOKENS, "gamma": 1.5},
-            "compression": {"enabled": switches.compression},
+            # Whenever a prompt is in the window: the flood fills the long pool within seconds.
+            "compression": {"enabled": switches.compression, "only_when_busy": False},
             "pools": {
                 "short": _pool(4 * BOUNDARY_TOKENS, own, spread),
                 "long": _pool(WINDOW_TOKENS, grouped, "bfio" if switches.bfio else "round-robin"),

@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.errors import ContextLengthExceeded
 from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.pools.compression_gate import has_room, requested
 from gateway.policy.pools.routing import (
     compression_window_of,
     fixed_tokens,
@@ -107,7 +108,7 @@ class Intake:
         except ContextLengthExceeded:
             return REFUSED_LENGTH
         flight.planned = planned.pool
-        window = self._window(flight, planned)
+        window = self._window(flight, planned, now_s)
         plan = planned if window is None else window_plan(planned, window)
         held = self._leases.admit(index, flight.tenant.name, estimate, plan, now_s)
         if isinstance(held, str):
@@ -176,14 +177,23 @@ class Intake:
         flight.output_tokens = min(self._outputs[index], asked or self._outputs[index])
         return flight
 
-    def _window(self, flight: Flight, planned: Plan) -> CompressionWindow | None:
+    def _window(self, flight: Flight, planned: Plan, now_s: float) -> CompressionWindow | None:
         compression = self._served.compression
         if compression is None or not flight.tenant.compress:
             return None
+        rules = compression.rules
+        if not requested(rules, header=None):
+            return None
+        if rules.only_when_busy and self._has_room(planned.pool, now_s):
+            return None
         found = compression_window_of(
-            self._served.routing, compression.rules, CHAT, flight.facts, flight.estimate, planned
+            self._served.routing, rules, CHAT, flight.facts, flight.estimate, planned
         )
         return found if isinstance(found, CompressionWindow) else None
+
+    def _has_room(self, pool: int, now_s: float) -> bool:
+        views = self._served.fleet.telemetry
+        return has_room(self._served.fleet.pools[pool], views[pool] if views else None, now_s)
 
     def _compress(
         self, flight: Flight, window: CompressionWindow, planned: Plan, now_s: float

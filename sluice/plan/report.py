@@ -32,6 +32,7 @@ def plan_json(
             "nodes_paged": plan.one_paged.nodes or None,
         },
         "pools": {pool.name: _pool(pool) for pool in chosen.pools},
+        "floor_nodes": chosen.floor_nodes,
         "total_nodes": chosen.nodes if chosen.feasible else None,
         "total_gpus": chosen.gpus if chosen.feasible else None,
         "cost_per_year_usd": _finite(chosen.usd_per_year),

@@ -34,6 +34,7 @@ POOLS = """
 ONE = """
       all: {max_model_len: 16384, max_num_seqs: 8, workers: ["http://a:1", "http://a:2"]}
 """
+WINDOW = "    boundary: {b_short: 1500, gamma: 1.5}\n"
 TENANTS = """
 entitlements:
   - {name: gold, tenant: a, model: m, service_class: guaranteed, concurrency: 12}
@@ -118,7 +119,7 @@ def test_pools_are_chosen_from_estimates_and_not_from_the_true_lengths() -> None
 
 
 def test_a_prompt_in_the_window_is_compressed_as_often_as_the_compressor_can() -> None:
-    more = "    boundary: {b_short: 1500, gamma: 1.5}\n    compression: {enabled: true}\n"
+    more = f"{WINDOW}    compression: {{enabled: true, only_when_busy: false}}\n"
     counts = {}
     for share in (0.0, 0.5, 1.0):
         served = gateway(POOLS, more=more, compressible=share)
@@ -132,6 +133,22 @@ def test_a_prompt_in_the_window_is_compressed_as_often_as_the_compressor_can() -
     assert counts[0.0] == 0
     assert counts[0.5] == pytest.approx(counts[1.0] / 2, rel=0.15)
     assert counts[1.0] > 500
+
+
+def test_prompts_are_compressed_only_while_the_larger_pool_is_busy() -> None:
+    counts = {}
+    for rate in (1.0, 40.0):
+        served = gateway(POOLS, more=f"{WINDOW}    compression: {{enabled: true}}\n")
+        found = run(served, requests(served, rate, count=1500, prompts=(1000, 1900), answer=100))
+        counts[rate] = int(found.fleet.compressed.sum())
+    assert counts[1.0] < 15
+    assert counts[40.0] > 100
+
+
+def test_prompts_are_not_compressed_where_clients_have_to_ask_for_it() -> None:
+    served = gateway(POOLS, more=f"{WINDOW}    compression: {{enabled: true, when: header}}\n")
+    found = run(served, requests(served, 40.0, count=500, prompts=(1000, 1900)))
+    assert not found.fleet.compressed.any()
 
 
 def by_name(served: Gateway, found: PipelineOutcome) -> dict[str, TenantSummary]:

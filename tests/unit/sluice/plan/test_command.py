@@ -307,6 +307,7 @@ def test_reserved_baselines_are_a_floor_under_the_fleet(
     assert slots >= 2001
     assert any("more than the demand needs" in note for note in found["notes"])
     assert found["total_nodes"] > alone["total_nodes"]
+    assert found["floor_nodes"] > 0 == alone["floor_nodes"]
     # The gateway's own check of reserves accepts what was planned, and no fleet below the floor.
     written = load(output)
     assert [e.name for e in written.entitlements] == ["gold", "team", "spot"]
