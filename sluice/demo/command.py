@@ -89,7 +89,7 @@ def _tell(
     pace: float,
 ) -> None:
     """Play the acts until the time is over, the last one has ended, or Ctrl-C."""
-    with display(f"Sluice demo  {fleet.url}  Ctrl-C ends it", names) as show:
+    with display(f"Sluice demo, mock engines  {fleet.url}  Ctrl-C ends it", names) as show:
         telling = partial(tell, unmanaged=fleet.unmanaged, engines=fleet, pace=pace, once=once)
         teller = Teller(partial(telling, fleet.url, show, names))
         teller.start()
@@ -105,7 +105,7 @@ def display(title: str, names: tuple[str, ...]) -> Plain | Shown:
     """A live table in a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         return Shown(Console(highlight=False), title, names)
-    return Plain()
+    return Plain(names)
 
 
 def _need_free(port: int, console: Console) -> None:

@@ -1,11 +1,13 @@
 """Shows the story: in a terminal as one live table, in a pipe as plain lines.
 
-Requests that end alike one after the other, as those of a flood do, share a line with a count.
+Requests of a flood that end alike share a line with a count.
 """
 
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from math import ceil
 from typing import Final, Self, TextIO
@@ -20,6 +22,8 @@ from sluice.demo.client import Answer
 _KEPT: Final = 200
 _LOOKED_BACK: Final = 5
 """Lines of the table that a flood's request may still join, so that it hides no other tenant."""
+_HELD_S: Final = 2.0
+"""How long a plain line waits for more of its kind."""
 _NAME_WIDTH: Final = 11
 _STYLES: Final = {"served": "", "refused": "yellow", "failed": "bold red"}
 _COLUMNS: Final = {
@@ -86,11 +90,21 @@ class Line:
 
 
 class Plain:
-    """One line after another."""
+    """One line after another; a flood has one a kind of answer every two seconds."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...] = (),
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`names`: the acts, in order."""
+        self._names = names
         self._out = out or sys.stdout
-        self._open: Line | None = None
+        self._clock = clock
+        self._held: list[Line] = []
+        self._held_s = 0.0
+        """Since when the first of them waits."""
 
     def __enter__(self) -> Self:
         return self
@@ -101,15 +115,27 @@ class Plain:
     def act(self, name: str, caption: str) -> None:
         """See Display."""
         self._flush()
-        self._say(f"{name}: {caption}")
+        place = ""
+        if len(self._names) > 1:
+            place = f" (act {self._names.index(name) + 1} of {len(self._names)})"
+        self._say(f"{name}: {caption}{place}")
+        self._row(*_COLUMNS)
 
     def line(self, answer: Answer) -> None:
         """See Display."""
-        if self._open is not None and self._open.takes(answer):
-            self._open.count += 1
+        if self._held and self._clock() - self._held_s > _HELD_S:
+            self._flush()
+        for held in self._held:
+            if held.takes(answer):
+                held.count += 1
+                return
+        line = Line(answer)
+        if not line.takes(answer):  # nothing else is of its kind
+            self._row(*line.cells())
             return
-        self._flush()
-        self._open = Line(answer)
+        if not self._held:
+            self._held_s = self._clock()
+        self._held.append(line)
 
     def result(self, name: str, text: str) -> None:
         """See Display."""
@@ -117,12 +143,16 @@ class Plain:
         self._say(f"{name} = {text}")
 
     def _flush(self) -> None:
-        if self._open is not None:
-            who, what, tokens, pool, worker, first, note = self._open.cells()
-            size = f"{tokens or '-':>7} tokens"
-            row = f"  {who:<10} {what:<10} {size}  {pool:<5} {worker:<8} {first:>9}  {note}"
-            self._say(row.rstrip())
-            self._open = None
+        for line in self._held:
+            self._row(*line.cells())
+        self._held = []
+
+    def _row(self, *cells: str) -> None:
+        who, what, tokens, pool, worker, first, note = cells
+        row = (
+            f"  {who:<10} {what:<10} {tokens or '-':>7}  {pool:<5} {worker:<8} {first:>11}  {note}"
+        )
+        self._say(row.rstrip())
 
     def _say(self, text: str) -> None:
         self._out.write(f"{text}\n")

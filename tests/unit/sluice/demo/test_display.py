@@ -31,20 +31,23 @@ def test_a_note_says_what_was_special() -> None:
     assert Line(REFUSED).note() == "429 concurrency"
 
 
-def test_plain_lines_are_one_a_request_and_refusals_in_a_row_share_one() -> None:
-    out = io.StringIO()
-    with Plain(out) as show:
+def test_plain_lines_are_one_a_request_and_those_of_a_flood_share_one() -> None:
+    out, now = io.StringIO(), [0.0]
+    with Plain(("calm", "flood"), out, lambda: now[0]) as show:
         show.act("flood", "A flood.")
         for answer in (SERVED, SERVED, REFUSED, REFUSED, REFUSED, SERVED, REFUSED):
             show.line(answer)
+        now[0] = 2.5
+        show.line(REFUSED)
         show.result("flood", "12 ms")
     assert out.getvalue().splitlines() == [
-        "flood: A flood.",
-        "  guaranteed probe        1,234 tokens  short 9001         12 ms",
-        "  guaranteed probe        1,234 tokens  short 9001         12 ms",
-        "  spot       flood            - tokens                            x 3, 429 concurrency",
-        "  guaranteed probe        1,234 tokens  short 9001         12 ms",
-        "  spot       flood            - tokens                            429 concurrency",
+        "flood: A flood. (act 2 of 2)",
+        "  tenant     asked       tokens  pool  worker   first token",
+        "  guaranteed probe        1,234  short 9001           12 ms",
+        "  guaranteed probe        1,234  short 9001           12 ms",
+        "  guaranteed probe        1,234  short 9001           12 ms",
+        "  spot       flood            -                              x 4, 429 concurrency",
+        "  spot       flood            -                              429 concurrency",
         "flood = 12 ms",
     ]
 
