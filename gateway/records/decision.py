@@ -31,8 +31,9 @@ class RequestSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     messages: int = 0
     media_parts: int = 0
     rag: bool = False
-    body_crc32: int | None = None
-    """CRC-32 of the end of the body (64 KiB): a retry of a refused request has the same."""
+    body_digest: int | None = None
+    """32 bits, keyed by the process, of the end of the body (64 KiB): a retry of a refused request
+    has the same."""
 
 
 class EstimateSection(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,10 +6,12 @@ prompt itself where the configuration asks for it.
 """
 
 from typing import Final
-from zlib import crc32
+
+from xxhash import xxh3_64_intdigest
 
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.prefix.digests import seed
 from gateway.policy.scheduling.scheduler import Job
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.decision import (
@@ -33,8 +35,8 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 
-CRC_BYTES: Final = 65_536
-"""End of a body that its CRC covers; a conversation's turns differ there."""
+DIGESTED_BYTES: Final = 65_536
+"""End of a body that its digest covers; a conversation's turns differ there."""
 
 
 def decision_record(
@@ -95,13 +97,14 @@ def decision_record(
 
 def _request(incoming: Incoming, facts: BodyFacts | None) -> RequestSection:
     body = incoming.body
-    body_crc32 = crc32(body if len(body) <= CRC_BYTES else body[-CRC_BYTES:])
+    tail = body if len(body) <= DIGESTED_BYTES else body[-DIGESTED_BYTES:]
+    digest = xxh3_64_intdigest(tail, seed()) & 0xFFFF_FFFF
     if facts is None:
-        return RequestSection(body_bytes=len(body), body_crc32=body_crc32)
+        return RequestSection(body_bytes=len(body), body_digest=digest)
     measure = facts.measure
     return RequestSection(
         body_bytes=len(body),
-        body_crc32=body_crc32,
+        body_digest=digest,
         text_bytes=measure.text_bytes,
         messages=measure.messages,
         media_parts=measure.media_parts,

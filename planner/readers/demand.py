@@ -164,8 +164,8 @@ def _attempt(
             prompt=_optional(record, "estimate.input_tokens"),
             answer=_optional(record, "estimate.output_tokens"),
         )
-    crc32, size = record.get("request.body_crc32"), record.get("request.body_bytes")
-    key = (request.entitlement, int(crc32), int(size or 0)) if crc32 is not None else None
+    digest, size = record.get("request.body_digest"), record.get("request.body_bytes")
+    key = (request.entitlement, int(digest), int(size or 0)) if digest is not None else None
     retry_s = _optional(record, "retry_after_s")
     return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
 

@@ -13,7 +13,7 @@ from tests.builders import decision
 
 def served(name: str, at_s: float, crc: int = 0, **more: Any) -> Any:
     given = {"prompt_tokens": 100, "completion_tokens": 20, "entitlement": "team", **more}
-    return decision(name, time_unix_s=at_s, body_crc32=crc, body_bytes=400, **given)
+    return decision(name, time_unix_s=at_s, body_digest=crc, body_bytes=400, **given)
 
 
 def refused(name: str, at_s: float, crc: int, status: int = 429, **more: Any) -> Any:
@@ -24,7 +24,7 @@ def refused(name: str, at_s: float, crc: int, status: int = 429, **more: Any) ->
         outcome="refused",
         status=status,
         entitlement="team",
-        body_crc32=crc,
+        body_digest=crc,
         body_bytes=400,
         **given,
     )
