@@ -60,7 +60,7 @@ _KEYS: Final = {
     "SLUICE_KEY": "sk-everybody",
     "SLUICE_KEY_HASH": hashed_key("sk-everybody"),
 }
-"""What the planned file takes from the environment, and the client's key."""
+"""Environment of the planned file, and the client's key."""
 
 
 def run(plot: Path | None = None, duration_s: float = 120.0) -> Report:

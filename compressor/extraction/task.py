@@ -1,8 +1,8 @@
 """Whether the prompt's task survives extraction: a question about one of several passages.
 
 Summaries, translations, proofreading and extraction need every sentence; so do examples that the
-model is to follow. No language's words for such tasks are known here. What is known is how a
-question over retrieved passages looks:
+model is to follow. This module knows no language's words for such tasks. It recognises a question
+over retrieved passages by its form:
 
 - one user turn, whose text or tool results consist of passages with headers;
 - a sentence that asks, or a short text beside tools' results, with words that occur in the

@@ -117,7 +117,7 @@ def sentences_asked(
 def _last_paragraphs(text: str, spans: Spans, own: Ints, heads: Ints) -> list[list[int]]:
     """The last paragraph of a text; with one more before it, if that is short.
 
-    What directly follows the last header is a passage's, unless the header closes or separates.
+    The text after the last header belongs to a passage, unless the header closes or separates.
     """
     tail = own[int(heads[-1]) + 1 :].tolist() if len(heads) else own.tolist()
     first = tail[0] if tail else -1

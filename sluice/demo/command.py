@@ -136,6 +136,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
 def _welcome(console: Console, fleet: DemoFleet) -> None:
     url = fleet.url
     console.print()
+    console.print("A real gateway before 3 mock engines: answers are timed, not computed.")
     console.print(f"[bold]OpenAI base_url[/]  {url}/v1   model [bold]{MODEL}[/]")
     for service_class, key in KEYS.items():
         console.print(f"[bold]key[/]  {key}   ({service_class})")

@@ -1,4 +1,4 @@
-"""What a record is called by OpenTelemetry's conventions for generative AI."""
+"""Names of a record in OpenTelemetry's conventions for generative AI."""
 
 from typing import Final
 

@@ -6,9 +6,9 @@ otherwise idle tenants, and those whose requests never fit a full pool, would bu
 Only elastic entitlements have debt. Negative debt (credit) stops at `least_debt`.
 
 Debt is owed in one unit: tokens per second where the entitlement states them, else its baseline of
-sequences, else its KV cache. What it was denied bounds debt in sequences and KV: one refused
-request of a tenant that asks for little is not the whole baseline. Retries count again, so the
-denied seconds may be more than was asked for, but a tick never owes more than the shortfall.
+sequences, else its KV cache. Debt in sequences and KV never exceeds the denied requests: one
+refused request of a tenant that asks for little is not the whole baseline. Retries count again, so
+the denied seconds may exceed the demand, but a tick never owes more than the shortfall.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What forbids compression before the text of a prompt is looked at.
+"""Reasons against compression that need no look at the prompt's text.
 
 - The API's contract: the client gets its prompt back (`echo`), relies on each of its tokens
   (`prompt_logprobs`), or has the model continue it (`suffix`, `continue_final_message`), or a cache

@@ -1,4 +1,4 @@
-"""Who may read the admin routes and who may change things: one function says a key's role."""
+"""Roles of keys on the admin routes: a viewer reads, an admin also changes."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""What a tenant may see of its own requests: its figures, and of workers what the headers say."""
+"""A tenant's view of its own requests: their figures; of workers only what the headers say."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""What one viewer looks at: which rows of the long tables, by text, page and order."""
+"""One viewer's choice of rows of the long tables: by text, page and order."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
