@@ -314,7 +314,7 @@ def _all_answer(fleet: Fleet) -> bool:
 def test_sigterm_drains_every_replica(fleet: Fleet) -> None:
     assert fleet.gateway is not None
     with ThreadPoolExecutor(4) as threads:
-        running = [threads.submit(Client(fleet).chat, "free", 900) for _ in range(4)]
+        running = [threads.submit(Client(fleet).chat, "free", 3000) for _ in range(4)]
         wait_until(lambda: fleet.leases() == 4)
         fleet.gateway.send_signal(signal.SIGTERM)
         assert [future.result(60).status_code for future in running] == [200] * 4

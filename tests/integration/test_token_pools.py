@@ -424,7 +424,7 @@ def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
     patient = entitlement("patient", slo_target_ms=30_000, max_concurrency=2)
     hasty = entitlement("hasty", slo_target_ms=1)
     with (
-        fleet_of(patient, hasty, mock=("--speed", "20")) as fleet,
+        fleet_of(patient, hasty, mock=("--speed", "4")) as fleet,
         ThreadPoolExecutor(2) as threads,
     ):
         for name in ("patient", "hasty"):
