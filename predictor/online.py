@@ -53,8 +53,8 @@ class PrefillPredictor:
         calibration: Literal["bucketed", "adaptive"] = "bucketed",
         slots: int = NO_SLOTS,
     ) -> None:
-        if workers < 1:
-            raise ValueError("a predictor needs at least one worker")
+        if workers < 0:
+            raise ValueError("a predictor has no workers, or some")
         if not 0.5 <= alpha < 1:
             raise ValueError("alpha must be at least 0.5 and below 1")
         if section is not None and abs(section.alpha - alpha) > 1e-9:
@@ -202,6 +202,13 @@ class PrefillPredictor:
         if self._root is None and not self.observed % self._recentre_every:
             # A slowness common to all workers belongs to the prior.
             self._prior.stretch(self._speeds.recentre())
+
+    def join(self, worker: int) -> None:
+        """A new engine took this place, which may be one more than there were."""
+        self._speeds.join(worker)
+        self._tenants.forget(worker)
+        workers = len(self._factors)
+        self._recentre_every = max(_RECENTRE, workers // _WORKERS_AN_OBSERVATION)
 
     def forget(self, worker: int) -> None:
         """Reset a worker's speed: another engine answers at its address."""

@@ -99,6 +99,18 @@ class Speeds:
             self._set(worker, value - middle)
         return exp(middle)
 
+    def join(self, worker: int) -> None:
+        """A new engine took this place, which may be one more: it is as fast as the others."""
+        if worker == len(self.factors):
+            self.factors.append(1.0)
+            self._size.append(0.3)
+            self.seen.append(0)
+            for values in (self._log, self._trend, self._own):
+                values.append(0.0)
+        self.forget(worker)
+        self._own[worker] = 0.0
+        self._heard = {}  # of another length; the next merge is a new baseline
+
     def forget(self, worker: int) -> None:
         """Reset a worker's factor: another engine is there now."""
         self._set(worker, 0.0)

@@ -93,7 +93,7 @@ def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
         estimator=LengthEstimator(),
         fleet=ModelFleet(
             pools=(gateway.pool,),
-            workers=((),),
+            workers=([],),
             health=HealthRules(),
             response_affinity=ResponseAffinity(),
         ),

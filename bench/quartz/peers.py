@@ -183,6 +183,9 @@ class TokenFair:
             self._queues.forget(job)
         return NOTHING
 
+    def joined(self, worker: int) -> None:
+        """See Scheduler: nothing is kept by worker."""
+
     def tick(self, now_s: float) -> Sequence[Job]:
         """See Scheduler: the bench's workers stay well."""
         return NOTHING

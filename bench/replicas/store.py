@@ -173,7 +173,7 @@ async def _store(entitlements: int) -> AsyncIterator[tuple[RedisLeases, int]]:
         estimator=LengthEstimator(),
         fleet=ModelFleet(
             pools=tuple(PoolState(shape.name, ("w",), 8) for shape in shapes),
-            workers=((), ()),
+            workers=([], []),
             health=HealthRules(),
             response_affinity=ResponseAffinity(),
         ),

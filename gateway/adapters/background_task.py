@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
 
 _log = logging.getLogger("sluice")
@@ -34,6 +34,35 @@ class BackgroundTasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log.error("a background task had failed", exc_info=error)
         return bool(tasks)
+
+
+class TasksByKey:
+    """Coroutines that run until `end` or `close` cancels them; one a key."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+
+    def start(self, key: Hashable, work: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine, in place of the key's earlier one."""
+        self.end(key)
+        self._tasks[key] = asyncio.get_running_loop().create_task(work)
+
+    def end(self, key: Hashable) -> None:
+        """Cancel a key's coroutine, if it runs."""
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel all and wait for their end; a failure is logged. Idempotent."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a background task had failed", exc_info=error)
 
 
 class PeriodicTask:

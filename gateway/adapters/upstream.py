@@ -469,10 +469,18 @@ class HttpUpstream:
         """The idle connections to an address."""
         return self._idle.setdefault(key, deque())
 
+    def disconnect(self, worker: WorkerAddress) -> None:
+        """Forget a worker that is gone, and close the idle connections to its address."""
+        self._targets.pop(id(worker), None)
+        idle = self._idle.pop((worker.scheme, worker.host, worker.port, worker.ca_file), None)
+        while idle:
+            idle.popleft().close()
+
     def give_back(self, connection: UpstreamConnection) -> None:
         """Return a connection to its pool after a complete exchange (called by the connection)."""
         self._busy.discard(connection)
-        if self._closed or len(connection.idle) >= _IDLE_PER_WORKER:
+        gone = self._idle.get(connection.key) is not connection.idle
+        if gone or self._closed or len(connection.idle) >= _IDLE_PER_WORKER:
             connection.close()
             return
         connection.idle.append(connection)

@@ -72,7 +72,14 @@ class Dispatcher:
         try:
             while True:
                 attempts.timer.begin()
-                placed = self._bind(attempts, admitted, tried, last, home)
+                try:
+                    placed = self._bind(attempts, admitted, tried, last, home)
+                except Unavailable:
+                    if not stage_queue.awaits_workers(served):
+                        raise
+                    await self._wait_for_workers(incoming, attempts, served)
+                    attempts.timer.end("queue")
+                    continue
                 attempts.timer.end("bind")
                 while not isinstance(placed, Binding):  # nearly always it is at once
                     bound = await self._wait(incoming, attempts, served, placed)
@@ -116,6 +123,8 @@ class Dispatcher:
             for scheduler in served.scheduling.schedulers:
                 if scheduler is not None:
                     wake(scheduler.tick(now_s))
+            if served.scheduling.waiting_for_workers:
+                stage_queue.wake_for_workers(served, now_s)
 
     def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
@@ -219,6 +228,16 @@ class Dispatcher:
         if entry is not None:  # its worker may be another than before
             entry.enter(pool, job)
         return stage_bind.binding_of(served.fleet, pool, job)
+
+    async def _wait_for_workers(
+        self, incoming: Incoming, attempts: Attempts, served: ModelRuntime
+    ) -> None:
+        """Stage 8 where there is no worker yet to bind to."""
+        began_s = self._clock()
+        try:
+            await stage_queue.wait_for_workers(served, incoming, self._clock)
+        finally:
+            attempts.queue_s += self._clock() - began_s
 
     async def _attempt(
         self,

@@ -1,13 +1,13 @@
 """One model as the gateway serves it: routing table, estimator, and the state of its pools."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile, MeanRate
 from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.engine_telemetry import TelemetryView
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
@@ -43,7 +43,7 @@ class ModelFleet(msgspec.Struct, frozen=True, kw_only=True):
     """A model's pools and workers, and how they are called."""
 
     pools: tuple[PoolState, ...]
-    workers: tuple[tuple[WorkerAddress, ...], ...]
+    workers: tuple[list[WorkerAddress], ...]
     """By pool, in the order of `pools[i].workers`."""
     health: HealthRules
     response_affinity: ResponseAffinity
@@ -80,6 +80,8 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueRules = QueueRules()
     queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""
+    waiting_for_workers: dict[Any, None] = msgspec.field(default_factory=dict)
+    """Futures of requests that came while there was no worker, in order of arrival."""
     predictors: tuple[PrefillPredictor | None, ...] = ()
     """By pool; None where nobody predicts."""
     prefixes: tuple[PrefixIndex | None, ...] = ()
@@ -155,7 +157,7 @@ def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> in
     hits = 0
     for served in models:
         for pool in served.fleet.pools:
-            for i, known in enumerate(pool.workers):
+            for i, known in members.present(pool):
                 if known == worker:
                     fleet.drain(pool, i, on=on)
                     hits += 1

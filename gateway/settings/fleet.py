@@ -155,6 +155,11 @@ class PoolConfig(Section):
         return any(worker.ranks > 1 for worker in self.workers)
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether workers come and go at run time, so that there may be none."""
+        return False
+
+    @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
         """Every worker; each rank of an engine is one."""
         return tuple(address for worker in self.workers for address in worker.addresses)

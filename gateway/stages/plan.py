@@ -124,4 +124,5 @@ def applied(served: ModelRuntime, estimate: LengthEstimate, planned: Plan) -> Pl
 
 
 def _slots(served: ModelRuntime, pool: int) -> int:
-    return max(1, len(served.fleet.pools[pool].workers) * served.fleet.pools[pool].slots_per_worker)
+    state = served.fleet.pools[pool]
+    return max(1, sum(state.present) * state.slots_per_worker)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.errors import RateLimited
+from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.displacement import newest_of_largest
 from gateway.policy.scheduling.scheduler import Job, Scheduler
@@ -51,6 +52,42 @@ def _full(served: ModelRuntime) -> RateLimited:
     )
 
 
+def awaits_workers(served: ModelRuntime) -> bool:
+    """Whether workers of the model come and go at run time, so that a first one may come."""
+    return any(pool.may_be_empty for pool in served.fleet.pools)
+
+
+def wake_for_workers(served: ModelRuntime, now_s: float) -> None:
+    """Let the requests go on that waited for a worker, if there is one now."""
+    if any(fleet.available(pool, now_s) for pool in served.fleet.pools):
+        for waiter in list(served.scheduling.waiting_for_workers):
+            if not waiter.done():
+                waiter.set_result(True)
+
+
+async def wait_for_workers(
+    served: ModelRuntime, incoming: Incoming, clock: Callable[[], float]
+) -> None:
+    """Wait while no pool of the model has a worker, within the queue's bounds.
+
+    Raises RateLimited when too many wait, or for too long.
+    """
+    waiting = served.scheduling.waiting_for_workers
+    if len(waiting) >= served.scheduling.queue.limit:
+        raise _full(served)
+    limit_s = _limit_s(served, incoming, clock)
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[bool] = loop.create_future()
+    waiting[waiter] = None
+    timer = loop.call_later(max(limit_s, _MIN_WAIT_S), _expire, waiter)
+    try:
+        if not await waiter:
+            raise _late(served, limit_s)
+    finally:
+        timer.cancel()
+        del waiting[waiter]
+
+
 async def wait(
     served: ModelRuntime,
     job: Job,
@@ -64,10 +101,7 @@ async def wait(
 
     The job stays the scheduler's: whoever called gives it back, however this ends.
     """
-    limit_s = served.scheduling.queue.timeout_s
-    client_s = incoming.head.read_timeout_s
-    if client_s is not None:
-        limit_s = min(limit_s, incoming.received_s + client_s - clock())
+    limit_s = _limit_s(served, incoming, clock)
     loop = asyncio.get_running_loop()
     job.owner = waiter = loop.create_future()
     served.scheduling.queued[job] = scheduler
@@ -79,14 +113,26 @@ async def wait(
         job.owner = None
         del served.scheduling.queued[job]
     if not in_time and job.state == "waiting":
-        raise RateLimited(
-            f"No worker of '{served.name}' had room within {limit_s:.0f} s. "
-            "Please try again later.",
-            reason="queue_timeout",
-            code="rate_limit_exceeded",
-            retry_after_s=_RETRY_S,
-            should_retry=True,
-        )
+        raise _late(served, limit_s)
+
+
+def _limit_s(served: ModelRuntime, incoming: Incoming, clock: Callable[[], float]) -> float:
+    """The queue's time limit, or what is left of the client's own if that is less."""
+    limit_s = served.scheduling.queue.timeout_s
+    client_s = incoming.head.read_timeout_s
+    if client_s is None:
+        return limit_s
+    return min(limit_s, incoming.received_s + client_s - clock())
+
+
+def _late(served: ModelRuntime, limit_s: float) -> RateLimited:
+    return RateLimited(
+        f"No worker of '{served.name}' had room within {limit_s:.0f} s. Please try again later.",
+        reason="queue_timeout",
+        code="rate_limit_exceeded",
+        retry_after_s=_RETRY_S,
+        should_retry=True,
+    )
 
 
 def _expire(waiter: asyncio.Future[bool]) -> None:

@@ -20,6 +20,7 @@ from gateway.adapters.bodies.reader import BodyReader
 from gateway.adapters.boundary_controller import BoundaryController, reported_totals
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
+from gateway.adapters.engines.rotation import Rotation
 from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.request_log import Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
@@ -158,6 +159,15 @@ class Gateway:
             clock,
             on_restart=_forget_prefixes,
             upstream=self.upstream,
+        )
+        self.rotation = Rotation(
+            self.models,
+            self.prober,
+            self.telemetry,
+            self.metrics,
+            clock,
+            disconnect=self.upstream.disconnect,
+            on_join=self.replicas.joined,
         )
 
     def _records(self, config: Config) -> Records:
@@ -326,6 +336,7 @@ class Gateway:
                 self.prober,
                 self.boundaries,
                 self.telemetry,
+                self.rotation,
             ):
                 closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()

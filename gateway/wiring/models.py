@@ -43,7 +43,13 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
     timeouts = config.timeouts_for(model)
     health = config.health
     pools = tuple(
-        PoolState(name, tuple(w.id for w in pool.addresses), pool.max_num_seqs, pool.engines)
+        PoolState(
+            name,
+            [worker.id for worker in pool.addresses],
+            pool.max_num_seqs,
+            pool.engines,
+            may_be_empty=pool.may_be_empty,
+        )
         for name, pool in model.pools.items()
     )
     policies = _policies(config, model)
@@ -62,7 +68,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
         ),
         fleet=ModelFleet(
             pools=pools,
-            workers=tuple(pool.addresses for pool in model.pools.values()),
+            workers=tuple(list(pool.addresses) for pool in model.pools.values()),
             health=HealthRules(
                 eject_after=health.eject_after,
                 eject_s=health.eject_s,
@@ -156,9 +162,8 @@ def _predictors(
     """By pool; None where neither its scheduler predicts nor a shadow, which knows no ranks."""
     path, shadow = model.scheduling.predictor, model.scheduling.shadow
     predicted = [
-        policy in PREDICTING
-        or (shadow and policy in SHADOWED and len(pool.engines) == len(pool.workers))
-        for policy, pool in zip(policies, pools, strict=True)
+        policy in PREDICTING or (shadow and policy in SHADOWED and not pool.ranked)
+        for policy, pool in zip(policies, model.pools.values(), strict=True)
     ]
     artifact = load(path) if path is not None and any(predicted) else None
     return tuple(

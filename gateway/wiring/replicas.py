@@ -84,6 +84,11 @@ class Replicas:
             self._board.hurry()
         return hits
 
+    def joined(self, worker: str) -> None:
+        """Note that a new engine is at a worker's address: an earlier one's drain is over."""
+        if self._fleet is not None:
+            self._fleet.joined(worker)
+
     async def start(self) -> None:
         """Connect, and learn of the other replicas and drained workers; waits a few seconds."""
         if self._board is not None:

@@ -43,6 +43,11 @@ class EngineKv:
         """Forget a worker that is down: it may come back with another capacity."""
         self._asked.discard((served.name, pool, worker))
 
+    def remove(self, served: ModelRuntime, pool: int, worker: int) -> None:
+        """Forget a worker that is gone."""
+        self.forget(served, pool, worker)
+        self.kv_bytes_by_worker.pop((served.name, pool, worker), None)
+
     def asks(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Whether to ask a worker that is up: once since it came up, and only if KV matters."""
         if (served.name, pool, worker) in self._asked:

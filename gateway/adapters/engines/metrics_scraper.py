@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from gateway.adapters.background_task import BackgroundTasks
+from gateway.adapters.background_task import TasksByKey
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
-from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, record
+from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, join, record
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
@@ -54,7 +54,7 @@ class EngineMetrics:
         self._clock = clock
         self._on_restart = on_restart
         self._pages = EnginePages(upstream, timeout_s)
-        self._background = BackgroundTasks()
+        self._background = TasksByKey()
         self._warned: set[tuple[str, ...]] = set()
         self.views: Mapping[str, tuple[TelemetryView, ...]] = {
             served.name: served.fleet.telemetry
@@ -62,20 +62,40 @@ class EngineMetrics:
             for served in self._models
         }
         """Views of each model's pools, by model."""
-        pages = sum(len(pool.engines) for served in self._models for pool in served.fleet.pools)
-        self.interval_s = max(interval_s, min(pages / MAX_PAGES_PER_S, MAX_INTERVAL_S))
+        self._least_s = interval_s
+        self.interval_s = interval_s
         """Seconds between two readings of an engine that responds."""
+        self._space()
 
     async def start(self) -> None:
         """Start reading in the background."""
-        self._background.start(
-            *(
-                self._run(served, pool, worker)
-                for served in self._models
-                for pool, state in enumerate(served.fleet.pools)
-                for worker, *_ in state.engines
-            )
-        )
+        for served in self._models:
+            for pool, state in enumerate(served.fleet.pools):
+                for worker, *_ in state.engines:
+                    self._background.start(
+                        (served.name, pool, worker), self._run(served, pool, worker)
+                    )
+
+    def watch(self, served: ModelRuntime, pool: int, worker: int) -> None:
+        """Start reading the pages of a worker's engine, if its model's are read."""
+        if served.name not in self.views:
+            return
+        view = self.views[served.name][pool]
+        for rank in served.fleet.pools[pool].siblings[worker]:
+            if rank >= len(view.samples):  # the view is this object's own
+                join(view, rank)
+        self._space()
+        self._background.start((served.name, pool, worker), self._run(served, pool, worker))
+
+    def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
+        """Stop reading the pages of a worker's engine: it is gone."""
+        self._background.end((served.name, pool, worker))
+        self._space()
+
+    def _space(self) -> None:
+        """Set the interval by the number of engines."""
+        pages = sum(len(pool.engines) for served in self._models for pool in served.fleet.pools)
+        self.interval_s = max(self._least_s, min(pages / MAX_PAGES_PER_S, MAX_INTERVAL_S))
 
     async def close(self) -> None:
         """Stop reading."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from math import floor
 from typing import Final
 
-from gateway.adapters.background_task import BackgroundTasks
+from gateway.adapters.background_task import TasksByKey
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.pages import NOT_HAD, EnginePages, Page
 from gateway.adapters.loop_lag import LoopWatch
@@ -69,7 +69,7 @@ class Prober:
         self._timeout_s = timeout_s
         self._clock = clock
         self._pages = EnginePages(upstream, timeout_s)
-        self._background = BackgroundTasks()
+        self._background = TasksByKey()
         self._watch = LoopWatch()
         self._read_s: dict[tuple[str, str, str], float] = {}
         """(model, pool, worker) -> time of the last reading of its model list since it came up."""
@@ -91,12 +91,27 @@ class Prober:
 
         await asyncio.gather(*(first() for _ in range(min(PROBE_BATCH, len(engines)))))
         began_s = asyncio.get_running_loop().time()
-        self._background.start(
-            *(
-                self._run(which, began_s + self._interval_s * (1 + number / len(engines)))
-                for number, which in enumerate(engines)
-            )
-        )
+        for number, which in enumerate(engines):
+            at_s = began_s + self._interval_s * (1 + number / len(engines))
+            self._start(which, at_s)
+
+    def watch(self, served: ModelRuntime, pool: int, worker: int, delay_s: float = 0.0) -> None:
+        """Probe a new engine in `delay_s` seconds, and from then on."""
+        self._start((served, pool, worker), asyncio.get_running_loop().time() + delay_s)
+
+    def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
+        """Stop probing an engine that is gone, and forget what is known of it."""
+        self._background.end((served.name, pool, worker))
+        self._counted.pop((served.name, pool, worker), None)
+        state = served.fleet.pools[pool]
+        self._read_s.pop((served.name, state.name, state.workers[worker]), None)
+        if self._kv is not None:
+            for rank in state.siblings[worker]:
+                self._kv.remove(served, pool, rank)
+
+    def _start(self, which: _Which, at_s: float) -> None:
+        served, pool, worker = which
+        self._background.start((served.name, pool, worker), self._run(which, at_s))
 
     async def close(self) -> None:
         """Stop probing."""

@@ -8,7 +8,8 @@
   `previous_response_id`.
 
 Load in flight is not shared: half a second old, it would make replicas fill the same worker
-(docs/adr/0008). Malformed notes, and notes about other workers, are ignored.
+(docs/adr/0008). Malformed notes are ignored. Replicas that discover workers list them in orders of
+their own, so a note names its workers, and the receiver translates.
 """
 
 from collections import deque
@@ -19,8 +20,8 @@ from zlib import crc32
 
 import msgspec
 
-from gateway.adapters.replicas.scheduler_notes import Board
-from gateway.policy.fleet import fleet
+from gateway.adapters.replicas.scheduler_notes import Board, names_of, translation
+from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.policy.pools.conversations import ResponseLocation
 
@@ -50,6 +51,8 @@ class _FleetNote(msgspec.Struct):
 
     Receivers compare it with the last value, to learn each affinity once.
     """
+    names: list[list[int]] = []
+    """By pool, a digest of each worker's id in the order of the places; 0 for a vacant one."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -77,10 +80,11 @@ class FleetNotes:
         self._clock = clock
         self._wall_clock = wall_clock
         self._drains: dict[str, _Drain] = {}
-        self._digests = {served.name: _digest(served) for served in self._models}
         self._locations: dict[str, deque[tuple[float, str, ResponseLocation]]] = {}
-        self._locations_sent = dict.fromkeys(self._digests, 0)
-        self._locations_received: dict[str, dict[str, int]] = {name: {} for name in self._digests}
+        self._locations_sent = {served.name: 0 for served in self._models}
+        self._locations_received: dict[str, dict[str, int]] = {
+            served.name: {} for served in self._models
+        }
         """Last `homes_told`, by model and replica."""
         for served in self._models:
             self._locations[served.name] = deque(maxlen=MAX_LOCATIONS_SHARED)
@@ -93,6 +97,12 @@ class FleetNotes:
         if known is not None:  # the other host's clock may be ahead
             changed_unix_s = max(changed_unix_s, known.changed_unix_s + _LATER_S)
         self._note_drain(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
+
+    def joined(self, worker: str) -> None:
+        """Note that a new engine is at an address; a drain of the one before ends everywhere."""
+        known = self._drains.get(worker)
+        if known is not None and known.on:
+            self.drained(worker, on=False)
 
     def send(self) -> Iterator[None]:
         """Publish notes; yields between steps so that requests can run."""
@@ -125,7 +135,7 @@ class FleetNotes:
             homes.popleft()
         return _FleetNote(
             replica=self._replica,
-            workers=self._digests[served.name],
+            workers=_digest(served),
             ejected=[
                 [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
                 if pool.last_ejection_end_s > now_s
@@ -135,6 +145,7 @@ class FleetNotes:
             drains=self._drains,
             homes=[(response_id, location) for _, response_id, location in homes],
             homes_told=self._locations_sent[served.name],
+            names=[names_of(pool) for pool in served.fleet.pools],
         )
 
     def _receive(
@@ -146,17 +157,21 @@ class FleetNotes:
                 self._note_drain(worker, drain)
                 drain_worker(self._models, worker, on=drain.on)
         yield
-        if note.workers != self._digests[served.name]:
+        places = _places(served, note)
+        if places is None:
             return
-        for pool, ejected in zip(served.fleet.pools, note.ejected, strict=False):
-            for index in ejected:
-                if 0 <= index < len(pool.workers):
-                    fleet.doubt(pool, index, self._clock())
+        for pool, ejected, here in zip(served.fleet.pools, note.ejected, places, strict=False):
+            for place in ejected:
+                if place in here:
+                    fleet.doubt(pool, here[place], self._clock())
         new = min(
             max(0, note.homes_told - locations_received), MAX_LOCATIONS_SHARED, len(note.homes)
         )
         for count, (response_id, location) in enumerate(note.homes[len(note.homes) - new :]):
-            served.fleet.response_affinity.learn(response_id, location)
+            here = places[location.pool] if 0 <= location.pool < len(places) else {}
+            if location.worker in here:
+                located = location._replace(worker=here[location.worker])
+                served.fleet.response_affinity.learn(response_id, located)
             if count % _LOCATIONS_BATCH == 0:
                 yield
 
@@ -165,6 +180,19 @@ class FleetNotes:
         self._drains[worker] = drain
         if len(self._drains) > MAX_DRAINS:
             del self._drains[next(iter(self._drains))]
+
+
+def _places(served: ModelRuntime, note: _FleetNote) -> list[dict[int, int]] | None:
+    """By pool: the sender's place of a worker -> the place here; None if that is unknown."""
+    pools = served.fleet.pools
+    if note.workers == _digest(served):
+        return [{place: place for place, _ in members.present(pool)} for pool in pools]
+    if len(note.names) != len(pools):
+        return None
+    return [
+        {there: here for here, there in enumerate(translation(names_of(pool), names)) if there >= 0}
+        for pool, names in zip(pools, note.names, strict=True)
+    ]
 
 
 def _digest(served: ModelRuntime) -> int:

@@ -3,20 +3,22 @@
 Each replica runs its own schedulers over the same workers and takes its share of every gate.
 The notes tell the other replicas its learned prefill rates, the service each tenant got, its
 assigned work, and which prompts went to which worker. Notes go over a board
-(`gateway.adapters.store.redis.board`). Malformed notes, and notes about other workers, are
-ignored.
+(`gateway.adapters.store.redis.board`). Replicas that discover workers list them in orders of
+their own, so a note names its workers, and the receiver translates. Malformed notes are ignored.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
 
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.gossip import PrefixGossip
+from gateway.policy.prefix.gossip import Index, PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.quartz import Quartz
+from gateway.policy.scheduling.scheduler import Points
 from predictor.online import PrefillPredictor
 
 
@@ -37,6 +39,8 @@ class _SchedulerNote(msgspec.Struct):
     prefixes: dict[str, Any]
     workers: int
     """Digest of the pool's workers, in their order."""
+    names: list[int] = []
+    """A digest of each worker's id, in that order; 0 for a vacant place."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -118,24 +122,39 @@ class SchedulerNotes:
             predictor=share.predictor.state(),
             prefixes=share.gossip.chapters(),
             workers=_digest(share.served, share.pool),
+            names=names_of(share.served.fleet.pools[share.pool]),
         )
 
     def _receive(self, share: _Share) -> Iterator[None]:
         served, pool = share.served, share.pool
-        digest = _digest(served, pool)
-        notes = {}
+        digest, names = _digest(served, pool), names_of(served.fleet.pools[pool])
+        notes: dict[str, tuple[_SchedulerNote, list[int] | None]] = {}
         for payload in self._board.peers(share.name):
             try:
                 note = _decode(payload)
             except msgspec.DecodeError:
                 continue
             if note.workers == digest:
-                notes[note.replica] = note
-        reported = {replica: note.scheduler for replica, note in notes.items()}
+                notes[note.replica] = note, None
+            elif note.names:
+                notes[note.replica] = note, translation(names, note.names)
+        reported = {name: _scheduler_in(note, places) for name, (note, places) in notes.items()}
         share.scheduler.merge(reported, self._clock())
-        share.predictor.merge({name: note.predictor for name, note in notes.items()})
-        prefixes = {replica: note.prefixes for replica, note in notes.items()}
-        for _ in share.gossip.receive(prefixes, share.prefixes):
+        share.predictor.merge(
+            # What is learned is compared with the last note's, by worker: another order, another
+            # beginning.
+            {
+                f"{name} {note.workers}": _predictor_in(note, places)
+                for name, (note, places) in notes.items()
+            }
+        )
+        translated: dict[str, Index] = {
+            name: Translated(share.prefixes, places, len(note.names))
+            for name, (note, places) in notes.items()
+            if places is not None
+        }
+        prefixes = {name: note.prefixes for name, (note, _) in notes.items()}
+        for _ in share.gossip.receive(prefixes, share.prefixes, translated):
             yield
 
 
@@ -151,6 +170,56 @@ def _parts(
     if predictor is None or index is None or gossip is None:
         return None
     return predictor, index, gossip
+
+
+def names_of(pool: PoolState) -> list[int]:
+    """A digest of each worker's id by place; 0 for a vacant place."""
+    return [
+        crc32(name.encode()) or 1 if here else 0
+        for name, here in zip(pool.workers, pool.present, strict=True)
+    ]
+
+
+def translation(here: Sequence[int], there: Sequence[int]) -> list[int]:
+    """By place here, the worker's place there; -1 for one that the other does not have."""
+    places = {name: place for place, name in enumerate(there) if name}
+    return [places.get(name, -1) if name else -1 for name in here]
+
+
+class Translated:
+    """A prefix index in the order of another replica's workers."""
+
+    def __init__(self, index: PrefixIndex, places: Sequence[int], workers: int) -> None:
+        """`places` as `translation` gives them; `workers`: the other's number of places."""
+        self.workers = workers
+        self._index = index
+        self._here = {there: here for here, there in enumerate(places) if there >= 0}
+
+    def insert(self, points: Points, worker: int, tokens_per_byte: float) -> object:
+        """See PrefixIndex; prompts to workers that are unknown here are ignored."""
+        here = self._here.get(worker)
+        return None if here is None else self._index.insert(points, here, tokens_per_byte)
+
+
+def _in_order(values: object, places: Sequence[int]) -> object:
+    """Values by worker in this replica's order; 0 for workers that the other does not have."""
+    if not isinstance(values, list):
+        return values
+    return [values[place] if 0 <= place < len(values) else 0.0 for place in places]
+
+
+def _scheduler_in(note: _SchedulerNote, places: Sequence[int] | None) -> dict[str, Any]:
+    if places is None:
+        return note.scheduler
+    return {**note.scheduler, "pending_s": _in_order(note.scheduler.get("pending_s"), places)}
+
+
+def _predictor_in(note: _SchedulerNote, places: Sequence[int] | None) -> dict[str, Any]:
+    speeds = note.predictor.get("speeds")
+    if places is None or not isinstance(speeds, dict):
+        return note.predictor
+    ordered = {part: _in_order(values, places) for part, values in speeds.items()}
+    return {**note.predictor, "speeds": ordered}
 
 
 def _digest(served: ModelRuntime, pool: int) -> int:

@@ -26,7 +26,7 @@ import msgspec
 from gateway.policy.bfio.rank_choice import Assign, choose, hit_tokens
 from gateway.policy.bfio.rank_load import RankLoad, SentNote, StepClock, streamed
 from gateway.policy.bfio.rank_queue import RankLine
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.scheduling.fairness import ServedShares
 from gateway.policy.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
@@ -85,6 +85,12 @@ class RankGroup:
         self._observed = observed
         self._line = RankLine()
         self._orders = 0
+
+    def joined(self, worker: int) -> None:
+        """See Scheduler."""
+        if worker == len(self.ranks):
+            self.ranks.append(RankLoad(self.steps))
+        self.ranks[worker] = RankLoad(self.steps)
 
     @property
     def waiting(self) -> Sequence[int]:
@@ -171,14 +177,19 @@ class RankGroup:
             else:
                 self._fill_homed(rank, out, now_s)
         groups = [[w for w in ranks if w in known] for ranks in self._pool.engines]
-        groups.sort(key=lambda ranks: -sum(map(self._room, ranks)))
-        for ranks in groups:
-            if any(map(self._room, ranks)):
+        rooms = [sum([self._warm_room(rank, now_s) for rank in ranks]) for ranks in groups]
+        for room, ranks in sorted(zip(rooms, groups, strict=True), key=lambda pair: -pair[0]):
+            if room:
                 self._fill_group(ranks, len(known), out, now_s)
         return out
 
     def _room(self, rank: int) -> int:
         return max(0, self.limit - self.ranks[rank].sequences)
+
+    def _warm_room(self, rank: int, now_s: float) -> int:
+        """The same for jobs that other ranks may take, too: less in slow start."""
+        warmth = members.warmth(self._pool, rank, now_s)
+        return max(0, ceil(self.limit * warmth) - self.ranks[rank].sequences)
 
     def _fill_homed(self, rank: int, out: list[Job], now_s: float) -> None:
         """Send jobs with response affinity to their rank first: its cache has their prompt."""
@@ -191,14 +202,14 @@ class RankGroup:
         """Fill one engine's ranks by priority class."""
         rules = self.rules
         for priority_class in range(len(PRIORITY_CLASS_NAMES)):
-            caps = [self._room(rank) for rank in ranks]
+            caps = [self._warm_room(rank, now_s) for rank in ranks]
             count = rules.per_slot * sum(caps) + rules.spare
             if not any(caps) or not self._line.waiting[priority_class]:
                 continue
             jobs = self._line.first(priority_class, count)
             self._fill_again(ranks, [j for j in jobs if j.excluded], known, out, now_s)
             jobs = [job for job in jobs if not job.excluded]
-            caps = [self._room(rank) for rank in ranks]
+            caps = [self._warm_room(rank, now_s) for rank in ranks]
             waits_s = [self._passed_over_s(job, now_s) for job in jobs]
             loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
             maxage_s = rules.maxage_steps * self.steps.step_s

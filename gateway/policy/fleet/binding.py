@@ -8,7 +8,7 @@ requests that wait in the engine's queue.
 
 from collections.abc import Collection
 
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.fleet import PoolState
 from gateway.records.attempt import Binding
 
@@ -27,6 +27,8 @@ def bind_least_loaded(
     `exclude`: workers already tried for this request.
     """
     choice = fleet.available(pool, now_s)
+    if pool.warming:
+        choice = members.without_cold(pool, choice, now_s)
     if exclude:
         choice = [i for i in choice if i not in exclude]
     if not choice:

@@ -67,6 +67,24 @@ class TelemetryView:
         self.restarts = [0] * workers
 
 
+def join(view: TelemetryView, worker: int) -> None:
+    """A new worker took this place, which may be one more than there were."""
+    if worker == len(view.samples):
+        view.samples.append(_EMPTY)
+        view.stamped_s.append(_NEVER)
+        view.kv_tokens.append(None)
+        view.restarts.append(0)
+    forget(view, worker)
+
+
+def forget(view: TelemetryView, worker: int) -> None:
+    """Drop a worker's readings: it is gone."""
+    view.samples[worker] = _EMPTY
+    view.stamped_s[worker] = _NEVER
+    view.kv_tokens[worker] = None
+    view.restarts[worker] = 0
+
+
 def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float) -> bool:
     """Store a reading; True if the engine restarted since the previous one."""
     before = view.samples[worker]

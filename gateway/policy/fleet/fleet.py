@@ -3,6 +3,7 @@
 Invariants: counters never fall below zero; exactly one `finish` takes away what a `start` added;
 health checks never change load (a probe must not zero a worker's in-flight count).
 Workers that are ranks of one engine are up, ejected and tried again together.
+`gateway.policy.fleet.members` adds and removes workers at run time.
 `gateway.policy.fleet.progress` tracks running attempts and detects frozen engines.
 Times are arguments, in seconds of any monotonic clock.
 """
@@ -34,8 +35,11 @@ class PoolState:
         "failures",
         "inflight",
         "last_ejection_end_s",
+        "leaving",
+        "may_be_empty",
         "misses",
         "name",
+        "present",
         "progress",
         "refused",
         "siblings",
@@ -47,25 +51,45 @@ class PoolState:
         "total_active",
         "total_tokens",
         "up",
+        "vacated_s",
+        "warm_credit",
+        "warming",
         "why_down",
         "workers",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one statement a field
         self,
         name: str,
-        workers: tuple[str, ...],
+        workers: Sequence[str],
         slots_per_worker: int,
         engines: Sequence[Sequence[int]] = (),
+        *,
+        may_be_empty: bool = False,
     ) -> None:
-        """`engines`: all workers by engine, as indices; () if each worker is its own engine."""
+        """`engines`: all workers by engine, as indices; () if each worker is its own engine.
+
+        `may_be_empty`: workers come and go, so requests wait while there is none.
+        """
         n = len(workers)
-        self.engines = tuple(map(tuple, engines)) or tuple((i,) for i in range(n))
+        self.engines = list(map(tuple, engines)) or [(i,) for i in range(n)]
         engine_of = {worker: engine for engine in reversed(self.engines) for worker in engine}
         self.siblings = [engine_of[worker] for worker in range(n)]
         """By worker: the workers of its engine, itself included."""
         self.name = name
-        self.workers = workers
+        self.workers = list(workers)
+        """Ids. A vacated place keeps its last id until a new worker takes it."""
+        self.may_be_empty = may_be_empty
+        self.present = [True] * n
+        """False: the worker is gone and its place is vacant."""
+        self.leaving = [False] * n
+        """Gets no new requests: it was removed. A vacant place stays True."""
+        self.vacated_s = [0.0] * n
+        """When the place became vacant."""
+        self.warming: dict[int, float] = {}
+        """Workers in slow start -> when it began; negative before they are up."""
+        self.warm_credit: dict[int, float] = {}
+        """Their turns not taken yet, below 2."""
         self.slots_per_worker = slots_per_worker
         self.active = [0] * n
         """Unfinished sequences at each worker."""
@@ -125,7 +149,9 @@ def last_resort(pool: PoolState, *, refused: bool) -> list[int]:
 
     If there are none and `refused` is set: those that refused the last connection.
     """
-    present = [i for i, draining in enumerate(pool.draining) if not draining]
+    present = [
+        i for i, draining in enumerate(pool.draining) if not draining and not pool.leaving[i]
+    ]
     return [i for i in present if not pool.refused[i]] or (present if refused else [])
 
 
@@ -138,9 +164,10 @@ def _find_sound(pool: PoolState, now_s: float) -> None:
     pool.sound_until_s = min([end_s for end_s in ends_s if end_s > now_s], default=inf)
 
 
-def _refresh(pool: PoolState) -> None:
+def refresh(pool: PoolState) -> None:
     """Recompute the derived lists after a change of health; requests only read them."""
-    pool.alive = [i for i, up in enumerate(pool.up) if up and not pool.draining[i]]
+    draining, leaving = pool.draining, pool.leaving
+    pool.alive = [i for i, up in enumerate(pool.up) if up and not draining[i] and not leaving[i]]
     pool.last_ejection_end_s = max(pool.ejected_until_s, default=0.0)
     pool.sound_from_s, pool.sound_until_s = inf, -inf
 
@@ -148,7 +175,7 @@ def _refresh(pool: PoolState) -> None:
 def drain(pool: PoolState, worker: int, *, on: bool) -> None:
     """Take a worker out of the rotation, or return it."""
     pool.draining[worker] = on
-    _refresh(pool)
+    refresh(pool)
 
 
 def ready_slots(pool: PoolState, now_s: float) -> int:
@@ -186,7 +213,7 @@ def succeeded(pool: PoolState, worker: int) -> None:
         pool.ejections[head] = 0
         for rank in pool.siblings[worker]:
             pool.ejected_until_s[rank] = 0.0
-        _refresh(pool)
+        refresh(pool)
 
 
 def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bool:
@@ -208,7 +235,7 @@ def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> Non
     pool.ejections[head] = min(pool.ejections[head] + 1, 16)
     for rank in pool.siblings[worker]:
         pool.ejected_until_s[rank] = now_s + wait_s
-    _refresh(pool)
+    refresh(pool)
 
 
 def doubt(pool: PoolState, worker: int, now_s: float) -> None:
@@ -227,7 +254,7 @@ def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections
         pool.up[rank] = False
         pool.refused[rank] = True
         pool.why_down[rank] = why
-    _refresh(pool)
+    refresh(pool)
 
 
 def missed(pool: PoolState, worker: int, why: str, *, answers: bool) -> bool:
@@ -260,5 +287,5 @@ def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
             pool.failures[rank] = 0
             pool.doubted_until_s[rank] = 0.0
             pool.ejected_until_s[rank] = 0.0
-    _refresh(pool)
+    refresh(pool)
     return True

@@ -65,6 +65,20 @@ class Progress:
         """Attempts that ended with progress since the last look."""
         self._looked_s = [0.0] * n
 
+    def join(self, ranks: Sequence[int], now_s: float) -> None:
+        """A new engine's ranks take these places; `siblings` lists them already."""
+        for rank in ranks:
+            while rank >= len(self.pending):
+                self.pending.append({})
+                for values in (self._silent_s, self._patience_s, self._looked_s):
+                    values.append(0.0)
+                self._overdue.append(False)
+                self._answers.append(0)
+            self._silent_s[rank] = self._patience_s[rank] = 0.0
+            self._looked_s[rank] = now_s
+            self._overdue[rank] = False
+            self._answers[rank] = 0
+
     def begin(self, worker: int, pending: Pending) -> None:
         """Note that an attempt was sent."""
         self.pending[worker][pending] = None

@@ -102,6 +102,16 @@ class ResponseAffinity:
         """Where the response is; None if unknown."""
         return None if response_id is None else self._locations.get(response_id)
 
+    def left(self, pool: int, worker: int) -> None:
+        """Forget what a worker stores: its engine is gone."""
+        gone = [
+            response_id
+            for response_id, location in self._locations.items()
+            if location.pool == pool and location.worker == worker
+        ]
+        for response_id in gone:
+            self._forget(response_id)
+
     def _forget(self, response_id: str) -> None:
         tenant = self._locations.pop(response_id).tenant
         held = self._of[tenant]

@@ -69,6 +69,18 @@ class CacheEstimate:
         self._off = [False] * workers
         self.rebuild(0.0)
 
+    def grow(self, capacity_tokens: int) -> None:
+        """Add a worker, with the mean capacity of the others if there are any.
+
+        Until the rebuild, due at once, it is expected to keep nothing.
+        """
+        known = self.capacity_tokens
+        known.append(sum(known) // len(known) if known else capacity_tokens)
+        self.since.append(0)
+        self._hit_share.append(1.0)
+        self._off.append(False)
+        self.rebuild_at = 0.0
+
     def holding(self, stamp: int) -> int:
         """Bit mask of the workers that keep a prefix last used at `stamp`."""
         return self._holders[bisect_left(self._floors, stamp)]
@@ -87,8 +99,8 @@ class CacheEstimate:
         """Masks of the workers with the 0, 1, 2 ... lowest floors."""
         for _, worker in floors:
             self._holders.append(self._holders[-1] | 1 << worker)
-        self.newest_floor = self._floors[-1]
-        self.rebuild_at = clock + max(1, min(self.capacity_tokens) // _REBUILDS)
+        self.newest_floor = self._floors[-1] if self._floors else 0
+        self.rebuild_at = clock + max(1, min(self.capacity_tokens, default=0) // _REBUILDS)
 
     def forget(self, worker: int, clock: float) -> None:
         """Note that a worker's cache is empty now."""

@@ -106,11 +106,17 @@ class PrefixGossip:
         self._sent.append(new)
         return {"check": check(), "chapters": [each for each in self._sent if each is not None]}
 
-    def receive(self, states: Mapping[str, Mapping[str, Any]], index: Index) -> Iterator[int]:
+    def receive(
+        self,
+        states: Mapping[str, Mapping[str, Any]],
+        index: Index,
+        translated: Mapping[str, Index] | None = None,
+    ) -> Iterator[int]:
         """Enter the notes of other replicas, by name; yields the number of new runs per slice.
 
-        Slices let requests proceed in between. A name stands for one replica from its start to its
-        end. Malformed notes and those with another seed are ignored.
+        `translated`: the index for each replica that lists the workers in another order. Slices
+        let requests proceed in between. A name stands for one replica from its start to its end.
+        Malformed notes and those with another seed are ignored.
         """
         self._received = {name: self._received.get(name, 0) for name in states}
         here = check()
@@ -121,7 +127,7 @@ class PrefixGossip:
             for number, chapter in filter(None, map(_read, chapters)):
                 if number > self._received[name]:
                     self._received[name] = number
-                    yield from _enter(chapter, index)
+                    yield from _enter(chapter, (translated or {}).get(name, index))
 
     def _chapter(self) -> bytes:
         """The newest runs, at most MAX_POINTS points, packed oldest first."""

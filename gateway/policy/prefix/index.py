@@ -1,6 +1,7 @@
 """Estimate how much of a prompt each worker of a pool holds in its prefix cache.
 
-The index maps digest -> (stamp, bit mask of workers) in one dictionary with bounded entries.
+The index maps digest -> (bit mask of workers, stamp) in one dictionary with bounded entries.
+The mask is above the stamp, so that more workers need no change of the entries.
 Engines do not say which prefixes they keep, so a model estimates it and their reports correct it:
 
 - Each worker keeps the most recently used prefixes, up to its cache's capacity
@@ -8,6 +9,7 @@ Engines do not say which prefixes they keep, so a model estimates it and their r
   capacity. The pool has one clock in tokens: the mean over its workers of the prompt tokens
   expected to miss the cache.
 - `forget` is for a worker that restarted: its earlier prefixes no longer count.
+- `joined` and `left` are for workers that come and go. A new one holds nothing.
 
 Rules:
 - `insert` stamps all points of a prompt, so an earlier point is never older than a later one.
@@ -26,6 +28,9 @@ from gateway.policy.scheduling.scheduler import Match
 
 DEFAULT_ENTRIES: Final = 262_144
 MIN_ENTRIES: Final = 8_192
+_STAMP_BITS: Final = 44
+"""Stamps count tokens of the pool's clock: 17 trillion of them."""
+_STAMP: Final = (1 << _STAMP_BITS) - 1
 _CHUNKS: Final = 32
 """Closed chunks in which entries are kept by age, of about equal size."""
 
@@ -35,6 +40,7 @@ class PrefixIndex:
 
     __slots__ = (
         "_cache",
+        "_capacity_tokens",
         "_chunk",
         "_chunk_entries",
         "_chunk_stamp",
@@ -42,6 +48,7 @@ class PrefixIndex:
         "_clock",
         "_entries",
         "_full",
+        "_present",
         "workers",
     )
 
@@ -52,18 +59,22 @@ class PrefixIndex:
         max_entries: int = DEFAULT_ENTRIES,
         capacity_tokens: int = DEFAULT_CAPACITY_TOKENS,
     ) -> None:
-        """An index of `workers` (>= 1) with at most `max_entries` (>= 8,192) digests.
+        """An index of `workers` (>= 0) with at most `max_entries` (>= 8,192) digests.
 
         `capacity_tokens` (>= 1) is each worker's initial capacity. Raises ValueError.
         """
-        if workers < 1 or max_entries < MIN_ENTRIES or capacity_tokens < 1:
+        if workers < 0 or max_entries < MIN_ENTRIES or capacity_tokens < 1:
             raise ValueError(
                 f"a prefix index has workers, capacity, and {MIN_ENTRIES:,} entries or more"
             )
         self.workers = workers
+        """Places for workers, vacant ones included."""
         self._full = (1 << workers) - 1
+        """Mask of the present workers."""
+        self._present = workers
+        self._capacity_tokens = capacity_tokens
         self._entries: dict[int, int] = {}
-        """Digest -> stamp << workers | mask."""
+        """Digest -> mask << _STAMP_BITS | stamp."""
         self._clock = 1.0
         # A chunk is closed after the prompt that fills it, so it may exceed its size by 62
         # digests. At most 34 chunks exist, including the open one.
@@ -90,7 +101,7 @@ class PrefixIndex:
         """
         if not self._entries:
             return ()
-        get, workers, full = self._entries.get, self.workers, self._full
+        get, full = self._entries.get, self._full
         floor = self._cache.newest_floor
         found: list[tuple[int, int]] = []
         seen = 0
@@ -98,8 +109,8 @@ class PrefixIndex:
             value = get(digest)
             if value is None:
                 continue
-            mask = value & full
-            stamp = value >> workers
+            mask = value >> _STAMP_BITS & full
+            stamp = value & _STAMP
             if stamp <= floor:
                 mask &= self._cache.holding(stamp)
             if mask | seen != seen:
@@ -118,7 +129,7 @@ class PrefixIndex:
         hit, known, touched = self._touch(points, worker)
         age = int(self._clock) - touched if known else 0
         written = (points[-1][0] - hit) * tokens_per_byte
-        self._clock += written / self.workers
+        self._clock += written / self._present
         if len(self._chunk) >= self._chunk_entries:
             self._chunk_stamp = int(self._clock) + 1
             self._clock = float(self._chunk_stamp)
@@ -138,7 +149,7 @@ class PrefixIndex:
         tokens_per_byte: float = 1.0,
     ) -> None:
         """Undo an `insert` after the prompt failed before its first token."""
-        bit = 1 << worker
+        bit = 1 << worker + _STAMP_BITS
         for length, digest in reversed(points):
             if length * tokens_per_byte <= expected.known_tokens + 1:
                 break
@@ -151,6 +162,21 @@ class PrefixIndex:
         self._cache.forget(worker, self._clock)
         self._clock = float(int(self._clock) + 1)
 
+    def joined(self, worker: int) -> None:
+        """Note that a new worker took a place, which may be one more than there were."""
+        if worker == self.workers:
+            self.workers += 1
+            self._cache.grow(self._capacity_tokens)
+        else:
+            self.forget(worker)
+        self._full |= 1 << worker
+        self._present += 1
+
+    def left(self, worker: int) -> None:
+        """Note that a worker is gone: it matches nothing any more."""
+        self._full &= ~(1 << worker)
+        self._present -= 1
+
     def correct(self, worker: int, expected: ExpectedHit, cached_tokens: int) -> None:
         """Learn from the `cached_tokens` that the engine reported for a prompt.
 
@@ -161,11 +187,11 @@ class PrefixIndex:
 
     def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
         """Stamp all points; returns (length held, length once sent, stamp of the latter)."""
-        entries, workers, full, cache = self._entries, self.workers, self._full, self._cache
+        entries, full, cache = self._entries, self._full, self._cache
         get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
         bit, stamp = 1 << worker, int(self._clock)
         since, floor = cache.since[worker], cache.newest_floor
-        fresh = stamp << workers | bit  # one int object for all new entries
+        fresh = bit << _STAMP_BITS | stamp  # one int object for all new entries
         hit = known = touched = 0
         for length, digest in points:
             value = get(digest)
@@ -173,7 +199,7 @@ class PrefixIndex:
                 entries[digest] = fresh
                 add(digest)
                 continue
-            before, mask = value >> workers, value & full
+            before, mask = value & _STAMP, value >> _STAMP_BITS & full
             if mask & bit and before > since:
                 known, touched = length, before
             if before <= floor:
@@ -183,16 +209,16 @@ class PrefixIndex:
             if before < chunk_stamp:
                 add(digest)
             mask |= bit
-            entries[digest] = fresh if mask == bit else stamp << workers | mask
+            entries[digest] = fresh if mask == bit else mask << _STAMP_BITS | stamp
         return hit, known, touched
 
     def _evict(self, most: int) -> None:
         """Remove up to `most` digests of the oldest chunk, except those stamped again later."""
         after, chunk = self._chunks[0]
-        entries, workers = self._entries, self.workers
+        entries = self._entries
         for _ in range(min(most, len(chunk))):
             digest = chunk.pop()
-            if entries[digest] >> workers < after:
+            if entries[digest] & _STAMP < after:
                 del entries[digest]
         if not chunk:
             self._chunks.popleft()

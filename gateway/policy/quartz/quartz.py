@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.quartz.profile import QuartzProfile
 from gateway.policy.quartz.score import (
@@ -145,6 +145,19 @@ class Quartz:
     def wait_s(self, worker: int, now_s: float) -> float:
         """W-hat of a worker, >= 0."""
         return self._backlogs.waits_s((worker,), now_s)[0]
+
+    def joined(self, worker: int) -> None:
+        """See Scheduler."""
+        if worker == len(self._kv):
+            self._kv.append(0.0)
+            self._timed.append(False)
+            self._s_per_token.append(0.0)
+        self._kv[worker] = 0.0
+        self._timed[worker] = False
+        self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
+        self._backlogs.joined(worker)
+        self._queues.joined(worker)
+        self._writes.joined(worker)
 
     # A job's lifecycle
 
@@ -288,6 +301,8 @@ class Quartz:
         choice = self._choice(job, now_s)
         if not choice:
             return False
+        if self._pool.warming and len(choice) > 1:
+            choice = members.without_cold(self._pool, list(choice), now_s)
         if self.profile.route == "score":
             job.worker, job.hit_tokens, job.policy, job.score, job.candidates = self._best(
                 job, self._candidates(choice, job.match, now_s), now_s

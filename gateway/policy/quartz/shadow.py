@@ -54,6 +54,11 @@ class Shadow:
         """See Scheduler."""
         return self._quartz.coverage
 
+    def joined(self, worker: int) -> None:
+        """See Scheduler; QUARTZ counts workers, too."""
+        self._inner.joined(worker)
+        self._quartz.joined(worker)
+
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         ready = self._inner.submit(job, now_s)

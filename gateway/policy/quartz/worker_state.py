@@ -37,6 +37,12 @@ class WorkerQueues:
         self.total_tokens = 0
         """Sum of `tokens` over all clients."""
 
+    def joined(self, worker: int) -> None:
+        """A new worker took this place; nothing waits for it."""
+        if worker == len(self.lengths):
+            self._heaps.append([])
+            self.lengths.append(0)
+
     def push(self, job: Job) -> None:
         """Queue a bound job; its key must not change until it leaves."""
         job.state = "waiting"
@@ -140,6 +146,15 @@ class Backlogs:
         """Earliest time at which that prefill may have begun."""
         self._others_known = False
 
+    def joined(self, worker: int) -> None:
+        """A new worker took this place; nothing is bound to it."""
+        if worker == len(self.bound_s):
+            self.sent.append({})
+            self.sent_tokens.append(0)
+            for values in (self.bound_s, self.others_s, self._oldest_s, self._since_s):
+                values.append(0.0)
+        self.bound_s[worker] = self.others_s[worker] = 0.0
+
     def waits_s(self, workers: Sequence[int], now_s: float) -> list[float]:
         """W-hat of each, >= 0: seconds until a newcomer's prefill may begin."""
         bound, others, oldest, since = self.bound_s, self.others_s, self._oldest_s, self._since_s
@@ -219,6 +234,16 @@ class RecentWrites:
         self._tau_s = tau_s
         self._start_s = 0.0
 
+    def joined(self, worker: int) -> None:
+        """A new worker took this place: it starts with the mean of the others."""
+        written = self._written
+        if worker == len(written):
+            written.append(0.0)
+        self._total -= written[worker]
+        others = len(written) - 1
+        written[worker] = self._total / others if others else 0.0
+        self._total += written[worker]
+
     def add(self, worker: int, tokens: int, now_s: float) -> None:
         """Count the uncached tokens of a prefill."""
         age = (now_s - self._start_s) / self._tau_s
@@ -238,7 +263,7 @@ class RecentWrites:
         MAX_WRITE_FACTOR; 1 at first.
         """
         even = self._even
-        return self._written, even, self._total / len(self._written) + even
+        return self._written, even, self._total / max(1, len(self._written)) + even
 
     def _rescale(self, age: float, now_s: float) -> None:
         scale = exp(-min(age, 700.0))

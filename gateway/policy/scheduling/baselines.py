@@ -7,7 +7,7 @@ the PoolState's: the requests that this gateway has sent and not seen finish.
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.binding import COMPARED, RETAINED_CANDIDATES
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.scheduling.scheduler import Job, Match
@@ -38,6 +38,8 @@ class Immediate:
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         choice = present = fleet.available(self._pool, now_s)
+        if self._pool.warming:
+            choice = members.without_cold(self._pool, choice, now_s)
         if job.excluded:
             choice = [w for w in choice if w not in job.excluded] or choice
         if not choice:
@@ -55,6 +57,9 @@ class Immediate:
         job.state = "sent"
         job.sent_s = now_s
         return (job,)
+
+    def joined(self, worker: int) -> None:
+        """See Scheduler; load is the PoolState's."""
 
     def first_token(
         self,

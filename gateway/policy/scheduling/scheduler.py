@@ -210,6 +210,10 @@ class Scheduler(Protocol):
         """Share of recent prefills within their predicted quantile; None without predictions."""
         ...
 
+    def joined(self, worker: int) -> None:
+        """A new worker took this place of the pool, which may be one more than there were."""
+        ...
+
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """Take a job; the result contains it if it is sent at once.
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.head import read_head
 from gateway.records.endpoint import MESSAGES, Dialect
@@ -60,6 +60,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     async def ready() -> Response:
         """The gateway can serve: not draining, and each model has a worker in the rotation.
 
+        A pool of discovered workers may be empty: its requests wait for the first one.
         `workers` names workers outside the rotation, with the reason. `adapters` names a model's
         aliases that its engines list as LoRA adapters.
         """
@@ -67,7 +68,10 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         missing = [
             served.name
             for served in control.models
-            if not any(fleet.available(pool, now_s) for pool in served.fleet.pools)
+            if not any(
+                fleet.available(pool, now_s) or (pool.may_be_empty and not any(pool.present))
+                for pool in served.fleet.pools
+            )
         ]
         problem = "draining" if control.draining() else ""
         if missing:
@@ -163,7 +167,7 @@ def _not_ready(models: Iterable[ModelRuntime]) -> dict[str, str]:
         (f"{served.name}/{pool.name}/{worker}", pool.why_down[i])
         for served in models
         for pool in served.fleet.pools
-        for i, worker in enumerate(pool.workers)
+        for i, worker in members.present(pool)
         if not pool.up[i]
     )
     return dict(islice(found, SHOWN))

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
 
@@ -25,12 +25,12 @@ def describe_fleet(
                 "in_rotation": i in sound,
                 "up": pool.up[i],
                 "not_ready": pool.why_down[i] or None,
-                "draining": pool.draining[i],
+                "draining": pool.draining[i] or pool.leaving[i],
                 "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
                 "active_sequences": pool.active[i],
                 "reserved_tokens": pool.tokens[i],
             }
-            for i, worker in enumerate(pool.workers)
+            for i, worker in members.present(pool)
         ]
         pools.append(
             {

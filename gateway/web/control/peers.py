@@ -155,6 +155,8 @@ class _ReplicaLoad(Record, frozen=True, kw_only=True):
     beyond_window_tokens: int
     active: list[int]
     tokens: list[int]
+    ids: tuple[str, ...] = ()
+    """Their workers; replicas of a version without it list the same ones in the same order."""
 
 
 _loads: Final = msgspec.msgpack.Decoder(dict[str, list[_ReplicaLoad]]).decode
@@ -170,6 +172,7 @@ def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
                     _ReplicaLoad(
                         inflight=p.inflight,
                         beyond_window_tokens=p.beyond_window_tokens,
+                        ids=tuple(p.workers),
                         active=list(p.active),
                         tokens=list(p.tokens),
                     )
@@ -190,10 +193,12 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
                 pool["inflight"] += load.inflight
                 beyond = max(pool["beyond_window_tokens"], load.beyond_window_tokens)
                 pool["beyond_window_tokens"] = beyond
-                workers = zip(pool["workers"], load.active, load.tokens, strict=False)
-                for worker, active, tokens in workers:
-                    worker["active_sequences"] += active
-                    worker["reserved_tokens"] += tokens
+                ids = load.ids or tuple(worker["id"] for worker in pool["workers"])
+                known = {worker["id"]: worker for worker in pool["workers"]}
+                for worker_id, active, tokens in zip(ids, load.active, load.tokens, strict=False):
+                    if worker_id in known:
+                        known[worker_id]["active_sequences"] += active
+                        known[worker_id]["reserved_tokens"] += tokens
 
 
 # -- usage that another proxy reports

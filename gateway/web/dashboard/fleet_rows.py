@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final
 
+from gateway.policy.fleet import members
 from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.web.dashboard.view import View, page_of
@@ -48,9 +49,11 @@ def worker_rows(served: ModelRuntime, described: Row, now_s: float) -> list[Row]
     for index, pool in enumerate(described["pools"]):
         view = views[index] if views else None
         predictor = predictors[index] if predictors else None
-        for at, worker in enumerate(pool["workers"]):
-            sample = None
-            if view is not None and now_s - view.stamped_s[at] <= STALE_S:
+        # Workers may have left since they were described.
+        places = {name: place for place, name in members.present(served.fleet.pools[index])}
+        for worker in pool["workers"]:
+            at, sample = places.get(worker["id"]), None
+            if view is not None and at is not None and now_s - view.stamped_s[at] <= STALE_S:
                 sample = view.samples[at]
             rows.append(
                 {
@@ -64,7 +67,7 @@ def worker_rows(served: ModelRuntime, described: Row, now_s: float) -> list[Row]
                     "tokens": worker["reserved_tokens"],
                     "kv": None if sample is None else sample.kv_usage,
                     "hit_rate": None if sample is None else _hit_rate(sample),
-                    "slowness": None if predictor is None else predictor.slowness(at),
+                    "slowness": None if predictor is None or at is None else predictor.slowness(at),
                 }
             )
     return rows

@@ -151,7 +151,7 @@ class AdmissionService:
         if not _is_counted(served, lease):
             return
         pool = served.fleet.pools[lease.pool]
-        slots = len(pool.workers) * pool.slots_per_worker
+        slots = sum(pool.present) * pool.slots_per_worker
         share = served.admission.held_share / self._replicas(served.name)
         try:
             self._places.take_slots(lease, max(1, int(slots * share)))

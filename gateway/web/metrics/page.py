@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.metrics import Counter, Metrics
-from gateway.policy.fleet import fleet
+from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record
@@ -113,7 +113,7 @@ class MetricsPage:
                 ((served.name, pool.name, worker), pool.active[i])
                 for served in models
                 for pool in served.fleet.pools
-                for i, worker in enumerate(pool.workers)
+                for i, worker in members.present(pool)
             ),
         )
         yield from learned(models)
@@ -131,7 +131,7 @@ class MetricsPage:
         for served in self._models:
             for pool in served.fleet.pools:
                 sound = set(fleet.available(pool, self._clock()))
-                for i, worker in enumerate(pool.workers):
+                for i, worker in members.present(pool):
                     yield (served.name, pool.name, worker), float(i in sound)
 
 

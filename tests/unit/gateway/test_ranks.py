@@ -81,8 +81,8 @@ def test_one_rank_is_the_engine_itself() -> None:
 def test_an_engines_ranks_stand_together() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}\n          - {url: 'http://h:2', ranks: 3}")
     served = model_of(loaded, loaded.models[0])
-    assert served.fleet.pools[0].engines == ((0, 1), (2, 3, 4))
-    assert served.fleet.pools[0].workers == ("h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2")
+    assert served.fleet.pools[0].engines == [(0, 1), (2, 3, 4)]
+    assert served.fleet.pools[0].workers == ["h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2"]
     assert [a.port for a in served.fleet.workers[0]] == [1, 1, 2, 2, 2]
     (scheduler,) = served.scheduling.schedulers
     assert isinstance(scheduler, RankGroup)

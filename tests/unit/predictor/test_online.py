@@ -237,7 +237,7 @@ def test_states_are_plain_values() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="worker"):
-        PrefillPredictor(workers=0)
+        PrefillPredictor(workers=-1)
     with pytest.raises(ValueError, match="alpha"):
         PrefillPredictor(workers=1, alpha=1.0)
     with pytest.raises(ValueError, match=r"not 0\.9"):

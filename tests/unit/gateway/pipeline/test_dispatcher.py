@@ -12,7 +12,8 @@ from gateway.errors import RateLimited
 from gateway.metrics import Metrics
 from gateway.pipeline.dispatcher import wake
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.fleet import fleet
+from gateway.policy import model_workers
+from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime, QueueRules
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.response.sse import DONE
@@ -24,6 +25,7 @@ from gateway.stages.authenticate import Keyring
 from tests.around import Around
 from tests.builders import (
     SHORT,
+    address,
     answer_body,
     changed,
     chat_body,
@@ -100,6 +102,9 @@ class OneAtATime:
             job.state = "gone"
             self.told.append("cancelled")
         return ()
+
+    def joined(self, worker: int) -> None:
+        """See Scheduler: nothing is kept by worker."""
 
     def tick(self, now_s: float) -> Sequence[Job]:
         lost = [job for job in self.queue if not fleet.available(self.pool, now_s)]
@@ -435,3 +440,58 @@ async def test_a_prompt_bound_anew_is_known_at_the_new_worker_alone() -> None:
     for task in (third, second):
         await bench.leave(task)
     bench.assert_nothing_leaks()
+
+
+def empty_bench(*script: Script, limit: int = 10, timeout_s: float = 5.0) -> Bench:
+    """A bench whose pools may be empty, and are."""
+    bench = Bench(*script, limit=limit, timeout_s=timeout_s)
+    for pool in bench.served.fleet.pools:
+        pool.may_be_empty = True
+        for worker, *_ in list(pool.engines):
+            members.leave(pool, worker)
+            members.vacate(pool, worker, 0.0)
+    return bench
+
+
+async def until_waiting_for_workers(bench: Bench, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(bench.served.scheduling.waiting_for_workers) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_requests_wait_for_the_first_worker_of_an_empty_pool() -> None:
+    bench = empty_bench(STREAM, STREAM)
+    waiting = [bench.begin(f"r{n}") for n in range(2)]
+    await until_waiting_for_workers(bench, 2)
+    assert bench.served.fleet.pools[SHORT].inflight == 2  # which asks for a worker
+    model_workers.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
+    bench.pipeline.tick()
+    for task, reply in waiting:
+        await task
+        assert reply.status == 200
+    await asyncio.sleep(0)  # records are written together
+    assert bench.record("r1").worker == "new"
+    bench.assert_nothing_leaks()
+    assert not bench.served.scheduling.waiting_for_workers
+
+
+async def test_requests_wait_for_a_worker_no_longer_than_the_queue_allows() -> None:
+    bench = empty_bench(timeout_s=0.01)
+    task, reply = bench.begin()
+    await task
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "queue_timeout"
+    bench.assert_nothing_leaks()
+
+
+async def test_no_more_requests_wait_for_a_worker_than_the_queue_holds() -> None:
+    bench = empty_bench(limit=1)
+    first, _ = bench.begin("r1")
+    await until_waiting_for_workers(bench, 1)
+    second, reply = bench.begin("r2")
+    await second
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "queue_full"
+    await bench.leave(first)
+    bench.assert_nothing_leaks()
+    assert not bench.served.scheduling.waiting_for_workers

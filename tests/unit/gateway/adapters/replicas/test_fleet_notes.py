@@ -163,17 +163,34 @@ def test_a_stored_response_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert learned == ["r0", "s0", "r1", "s1", "r2", "s2"]
 
 
-def test_a_replica_of_other_workers_takes_over_drains_only() -> None:
+def test_replicas_that_list_workers_in_other_orders_mean_the_same_ones() -> None:
     replicas = Replicas(1)
     other = replicas.join(workers=(3, 1))
+    other.fleet.pools[0].workers[:] = ["short-1", "new", "short-0"]
     worker = replicas.served[0].fleet.pools[0].workers[1]
     fleet.eject(replicas.served[0].fleet.pools[0], 1, other.fleet.health, replicas.clock())
     replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
     replicas.drain(0, worker, on=True)
     replicas.exchange()
+    assert other.fleet.response_affinity.find("resp-1") == HOME._replace(worker=0)
+    assert [until_s > 0 for until_s in other.fleet.pools[0].doubted_until_s] == [
+        True,
+        False,
+        False,
+    ]
+    assert other.fleet.pools[0].draining == [True, False, False]
+    assert replicas.served[0].fleet.pools[0].draining == [False, True]
+
+
+def test_a_worker_that_only_one_replica_knows_means_nothing_to_the_other() -> None:
+    replicas = Replicas(1)
+    other = replicas.join(workers=(3, 1))
+    other.fleet.pools[0].workers[:] = ["a", "b", "c"]
+    fleet.eject(replicas.served[0].fleet.pools[0], 1, other.fleet.health, replicas.clock())
+    replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
+    replicas.exchange()
     assert other.fleet.response_affinity.find("resp-1") is None
     assert other.fleet.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
-    assert other.fleet.pools[0].draining[1]
 
 
 @pytest.mark.parametrize("note", [b"", b"\xc1", msgspec.msgpack.encode({"workers": "x"})])

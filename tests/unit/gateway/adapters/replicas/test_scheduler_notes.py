@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
+from gateway.pipeline.dispatcher import require
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
@@ -162,7 +163,7 @@ def test_a_pool_with_other_workers_is_another_pool() -> None:
     boards = Boards()
     one, scheduler, _ = replica()
     two, other, _ = replica()
-    two.fleet.pools[0].workers = tuple(reversed(two.fleet.pools[0].workers))
+    two.fleet.pools[0].workers[:] = ["other-0", "other-1"]
     first = notes_of(one, boards, "a")
     second = notes_of(two, boards, "b")
     scheduler.submit(job(4000), 0.1)
@@ -170,3 +171,27 @@ def test_a_pool_with_other_workers_is_another_pool() -> None:
         exchange(notes)
     assert other.shares.state() == {}
     assert second._sent == {"m/0"}
+
+
+def test_replicas_that_list_workers_in_other_orders_learn_of_the_same_ones() -> None:
+    boards = Boards()
+    one, scheduler, predictor = replica()
+    two, other, others_predictor = replica()
+    two.fleet.pools[0].workers[:] = ["short-1", "short-0"]
+    first, second = notes_of(one, boards, "a"), notes_of(two, boards, "b")
+    exchange(first)
+    exchange(second)
+    (sent,) = scheduler.submit(job(4000), 0.0)
+    assert sent.worker == 0
+    for worker in [0, 1] * 200:
+        x, mean_s, high_s, bucket = predictor.predict_request(
+            worker, 1000, 0, None, 10, 0, 0, 0.0, stream=True
+        )
+        actual_s = mean_s if worker else 3 * mean_s
+        predictor.observe(worker, x, mean_s, high_s, bucket, actual_s)
+    require(one.scheduling.prefix_gossip[0]).sent(((512, 77),), 0, 0.25)
+    exchange(first)
+    exchange(second)
+    assert other.wait_s(1, 0.0) > 0 == other.wait_s(0, 0.0)
+    assert others_predictor.slowness(1) > others_predictor.slowness(0)
+    assert require(two.scheduling.prefixes[0]).match(((512, 77),), 0.25) == [(128, 0b10)]

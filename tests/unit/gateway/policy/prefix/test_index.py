@@ -161,7 +161,7 @@ def test_memory_of_an_index_that_is_hammered_stays_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "entries", "capacity"), [(0, 8192, 1), (1, 8191, 1), (1, 8192, 0)]
+    ("workers", "entries", "capacity"), [(-1, 8192, 1), (1, 8191, 1), (1, 8192, 0)]
 )
 def test_sizes_that_make_no_index_are_refused(workers: int, entries: int, capacity: int) -> None:
     with pytest.raises(ValueError, match="prefix index"):

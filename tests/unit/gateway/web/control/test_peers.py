@@ -99,7 +99,7 @@ async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
     ]
 
 
-async def test_load_is_added_up() -> None:
+async def test_load_is_added_up_by_worker_whatever_their_order() -> None:
     served = served_model()
     (
         served.fleet.pools[0].inflight,
@@ -117,8 +117,9 @@ async def test_load_is_added_up() -> None:
                     "inflight": 1,
                     "beyond_window_tokens": 0,
                     "workers": [
-                        {"active_sequences": 0, "reserved_tokens": 0},
-                        {"active_sequences": 1, "reserved_tokens": 100},
+                        {"id": "short-1", "active_sequences": 1, "reserved_tokens": 100},
+                        {"id": "new", "active_sequences": 0, "reserved_tokens": 0},
+                        {"id": "short-0", "active_sequences": 0, "reserved_tokens": 0},
                     ],
                 }
             ],
@@ -127,8 +128,8 @@ async def test_load_is_added_up() -> None:
     await add_load(others, shown)
     pool = shown[0]["pools"][0]
     assert (pool["inflight"], pool["beyond_window_tokens"]) == (7, 9_003)
-    assert pool["workers"][0] == {"active_sequences": 0, "reserved_tokens": 0}
-    assert pool["workers"][1] == {"active_sequences": 5, "reserved_tokens": 1900}
+    assert [worker["active_sequences"] for worker in pool["workers"]] == [5, 0, 0]
+    assert [worker["reserved_tokens"] for worker in pool["workers"]] == [1900, 0, 0]
 
 
 async def test_refusals_are_added_up() -> None:

@@ -1,0 +1,197 @@
+"""Applies the engines that sources name (configuration, discovery, an admin) to the pools.
+
+An engine is in a pool while any source names it. When the last one drops it, it gets no new
+requests, what runs there finishes, and then all that is known of it goes: its place in the pool,
+probes, metrics, prefixes, connections. An engine named again before that simply stays.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from gateway.adapters.background_task import BackgroundTasks
+from gateway.adapters.engines.metrics_scraper import EngineMetrics
+from gateway.adapters.engines.probes import Prober
+from gateway.metrics import Metrics
+from gateway.policy import model_workers
+from gateway.policy.fleet import members
+from gateway.policy.model_runtime import ModelRuntime
+from gateway.records.attempt import WorkerAddress
+
+CONFIGURED: Final = "the configuration"
+SWEEP_S: Final = 0.25
+_SPREAD: Final = 0.001
+"""Seconds between the first probes of engines that come together."""
+
+_log = logging.getLogger("sluice.workers")
+
+Engine = tuple[WorkerAddress, ...]
+"""An engine: an address for each rank, or one."""
+
+
+def engine_id(engine: Engine) -> str:
+    """host:port and the path, if any: the workers' ids without the rank."""
+    return engine[0].id.partition("#")[0]
+
+
+class _Known:
+    """An engine of a pool."""
+
+    __slots__ = ("addresses", "leaving", "sources", "worker")
+
+    def __init__(self, addresses: Engine, worker: int, source: str) -> None:
+        self.addresses = addresses
+        self.worker = worker
+        """Its first place."""
+        self.sources = {source}
+        self.leaving = False
+
+
+class Rotation:
+    """The engines of all pools, and who named them."""
+
+    def __init__(
+        self,
+        models: Iterable[ModelRuntime],
+        prober: Prober,
+        telemetry: EngineMetrics,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        disconnect: Callable[[WorkerAddress], None],
+        on_join: Callable[[str], None] = lambda _worker: None,
+    ) -> None:
+        """`disconnect` closes the connections to an address; `on_join` gets each new worker's id.
+
+        `clock` is the requests' clock.
+        """
+        self._models = {served.name: served for served in models}
+        self._prober = prober
+        self._telemetry = telemetry
+        self._metrics = metrics
+        self._clock = clock
+        self._disconnect = disconnect
+        self._on_join = on_join
+        self._lock = asyncio.Lock()
+        self._known: dict[tuple[str, int], dict[str, _Known]] = {
+            (served.name, pool): _configured(served, pool)
+            for served in self._models.values()
+            for pool in range(len(served.fleet.pools))
+        }
+        self._background = BackgroundTasks()
+
+    async def start(self) -> None:
+        """Remove engines that finished, from now on."""
+        self._background.start(self._run())
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._background.close()
+
+    def sources(self, model: str, pool: int) -> Mapping[str, frozenset[str]]:
+        """Engine -> who names it; leaving engines have nobody."""
+        return {name: frozenset(known.sources) for name, known in self._of(model, pool).items()}
+
+    async def apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
+        """Make these the engines that a source names in a pool; requests run in between."""
+        async with self._lock:
+            wanted = {engine_id(engine): engine for engine in engines}
+            for name in [n for n, k in self._of(model, pool).items() if source in k.sources]:
+                if name not in wanted:
+                    self._drop(model, pool, source, name)
+            for number, (name, engine) in enumerate(wanted.items()):
+                self._name(model, pool, source, name, engine, number * _SPREAD)
+                await asyncio.sleep(0)
+
+    def add(self, model: str, pool: int, source: str, engine: Engine) -> None:
+        """Name one more engine."""
+        self._name(model, pool, source, engine_id(engine), engine, 0.0)
+
+    def remove(self, model: str, pool: int, source: str, name: str) -> None:
+        """Name an engine no more."""
+        self._drop(model, pool, source, name)
+
+    def sweep(self) -> None:
+        """Remove the leaving engines that serve nothing any more."""
+        for (model, pool), engines in self._known.items():
+            served = self._models[model]
+            for name, known in list(engines.items()):
+                if known.leaving and model_workers.finished(served, pool, known.worker):
+                    self._vacate(served, pool, name, known)
+
+    def _of(self, model: str, pool: int) -> dict[str, _Known]:
+        return self._known[model, pool]
+
+    def _name(
+        self, model: str, pool: int, source: str, name: str, engine: Engine, delay_s: float
+    ) -> None:
+        engines, served = self._of(model, pool), self._models[model]
+        known = engines.get(name)
+        if known is not None and known.addresses == engine:
+            known.sources.add(source)
+            if known.leaving:
+                known.leaving = False
+                members.stay(served.fleet.pools[pool], known.worker)
+                _log.info("worker %s of %s stays: %s names it again", name, model, source)
+            return
+        if known is not None:  # another key, served name or number of ranks: another engine
+            if known.sources - {source}:
+                return  # who named it first decides
+            self._leave(served, pool, name, known)
+            engines[f"{name} until {known.worker}"] = engines.pop(name)
+        ranks = model_workers.join(served, pool, engine, self._clock())
+        engines[name] = _Known(engine, ranks[0], source)
+        for address in engine:
+            self._on_join(address.id)
+        self._prober.watch(served, pool, ranks[0], delay_s)
+        self._telemetry.watch(served, pool, ranks[0])
+        _log.info("worker %s joins %s/%s: %s names it", name, model, _pool(served, pool), source)
+
+    def _drop(self, model: str, pool: int, source: str, name: str) -> None:
+        known = self._of(model, pool)[name]
+        known.sources.discard(source)
+        if not known.sources:
+            self._leave(self._models[model], pool, name, known)
+
+    def _leave(self, served: ModelRuntime, pool: int, name: str, known: _Known) -> None:
+        state = served.fleet.pools[pool]
+        known.sources.clear()
+        known.leaving = True
+        members.leave(state, known.worker)
+        running = sum(state.active[rank] for rank in state.siblings[known.worker])
+        _log.info(
+            "worker %s leaves %s/%s: %d sequences finish there",
+            name,
+            served.name,
+            state.name,
+            running,
+        )
+
+    def _vacate(self, served: ModelRuntime, pool: int, name: str, known: _Known) -> None:
+        del self._of(served.name, pool)[name]
+        model_workers.vacate(served, pool, known.worker, self._clock())
+        self._prober.forget(served, pool, known.worker)
+        self._telemetry.forget(served, pool, known.worker)
+        for address in known.addresses:
+            self._disconnect(address)
+            self._metrics.ejections.values.pop((_pool(served, pool), address.id), None)
+        _log.info("worker %s of %s/%s is gone", name, served.name, _pool(served, pool))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self.sweep()
+            except Exception:  # noqa: BLE001 - a defect must not end the task
+                _log.exception("removing workers failed")
+
+
+def _pool(served: ModelRuntime, pool: int) -> str:
+    return served.fleet.pools[pool].name
+
+
+def _configured(served: ModelRuntime, pool: int) -> dict[str, _Known]:
+    state, addresses = served.fleet.pools[pool], served.fleet.workers[pool]
+    engines = [(ranks[0], tuple(addresses[rank] for rank in ranks)) for ranks in state.engines]
+    return {engine_id(engine): _Known(engine, worker, CONFIGURED) for worker, engine in engines}

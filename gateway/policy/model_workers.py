@@ -1,0 +1,67 @@
+"""An engine joins or leaves one pool of a model: every part that counts workers follows.
+
+`gateway.policy.fleet.members` says what a place is and when it is used again.
+"""
+
+from collections.abc import Sequence
+
+from gateway.policy.fleet import engine_telemetry, members
+from gateway.policy.model_runtime import ModelRuntime
+from gateway.records.attempt import WorkerAddress
+
+
+def join(
+    served: ModelRuntime,
+    pool: int,
+    addresses: Sequence[WorkerAddress],
+    now_s: float,
+    *,
+    up: bool = False,
+) -> tuple[int, ...]:
+    """Add an engine, with an address for each rank; returns their places.
+
+    It starts with the pool's learned speed, no prefixes, and in slow start if others serve.
+    """
+    state, known = served.fleet.pools[pool], served.fleet.workers[pool]
+    ranks = members.join(state, [address.id for address in addresses], now_s, up=up)
+    scheduling = served.scheduling
+    for rank, address in zip(ranks, addresses, strict=True):
+        if rank == len(known):
+            known.append(address)
+        known[rank] = address
+        if served.fleet.telemetry:
+            engine_telemetry.join(served.fleet.telemetry[pool], rank)
+        if scheduling.predictors and (predictor := scheduling.predictors[pool]) is not None:
+            predictor.join(rank)
+        if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
+            prefixes.joined(rank)
+        scheduler = scheduling.schedulers[pool] if scheduling.schedulers else None
+        if scheduler is not None:
+            scheduler.joined(rank)
+    return ranks
+
+
+def finished(served: ModelRuntime, pool: int, worker: int) -> bool:
+    """Whether a leaving worker's engine serves nothing and nothing waits for it."""
+    state = served.fleet.pools[pool]
+    if not members.finished(state, worker):
+        return False
+    ranks = state.siblings[worker]
+    scheduler = served.scheduling.schedulers[pool] if served.scheduling.schedulers else None
+    return not any(
+        job.worker in ranks and where is scheduler
+        for job, where in served.scheduling.queued.items()
+    )
+
+
+def vacate(served: ModelRuntime, pool: int, worker: int, now_s: float) -> None:
+    """Remove a worker's engine that has `finished`, with all that is known of it."""
+    state, scheduling = served.fleet.pools[pool], served.scheduling
+    members.vacate(state, worker, now_s)
+    for rank in state.siblings[worker]:
+        if served.fleet.telemetry:
+            engine_telemetry.forget(served.fleet.telemetry[pool], rank)
+        if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
+            prefixes.left(rank)
+        scheduling.reports_cached.discard((pool, rank))
+        served.fleet.response_affinity.left(pool, rank)
