@@ -4,7 +4,7 @@ Each port has a shipped implementation in `gateway.adapters` and a fake in `test
 One contract suite tests both.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.merge import Learned, PeerRecord
 from gateway.policy.token_pool.terms import Terms
 from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
+from gateway.records.discovery import FoundEngine
 from gateway.records.endpoint import Endpoint
 from gateway.records.lease import Ask, Lease
 from gateway.records.record import Record
@@ -82,6 +83,22 @@ class Upstream(Protocol):
 
     async def close(self) -> None:
         """Close idle connections and abort active ones."""
+
+
+class DiscoveryFailure(Exception):
+    """A source could not say which engines there are; the message says why, without secrets."""
+
+
+class Discovery(Protocol):
+    """Says which engines a pool has, at run time."""
+
+    def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
+        """The whole current set, and again after each change; a set may come twice. Never ends.
+
+        Raises DiscoveryFailure when the source does not answer or makes no sense. The caller
+        then keeps the last set, and calls again later.
+        """
+        ...
 
 
 class Settlement(Record, frozen=True, kw_only=True):

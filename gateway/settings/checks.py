@@ -298,6 +298,9 @@ def _check_shared_workers(document: Document, models: Models) -> None:
         for name, pool in model.pools.items():
             path: KeyPath = ("models", number, "pools", name, "workers")
             for index, worker in enumerate(pool.workers):
+                if worker.url is None:
+                    _check_source(document, seen, (*path, index), worker)
+                    continue
                 first = seen.setdefault(_engine(worker), (*path, index))
                 if first[:-1] != path:  # _check_workers reports duplicates within one pool
                     document.add(
@@ -307,6 +310,18 @@ def _check_shared_workers(document: Document, models: Models) -> None:
                         "give every pool engines of its own; data-parallel ranks behind one URL "
                         "are one worker with `ranks`",
                     )
+
+
+def _check_source(
+    document: Document, seen: dict[str, KeyPath], path: KeyPath, worker: WorkerConfig
+) -> None:
+    first = seen.setdefault(str(worker.discover), path)
+    if first != path:
+        document.add(
+            path,
+            f"{worker.discover} is a source on line {document.place(first).line} already",
+            "let each source belong to one pool",
+        )
 
 
 def _name(models: Models, path: KeyPath) -> str:
@@ -325,6 +340,9 @@ def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
     seen: dict[str, int] = {}
     for index, worker in enumerate(pool.workers):
         where = (*path, index)
+        if worker.url is None:
+            _check_ca(document, where, worker)
+            continue
         first = seen.setdefault(_engine(worker), index)
         if first != index:
             document.add(
@@ -333,18 +351,22 @@ def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
                 f"{document.place((*path, first)).line}",
                 "remove one",
             )
-        if worker.ca_file is None:
-            continue
-        if worker.url.startswith("http://"):
-            document.add(
-                (*where, "ca_file"), "a CA for a worker without TLS", "use an https URL, or drop it"
-            )
-        elif not _is_file(worker.ca_file):
-            document.add(
-                (*where, "ca_file"),
-                "no such file",
-                "give the path of a PEM file, absolute or from the working directory",
-            )
+        _check_ca(document, where, worker)
+
+
+def _check_ca(document: Document, where: KeyPath, worker: WorkerConfig) -> None:
+    if worker.ca_file is None:
+        return
+    if (worker.url or f"{worker.scheme}://").startswith("http://"):
+        document.add(
+            (*where, "ca_file"), "a CA for a worker without TLS", "use an https URL, or drop it"
+        )
+    elif not _is_file(worker.ca_file):
+        document.add(
+            (*where, "ca_file"),
+            "no such file",
+            "give the path of a PEM file, absolute or from the working directory",
+        )
 
 
 def _check_replicas(document: Document, path: KeyPath, pool: PoolConfig) -> None:

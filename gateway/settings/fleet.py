@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import accumulate, starmap
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -11,6 +11,8 @@ from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryContro
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.policy.pools.gamma_control import GammaControl
 from gateway.records.attempt import WorkerAddress
+from gateway.records.discovery import DiscoverySource, FoundEngine
+from gateway.settings.discovery import is_source, source_of
 from gateway.settings.model_parts import (
     AdmissionConfig,
     BoundaryConfig,
@@ -35,6 +37,8 @@ from gateway.settings.types import (
     reject,
 )
 
+DISCOVERED: Final = 64
+"""Most discovered workers of a pool that reservations may count on, unless `replicas.max` says."""
 _WORKER_FIX = "write it as http://host:port or https://host:port"
 
 
@@ -45,8 +49,8 @@ def _worker_url(url: str) -> str:
     except ValueError:
         reject("not a URL", _WORKER_FIX)
     if parts.scheme not in {"http", "https"}:
-        if parts.scheme == "dns":
-            reject("dns:// workers come with a later version", "list the workers' own URLs")
+        if is_source(url):
+            reject("a place that names engines, not an engine", "write it as `discover`")
         reject("not an http or https URL", _WORKER_FIX)
     if parts.username is not None or parts.password is not None:
         reject("credentials in a worker's URL", "put the key in `api_key`, as ${NAME}")
@@ -63,15 +67,42 @@ def _visible(url: str) -> bool:
 
 
 def _from_url(value: object) -> object:
-    """A bare URL is short for a mapping with only `url`."""
-    return {"url": str.__str__(value)} if isinstance(value, str) else value
+    """A bare URL is short for a mapping with only `url` or `discover`."""
+    if not isinstance(value, str):
+        return value
+    text = str.__str__(value)
+    return {"discover" if is_source(text) else "url": text}
+
+
+def _source_url(url: str) -> str:
+    return source_of(url).url
+
+
+def _one_place(worker: "WorkerConfig") -> "WorkerConfig":
+    if (worker.url is None) == (worker.discover is None):
+        reject(
+            "a worker has a `url` or a `discover`, one of them",
+            "give the engine's url, or the place that names engines",
+        )
+    return worker
+
+
+def _listed(value: object) -> object:
+    """One URL is short for a list of it."""
+    return (value,) if isinstance(value, str) else value
 
 
 class WorkerConfig(Section):
-    """One engine."""
+    """One engine, or a place that names engines at run time."""
 
-    url: Annotated[str, AfterValidator(_worker_url)]
+    url: Annotated[str, AfterValidator(_worker_url)] | None = None
     """Base URL, http or https. Its path, without a final `/v1`, is prepended to request paths."""
+    discover: Annotated[str, AfterValidator(_source_url)] | None = None
+    """Instead of `url`, where engines are found: dns://host:port, file:///workers.yaml,
+    k8s://service/NAME.NAMESPACE:port, k8s://pods?selector=...&port=... or
+    inferencepool://NAME.NAMESPACE. The other keys are for each engine that is found."""
+    scheme: Literal["http", "https"] = "http"
+    """How engines that are found are called."""
     api_key: Secret | None = None
     """The engine's own key, sent as a bearer token. Client keys are never forwarded."""
     model: ModelName | None = None
@@ -99,7 +130,7 @@ class WorkerConfig(Section):
 
     def address(self, rank: int | None = None) -> WorkerAddress:
         """The worker as the upstream port takes it, with its key in clear text."""
-        parts: SplitResult = urlsplit(self.url)
+        parts: SplitResult = urlsplit(self.url or "")
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         shown = f"[{host}]" if ":" in host else host
@@ -116,9 +147,26 @@ class WorkerConfig(Section):
             rank_by=self.rank_by,
         )
 
+    @property
+    def source(self) -> DiscoverySource | None:
+        """Where its engines are found; None for an engine of its own."""
+        return None if self.discover is None else source_of(self.discover)
+
+    def found(self, engine: FoundEngine) -> tuple[WorkerAddress, ...]:
+        """An engine that its source named, with an address for each rank.
+
+        Raises ValueError for a URL that is none.
+        """
+        changes: dict[str, object] = {"discover": None, "model": engine.model or self.model}
+        changes["ranks"] = engine.ranks or self.ranks
+        ones = [self.model_copy(update={**changes, "url": _worker_url(u)}) for u in engine.urls]
+        return ones[0].addresses if len(ones) == 1 else tuple(one.address() for one in ones)
+
 
 Worker = Annotated[
-    WorkerConfig, BeforeValidator(_from_url, json_schema_input_type=str | WorkerConfig)
+    WorkerConfig,
+    BeforeValidator(_from_url, json_schema_input_type=str | WorkerConfig),
+    AfterValidator(_one_place),
 ]
 
 
@@ -126,9 +174,10 @@ class ReplicasConfig(Section):
     """How many workers a pool may have. The gateway itself starts and stops none."""
 
     min: Natural | None = None
-    """Fewest workers; default: the number of listed workers."""
+    """Fewest workers; default: the number of listed workers, 0 if workers are discovered."""
     max: Count | None = None
-    """Most workers; default: the number of listed workers. Reservations must fit this number."""
+    """Most workers; default: the number of listed workers, 64 more if workers are discovered.
+    Reservations must fit this number."""
 
 
 class PoolConfig(Section):
@@ -138,8 +187,13 @@ class PoolConfig(Section):
     """The engines' --max-model-len: the window, in tokens."""
     max_num_seqs: Count
     """The engines' --max-num-seqs: slots per worker (per rank, if engines have ranks)."""
-    workers: Annotated[tuple[Worker, ...], Field(min_length=1, max_length=10_000)]
-    """URLs, or mappings for workers that need a key, a served name or a CA."""
+    workers: Annotated[
+        tuple[Worker, ...],
+        Field(min_length=1, max_length=10_000),
+        BeforeValidator(_listed, json_schema_input_type=str | tuple[str | WorkerConfig, ...]),
+    ]
+    """URLs, or mappings for workers that need a key, a served name or a CA. A URL such as
+    dns://host:port or k8s://service/NAME.NAMESPACE:port finds engines at run time."""
     tokens_per_second: Amount | None = None
     """Input and output tokens per second of one worker; absent: no limit and no surplus."""
     kv_cache_gib: Gib | None = None
@@ -157,23 +211,28 @@ class PoolConfig(Section):
     @property
     def may_be_empty(self) -> bool:
         """Whether workers come and go at run time, so that there may be none."""
-        return False
+        return any(worker.discover is not None for worker in self.workers)
+
+    @property
+    def listed(self) -> tuple[WorkerConfig, ...]:
+        """The engines that the file names itself."""
+        return tuple(worker for worker in self.workers if worker.url is not None)
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
-        """Every worker; each rank of an engine is one."""
-        return tuple(address for worker in self.workers for address in worker.addresses)
+        """Every listed worker; each rank of an engine is one."""
+        return tuple(address for worker in self.listed for address in worker.addresses)
 
     @property
     def engines(self) -> tuple[range, ...]:
         """For each engine, the indices of its ranks in `addresses`."""
-        ends = list(accumulate(worker.ranks for worker in self.workers))
+        ends = list(accumulate(worker.ranks for worker in self.listed))
         return tuple(starmap(range, zip([0, *ends], ends, strict=False)))
 
     @property
     def worker_count(self) -> int:
-        """Number of workers; each rank of an engine is one."""
-        return sum(worker.ranks for worker in self.workers)
+        """Number of listed workers; each rank of an engine is one."""
+        return sum(worker.ranks for worker in self.listed)
 
     @property
     def slots(self) -> int:
@@ -186,8 +245,10 @@ class PoolConfig(Section):
         listed = self.worker_count
         fewest, most = self.replicas.min, self.replicas.max
         if most is None:
-            most = max(listed, fewest or 0)
-        return min(listed, most) if fewest is None else fewest, most
+            most = max(listed + DISCOVERED * self.may_be_empty, fewest or 0)
+        if fewest is None:
+            fewest = 0 if self.may_be_empty else min(listed, most)
+        return fewest, most
 
 
 def _by_window(pools: Mapping[str, PoolConfig]) -> Mapping[str, PoolConfig]:

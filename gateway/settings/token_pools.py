@@ -57,8 +57,10 @@ def slot_tokens_per_s(model: ModelConfig) -> float:
 
     If pools state no rate, the slowest decode rate of an engine.
     """
-    terms = base_terms(model)
-    return terms.tokens_per_s / sum(terms.slots) if terms.tokens_per_s else DECODE_TOKENS_PER_S
+    rates = [(share, pool.worker_count or 1) for pool, share in _shares(model)]
+    tokens_per_s = sum(share.tokens_per_s * workers for share, workers in rates)
+    slots = sum(share.slots * workers for share, workers in rates)
+    return tokens_per_s / slots if tokens_per_s else DECODE_TOKENS_PER_S
 
 
 def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
@@ -72,7 +74,8 @@ def shape_of(model: ModelConfig) -> ModelShape:
     return ModelShape(
         name=model.name,
         pools=tuple(model.pools),
-        slots=tuple(pool.slots for pool in pools),
+        # A pool that is empty now has a worker once it serves.
+        slots=tuple(pool.slots or pool.max_num_seqs for pool in pools),
         max_slots=tuple(pool.max_num_seqs * pool.replica_bounds[1] for pool in pools),
         max_kv_bytes=sum(_max_kv_bytes(model, pool) for pool in pools),
         max_tokens_per_s=sum(s.tokens_per_s * s.replicas[1] for s in worker_shares(model)),

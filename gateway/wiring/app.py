@@ -61,6 +61,7 @@ from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
+from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, served_model
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
@@ -169,6 +170,7 @@ class Gateway:
             disconnect=self.upstream.disconnect,
             on_join=self.replicas.joined,
         )
+        self.discovery = Discovery(config, self.models, self.rotation)
 
     def _records(self, config: Config) -> Records:
         """Sinks of decisions: ring, request log, usage export. Raises OSError for the export."""
@@ -313,6 +315,7 @@ class Gateway:
             lambda: self.pools.snapshots,
             lambda: self.pools.store_counts,
             self._replicas,
+            self.discovery.report,
         )
 
     @asynccontextmanager
@@ -337,6 +340,7 @@ class Gateway:
                 self.boundaries,
                 self.telemetry,
                 self.rotation,
+                self.discovery,
             ):
                 closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()

@@ -218,7 +218,7 @@ def run(
 
 def _allow_open_files(config: Config, *, warns: bool) -> None:
     connections = _connections(config)
-    workers = sum(len(pool.workers) for model in config.models for pool in model.pools.values())
+    workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
     allowed = allow_open_files(files_needed(connections, workers))
     said = shortage(connections, workers, allowed)
     if warns and said is not None:

@@ -146,7 +146,7 @@ def fleet_of_model(
         pools.append(
             PoolSpec(
                 name=name,
-                instances=pool.worker_count,
+                instances=max(1, pool.worker_count, pool.replica_bounds[0]),
                 profile=profile,
                 boundary_tokens=boundary,
             )

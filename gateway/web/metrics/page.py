@@ -49,6 +49,19 @@ class StoreCounts(Record, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class SourceReport(Record, frozen=True, kw_only=True):
+    """A source of engines that are found at run time."""
+
+    model: str
+    pool: str
+    source: str
+    """Its URL."""
+    failing: str
+    """Why it does not answer; "" while it does."""
+    engines: int
+    """Engines in its last set."""
+
+
 class MetricsPage:
     """The /metrics page of one process."""
 
@@ -62,6 +75,7 @@ class MetricsPage:
         token_pools: Callable[[], Iterable[PoolSnapshot]] = tuple,
         store_counts: Callable[[], StoreCounts] = StoreCounts,
         replicas: Callable[[], int] = lambda: 1,
+        sources: Callable[[], Iterable[SourceReport]] = tuple,
     ) -> None:
         """`leases` returns the number of active leases; `clock` is the fleet's."""
         self._metrics = metrics
@@ -72,6 +86,7 @@ class MetricsPage:
         self._token_pools = token_pools
         self._store_counts = store_counts
         self._replicas = replicas
+        self._sources = sources
 
     def render(self) -> bytes:
         """The page in Prometheus's text format, written without pauses."""
@@ -126,6 +141,7 @@ class MetricsPage:
         yield from schedulers(models)
         yield from boundaries(models)
         yield from _token_pools(list(self._token_pools()))
+        yield from _discovery(list(self._sources()))
 
     def _up(self) -> Rows:
         for served in self._models:
@@ -187,6 +203,20 @@ def _token_pools(figures: Sequence[PoolSnapshot]) -> Iterator[Family]:
                 for account in model.accounts
                 if (figure := figure_of(account)) is not None
             ),
+        )
+
+
+def _discovery(sources: Sequence[SourceReport]) -> Iterator[Family]:
+    by_source = (*BY_POOL, "source")
+    for name, text, value_of in (
+        ("up", "1 while a source of engines answers.", lambda each: int(not each.failing)),
+        ("engines", "Engines in a source's last set.", lambda each: each.engines),
+    ):
+        yield gauge(
+            f"sluice_discovery_{name}",
+            text,
+            by_source,
+            [((each.model, each.pool, each.source), value_of(each)) for each in sources],
         )
 
 

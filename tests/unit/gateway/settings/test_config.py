@@ -336,7 +336,7 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("b_short list too long", edited("b_short: 4096", "b_short: [1, 2]"), 10, ["2 given for 2 pools (short, long)", "give 1 number"]),  # noqa: E501
     ("b_short over the window", edited("4096", "9000"), 10, ["9000 is over the window of pool `short`, 8192", "at most 8192"]),  # noqa: E501
     ("worker's scheme", edited(LONG_URL, "url: ftp://10.0.0.9"), 21, ["not an http or https URL", "http://host:port"]),
-    ("worker's dns", edited(LONG_URL, "url: dns://engines:80"), 21, ["later version"]),
+    ("worker's dns", edited(LONG_URL, "url: dns://engines:80"), 21, ["as `discover`"]),
     ("worker's credentials", edited(LONG_URL, "url: https://u:pw@h"), 21, ["credentials", "`api_key`"]),  # noqa: E501
     ("worker's port", edited(LONG_URL, "url: https://h:99999"), 21, ["not a URL"]),
     ("worker's query", edited(LONG_URL, "url: https://h/?a=1"), 21, ["no query"]),

@@ -1,0 +1,1 @@
+"""Sources of engines at run time, and the task that applies what they say."""

@@ -1,0 +1,164 @@
+"""Lists and watches objects of the Kubernetes API over httpx: the part that discovery needs.
+
+Kubernetes' rules, as its API concepts describe them: a list has a resource version; a watch from
+there gives every later change. Bookmarks move the version on without a change. A watch ends by
+its own time limit and is begun again at the last version. 410 (or an ERROR event with that code)
+says that the version is too old: then the objects are listed anew.
+
+The service account's token is read anew for each call, since Kubernetes replaces it.
+"""
+
+import asyncio
+import json
+import random
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from gateway.ports import DiscoveryFailure
+from gateway.records.discovery import ClusterAccess
+
+WATCH_S: Final = 300
+"""Time limit of one watch; each is up to a tenth longer, so that they do not end together."""
+SILENCE_S: Final = 30.0
+"""After its limit, a watch that says nothing is given up."""
+LIST_S: Final = 15.0
+RELIST_PAUSE_S: Final = 1.0
+
+Object = dict[str, Any]
+Objects = Mapping[str, Object]
+"""By name."""
+
+
+class _Expired(Exception):
+    """The resource version is too old."""
+
+
+class KubernetesApi:
+    """The API server, with the rights of this process's service account."""
+
+    def __init__(self, access: ClusterAccess | None, *, watch_s: int = WATCH_S) -> None:
+        """`access` None: this process runs outside a cluster, and every call fails."""
+        self.namespace = "default" if access is None else access.namespace
+        self._access = access
+        self._watch_s = watch_s
+        self._client: httpx.AsyncClient | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def follow(
+        self, path: str, *, labels: str = "", fields: str = ""
+    ) -> AsyncGenerator[Objects, None]:
+        """The objects of a collection that the selectors match: now, and after each change.
+
+        Raises DiscoveryFailure.
+        """
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        params = {name: text for name, text in selectors.items() if text}
+        while True:
+            objects, version = await self._list(path, params)
+            yield objects
+            try:
+                async with aclosing(self._changes(path, params, version)) as changes:
+                    async for kind, changed in changes:
+                        name = changed["metadata"]["name"]
+                        if kind == "DELETED":
+                            objects.pop(name, None)
+                        else:
+                            objects[name] = changed
+                        yield objects
+            except _Expired:
+                await asyncio.sleep(RELIST_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _list(self, path: str, params: Mapping[str, str]) -> tuple[dict[str, Object], str]:
+        try:
+            response = await self._http().get(path, params=dict(params), headers=self._headers())
+            _check(path, response.status_code)
+            found = response.json()
+            objects = {item["metadata"]["name"]: item for item in found.get("items") or ()}
+            return objects, str(found["metadata"]["resourceVersion"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise _failure(path, error) from error
+
+    async def _changes(
+        self, path: str, params: Mapping[str, str], version: str
+    ) -> AsyncGenerator[tuple[str, Object], None]:
+        """Changes since a version, over as many watches as it takes. Raises _Expired."""
+        while True:
+            limit_s = self._watch_s + random.randint(0, self._watch_s // 10)
+            asked = {
+                **params,
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": version,
+                "timeoutSeconds": str(limit_s),
+            }
+            timeout = httpx.Timeout(LIST_S, read=limit_s + SILENCE_S)
+            try:
+                async with self._http().stream(
+                    "GET", path, params=asked, headers=self._headers(), timeout=timeout
+                ) as response:
+                    _check(path, response.status_code)
+                    async for line in response.aiter_lines():
+                        event = json.loads(line)
+                        kind, changed = event["type"], event["object"]
+                        if kind == "ERROR":
+                            _check(path, int(changed.get("code", 500)))
+                            raise DiscoveryFailure(f"the watch of {path} ended with an error")
+                        version = changed["metadata"]["resourceVersion"]
+                        if kind != "BOOKMARK":
+                            yield kind, changed
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                raise _failure(path, error) from error
+
+    def _headers(self) -> dict[str, str]:
+        token_file = None if self._access is None else self._access.token_file
+        if token_file is None:
+            return {}
+        try:
+            token = Path(token_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise DiscoveryFailure(f"no service account token: {error.strerror}") from error
+        return {"authorization": f"Bearer {token}"}
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._access is None:
+            raise DiscoveryFailure(
+                "no Kubernetes API here: run as a pod with a service account, or start "
+                "`kubectl proxy` and set SLUICE_KUBERNETES_URL to its URL"
+            )
+        if self._client is None:
+            ca_file = self._access.ca_file
+            try:
+                verify = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                raise DiscoveryFailure(f"{ca_file}: {error.strerror}") from error
+            self._client = httpx.AsyncClient(
+                base_url=self._access.url, verify=verify, timeout=LIST_S, trust_env=False
+            )
+        return self._client
+
+
+def _check(path: str, status: int) -> None:
+    """Raise for a status that is no success."""
+    if status == 410:
+        raise _Expired
+    if status in (401, 403):
+        raise DiscoveryFailure(
+            f"{path} answered {status}: the service account needs a Role with get, list and watch"
+        )
+    if status != 200:
+        raise DiscoveryFailure(f"{path} answered {status}")
+
+
+def _failure(path: str, error: Exception) -> DiscoveryFailure:
+    if isinstance(error, httpx.HTTPError):
+        return DiscoveryFailure(f"no answer for {path}: {type(error).__name__}")
+    return DiscoveryFailure(f"no sense in the answer for {path}: {type(error).__name__}")
