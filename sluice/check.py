@@ -1,8 +1,10 @@
 """`sluice check`: validate a configuration and show what it describes."""
 
+import asyncio
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -18,9 +20,18 @@ _RIGHT = frozenset({"window", "b_short", "slots", "keys"})
 def check(
     config: ConfigOption = DEFAULT,
     as_json: JsonOption = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Also probe every engine once, as the gateway would.")
+    ] = False,
 ) -> None:
-    """Check a configuration file and show what it describes. Exit code 2 when it is bad."""
+    """Check a configuration file and show what it describes. Exit code 2 when it is bad.
+
+    With --live exit code 1 when an engine is not ready or not as the file says.
+    """
     loaded = load_or_exit(config, as_json=as_json)
+    if live:
+        _live(loaded, as_json=as_json)
+        return
     if as_json:
         typer.echo(json.dumps({"ok": True, "file": str(config), **summary(loaded)}, indent=2))
         return
@@ -31,6 +42,25 @@ def check(
     for line in remarks(loaded):
         typer.echo(f"note: {line}")
     typer.echo(f"{config}: ok")
+
+
+def _live(config: Config, *, as_json: bool) -> None:
+    """Show how the engines answer; exits with 1 for problems."""
+    from gateway.wiring.live_check import look
+
+    findings = asyncio.run(look(config))
+    bad = any(finding.problem for finding in findings)
+    if as_json:
+        rows = [msgspec.structs.asdict(finding) for finding in findings]
+        typer.echo(json.dumps({"ok": not bad, "workers": rows}, indent=2))
+    else:
+        found = table("model", "pool", "worker", "ready", "problem", "fix")
+        for each in findings:
+            cells = (each.model, each.pool, each.worker, "yes" if each.ready else "no")
+            found.add_row(*map(escape, (*cells, each.problem, each.fix)))
+        console().print(found)
+    if bad:
+        raise typer.Exit(1)
 
 
 def summary(config: Config) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class KubeServer:
         self.oldest = 100
         """Watches from versions before this one are 410."""
         self.token = "token-1"
+        """What callers must present; "" lets all in, like `kubectl proxy`."""
         self.lists: list[str] = []
         """Paths listed."""
         self.watches: list[dict[str, str]] = []
@@ -106,7 +107,7 @@ class KubeServer:
         path = scope["path"]
         if self.away:
             await _answer(send, 503, {"kind": "Status", "code": 503})
-        elif headers.get(b"authorization", b"").decode() != f"Bearer {self.token}":
+        elif self.token and headers.get(b"authorization") != f"Bearer {self.token}".encode():
             await _answer(send, 401, {"kind": "Status", "code": 401})
         elif params.get("watch"):
             await self._watch(send, path, params)
@@ -204,11 +205,11 @@ def slice_of(name: str, service: str, *ips: str, port: int = 8000, **conditions:
     }
 
 
-def pod(name: str, ip: str, *, ready: bool = True, **more: Any) -> Object:
+def pod(name: str, ip: str, *, ready: bool = True, port: int = 8000, **more: Any) -> Object:
     """A pod of app vllm."""
     metadata = {"name": name, "labels": {"app": "vllm"}, **more}
     condition = {"type": "Ready", "status": "True" if ready else "False"}
-    ports = [{"name": "http", "containerPort": 8000}]
+    ports = [{"name": "http", "containerPort": port}]
     return {
         "metadata": metadata,
         "spec": {"containers": [{"name": "engine", "ports": ports}]},

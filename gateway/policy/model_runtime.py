@@ -153,12 +153,12 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> int:
-    """Take a worker out of the rotation of every pool it is in, or return it; how many."""
+    """Take a worker, or all ranks of an engine, out of the rotation, or return it; how many."""
     hits = 0
     for served in models:
         for pool in served.fleet.pools:
             for i, known in members.present(pool):
-                if known == worker:
+                if worker in (known, known.partition("#")[0]):
                     fleet.drain(pool, i, on=on)
                     hits += 1
     return hits

@@ -65,6 +65,7 @@ from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, served_model
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
+from gateway.wiring.workers import Workers
 
 if TYPE_CHECKING:
     from gateway.adapters.compress.workers import CompressWorkers
@@ -170,6 +171,7 @@ class Gateway:
             disconnect=self.upstream.disconnect,
             on_join=self.replicas.joined,
         )
+        self.workers = Workers(config, self.models, self.rotation)
         self.discovery = Discovery(config, self.models, self.rotation)
 
     def _records(self, config: Config) -> Records:
@@ -236,6 +238,7 @@ class Gateway:
             management_port=port if port_apart else 0,
             answers=self.replicas.answers,
             drain=self.replicas.drain,
+            workers=self.workers,
             find_decision=self.ring.find,
             latest_decisions=self.ring.latest,
             registry=self.pools.registry,

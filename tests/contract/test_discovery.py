@@ -1,145 +1,27 @@
 """One contract for every source of engines: the current set, each change, passing failures."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from gateway.adapters.discovery import dns as dns_source
 from gateway.adapters.discovery import kubernetes, runner
-from gateway.adapters.discovery.dns import DnsDiscovery
-from gateway.adapters.discovery.file import FileDiscovery
-from gateway.adapters.discovery.kubernetes import KubernetesApi
-from gateway.adapters.discovery.kubernetes_engines import PODS, POOLS, SLICES, KubernetesDiscovery
 from gateway.adapters.discovery.runner import Discovering, Source
 from gateway.policy.fleet import fleet
 from gateway.ports import Discovery, DiscoveryFailure
-from gateway.records.discovery import ClusterAccess, FoundEngine
-from gateway.settings.discovery import source_of
+from gateway.records.discovery import FoundEngine
 from gateway.settings.fleet import WorkerConfig
-from tests.kube import KubeServer, pod, slice_of
-from tests.name_server import NameServer
+from tests.discovery_worlds import KINDS, World, world_of
 from tests.unit.gateway.adapters.engines.test_rotation import Bench
 
 PORT = 8000
-NAMESPACE = "ns"
 
 
-class World(Protocol):
-    """What a source looks at."""
-
-    def discovery(self) -> Discovery:
-        """A new adapter."""
-
-    async def names(self, ips: Sequence[str]) -> None:
-        """Have the source name exactly the engines at these addresses."""
-
-    async def away(self, *, on: bool) -> None:
-        """Have the source fail, or answer again."""
-
-
-class FileWorld:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.content = "[]"
-
-    def discovery(self) -> Discovery:
-        return FileDiscovery(str(self.path), every_s=0.01)
-
-    async def names(self, ips: Sequence[str]) -> None:
-        self.content = json.dumps([f"http://{ip}:{PORT}" for ip in ips])
-        self.path.write_text(self.content)
-
-    async def away(self, *, on: bool) -> None:
-        self.path.write_text("{" if on else self.content)
-
-
-class DnsWorld:
-    def __init__(self, server: NameServer, *, srv: bool) -> None:
-        self.server = server
-        self.srv = srv
-
-    def discovery(self) -> Discovery:
-        name = "_http._tcp.engines.test" if self.srv else f"engines.test:{PORT}"
-        return DnsDiscovery(source_of(f"dns://{name}?server=127.0.0.1:{self.server.port}"), "http")
-
-    async def names(self, ips: Sequence[str]) -> None:
-        records = self.server.records
-        records.clear()
-        if self.srv and ips:
-            hosts = {f"{ip.replace('.', '-')}.engines.test": ip for ip in ips}
-            records["_http._tcp.engines.test", "SRV"] = [f"0 0 {PORT} {host}." for host in hosts]
-            records.update({(host, "A"): [ip] for host, ip in hosts.items()})
-        elif ips:
-            records["engines.test", "A"] = list(ips)
-
-    async def away(self, *, on: bool) -> None:
-        self.server.away = on
-
-
-class KubeWorld:
-    def __init__(self, server: KubeServer, token: Path, url: str) -> None:
-        self.server = server
-        self.url = url
-        self.ips: set[str] = set()
-        access = ClusterAccess(url=server.url, namespace=NAMESPACE, token_file=str(token))
-        self.api = KubernetesApi(access, watch_s=1)
-
-    def discovery(self) -> Discovery:
-        return KubernetesDiscovery(self.api, source_of(self.url), "http")
-
-    async def names(self, ips: Sequence[str]) -> None:
-        if "service" in self.url:
-            path = SLICES.format(NAMESPACE)
-            await self.server.put(path, slice_of("engines-a", "engines", *ips))
-            return
-        path = PODS.format(NAMESPACE)
-        for ip in self.ips - set(ips):
-            await self.server.delete(path, f"pod-{ip}")
-        for ip in sorted(set(ips) - self.ips):
-            await self.server.put(path, pod(f"pod-{ip}", ip))
-        self.ips = set(ips)
-
-    async def away(self, *, on: bool) -> None:
-        self.server.away = on
-        await self.server.cut()
-
-
-KUBE = {
-    "service": "k8s://service/engines.ns:8000",
-    "pods": "k8s://pods?selector=app%3Dvllm&port=http&namespace=ns",
-    "inferencepool": "inferencepool://engines.ns",
-}
-POOL = {
-    "metadata": {"name": "engines"},
-    "spec": {"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": PORT}]},
-}
-
-
-@asynccontextmanager
-async def world_of(kind: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        if kind == "file":
-            yield FileWorld(tmp_path / "workers.yaml")
-        elif kind in ("a", "srv"):
-            server = await stack.enter_async_context(NameServer().serving())
-            yield DnsWorld(server, srv=kind == "srv")
-        else:
-            kube = await stack.enter_async_context(KubeServer().serving())
-            token = tmp_path / "token"
-            token.write_text(kube.token)
-            await kube.put(POOLS.format(NAMESPACE), POOL)
-            world = KubeWorld(kube, token, KUBE[kind])
-            stack.push_async_callback(world.api.close)
-            yield world
-
-
-@pytest.fixture(params=["file", "a", "srv", *KUBE])
+@pytest.fixture(params=KINDS)
 async def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
@@ -151,7 +33,7 @@ async def world(
         (runner, "MAX_PAUSE_S"),
     ):
         monkeypatch.setattr(module, name, 0.01)
-    async with world_of(request.param, tmp_path) as made:
+    async with world_of(request.param, tmp_path, PORT) as made:
         yield made
 
 

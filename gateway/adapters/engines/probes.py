@@ -125,7 +125,7 @@ class Prober:
         late_s = self._watch.late_s
         refused, why = False, ""
         try:
-            why = await self._ails(address) or await self._misfit(served, pool, address)
+            why = await self._ails(address) or await self._misfit(served, pool, worker)
         except NOT_HAD as error:
             if getattr(error, "kind", "") == "local":  # this machine could not send the probe
                 return state.up[worker]
@@ -216,6 +216,8 @@ class Prober:
     def _reason_of(self, error: Exception) -> str:
         if _is_timeout(error):
             return f"no answer to a probe within {self._timeout_s:g} s"
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            return "it refuses connections"
         return f"a probe failed: {error}"
 
     async def _ails(self, address: WorkerAddress) -> str:
@@ -232,8 +234,9 @@ class Prober:
             return ""
         return f"{path} answered {'too much' if page is None else page.status}"
 
-    async def _misfit(self, served: ModelRuntime, pool: int, address: WorkerAddress) -> str:
+    async def _misfit(self, served: ModelRuntime, pool: int, worker: int) -> str:
         """Why an engine's model list does not match; "" if it does. Asks every MODELS_EVERY_S."""
+        address = served.fleet.workers[pool][worker]
         place = (served.name, served.fleet.pools[pool].name, address.id)
         read_s = self._read_s.get(place)
         if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
@@ -249,8 +252,7 @@ class Prober:
         why = not_served(models, address.served_model or served.name)
         if not why:
             self._read_s[place] = self._clock()
-            if read_s is None:
-                self._compare_window(served, pool, address, models)
+            self._compare_window(served, pool, worker, models)
             for alias, base in adapters(models, served.aliases).items():
                 if alias not in served.adapters:
                     served.adapters[alias] = base
@@ -265,19 +267,24 @@ class Prober:
 
     @staticmethod
     def _compare_window(
-        served: ModelRuntime, pool: int, address: WorkerAddress, models: list[EngineModel]
+        served: ModelRuntime, pool: int, worker: int, models: list[EngineModel]
     ) -> None:
-        """Warn when an engine's own window differs from the configured one."""
-        expected = served.routing.pools[pool].window_tokens
+        """Remark and warn that an engine's own window differs from the configured one."""
+        expected, state = served.routing.pools[pool].window_tokens, served.fleet.pools[pool]
         found = {model.window_tokens for model in models if model.window_tokens is not None}
+        remark = ""
         if found and expected not in found:
-            _log.warning(
-                "worker %s reports max_model_len %s, but pool %s says %d: set it to the engine's",
-                address.id,
-                ", ".join(map(str, sorted(found))),
-                served.fleet.pools[pool].name,
-                expected,
+            said = ", ".join(map(str, sorted(found)))
+            remark = (
+                f"reports max_model_len {said}, but pool {state.name} says {expected}: set it to "
+                "the engine's"
             )
+            if state.remarks.get(worker) != remark:
+                _log.warning("worker %s %s", served.fleet.workers[pool][worker].id, remark)
+        for rank in state.siblings[worker]:
+            state.remarks.pop(rank, None)
+            if remark:
+                state.remarks[rank] = remark
 
     async def _run(self, which: _Which, at_s: float) -> None:
         """Probe an engine at loop time `at_s` and every interval after it."""

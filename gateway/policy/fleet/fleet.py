@@ -42,6 +42,7 @@ class PoolState:
         "present",
         "progress",
         "refused",
+        "remarks",
         "siblings",
         "slots_per_worker",
         "sound",
@@ -84,6 +85,8 @@ class PoolState:
         """False: the worker is gone and its place is vacant."""
         self.leaving = [False] * n
         """Gets no new requests: it was removed. A vacant place stays True."""
+        self.remarks: dict[int, str] = {}
+        """What is odd about a worker that serves all the same, for operators."""
         self.vacated_s = [0.0] * n
         """When the place became vacant."""
         self.warming: dict[int, float] = {}

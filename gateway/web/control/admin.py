@@ -3,8 +3,8 @@
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from gateway.errors import NotFound
 from gateway.web.control.admin_entitlements import entitlement_routes
+from gateway.web.control.admin_workers import worker_routes
 from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load, find_decision, newest
 from gateway.web.control.roles import admin_guard
@@ -17,7 +17,7 @@ def admin_router(control: Control) -> APIRouter:
     """The admin routes: a viewer key reads, the admin key also changes."""
     app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
-    _worker_routes(app, control)
+    worker_routes(app, control)
     if control.registry is not None:
         who = (control.keys.admin_sha256 or b"").hex()[:8]
         entitlement_routes(app, control.registry, who, control.peers, control.attainment)
@@ -57,17 +57,3 @@ async def any_decision(control: Control, request_id: str) -> bytes:
     if found is None:
         raise decision_not_found(request_id)
     return found
-
-
-def _worker_routes(app: APIRouter, control: Control) -> None:
-    @app.post("/admin/workers/{worker:path}/drain")
-    async def drain(worker: str, *, undo: bool = False) -> Response:
-        """Take a worker out of the rotation; its requests finish. `undo=true` puts it back."""
-        hits = control.drain(worker, not undo)
-        if not hits:
-            raise NotFound(
-                f"No worker '{worker}'. GET /admin/pools lists them.",
-                reason="worker_not_found",
-                code="worker_not_found",
-            )
-        return json_response({"worker": worker, "draining": not undo, "pools": hits})

@@ -61,7 +61,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         """The gateway can serve: not draining, and each model has a worker in the rotation.
 
         A pool of discovered workers may be empty: its requests wait for the first one.
-        `workers` names workers outside the rotation, with the reason. `adapters` names a model's
+        `workers` names workers outside the rotation, with the reason; `remarks` those inside whose
+        window is not the configured one. `adapters` names a model's
         aliases that its engines list as LoRA adapters.
         """
         now_s = control.clock()
@@ -79,6 +80,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         body: dict[str, Any] = {"status": problem or "ready"}
         if out := _not_ready(control.models):
             body["workers"] = out
+        if remarks := _remarks(control.models):
+            body["remarks"] = remarks
         if adapters := {m.name: sorted(m.adapters) for m in control.models if m.adapters}:
             body["adapters"] = adapters
         return json_response(body, 503 if problem else 200)
@@ -169,6 +172,17 @@ def _not_ready(models: Iterable[ModelRuntime]) -> dict[str, str]:
         for pool in served.fleet.pools
         for i, worker in members.present(pool)
         if not pool.up[i]
+    )
+    return dict(islice(found, SHOWN))
+
+
+def _remarks(models: Iterable[ModelRuntime]) -> dict[str, str]:
+    """model/pool/worker -> what is odd about it; at most SHOWN."""
+    found = (
+        (f"{served.name}/{pool.name}/{pool.workers[i]}", remark)
+        for served in models
+        for pool in served.fleet.pools
+        for i, remark in pool.remarks.items()
     )
     return dict(islice(found, SHOWN))
 

@@ -25,6 +25,7 @@ def describe_fleet(
                 "in_rotation": i in sound,
                 "up": pool.up[i],
                 "not_ready": pool.why_down[i] or None,
+                "remark": pool.remarks.get(i),
                 "draining": pool.draining[i] or pool.leaving[i],
                 "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
                 "active_sequences": pool.active[i],

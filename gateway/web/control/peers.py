@@ -201,6 +201,18 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
                         known[worker_id]["reserved_tokens"] += tokens
 
 
+async def load_at(peers: Peers, worker: str) -> int:
+    """Sequences that the other replicas have at a worker, or at all ranks of an engine."""
+    return sum(
+        active
+        for reported in understood(_loads, await peers.ask("load"))
+        for pools in reported.values()
+        for load in pools
+        for name, active in zip(load.ids, load.active, strict=False)
+        if worker in (name, name.partition("#")[0])
+    )
+
+
 # -- usage that another proxy reports
 
 

@@ -1,7 +1,7 @@
 """The control plane's dependencies, provided by the composition root."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -75,6 +75,28 @@ class EntitlementService(Protocol):
         """The newest changes, newest first."""
 
 
+class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine that an admin adds; its key, CA and way of ranks are those of the pool's first."""
+
+    model: str
+    pool: str
+    url: str
+    served_model: str | None = None
+    """Model name that it serves; None as configured."""
+    ranks: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    """Data-parallel ranks; 0 as configured."""
+
+
+class WorkerService(Protocol):
+    """Workers at run time, as the admin routes use them. All methods raise Refusal."""
+
+    def add(self, asked: NewWorker) -> str:
+        """Add an engine; returns its id. Idempotent."""
+
+    def remove(self, worker: str) -> int:
+        """Have an engine drain and go; returns the number of its pools."""
+
+
 class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane's dependencies."""
 
@@ -87,6 +109,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     latest_decisions: Callable[[int], list[msgspec.Raw]]
     drain: Callable[[str, bool], int]
     """Take a worker out of the rotation (True) or put it back; returns the number of its pools."""
+    workers: WorkerService | None = None
+    """None: there are no admin routes that add or remove workers."""
     peers: Peers = NoPeers()
     """Other replicas that serve the same clients."""
     management_port: int = 0

@@ -1,0 +1,103 @@
+"""Probes all engines of a configuration once, as the gateway does. Part of the composition root."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from gateway.adapters.engines.metrics_scraper import EngineMetrics
+from gateway.adapters.engines.probes import Prober
+from gateway.adapters.engines.rotation import Rotation
+from gateway.adapters.upstream import HttpUpstream
+from gateway.metrics import Metrics
+from gateway.policy.fleet import members
+from gateway.policy.model_runtime import ModelRuntime
+from gateway.records.record import Record
+from gateway.settings import Config
+from gateway.wiring.discovery import Discovery
+from gateway.wiring.models import served_model
+
+_FIXES = (
+    ("refuse", "start the engine, or correct host and port"),
+    ("no answer", "is it started, and does a firewall let this machine through?"),
+    ("404", "give the URL that the engine's own /health is under, without /v1"),
+    ("max_model_len", "set the pool's max_model_len to the engine's"),
+)
+_OTHER = "see the engine's log"
+
+
+class LiveFinding(Record, frozen=True, kw_only=True):
+    """How one worker, or one source of workers, answered."""
+
+    model: str
+    pool: str
+    worker: str
+    ready: bool
+    problem: str = ""
+    """Why it is not ready, or what is odd about it; "" if nothing."""
+    fix: str = ""
+
+
+async def look(config: Config) -> list[LiveFinding]:
+    """Find the engines and probe each once. Raises nothing for engines that do not answer."""
+    models = tuple(served_model(config, model) for model in config.models)
+    upstream = HttpUpstream()
+    prober = Prober(
+        models,
+        interval_s=config.health.interval_s,
+        timeout_s=config.health.timeout_s,
+        upstream=upstream,
+    )
+    telemetry = EngineMetrics((), time.monotonic, upstream=upstream)
+    rotation = Rotation(
+        models, prober, telemetry, Metrics(), time.monotonic, disconnect=upstream.disconnect
+    )
+    discovery = Discovery(config, models, rotation)
+    try:
+        await discovery.start()
+        await asyncio.gather(
+            *(
+                prober.probe(served, pool, worker)
+                for served in models
+                for pool, state in enumerate(served.fleet.pools)
+                for worker, *_ in state.engines
+            )
+        )
+        return [*_sources(discovery), *(one for served in models for one in _workers(served))]
+    finally:
+        await discovery.close()
+        await prober.close()
+        await upstream.close()
+
+
+def _sources(discovery: Discovery) -> Iterator[LiveFinding]:
+    for source in discovery.report():
+        problem = source.failing or ("" if source.engines else "it names no engine")
+        yield LiveFinding(
+            model=source.model,
+            pool=source.pool,
+            worker=source.source,
+            ready=not source.failing,
+            problem=problem,
+            fix="correct the URL, or have its server answer" if source.failing else "",
+        )
+
+
+def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
+    for pool in served.fleet.pools:
+        for place, name in members.present(pool):
+            problem = pool.why_down[place] or pool.remarks.get(place, "")
+            problem, _, fix = problem.partition(": set ")
+            yield LiveFinding(
+                model=served.name,
+                pool=pool.name,
+                worker=name,
+                ready=pool.up[place],
+                problem=problem,
+                fix=f"set {fix}" if fix else _fix(problem),
+            )
+
+
+def _fix(problem: str) -> str:
+    if not problem:
+        return ""
+    return next((fix for word, fix in _FIXES if word in problem), _OTHER)
