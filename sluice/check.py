@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +13,7 @@ from rich.table import Table
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.token_pools import managed
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
+from sluice.tenant.admin_client import AdminClient
 from sluice.terminal import JsonOption, console, table
 
 _RIGHT = frozenset({"window", "b_short", "slots", "keys"})
@@ -23,12 +25,24 @@ def check(
     live: Annotated[
         bool, typer.Option("--live", help="Also probe every engine once, as the gateway would.")
     ] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            "--diff",
+            metavar="URL",
+            help="Show what the file would change in the gateway there; the key is "
+            "$SLUICE_ADMIN_KEY.",
+        ),
+    ] = None,
 ) -> None:
     """Check a configuration file and show what it describes. Exit code 2 when it is bad.
 
     With --live exit code 1 when an engine is not ready or not as the file says.
     """
     loaded = load_or_exit(config, as_json=as_json)
+    if diff is not None:
+        _diff(config, diff, as_json=as_json)
+        return
     if live:
         _live(loaded, as_json=as_json)
         return
@@ -42,6 +56,24 @@ def check(
     for line in remarks(loaded):
         typer.echo(f"note: {line}")
     typer.echo(f"{config}: ok")
+
+
+def _diff(file: Path, url: str, *, as_json: bool) -> None:
+    """Show what a file would change in a running gateway."""
+    found = AdminClient(url, None).call(
+        "POST", "reload", params={"dry_run": "true"}, content=file.read_bytes()
+    )
+    if as_json:
+        typer.echo(json.dumps({"ok": True, **found}, indent=2))
+        return
+    rows = table("setting", "before", "after", "restart")
+    for change in found["changes"]:
+        cells = (change["path"], change["before"], change["after"])
+        rows.add_row(*map(escape, cells), "needed" if change["restart"] else "")
+    if found["changes"]:
+        console().print(rows)
+    else:
+        typer.echo("nothing would change")
 
 
 def _live(config: Config, *, as_json: bool) -> None:

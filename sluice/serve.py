@@ -51,4 +51,4 @@ def listening_on(
     """The configuration with address and number of replicas replaced if given."""
     given = {"host": host, "port": port, "workers": workers}
     update = {name: value for name, value in given.items() if value is not None}
-    return config.model_copy(update={"server": config.server.model_copy(update=update)})
+    return config.listening(**update)

@@ -1,8 +1,9 @@
 """The whole file: the server, its state, the models and the entitlements to use them."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
@@ -257,6 +258,47 @@ class Config(Section):
     """Rights to use the models. Without any, the gateway serves requests with any key or none."""
 
     _modified_unix_s: float = PrivateAttr(0.0)
+    _file: str = PrivateAttr("")
+    _digest: str = PrivateAttr("")
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The file that it was read from; "" for none."""
+        return self._file
+
+    @property
+    def digest(self) -> str:
+        """The digest of that file's content."""
+        return self._digest
+
+    @staticmethod
+    def digest_of(content: bytes) -> str:
+        """The digest by which changes of a file are noticed."""
+        return hashlib.sha256(content).hexdigest()
+
+    def note_file(self, file: str, content: bytes) -> None:
+        """Remember where it was read from; `load` calls this."""
+        self._file, self._digest = file, self.digest_of(content)
+
+    def note_digest(self, digest: str) -> None:
+        """Remember that a later content of the file is in force."""
+        self._digest = digest
+
+    def listening(self, **given: Any) -> "Config":
+        """The configuration with these settings of `server`, as command-line options give them."""
+        server = self.server.model_copy(update=given)
+        found = self.model_copy(update={"server": server})
+        found.note_given({**self._given, **given})
+        return found
+
+    def note_given(self, given: Mapping[str, Any]) -> None:
+        """Remember the settings of `server` that options gave."""
+        self._given = dict(given)
+
+    def as_started(self, later: "Config") -> "Config":
+        """A later file's configuration with the options that this process was started with."""
+        return later.listening(**self._given)
 
     @property
     def modified_unix_s(self) -> float:

@@ -41,6 +41,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         raise _unreadable(name, line, column, "not UTF-8", "save the file as UTF-8") from error
     config = parse(text, name, os.environ if environ is None else environ)
     config.note_modified(modified_unix_s)
+    config.note_file(name, raw)
     return config
 
 

@@ -45,6 +45,7 @@ from gateway.web.control.peers import (
     answer_decisions,
     answer_load,
     answer_refusals,
+    answer_reload,
     answer_tenant_decisions,
     answer_usage,
 )
@@ -63,6 +64,7 @@ from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, served_model
+from gateway.wiring.reloading import Reloading
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
@@ -171,6 +173,7 @@ class Gateway:
             disconnect=self.upstream.disconnect,
             on_join=self.replicas.joined,
         )
+        self.reloading = Reloading(self)
         self.workers = Workers(config, self.models, self.rotation)
         self.discovery = Discovery(config, self.models, self.rotation)
 
@@ -239,6 +242,7 @@ class Gateway:
             answers=self.replicas.answers,
             drain=self.replicas.drain,
             workers=self.workers,
+            reload=self.reloading,
             find_decision=self.ring.find,
             latest_decisions=self.ring.latest,
             registry=self.pools.registry,
@@ -290,6 +294,7 @@ class Gateway:
         answer_tenant_decisions(peers, self.own_decision)
         answer_audit(peers, self.pools.registry.audit)
         answer_load(peers, self.models)
+        answer_reload(peers, self.reloading.hang_up)
         answer_usage(peers, self.admission_service.settle)
         answer_refusals(peers, partial(refusals, self.metrics))
         Attainment(self.metrics, peers).answer()
@@ -319,6 +324,7 @@ class Gateway:
             lambda: self.pools.store_counts,
             self._replicas,
             self.discovery.report,
+            lambda: self.reloading.status,
         )
 
     @asynccontextmanager
@@ -344,6 +350,7 @@ class Gateway:
                 self.telemetry,
                 self.rotation,
                 self.discovery,
+                self.reloading,
             ):
                 closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()

@@ -50,6 +50,24 @@ class Discovery:
                 )
             )
 
+    async def change(
+        self,
+        model: str,
+        index: int,
+        pool: str,
+        before: Sequence[WorkerConfig],
+        after: Sequence[WorkerConfig],
+    ) -> None:
+        """Follow a pool's new sources, and drop the engines of those that are not named now."""
+        for worker in before:
+            if worker.discover is not None and worker not in after:
+                self._running.remove(model, pool, worker.discover)
+                if all(worker.discover != other.discover for other in after):
+                    await self._rotation.apply(model, index, worker.discover, ())
+        for worker in after:
+            if worker.discover is not None and worker not in before:
+                self.add(model, index, pool, worker)
+
     def report(self) -> Iterator[SourceReport]:
         """How the sources fare."""
         for source in self._running.sources.values():

@@ -167,7 +167,7 @@ async def serve(
         shared=shared,
     )
     loop = asyncio.get_running_loop()
-    ignore_hangup(loop)
+    on_hangup(loop, gateway.reloading.hang_up)
     if parent is not None:
         loop.add_reader(parent, server.parent_gone, loop, parent)
     async with gateway.running():
@@ -230,14 +230,10 @@ def _connections(config: Config) -> int:
     return -(-config.server.max_connections // config.server.workers)
 
 
-def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
-    """Log on SIGHUP that the configuration is not reloaded.
-
-    Unhandled, the signal would end the process and cut every stream.
-    """
+def on_hangup(loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
+    """Reload on SIGHUP. Unhandled, the signal would end the process and cut every stream."""
     if sys.platform != "win32":
-        reported = "SIGHUP: the configuration is not read anew; restart to change it"
-        loop.add_signal_handler(signal.SIGHUP, _log.warning, reported)
+        loop.add_signal_handler(signal.SIGHUP, reload)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

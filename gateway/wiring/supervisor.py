@@ -33,7 +33,7 @@ from gateway.adapters.replicas.listening import bound, port_of, reserved
 from gateway.errors import StateFailure
 from gateway.settings import Config
 from gateway.web.control.replica_list import ReplicaList
-from gateway.wiring.serving import ignore_hangup, loop_factory
+from gateway.wiring.serving import loop_factory, on_hangup
 from gateway.wiring.serving import run as run_alone
 
 START_S: Final = 60.0
@@ -90,7 +90,7 @@ class Supervisor:
             loop = asyncio.get_running_loop()
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self._signalled)
-            ignore_hangup(loop)
+            on_hangup(loop, self._hung_up)
             listed = await when_free(lambda: bound(server.host, server.management_port))
             async with ReplicaList(listed, self.ports):
                 keeping = [asyncio.create_task(replica.keep()) for replica in self.replicas]
@@ -113,8 +113,7 @@ class Supervisor:
         """The configuration of a replica, packed."""
         port = self.management_port(index)
         reported = {"port": self._port, "management_port": port}
-        server = self._config.server.model_copy(update=reported)
-        return pickle.dumps(self._config.model_copy(update={"server": server}))
+        return pickle.dumps(self._config.listening(**reported))
 
     def management_port(self, index: int) -> int:
         """Port of a replica's metrics and admin routes."""
@@ -139,6 +138,11 @@ class Supervisor:
                 self._on_ready(self._port)
         for future in (*waits, ending, all_ready):
             future.cancel()
+
+    def _hung_up(self) -> None:
+        """Have every replica reload the configuration."""
+        for replica in self.replicas:
+            replica.signal(signal.SIGHUP)
 
     def _signalled(self) -> None:
         if self.ending.is_set():

@@ -144,6 +144,21 @@ class AdmissionRuntime:
             chores.start(self._often(SNAPSHOT_EVERY_S, self._look), self._extending(extend))
             yield
 
+    def respecify(self, config: Config) -> None:
+        """Use another configuration's rules and capacities; its models are the same ones."""
+        by_name = {model.name: model for model in config.models}
+        for name in self._managed:
+            self._managed[name] = by_name[name]
+        for name, model in by_name.items():
+            self.shapes[name] = shape_of(model)
+        for name, model in self._managed.items():
+            self.upkeep.respecify(name, self._spec(name, model))
+
+    async def adopt_entitlements(self, config: Config) -> None:
+        """Apply another version of the file's entitlements."""
+        self._file = File(entries(config), config.modified_unix_s)
+        await self.registry.adopt(self._file)
+
     def _open_store(
         self, config: Config, token_pools: Mapping[str, TokenPool]
     ) -> "tuple[MemoryLeases | RedisLeases, SqliteLeases | None]":

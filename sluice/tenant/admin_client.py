@@ -53,8 +53,12 @@ class AdminClient:
         *path: str,
         params: Mapping[str, str | int] | None = None,
         body: Mapping[str, object] | None = None,
+        content: bytes | None = None,
     ) -> Any:
-        """Call `path` below /admin (one part each, unquoted); returns JSON, or None if empty."""
+        """Call `path` below /admin (one part each, unquoted); returns JSON, or None if empty.
+
+        `content` is sent as it is, in place of a `body`.
+        """
         import httpx
 
         where = "/".join(quote(part, safe="") for part in ("admin", *path))
@@ -66,6 +70,7 @@ class AdminClient:
                     f"{self._url}/{where}",
                     params=params,
                     json=body,
+                    content=content,
                     headers=self._headers,
                 )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,10 +58,11 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.redis)])
-def test_sighup_is_told_and_ends_nothing(
-    workers: int, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+def test_sighup_reloads_in_every_replica_and_ends_nothing(
+    workers: int, request: pytest.FixtureRequest
 ) -> None:
     state = {}
+    pages: list[str] = []
     if workers > 1:
         redis_server: RedisServer = request.getfixturevalue("redis_server")
         state = {"state": {"url": redis_server.url}}
@@ -68,10 +70,11 @@ def test_sighup_is_told_and_ends_nothing(
     if workers > 1:
         server = f.replicas[0].config["server"]
         server["workers"] = workers
-        server["management_port"] = consecutive_ports(workers + 1)
+        server["management_port"] = first = consecutive_ports(workers + 1)
+        pages = [f"http://127.0.0.1:{first + 1 + index}" for index in range(workers)]
     with f:
+        pages = pages or [f.url]
         assert f.gateway is not None
-        hit = [f.gateway.pid, *(_children(f.gateway.pid) if workers > 1 else ())]
         with (
             httpx.Client(timeout=30) as client,
             client.stream(
@@ -82,14 +85,18 @@ def test_sighup_is_told_and_ends_nothing(
         ):
             lines = stream.iter_lines()
             next(lines)
-            for pid in hit:
-                os.kill(pid, signal.SIGHUP)
+            before_unix_s = time.time()
+            f.gateway.send_signal(signal.SIGHUP)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert f.gateway.poll() is None
         assert httpx.post(f.url + CHAT, json=body(max_tokens=4)).status_code == 200
-    logged = capfd.readouterr().err
-    assert logged.count("SIGHUP: the configuration is not read anew") == len(hit)
+        for url in pages:
+            page = httpx.get(f"{url}/metrics").text
+            (read,) = re.findall(
+                r"^sluice_config_last_reload_timestamp_seconds (\S+)", page, re.MULTILINE
+            )
+            assert float(read) >= before_unix_s
 
 
 def test_a_gateway_in_use_and_idle_logs_no_defect(capfd: pytest.CaptureFixture[str]) -> None:

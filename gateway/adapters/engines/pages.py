@@ -35,11 +35,16 @@ class EnginePages:
         """`upstream` provides connections; with None the object opens its own."""
         self._upstream = upstream or HttpUpstream()
         self._shared = upstream is not None
+        self._calls: dict[str, UpstreamCall] = {}
+        self.limit(timeout_s)
+
+    def limit(self, timeout_s: float) -> None:
+        """Set the time limit of a page."""
         self._timeout_s = timeout_s
         self._timeouts = PhaseTimeouts(
             connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s
         )
-        self._calls: dict[str, UpstreamCall] = {}
+        self._calls.clear()
 
     async def get(
         self, address: WorkerAddress, path: str, most_bytes: int = MAX_PAGE_BYTES

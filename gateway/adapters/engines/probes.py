@@ -95,6 +95,11 @@ class Prober:
             at_s = began_s + self._interval_s * (1 + number / len(engines))
             self._start(which, at_s)
 
+    def tune(self, interval_s: float, timeout_s: float) -> None:
+        """Probe at another interval, with another time limit."""
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._pages.limit(timeout_s)
+
     def watch(self, served: ModelRuntime, pool: int, worker: int, delay_s: float = 0.0) -> None:
         """Probe a new engine in `delay_s` seconds, and from then on."""
         self._start((served, pool, worker), asyncio.get_running_loop().time() + delay_s)

@@ -133,6 +133,13 @@ class EntitlementSync:
                 steps = merge(file, {}, 0, {}, str)
                 await self._take((step.put for step in steps if step.put is not None), ())
 
+    async def adopt(self, file: File) -> None:
+        """Merge another version of the file, now or once the directory answers."""
+        async with self.lock:
+            self._file = file
+            self._merged = False
+        await self.poll()
+
     async def close(self) -> None:
         """Stop polling and close the directory."""
         await self._background.close()

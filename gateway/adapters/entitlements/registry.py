@@ -76,6 +76,10 @@ class Registry:
         """Begin as `EntitlementSync.begin`, then poll."""
         await self._sync.start(file, guarded=guarded)
 
+    async def adopt(self, file: File) -> None:
+        """Apply another version of the file, as `EntitlementSync.adopt`."""
+        await self._sync.adopt(file)
+
     async def close(self) -> None:
         """Stop polling and close the directory."""
         await self._sync.close()

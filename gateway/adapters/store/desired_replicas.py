@@ -32,6 +32,10 @@ class DesiredReplicas:
         self.desired = [0] * len(shares)
         """By pool; 0 before the first update."""
 
+    def respecify(self, shares: Sequence[WorkerShare]) -> None:
+        """Use other capacities and bounds of the same pools."""
+        self._shares = shares
+
     def entitled(self, reserved: tuple[int, ...], reserving: Mapping[str, Entitlement]) -> None:
         """Set the baselines to hold: `reserved` slots by pool, as far as the most replicas can.
 

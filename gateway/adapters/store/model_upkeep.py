@@ -69,6 +69,11 @@ class PublishedModel:
         self._ever_bound_until = 0
         self._next_expiry_unix_s = inf
 
+    def respecify(self, spec: ModelSpec) -> None:
+        """Use another configuration; the next `publish` publishes it."""
+        self._spec = spec
+        self.changed = True
+
     async def publish(self, now_s: float, now_unix_s: float) -> None:
         """Publish changes. Raises as the store does; the next call tries again."""
         found = self._available(now_s)

@@ -72,6 +72,11 @@ class StoreUpkeep:
         if found is not None:
             found.changed = True
 
+    def respecify(self, model: str, spec: ModelSpec) -> None:
+        """Use another configuration of a model; the next step publishes it."""
+        self._models[model].respecify(spec)
+        self._replicas[model].respecify(spec.shares)
+
     def desired_replicas(self, model: str, pool: int) -> int:
         """Workers that demand requires; 0 for a model that is not managed."""
         found = self._replicas.get(model)

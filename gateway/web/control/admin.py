@@ -4,6 +4,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 
 from gateway.web.control.admin_entitlements import entitlement_routes
+from gateway.web.control.admin_reload import reload_routes
 from gateway.web.control.admin_workers import worker_routes
 from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load, find_decision, newest
@@ -18,6 +19,7 @@ def admin_router(control: Control) -> APIRouter:
     app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
     worker_routes(app, control)
+    reload_routes(app, control)
     if control.registry is not None:
         who = (control.keys.admin_sha256 or b"").hex()[:8]
         entitlement_routes(app, control.registry, who, control.peers, control.attainment)

@@ -201,6 +201,15 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
                         known[worker_id]["reserved_tokens"] += tokens
 
 
+def answer_reload(peers: Peers, reload: Callable[[], None]) -> None:
+    """Reload when another replica was told to."""
+
+    def begin(_: bytes) -> None:
+        reload()
+
+    peers.on("reload", begin)
+
+
 async def load_at(peers: Peers, worker: str) -> int:
     """Sequences that the other replicas have at a worker, or at all ranks of an engine."""
     return sum(

@@ -1,6 +1,6 @@
 """The control plane's dependencies, provided by the composition root."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -97,6 +97,16 @@ class WorkerService(Protocol):
         """Have an engine drain and go; returns the number of its pools."""
 
 
+class ReloadService(Protocol):
+    """Reloads the configuration. Both methods raise Refusal; then nothing changed."""
+
+    async def reload(self) -> Sequence[msgspec.Struct]:
+        """Read the file and apply it; returns what changed, as `Change` of the settings."""
+
+    def compare(self, text: str) -> Sequence[msgspec.Struct]:
+        """What a file with this text would change."""
+
+
 class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane's dependencies."""
 
@@ -111,6 +121,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Take a worker out of the rotation (True) or put it back; returns the number of its pools."""
     workers: WorkerService | None = None
     """None: there are no admin routes that add or remove workers."""
+    reload: ReloadService | None = None
+    """None: there is no admin route that reloads the configuration."""
     peers: Peers = NoPeers()
     """Other replicas that serve the same clients."""
     management_port: int = 0

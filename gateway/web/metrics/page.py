@@ -49,6 +49,14 @@ class StoreCounts(Record, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class ReloadStatus(Record, frozen=True, kw_only=True):
+    """How the last reading of the configuration went."""
+
+    successful: bool = True
+    unix_s: float = 0.0
+    """When that was."""
+
+
 class SourceReport(Record, frozen=True, kw_only=True):
     """A source of engines that are found at run time."""
 
@@ -76,6 +84,7 @@ class MetricsPage:
         store_counts: Callable[[], StoreCounts] = StoreCounts,
         replicas: Callable[[], int] = lambda: 1,
         sources: Callable[[], Iterable[SourceReport]] = tuple,
+        reload: Callable[[], ReloadStatus] = ReloadStatus,
     ) -> None:
         """`leases` returns the number of active leases; `clock` is the fleet's."""
         self._metrics = metrics
@@ -87,6 +96,7 @@ class MetricsPage:
         self._store_counts = store_counts
         self._replicas = replicas
         self._sources = sources
+        self._reload = reload
 
     def render(self) -> bytes:
         """The page in Prometheus's text format, written without pauses."""
@@ -142,6 +152,12 @@ class MetricsPage:
         yield from boundaries(models)
         yield from _token_pools(list(self._token_pools()))
         yield from _discovery(list(self._sources()))
+        reload = self._reload()
+        name = "sluice_config_last_reload"
+        text = "1 when the configuration file, as last read, is in force."
+        yield _single(f"{name}_successful", text, int(reload.successful))
+        text = "When the configuration file was last read."
+        yield _single(f"{name}_timestamp_seconds", text, reload.unix_s)
 
     def _up(self) -> Rows:
         for served in self._models:

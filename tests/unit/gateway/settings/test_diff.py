@@ -1,0 +1,115 @@
+"""What a file would change: named by path, secrets not shown, restarts told apart."""
+
+import pytest
+
+from gateway.settings import Config, parse
+from gateway.settings.diff import changes, merged
+
+TEXT = """
+version: 1
+server: {port: 8080, admin_key: key-one}
+models:
+  - name: m
+    scheduling: {queue_limit: 10}
+    pools:
+      short: {max_model_len: 8192, max_num_seqs: 8, workers: ["http://a:1"]}
+      long: {max_model_len: 65536, max_num_seqs: 4, workers: [{url: "http://b:1", api_key: sk-one}]}
+"""
+
+
+def config(*edits: tuple[str, str]) -> Config:
+    text = TEXT
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after)
+    return parse(text, "sluice.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("edit", "path", "restart"),
+    [
+        (("http://a:1", "http://c:1"), "models[m].pools[short].workers", False),
+        (("max_num_seqs: 8", "max_num_seqs: 9"), "models[m].pools[short].max_num_seqs", False),
+        (("8192", "4096"), "models[m].pools[short].max_model_len", False),
+        (("queue_limit: 10", "queue_limit: 20"), "models[m].scheduling.queue_limit", False),
+        (("port: 8080", "port: 8081"), "server.port", True),
+        (("queue_limit: 10", "policy: sticky"), "models[m].scheduling.policy", True),
+        (("- name: m", "- name: m\n    mode: observe"), "models[m].mode", True),
+        (("version: 1", "version: 1\nhealth: {eject_after: 9}"), "health.eject_after", False),
+        (("version: 1", "version: 1\nstate: {url: 'sqlite:///x'}"), "state.url", True),
+    ],
+)
+def test_each_change_is_named_with_whether_it_needs_a_restart(
+    edit: tuple[str, str], path: str, *, restart: bool
+) -> None:
+    found = {change.path: change.restart for change in changes(config(), config(edit))}
+    assert found[path] == restart
+
+
+def test_the_same_file_changes_nothing() -> None:
+    assert changes(config(), config()) == []
+
+
+def test_no_secret_is_shown() -> None:
+    found = changes(config(), config(("key-one", "key-two"), ("sk-one", "sk-two")))
+    assert {change.path for change in found} == {
+        "server.admin_key",
+        "models[m].pools[long].workers",
+    }
+    assert "key-" not in str(found)
+    assert "sk-" not in str(found)
+
+
+def test_what_is_merged_has_the_live_changes_and_keeps_the_others() -> None:
+    after = config(
+        ("port: 8080", "port: 9999"),
+        ("max_num_seqs: 8", "max_num_seqs: 9"),
+        ("queue_limit: 10", "queue_limit: 20"),
+        ("version: 1", "version: 1\nretry: {max_attempts: 2}"),
+    )
+    found = merged(config(), after)
+    assert found.server.port == 8080
+    assert found.models[0].pools["short"].max_num_seqs == 9
+    assert found.models[0].scheduling.queue_limit == 20
+    assert found.retry.max_attempts == 2
+    assert [change.path for change in changes(found, after)] == ["server.port"]
+
+
+def test_a_model_whose_pools_differ_changes_only_by_a_restart() -> None:
+    after = config(("      long:", "      larger:"), ("max_num_seqs: 8", "max_num_seqs: 9"))
+    assert merged(config(), after).models == config().models
+    assert all(change.restart for change in changes(config(), after))
+
+
+def test_the_policy_of_one_pool_needs_a_restart() -> None:
+    other = ("max_num_seqs: 4", "max_num_seqs: 4, scheduling: {policy: sticky}")
+    after = config(other, ("queue_limit: 10", "queue_limit: 20"))
+    assert merged(config(), after).models == config().models
+    same = ("max_num_seqs: 4", "max_num_seqs: 5, scheduling: {policy: quartz}")
+    found = {change.path: change.restart for change in changes(config(), config(same))}
+    assert found == {
+        "models[m].pools[long].max_num_seqs": False,
+        "models[m].pools[long].scheduling.policy": True,
+    }
+    long = merged(config(), config(same)).models[0].pools["long"]
+    assert (long.max_num_seqs, long.scheduling.policy) == (5, None)
+
+
+def test_a_new_model_needs_a_restart_and_the_others_change() -> None:
+    more = """  - name: n
+    pools:
+      all: {max_model_len: 8192, max_num_seqs: 8, workers: ["http://d:1"]}
+"""
+    after = parse(TEXT.replace("max_num_seqs: 8", "max_num_seqs: 9") + more, "sluice.yaml", {})
+    found = {change.path: change.restart for change in changes(config(), after)}
+    assert found["models[n]"]
+    assert not found["models[m].pools[short].max_num_seqs"]
+    assert [model.name for model in merged(config(), after).models] == ["m"]
+    assert merged(config(), after).models[0].pools["short"].max_num_seqs == 9
+
+
+def test_options_of_the_command_line_stay_through_a_reload() -> None:
+    running = config().listening(port=7000)
+    later = running.as_started(config(("port: 8080", "port: 8081")))
+    assert later.server.port == 7000
+    assert changes(running, later) == []
