@@ -19,6 +19,7 @@ BENCHES = {
     "gateway-output": "every client asks for 32,768 tokens: short share on real lengths",
     "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
     "overhead": "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
+    "changing-fleet": "engines come and go by every source, 1,000 reloads: no request fails",
     "attacks": "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
     "soak": "half an hour of mixed load, cancels and errors: memory, leases, exact books",
     "telemetry": "what tracing costs a request, a collector that hangs, complete traces",

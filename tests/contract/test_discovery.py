@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.changing_fleet.worlds import KINDS, World, world_of
 from gateway.adapters.discovery import dns as dns_source
 from gateway.adapters.discovery import kubernetes, runner
 from gateway.adapters.discovery.runner import Discovering, Source
@@ -15,7 +16,6 @@ from gateway.policy.fleet import fleet
 from gateway.ports import Discovery, DiscoveryFailure
 from gateway.records.discovery import FoundEngine
 from gateway.settings.fleet import WorkerConfig
-from tests.discovery_worlds import KINDS, World, world_of
 from tests.unit.gateway.adapters.engines.test_rotation import Bench
 
 PORT = 8000

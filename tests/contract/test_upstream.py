@@ -809,6 +809,38 @@ async def test_closing_aborts_what_runs_and_closes_what_idles(upstream: Upstream
         await until(lambda: gone)
 
 
+async def test_a_worker_that_is_gone_leaves_no_connection_behind() -> None:
+    gone: list[int] = []
+
+    async def one(c: Connection) -> None:
+        await c.answer()
+        await c.until_gone()
+        gone.append(1)
+
+    async def late(c: Connection) -> None:
+        await c.request()
+        await go.wait()
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await c.until_gone()
+        gone.append(2)
+
+    go = asyncio.Event()
+    upstream = HttpUpstream()
+    async with Engine(one, late) as engine:
+        worker = engine.worker()
+        assert await exchange(upstream, engine) == b"ok"
+        upstream.disconnect(worker)
+        await until(lambda: gone == [1])
+        running = asyncio.create_task(exchange(upstream, engine))
+        await until(lambda: engine.connections == 2)
+        upstream.disconnect(worker)  # a probe may still be on its way
+        go.set()
+        assert await running == b"ok"
+        await until(lambda: gone == [1, 2])
+        assert not any(upstream._idle.values())
+    await upstream.close()
+
+
 # -- a slow reader
 
 

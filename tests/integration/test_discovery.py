@@ -1,6 +1,7 @@
 """A fleet grows and shrinks under streams, by every source of engines: no client notices."""
 
 import asyncio
+import hashlib
 import json
 import os
 import socket
@@ -11,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.changing_fleet import ADMIN, Engines, Streams, gateway, until_workers
-from tests.discovery_worlds import KINDS, KubeWorld, world_of
+from bench.changing_fleet.fleet import ADMIN, Engines, Streams, gateway, until_workers
+from bench.changing_fleet.worlds import KINDS, KubeWorld, world_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,6 +62,28 @@ async def test_requests_wait_while_a_pool_is_empty(tmp_path: Path) -> None:
                 async with asyncio.timeout(20):
                     while streams.completed < 3:  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
+            assert streams.failures == []
+
+
+async def test_an_empty_pool_with_limits_asks_for_its_first_worker(tmp_path: Path) -> None:
+    key = hashlib.sha256(b"sk-own").hexdigest()
+    own = {"name": "e", "tenant": "t", "model": "m", "concurrency": 2, "max_concurrency": 8}
+    entitlements = [{**own, "api_keys": [f"sha256:{key}"]}]
+    engines = Engines()
+    async with engines.listening(1), world_of("file", tmp_path, engines.port) as world:
+        await world.names([])
+        async with gateway(tmp_path, world.url, entitlements=entitlements) as url:
+            desired = 'sluice_pool_desired_replicas{model="m",pool="all"} '
+            async with (
+                Streams(url, clients=2, key="sk-own") as streams,
+                httpx.AsyncClient(base_url=url) as client,
+                asyncio.timeout(30),
+            ):
+                while f"{desired}1" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+                await world.names([engines.address(1)])
+                while streams.completed < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
             assert streams.failures == []
 
 

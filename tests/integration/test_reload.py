@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.changing_fleet import ADMIN, Engines, Streams, gateway, until_workers
+from bench.changing_fleet.fleet import ADMIN, Engines, Streams, gateway, until_workers
 
 
 def edit(path: Path, change: Any) -> None:

@@ -5,11 +5,11 @@ from contextlib import aclosing
 
 import pytest
 
+from bench.changing_fleet.name_server import NameServer
 from gateway.adapters.discovery import dns
 from gateway.adapters.discovery.dns import DnsDiscovery
 from gateway.ports import DiscoveryFailure
 from gateway.settings.discovery import source_of
-from tests.name_server import NameServer
 
 
 def discovery(server: NameServer, name: str, scheme: str = "http") -> DnsDiscovery:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.changing_fleet.kube import KubeServer, pod, slice_of
 from gateway.adapters.discovery import kubernetes
 from gateway.adapters.discovery.kubernetes import KubernetesApi, Objects
 from gateway.adapters.discovery.kubernetes_engines import (
@@ -21,7 +22,6 @@ from gateway.adapters.discovery.kubernetes_engines import (
 from gateway.ports import DiscoveryFailure
 from gateway.records.discovery import ClusterAccess, FoundEngine
 from gateway.settings.discovery import source_of
-from tests.kube import KubeServer, pod, slice_of
 
 PATH = PODS.format("ns")
 

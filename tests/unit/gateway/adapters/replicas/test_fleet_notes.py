@@ -212,3 +212,15 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     note = fleet_notes._decode(reported)
     assert list(note.drains) == ["w7", "w8", "w9"]
     assert len(note.homes) == fleet_notes.MAX_LOCATIONS_SHARED
+
+
+def test_a_drain_ends_everywhere_when_a_new_engine_joins_at_the_address() -> None:
+    replicas = Replicas()
+    replicas.drain(0, "short-1", on=True)
+    replicas.exchange()
+    assert draining(replicas.served[1]) == [False, True]
+    drain_worker([replicas.served[1]], "short-1", on=False)  # as a new engine begins
+    replicas.notes[1].joined("short-1")
+    replicas.exchange()
+    assert draining(replicas.served[0]) == [False, False]
+    assert draining(replicas.served[1]) == [False, False]

@@ -1,4 +1,4 @@
-"""A Kubernetes API server for tests: list, watch and changes of objects, as the API documents them.
+"""A Kubernetes API server for tests and benches: list, watch and change objects by the API's rules.
 
 Resource versions rise with each change of any object. A watch gives the changes after its
 version, bookmarks if it asks for them, and ends at its time limit. A version that was compacted
@@ -102,6 +102,7 @@ class KubeServer:
             await task
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
         params = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode()).items()}
         headers = dict(scope["headers"])
         path = scope["path"]

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.changing_fleet.kube import KubeServer, pod, slice_of
+from bench.changing_fleet.name_server import NameServer
 from gateway.adapters.discovery.dns import DnsDiscovery
 from gateway.adapters.discovery.file import FileDiscovery
 from gateway.adapters.discovery.kubernetes import KubernetesApi
@@ -13,8 +15,6 @@ from gateway.adapters.discovery.kubernetes_engines import PODS, POOLS, SLICES, K
 from gateway.ports import Discovery
 from gateway.records.discovery import ClusterAccess
 from gateway.settings.discovery import source_of
-from tests.kube import KubeServer, pod, slice_of
-from tests.name_server import NameServer
 
 NAMESPACE = "ns"
 
@@ -36,6 +36,8 @@ class World(Protocol):
 
 
 class FileWorld:
+    """A file of engines."""
+
     def __init__(self, path: Path, port: int) -> None:
         self.path = path
         self.port = port
@@ -43,17 +45,22 @@ class FileWorld:
         self.content = "[]"
 
     def discovery(self) -> Discovery:
+        """See World."""
         return FileDiscovery(str(self.path), every_s=0.01)
 
     async def names(self, ips: Sequence[str]) -> None:
+        """See World."""
         self.content = json.dumps([f"http://{ip}:{self.port}" for ip in ips])
         self.path.write_text(self.content)
 
     async def away(self, *, on: bool) -> None:
+        """See World."""
         self.path.write_text("{" if on else self.content)
 
 
 class DnsWorld:
+    """A DNS name, with SRV records or without."""
+
     def __init__(self, server: NameServer, port: int, *, srv: bool) -> None:
         self.server = server
         self.port = port
@@ -62,9 +69,11 @@ class DnsWorld:
         self.url = f"dns://{name}?server=127.0.0.1:{server.port}"
 
     def discovery(self) -> Discovery:
+        """See World."""
         return DnsDiscovery(source_of(self.url), "http")
 
     async def names(self, ips: Sequence[str]) -> None:
+        """See World."""
         records = self.server.records
         records.clear()
         if self.srv and ips:
@@ -77,10 +86,13 @@ class DnsWorld:
             records["engines.test", "A"] = list(ips)
 
     async def away(self, *, on: bool) -> None:
+        """See World."""
         self.server.away = on
 
 
 class KubeWorld:
+    """A service, pods or an InferencePool of a Kubernetes API."""
+
     def __init__(self, server: KubeServer, token: Path, url: str, port: int) -> None:
         self.server = server
         self.port = port
@@ -90,9 +102,11 @@ class KubeWorld:
         self.api = KubernetesApi(access, watch_s=1)
 
     def discovery(self) -> Discovery:
+        """See World."""
         return KubernetesDiscovery(self.api, source_of(self.url), "http")
 
     async def names(self, ips: Sequence[str]) -> None:
+        """See World."""
         if "service" in self.url:
             path = SLICES.format(NAMESPACE)
             await self.server.put(path, slice_of("engines-a", "engines", *ips, port=self.port))
@@ -105,6 +119,7 @@ class KubeWorld:
         self.ips = set(ips)
 
     async def away(self, *, on: bool) -> None:
+        """See World."""
         self.server.away = on
         await self.server.cut()
 

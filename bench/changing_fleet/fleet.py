@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import socket
 import sys
 from collections import Counter
@@ -29,10 +30,12 @@ class Engines:
         self.running: Counter[str] = Counter()
 
     def address(self, number: int) -> str:
+        """Address of the engine with this number, from 1."""
         return f"127.0.1.{number}"
 
     @asynccontextmanager
     async def listening(self, count: int) -> AsyncIterator["Engines"]:
+        """Have so many engines listen during the block."""
         async with AsyncExitStack() as stack:
             for number in range(1, count + 1):
                 server = await asyncio.start_server(
@@ -125,10 +128,11 @@ async def gateway(
 class Streams:
     """Clients that stream one answer after another until they are ended; failures are kept."""
 
-    def __init__(self, url: str, clients: int = 12) -> None:
+    def __init__(self, url: str, clients: int = 12, key: str = "sk-any") -> None:
         self.failures: list[str] = []
         self.completed = 0
         self._url = url
+        self._headers = {"authorization": f"Bearer {key}"}
         self._clients = clients
         self._ending = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -142,9 +146,11 @@ class Streams:
         await asyncio.gather(*self._tasks)
 
     async def _run(self) -> None:
-        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=30, headers=self._headers) as client:
             while not self._ending:
+                # A prompt of its own each time: one prompt would stay where it is cached.
+                message = {"role": "user", "content": secrets.token_hex(50)}
+                body = {"model": "m", "stream": True, "messages": [message]}
                 try:
                     async with client.stream(
                         "POST", f"{self._url}/v1/chat/completions", json=body
@@ -164,6 +170,7 @@ ADMIN = {"authorization": "Bearer sk-admin"}
 
 
 async def workers_of(client: httpx.AsyncClient, url: str) -> dict[str, dict[str, Any]]:
+    """The workers of the gateway's only pool, by id, as the admin route shows them."""
     (model,) = (await client.get(f"{url}/admin/pools", headers=ADMIN)).json()
     return {worker["id"]: worker for worker in model["pools"][0]["workers"]}
 

@@ -1,0 +1,1 @@
+"""A fleet that changes under streams: engines come and go, the configuration is reloaded."""
