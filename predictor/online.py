@@ -21,7 +21,7 @@ from predictor.calibrate import (
 from predictor.features import HIGH, HIGH_SHARE, NO_CAP, NONE, PARTIAL, PARTIAL_SHARE, UNCACHED
 from predictor.prior import FLOOR_S, NO_SLOTS, QUANTILE_OVER_MEAN, SIZE, Prior, PriorRates
 from predictor.speeds import Speeds
-from predictor.tenants import Tenants
+from predictor.tenants import Pulls, Tenants
 
 CALIBRATIONS: Final = ("bucketed", "adaptive")
 _MAX_S: Final = 1e6
@@ -186,22 +186,35 @@ class PrefillPredictor:
         self.observed += 1
         self._misses.add(missed=actual_s > quantile_s)
         pulls = self._tenants.of(client)
-        calibration = self._calibration
-        if self._root is None:
-            # What the prior has corrected by itself, calibration must not correct again.
-            quantile_s *= self._prior.observe(x, actual_s / self._factors[worker])
-        if isinstance(calibration, Bucketed):
-            calibration.observe(bucket, quantile_s, actual_s, pulls[0] if pulls else None)
-        else:
-            calibration.observe(
-                bucket, quantile_s, actual_s, self.raw(x)[1] * self._factors[worker]
-            )
+        if not self._speeds.on_probation(worker):
+            self._learn_of_all(worker, x, quantile_s, bucket, actual_s, pulls[0] if pulls else None)
         if self._root is None and self._prior.seen < _PRIOR_SETTLES:
             return
         self._speeds.observe(worker, mean_s, actual_s, pulls[1] if pulls else None)
-        if self._root is None and not self.observed % self._recentre_every:
-            # A slowness common to all workers belongs to the prior.
-            self._prior.stretch(self._speeds.recentre())
+        if not self.observed % self._recentre_every:
+            self._speeds.relent(self._recentre_every)
+            if self._root is None:
+                # A slowness common to all workers belongs to the prior.
+                self._prior.stretch(self._speeds.recentre())
+
+    def _learn_of_all(
+        self,
+        worker: int,
+        x: tuple[float, ...],
+        quantile_s: float,
+        bucket: int,
+        actual_s: float,
+        pulls: Pulls | None,
+    ) -> None:
+        """Learn what all workers share: the prior and the calibration."""
+        speed, calibration = self._factors[worker], self._calibration
+        if self._root is None:
+            # What the prior has corrected by itself, calibration must not correct again.
+            quantile_s *= self._prior.observe(x, actual_s / speed)
+        if isinstance(calibration, Bucketed):
+            calibration.observe(bucket, quantile_s, actual_s, pulls)
+        else:
+            calibration.observe(bucket, quantile_s, actual_s, self.raw(x)[1] * speed)
 
     def join(self, worker: int) -> None:
         """A new engine took this place, which may be one more than there were."""

@@ -8,6 +8,10 @@ follows the squared ratio of the smoothed error to the smoothed absolute error (
 Leach, "Exponential smoothing with an adaptive response rate", 1967). So a worker at half speed is
 detected after some forty of its requests, and noise changes little. A shift common to all workers
 is followed slowly here and left to calibration.
+
+A worker that joined is on probation for its first requests, which tell of its start: connections
+open, kernels compile. A factor from those would keep requests away, and with them all that could
+correct it. So until then its factor returns to 1 as the pool serves requests.
 """
 
 from collections.abc import Mapping
@@ -26,6 +30,10 @@ _MAX_WEIGHT: Final = 3.0
 _DOWN: Final = -0.75
 _UP: Final = 2.0
 _PULL: Final = 0.05
+_PROBATION: Final = 64
+"""First tokens of a worker that joined until it counts as known."""
+_KEPT: Final = 0.9
+"""What is left of its factor's logarithm after as many requests as the pool has workers."""
 _ALIKE: Final = 1e-4
 """Smaller changes of a logarithm are skipped at a merge: most of them, in large pools."""
 
@@ -36,6 +44,7 @@ class Speeds:
     __slots__ = (
         "_heard",
         "_log",
+        "_new",
         "_own",
         "_size",
         "_trend",
@@ -55,6 +64,8 @@ class Speeds:
         self._usual_s = 0.0
         self._own = [0.0] * workers
         self._heard: dict[str, list[float]] = {}
+        self._new: set[int] = set()
+        """Workers on probation."""
 
     def observe(
         self, worker: int, predicted_s: float, actual_s: float, pulls: Pulls | None = None
@@ -82,6 +93,8 @@ class Speeds:
         track = min(apart / size, 1.0) if size > 0.0 else 0.0
         gain = min(weight * (_MIN_GAIN + (_MAX_GAIN - _MIN_GAIN) * track * track), 0.5)
         self.seen[worker] += 1
+        if worker in self._new and self.seen[worker] >= _PROBATION:
+            self._new.discard(worker)
         before = self._log[worker]
         change = log(1.0 + gain * error)
         if pulls is not None:
@@ -92,12 +105,29 @@ class Speeds:
         if pulls is not None:
             pulls[worker] = pulls.get(worker, 0.0) + moved
 
+    def on_probation(self, worker: int) -> bool:
+        """Whether a worker's times tell of its start only, and others' tell of the pool."""
+        return worker in self._new and len(self._new) < len(self._log)
+
     def recentre(self) -> float:
-        """Divide all factors by their geometric mean; returns that mean."""
-        middle = sum(self._log) / len(self._log)
-        for worker, value in enumerate(self._log):
-            self._set(worker, value - middle)
+        """Divide all factors by their geometric mean; returns that mean.
+
+        Workers on probation are left out, so that they follow the others.
+        """
+        logs = self._log
+        known = [worker for worker in range(len(logs)) if worker not in self._new]
+        if not known:
+            return 1.0
+        middle = sum([logs[worker] for worker in known]) / len(known)
+        for worker in known:
+            self._set(worker, logs[worker] - middle)
         return exp(middle)
+
+    def relent(self, requests: int) -> None:
+        """Let the factors of workers on probation return to 1, after so many of the pool."""
+        kept = _KEPT ** (requests / max(1, len(self._log)))
+        for worker in self._new:
+            self._set(worker, self._log[worker] * kept)
 
     def join(self, worker: int) -> None:
         """A new engine took this place, which may be one more: it is as fast as the others."""
@@ -108,6 +138,7 @@ class Speeds:
             for values in (self._log, self._trend, self._own):
                 values.append(0.0)
         self.forget(worker)
+        self._new.add(worker)
         self._own[worker] = 0.0
         self._heard = {}  # of another length; the next merge is a new baseline
 

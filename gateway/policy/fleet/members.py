@@ -22,6 +22,8 @@ REUSE_AFTER_S: Final = 60.0
 WARM_UP_S: Final = 30.0
 _TURNS: Final = 64
 """Most workers in slow start examined per request."""
+_APART: Final = 0.618
+"""Of a turn: the golden ratio, which keeps any number of workers apart."""
 _COMPARED: Final = 16
 """Fewest workers that a policy compares in a large fleet; see `without_cold`."""
 
@@ -52,7 +54,8 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
         _reset(pool, rank, name, ranks, up=up)
         if warming:
             pool.warming[rank] = -1.0
-            pool.warm_credit[rank] = 0.0
+            # Apart from the others', else workers that join together have their turns together.
+            pool.warm_credit[rank] = rank * _APART % 1.0
     pool.engines.append(ranks)
     pool.progress.join(ranks, now_s)
     fleet.refresh(pool)

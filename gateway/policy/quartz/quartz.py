@@ -71,6 +71,7 @@ class Quartz:
         "_backlogs",
         "_choice_mask",
         "_cursor",
+        "_joined",
         "_kv",
         "_kv_usage",
         "_orders",
@@ -111,6 +112,8 @@ class Quartz:
         self._timed = [False] * workers
         """Whether a first token of the worker was seen; the gate stays open before."""
         self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
+        self._joined: set[int] = set()
+        """Workers that came at run time."""
         self._cursor = 0
         self._orders = 0
         self._seen_alive: list[int] | None = None
@@ -152,6 +155,7 @@ class Quartz:
             self._kv.append(0.0)
             self._timed.append(False)
             self._s_per_token.append(0.0)
+        self._joined.add(worker)
         self._kv[worker] = 0.0
         self._timed[worker] = False
         self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
@@ -227,6 +231,8 @@ class Quartz:
         """See Scheduler."""
         if self._kv_usage is not None:
             self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
+        for worker in self._joined:  # a new one's rate also changes without its own first tokens
+            self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
         self.shares.sweep(now_s)
         self._refresh(now_s)
         out: list[Job] = []

@@ -217,6 +217,36 @@ def test_a_process_that_joins_predicts_as_the_others_do() -> None:
         assert new == pytest.approx(old, rel=0.01)
 
 
+@pytest.mark.parametrize("section", [None, small_section()])
+def test_the_slow_start_of_a_worker_that_joins_is_forgotten_and_no_other_s(
+    section: PoolSection | None,
+) -> None:
+    predictor, x = PrefillPredictor(section, workers=2), x_of(3000, 0, 0)
+
+    def answer(worker: int, slowness: float) -> None:
+        mean_s, quantile_s, bucket = predictor.predict(worker, x)
+        usual_s = predictor.predict(0, x)[0]
+        predictor.observe(worker, x, mean_s, quantile_s, bucket, slowness * usual_s)
+
+    for number in range(400):
+        answer(number % 2, 1.0)
+    before = predictor.predict(0, x)
+    predictor.join(2)
+    assert predictor.slowness(2) == 1.0
+    for _ in range(40):
+        answer(2, 20.0)
+    assert predictor.slowness(2) > 2 * predictor.slowness(0)
+    assert predictor.predict(0, x) == pytest.approx(before)
+    for number in range(200):
+        answer(number % 2, 1.0)
+    assert predictor.slowness(2) == pytest.approx(predictor.slowness(0), rel=0.1)
+    for _ in range(400):
+        answer(2, 4.0)
+    for number in range(200):
+        answer(number % 2, 1.0)
+    assert predictor.slowness(2) > 2 * predictor.slowness(0)
+
+
 @pytest.mark.parametrize(
     "state", [{}, {"calibration": 1}, {"speeds": []}, {"prior": {"s": [1]}}, 7]
 )
