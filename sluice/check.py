@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
+from gateway.settings.tenancy.sections import TenantConfig
 from gateway.settings.token_pools import managed
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 from sluice.tenant.admin_client import AdminClient
@@ -53,6 +54,8 @@ def check(
     out.print(_pools(loaded))
     if loaded.entitlements:
         out.print(_entitlements(loaded))
+    if loaded.tenants:
+        out.print(_tenants(loaded))
     for line in remarks(loaded):
         typer.echo(f"note: {line}")
     typer.echo(f"{config}: ok")
@@ -102,6 +105,7 @@ def summary(config: Config) -> dict[str, Any]:
         "state": config.state.shown,
         "models": [{**_model(model), "managed": managed(config, model)} for model in config.models],
         "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
+        "tenants": [_tenant(tenant) for tenant in config.tenants],
         "remarks": remarks(config),
     }
 
@@ -139,6 +143,24 @@ def _entitlement(entitlement: EntitlementConfig) -> dict[str, Any]:
     }
 
 
+def _tenant(tenant: TenantConfig) -> dict[str, Any]:
+    return {
+        "name": tenant.name,
+        "display_name": tenant.display_name,
+        "labels": dict(tenant.labels),
+        "keys": [
+            {
+                "name": key.name,
+                "models": None if key.models is None else list(key.models),
+                "entitlements": None if key.entitlements is None else list(key.entitlements),
+                "expires_at": key.expires_at.isoformat() if key.expires_at else None,
+                "suspended": key.suspended,
+            }
+            for key in tenant.keys
+        ],
+    }
+
+
 def _pools(config: Config) -> Table:
     found = table("model", "pool", "window", "b_short", "slots", "workers", right=_RIGHT)
     for model in map(_model, config.models):
@@ -164,4 +186,16 @@ def _entitlements(config: Config) -> Table:
         cells = (row["name"], row["tenant"], row["model"], row["service_class"])
         expires = row["expires_at"] or "never"
         found.add_row(*map(escape, cells), str(row["api_keys"]), expires)
+    return found
+
+
+def _tenants(config: Config) -> Table:
+    found = table("tenant", "key", "models", "entitlements", "expires", right=_RIGHT)
+    for tenant in map(_tenant, config.tenants):
+        shown = escape(tenant["display_name"] or tenant["name"])
+        for key in tenant["keys"]:
+            lists = [", ".join(key[part] or ("all",)) for part in ("models", "entitlements")]
+            ends = "suspended" if key["suspended"] else key["expires_at"] or "never"
+            found.add_row(shown, *map(escape, (key["name"], *lists, ends)))
+            shown = ""
     return found

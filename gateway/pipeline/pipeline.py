@@ -177,12 +177,18 @@ class Pipeline:
         progress.timer.end("authenticate")
         if self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
             types = stage_estimate.content_types(endpoint, incoming.head)
-            facts = await self._reader.read(endpoint, incoming.body, principal.entitlement, types)
+            facts = await self._reader.read(endpoint, incoming.body, principal.owner, types)
         else:
             facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
         progress.facts = facts
         progress.served = served = stage_estimate.find_model(self._models, facts.model)
-        stage_authenticate.permit_model(principal, served.name)
+        progress.principal = principal = stage_authenticate.entitled(
+            principal,
+            served.name,
+            incoming.received_unix_s,
+            incoming.head.entitlement,
+            facts.members,
+        )
         if facts.previous_response_id is not None:
             if principal is not OPEN:
                 await stage_estimate.await_response_location(served, facts)

@@ -169,6 +169,8 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     asked_model: str | None = None
     tenant: str | None = None
     entitlement: str | None = None
+    key: str | None = None
+    """The key's name, or its fingerprint where it has none."""
     stream: bool = False
     reason: str | None = None
     """Refusal reason."""

@@ -13,11 +13,36 @@ CATEGORIES = ("prose", "code", "json", "cjk", "other-script", "mixed")
 Category = Literal["prose", "code", "json", "cjk", "other-script", "mixed"]
 
 
+class TenantKey(Record, frozen=True, kw_only=True):
+    """A key of a tenant, which may open several models; see `Keyring.enter`."""
+
+    tenant: str
+    name: str
+    sha256: bytes
+    models: frozenset[str] | None = None
+    """The only models that it opens; None for all of its entitlements'."""
+    entitlements: tuple[str, ...] = ()
+    """Those it uses, in order of preference."""
+    only_listed: bool = False
+    """Whether it uses no further entitlements of its tenant."""
+    expires_unix_s: float | None = None
+    suspended: bool = False
+
+
 class Principal(Record, frozen=True, kw_only=True):
-    """The identity behind an API key. The token pool, not the principal, knows its limits."""
+    """The identity behind an API key. The token pool, not the principal, knows its limits.
+
+    A tenant's key may open several models: which entitlement its request uses is known once the
+    model is. Until then its principal has no entitlement, and `choices`.
+    """
 
     entitlement: str
+    """Empty until it is chosen."""
     tenant: str
+    key: str = ""
+    """Name of a tenant's key; empty for a key of an entitlement's own."""
+    choices: Mapping[str, "tuple[Principal, ...]"] = {}
+    """By model, what the key opens, in order of preference; empty once one is chosen."""
     service_class: str = "elastic"
     model: str | None = None
     """The only model this key may use; None for any model (open gateway)."""
@@ -33,6 +58,23 @@ class Principal(Record, frozen=True, kw_only=True):
     """Baseline token rate, used as the fairness weight; 0 if none is stated."""
     slo_ms: int = 0
     """Target time to first token; 0 for none."""
+
+    @property
+    def owner(self) -> str:
+        """Whose the request's memory is, whether or not the entitlement is chosen."""
+        return self.entitlement or f"tenant {self.tenant}"
+
+    def key_name(self, digest: bytes | None) -> str | None:
+        """The key's name for people: as the file names it, else its fingerprint; None if open."""
+        if self.key:
+            return self.key
+        return None if digest is None or self is OPEN else digest[:4].hex()
+
+    def opens(self, model: str) -> bool:
+        """Whether it may use a model."""
+        if self.entitlement:
+            return self.model is None or self.model == model
+        return model in self.choices
 
 
 OPEN = Principal(entitlement="open", tenant="open")
@@ -127,6 +169,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """Value of x-sluice-category, unchecked."""
     compress: bool | None = None
     """Whether x-sluice-compress is on or off; None if it is absent."""
+    entitlement: str | None = None
+    """Value of x-sluice-entitlement, unchecked."""
     read_timeout_s: float | None = None
     """The client's own read timeout (x-stainless-read-timeout)."""
     json_body: bool = True

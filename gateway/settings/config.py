@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Priv
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.state import is_redis, state_url, without_password
+from gateway.settings.tenancy.sections import KeyHash, TenantConfig
 from gateway.settings.types import (
     Amount,
     Attempts,
@@ -28,11 +29,8 @@ from gateway.settings.types import (
     Section,
     Share,
     Text,
-    reject,
     typed,
 )
-
-_HASH_FIX = "make one with `sluice hash-key`, which prints `sha256:` and 64 hex digits"
 
 
 class ServerConfig(Section):
@@ -153,22 +151,10 @@ class RetryConfig(Section):
     """Workers tried for one request, the first included."""
 
 
-def _key_hash(value: str) -> str:
-    digits = value.removeprefix("sha256:").lower()
-    if len(digits) != 64 or digits == value or not set(digits) <= set("0123456789abcdef"):
-        reject("not the hash of a key", _HASH_FIX)
-    return f"sha256:{digits}"
-
-
 def _concurrency_kind(value: object) -> str:
     return "by_pool" if isinstance(value, dict) else "total"
 
 
-KeyHash = Annotated[
-    str,
-    AfterValidator(_key_hash),
-    Field(json_schema_extra={"pattern": "^sha256:[0-9a-fA-F]{64}$"}),
-]
 Concurrency = Annotated[
     Annotated[Natural, Tag("total")] | Annotated[Mapping[Label, Natural], Tag("by_pool")],
     Discriminator(_concurrency_kind),
@@ -256,6 +242,9 @@ class Config(Section):
     """Models that the gateway serves."""
     entitlements: tuple[EntitlementConfig, ...] = ()
     """Rights to use the models. Without any, the gateway serves requests with any key or none."""
+    tenants: tuple[TenantConfig, ...] = ()
+    """Tenants whose keys open several models. A tenant with one key for one model needs no entry:
+    its entitlement's `api_keys` suffice."""
 
     _modified_unix_s: float = PrivateAttr(0.0)
     _file: str = PrivateAttr("")

@@ -1,4 +1,4 @@
-"""Entitlements against one another and against their models: names, keys, terms, reservations.
+"""Entitlements against one another, their models and their tenants: names, keys, terms, sums.
 
 `gateway.policy.entitlements.terms` derives the terms for the file and for the admin API, so both
 mean the same. Reservations must fit the largest number of replicas; one that does not fit the
@@ -15,9 +15,11 @@ from gateway.settings.explain import nearest
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
+from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig
 from gateway.settings.token_pools import fields_of, shape_of
 
 Entitlements = Sequence[tuple[int, EntitlementConfig]]
+Tenants = Sequence[tuple[int, TenantConfig]]
 Reserved = Sequence[tuple[int, EntitlementConfig, Entitlement]]
 
 _MORE = "lower a baseline, or add workers"
@@ -184,3 +186,90 @@ def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> tuple[int,
         if 0 < most < total:
             return index, total
     return None
+
+
+def check_tenants(document: Document, tenants: Tenants, entitlements: Entitlements) -> None:
+    """Tenants against their entitlements: names, digests, and what a key may open."""
+    _check_digests(document, tenants, entitlements)
+    own: dict[str, dict[str, str]] = {}
+    for _, entitlement in entitlements:
+        own.setdefault(entitlement.tenant, {})[entitlement.name] = entitlement.model
+    seen: dict[str, KeyPath] = {}
+    for index, tenant in tenants:
+        path: KeyPath = ("tenants", index)
+        _taken(document, seen, tenant.name, (*path, "name"), "give every tenant a name of its own")
+        models = own.get(tenant.name, {})
+        if tenant.keys and not models:
+            document.add(
+                (*path, "keys"),
+                f"no entitlement names the tenant `{tenant.name}`, so its keys open nothing",
+                f"add an entitlement with `tenant: {tenant.name}` for each model",
+            )
+            continue
+        _check_listed(document, (*path, "entitlements"), tenant.entitlements, models)
+        _check_tenant_keys(document, path, tenant, models)
+
+
+def _check_tenant_keys(
+    document: Document, path: KeyPath, tenant: TenantConfig, models: dict[str, str]
+) -> None:
+    names: dict[str, KeyPath] = {}
+    for number, key in enumerate(tenant.keys):
+        where: KeyPath = (*path, "keys", number)
+        _taken(document, names, key.name, (*where, "name"), "give every key a name of its own")
+        _check_listed(document, (*where, "entitlements"), key.entitlements, models)
+        opened = {models[name] for name in _used(tenant, key, models) if name in models}
+        for at, model in enumerate(key.models or ()):
+            if model not in opened:
+                document.add(
+                    (*where, "models", at),
+                    f"no entitlement that this key uses is for `{model}`",
+                    nearest(model, sorted(opened)) if opened else "give it an entitlement",
+                )
+
+
+def _used(tenant: TenantConfig, key: TenantKeyConfig, models: dict[str, str]) -> Sequence[str]:
+    for listed in (key.entitlements, tenant.entitlements):
+        if listed is not None:
+            return listed
+    return tuple(models)
+
+
+def _check_listed(
+    document: Document, path: KeyPath, listed: Sequence[str] | None, own: dict[str, str]
+) -> None:
+    for at, name in enumerate(listed or ()):
+        if name not in own:
+            document.add(
+                (*path, at), f"this tenant has no entitlement `{name}`", nearest(name, own)
+            )
+
+
+def _check_digests(document: Document, tenants: Tenants, entitlements: Entitlements) -> None:
+    seen: dict[str, KeyPath] = {}
+    for path, digest in _digests(tenants, entitlements):
+        first = seen.setdefault(digest, path)
+        # Two entitlements with one key are found where entitlements are checked.
+        if first != path and path[0] == "tenants":
+            document.add(
+                path,
+                f"the same key as on line {document.place(first).line}",
+                "list a key once: under `tenants` it opens several models",
+            )
+
+
+def _digests(tenants: Tenants, entitlements: Entitlements) -> Iterator[tuple[KeyPath, str]]:
+    for index, entitlement in entitlements:
+        for at, digest in enumerate(entitlement.api_keys):
+            yield ("entitlements", index, "api_keys", at), digest
+    for index, tenant in tenants:
+        for number, key in enumerate(tenant.keys):
+            yield ("tenants", index, "keys", number, "sha256"), key.sha256
+
+
+def _taken(
+    document: Document, seen: dict[str, KeyPath], name: str, path: KeyPath, fix: str
+) -> None:
+    first = seen.setdefault(name, path)
+    if first != path:
+        document.add(path, f"`{name}` is taken on line {document.place(first).line}", fix)

@@ -17,6 +17,7 @@ from gateway.settings.model_parts import SchedulingConfig
 from gateway.settings.problems import KeyPath, shown
 from gateway.settings.scalars import EnvValue
 from gateway.settings.source import Document
+from gateway.settings.tenancy.wishes import wish
 from gateway.settings.types import Section
 
 _WANTED = {
@@ -109,6 +110,9 @@ def _unknown(document: Document, path: KeyPath) -> None:
     section = _section(path[:-1])
     if section is not None and (fix := _REMOVED.get((section, name))) is not None:
         document.add(path, f"`{name}` is no setting any more", fix, key=True)
+        return
+    if section is not None and (elsewhere := wish(section.__name__, name)) is not None:
+        document.add(path, f"`{name}` is no setting here", elsewhere, key=True)
         return
     known = section.model_fields if section is not None else {}
     document.add(path, f"unknown key `{shown(name)}`", nearest(name, known), key=True)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gateway.settings.checks import check_config, check_models
 from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.entitlement_checks import check_entitlements
+from gateway.settings.entitlement_checks import check_entitlements, check_tenants
 from gateway.settings.explain import explain
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.problems import ConfigError, Problem
@@ -63,6 +63,8 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
         entitlements = _valid(document, "entitlements", EntitlementConfig)
     check_models(document, models)
     check_entitlements(document, entitlements, models, _model_names(document))
+    if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
+        check_tenants(document, list(enumerate(config.tenants)), entitlements)
     if document.problems or config is None:
         raise ConfigError(document.problems)
     return config

@@ -6,7 +6,7 @@ from gateway.policy.entitlements.entitlement import BACKFILL
 from gateway.policy.model_runtime import PRIORITY_FLAGS
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
-from gateway.settings.token_pools import managed, terms_of
+from gateway.settings.token_pools import managed, tenant_keys, terms_of
 
 
 def remarks(config: Config) -> list[str]:
@@ -21,8 +21,10 @@ def remarks(config: Config) -> list[str]:
     for model in config.models:
         found.extend(_about_model(config, model))
     by_name = {model.name: model for model in config.models}
+    used = {name for key in tenant_keys(config) for name in key.entitlements}
     for entitlement in config.entitlements:
-        about = _about_entitlement(entitlement, by_name[entitlement.model])
+        opened = bool(entitlement.api_keys) or entitlement.name in used
+        about = _about_entitlement(entitlement, by_name[entitlement.model], opened=opened)
         found.extend(f"entitlement {entitlement.name}: {line}" for line in about)
     return found
 
@@ -43,9 +45,11 @@ def _about_model(config: Config, model: ModelConfig) -> Iterator[str]:
         )
 
 
-def _about_entitlement(entitlement: EntitlementConfig, model: ModelConfig) -> Iterator[str]:
-    if not entitlement.api_keys:
-        yield "no api_keys, so nobody can use it"
+def _about_entitlement(
+    entitlement: EntitlementConfig, model: ModelConfig, *, opened: bool
+) -> Iterator[str]:
+    if not opened:
+        yield "no api_keys and no key of its tenant, so nobody can use it"
     service_class = entitlement.service_class
     if service_class in BACKFILL and entitlement.concurrency is not None:
         yield f"{service_class} reserves nothing: concurrency only says where its burst begins"

@@ -7,6 +7,7 @@ load.
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
@@ -14,8 +15,10 @@ from gateway.policy.entitlements.terms import GIB, ModelShape, terms_from
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.token_pool.terms import Terms
 from gateway.ports import EntitlementEntry
+from gateway.records.request import TenantKey
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig, PoolConfig
+from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig
 
 LIMITS = (
     *("slo_target_ms", "tokens_per_second", "max_tokens_per_second", "kv_cache_gib"),
@@ -94,6 +97,32 @@ def entries(config: Config) -> list[EntitlementEntry]:
         )
         for created, e in enumerate(config.entitlements, start=1)
     ]
+
+
+def tenant_keys(config: Config) -> list[TenantKey]:
+    """Every key of the file's tenants."""
+    own: dict[str, list[str]] = {}
+    for entitlement in config.entitlements:
+        own.setdefault(entitlement.tenant, []).append(entitlement.name)
+    return [
+        _tenant_key(tenant, key, own.get(tenant.name, ()))
+        for tenant in config.tenants
+        for key in tenant.keys
+    ]
+
+
+def _tenant_key(tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str]) -> TenantKey:
+    listed = tenant.entitlements if key.entitlements is None else key.entitlements
+    return TenantKey(
+        tenant=tenant.name,
+        name=key.name,
+        sha256=bytes.fromhex(key.sha256.removeprefix("sha256:")),
+        models=None if key.models is None else frozenset(key.models),
+        entitlements=tuple(own) if listed is None else listed,
+        only_listed=listed is not None,
+        expires_unix_s=None if key.expires_at is None else key.expires_at.timestamp(),
+        suspended=key.suspended,
+    )
 
 
 def terms_of(entitlement: EntitlementConfig, model: ModelConfig, created: int = 0) -> Entitlement:

@@ -1,10 +1,28 @@
-"""Stage 1, authenticate: API key -> principal. Keys are held and compared as SHA-256 digests."""
+"""Stage 1, authenticate: API key -> principal. Keys are held and compared as SHA-256 digests.
+
+A key of an entitlement's own leads to that entitlement. A key of a tenant leads to whichever of
+the tenant's entitlements is for the requested model, which `entitled` chooses in stage 2.
+"""
 
 import hmac
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from gateway.errors import Forbidden, Unauthorized
-from gateway.records.request import OPEN, Principal
+from gateway.policy.entitlements.entitlement import RESERVING
+from gateway.records.request import OPEN, Principal, TenantKey
+
+
+class _TenantKeyEntry:
+    """A tenant's key in the keyring, and what it opens as far as that is known."""
+
+    __slots__ = ("key", "principal")
+
+    def __init__(self, key: TenantKey) -> None:
+        self.key = key
+        self.principal: Principal | None = None
+        """None after a change of the tenant's entitlements, until the key is used again."""
 
 
 class Keyring:
@@ -14,22 +32,39 @@ class Keyring:
     open the gateway by it.
     """
 
-    def __init__(self, principals: Mapping[bytes, Principal] | None = None) -> None:
+    def __init__(
+        self,
+        principals: Mapping[bytes, Principal] | None = None,
+        tenant_keys: Sequence[TenantKey] = (),
+    ) -> None:
         """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one."""
         self.open = True
         # Two bytes of the digest choose a bucket; the rest is compared in constant time.
-        self._buckets: dict[bytes, list[tuple[bytes, Principal]]] = {}
+        self._buckets: dict[bytes, list[tuple[bytes, Principal | _TenantKeyEntry]]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
+        self._tenants: dict[str, dict[str, Principal]] = {}
+        """Entitlements of the tenants that have keys of their own."""
+        self._tenant_keys: dict[str, list[_TenantKeyEntry]] = {}
+        self._tenant_of: dict[str, str] = {}
+        for key in tenant_keys:
+            self._enter(key)
         of: dict[str, list[bytes]] = {}
         for digest, principal in (principals or {}).items():
             of.setdefault(principal.entitlement, []).append(digest)
         for digests in of.values():
             self.put((principals or {})[digests[0]], digests)
 
+    def _enter(self, key: TenantKey) -> None:
+        self.open = False
+        entry = _TenantKeyEntry(key)
+        self._tenants.setdefault(key.tenant, {})
+        self._tenant_keys.setdefault(key.tenant, []).append(entry)
+        self._buckets.setdefault(key.sha256[:2], []).append((key.sha256, entry))
+
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
         """Replace an entitlement's principal and its keys; with no digests it has no key.
 
-        A key that was another entitlement's is this one's from now on.
+        A key that was another entitlement's, or a tenant's, is this one's from now on.
         """
         self.open = False
         self.remove(principal.entitlement)
@@ -39,11 +74,16 @@ class Keyring:
             for at, (known, owner) in enumerate(bucket):
                 if known == digest:
                     del bucket[at]
-                    kept = self._digests[owner.entitlement]
-                    self._digests[owner.entitlement] = tuple(d for d in kept if d != digest)
+                    if isinstance(owner, Principal):
+                        kept = self._digests[owner.entitlement]
+                        self._digests[owner.entitlement] = tuple(d for d in kept if d != digest)
                     break
             bucket.append((digest, principal))
         self._digests[principal.entitlement] = mine
+        if principal.tenant in self._tenants:
+            self._tenants[principal.tenant][principal.entitlement] = principal
+            self._tenant_of[principal.entitlement] = principal.tenant
+            self._changed(principal.tenant)
 
     def remove(self, entitlement: str) -> None:
         """Forget an entitlement and its keys; unknown ones are no failure."""
@@ -53,13 +93,47 @@ class Keyring:
                 self._buckets[digest[:2]] = left
             else:
                 del self._buckets[digest[:2]]
+        tenant = self._tenant_of.pop(entitlement, None)
+        if tenant is not None:
+            del self._tenants[tenant][entitlement]
+            self._changed(tenant)
+
+    def _changed(self, tenant: str) -> None:
+        for entry in self._tenant_keys[tenant]:
+            entry.principal = None
 
     def find(self, digest: bytes) -> Principal | None:
         """The owner of a key, by its SHA-256 digest."""
-        for known, principal in self._buckets.get(digest[:2], ()):
+        for known, owner in self._buckets.get(digest[:2], ()):
             if hmac.compare_digest(known, digest):
-                return principal
+                if isinstance(owner, Principal):
+                    return owner
+                if owner.principal is None:
+                    owner.principal = _opened(owner.key, self._tenants[owner.key.tenant])
+                return owner.principal
         return None
+
+
+def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
+    """The principal of a tenant's key, given its tenant's entitlements by name."""
+    names = [name for name in key.entitlements if name in known]
+    if not key.only_listed:
+        names += sorted(known.keys() - set(names))
+    choices: dict[str, tuple[Principal, ...]] = {}
+    for name in names:
+        principal = msgspec.structs.replace(known[name], key=key.name)
+        model = principal.model
+        if model is not None and (key.models is None or model in key.models):
+            choices[model] = (*choices.get(model, ()), principal)
+    return Principal(
+        entitlement="",
+        tenant=key.tenant,
+        key=key.name,
+        choices=choices,
+        expires_unix_s=key.expires_unix_s,
+        suspended=key.suspended,
+        trusted_usage=any(p.trusted_usage for opened in choices.values() for p in opened),
+    )
 
 
 def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) -> Principal:
@@ -82,23 +156,105 @@ def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) 
             reason="invalid_api_key",
             code="invalid_api_key",
         )
+    _check_live(principal, now_unix_s)
+    return principal
+
+
+def _check_live(principal: Principal, now_unix_s: float) -> None:
     if principal.expires_unix_s is not None and principal.expires_unix_s <= now_unix_s:
-        raise Forbidden(
+        raise _expired(principal)
+    if principal.suspended:
+        raise _suspended(principal)
+
+
+def _expired(principal: Principal) -> Forbidden:
+    if principal.entitlement:
+        return Forbidden(
             f"The entitlement '{principal.entitlement}' has expired.",
             reason="entitlement_expired",
             code="entitlement_expired",
         )
-    if principal.suspended:
-        raise Forbidden(
+    return Forbidden(
+        f"The API key '{principal.key}' has expired.", reason="key_expired", code="key_expired"
+    )
+
+
+def _suspended(principal: Principal) -> Forbidden:
+    if principal.entitlement:
+        return Forbidden(
             f"The entitlement '{principal.entitlement}' is suspended.",
             reason="entitlement_suspended",
             code="entitlement_suspended",
         )
-    return principal
+    return Forbidden(
+        f"The API key '{principal.key}' is suspended.",
+        reason="key_suspended",
+        code="key_suspended",
+    )
 
 
-def permit_model(principal: Principal, model: str) -> None:
-    """Check that the key's entitlement is for this model. Raises Forbidden."""
+def entitled(
+    principal: Principal,
+    model: str,
+    now_unix_s: float,
+    asked: str | None = None,
+    members: Mapping[str, msgspec.Raw] | None = None,
+) -> Principal:
+    """The principal with the entitlement that a request for this model uses. Raises Forbidden.
+
+    `asked` is the entitlement that the client names; `members` are the body's, of which
+    `service_tier` chooses among several entitlements for one model.
+    """
+    if principal.entitlement:
+        _permit_model(principal, model)
+        if asked is not None and asked != principal.entitlement and principal is not OPEN:
+            raise _not_yours(asked, model, (principal,))
+        return principal
+    choices = principal.choices.get(model, ())
+    if not choices:
+        may = ", ".join(f"'{name}'" for name in principal.choices) or "none"
+        raise Forbidden(
+            f"This API key does not open the model '{model}'. It opens: {may}.",
+            reason="model_not_entitled",
+            code="model_not_entitled",
+            param="model",
+        )
+    if asked is not None:
+        chosen = next((p for p in choices if p.entitlement == asked), None)
+        if chosen is None:
+            raise _not_yours(asked, model, choices)
+    elif len(choices) == 1 or members is None:
+        chosen = choices[0]
+    else:
+        chosen = _of_tier(choices, members.get("service_tier"))
+    _check_live(chosen, now_unix_s)
+    return chosen
+
+
+def _of_tier(choices: tuple[Principal, ...], tier: msgspec.Raw | None) -> Principal:
+    """The first choice of a body's `service_tier`; the first of all where it names no class."""
+    if tier is not None:
+        said = bytes(tier)
+        for choice in choices:
+            if said == b'"priority"' and choice.service_class in RESERVING:
+                return choice
+            if said == b'"flex"' and choice.service_class == "spot":
+                return choice
+    return choices[0]
+
+
+def _not_yours(asked: str, model: str, choices: tuple[Principal, ...]) -> Forbidden:
+    may = ", ".join(f"'{choice.entitlement}'" for choice in choices)
+    return Forbidden(
+        f"This API key has no entitlement '{asked[:64]}' for the model '{model}'. "
+        f"Set x-sluice-entitlement to one of: {may}.",
+        reason="entitlement_not_of_key",
+        code="entitlement_not_of_key",
+        param="x-sluice-entitlement",
+    )
+
+
+def _permit_model(principal: Principal, model: str) -> None:
     if principal.model is not None and principal.model != model:
         raise Forbidden(
             f"This API key is entitled to the model '{principal.model}' only.",

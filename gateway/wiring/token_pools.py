@@ -30,7 +30,14 @@ from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.settings import Config, ModelConfig
-from gateway.settings.token_pools import base_terms, entries, managed, shape_of, worker_shares
+from gateway.settings.token_pools import (
+    base_terms,
+    entries,
+    managed,
+    shape_of,
+    tenant_keys,
+    worker_shares,
+)
 from gateway.stages.authenticate import Keyring
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
 
@@ -66,7 +73,7 @@ class AdmissionRuntime:
         self._served = models
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
-        self.keyring = Keyring()
+        self.keyring = Keyring(tenant_keys=tenant_keys(config))
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
         self.directory = open_directory(self._url)

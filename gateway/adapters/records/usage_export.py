@@ -41,6 +41,8 @@ class UsageLine(Record, frozen=True, kw_only=True):
     """When it was settled."""
     tenant: str
     entitlement: str
+    key: str
+    """The key's name, or its fingerprint where it has none; empty without a key."""
     model: str
     endpoint: str
     input_tokens: int
@@ -67,6 +69,7 @@ def usage_line(record: DecisionRecord) -> UsageLine | None:
         time_unix_s=settled_unix_s,
         tenant=record.tenant or "",
         entitlement=record.entitlement or "",
+        key=record.key or "",
         model=record.model or "",
         endpoint=record.endpoint,
         input_tokens=usage.prompt_tokens or 0,

@@ -31,6 +31,10 @@ class ExternalRequest(Record, frozen=True, kw_only=True):
     n: int = 1
     request_id: str | None = None
     lease_s: float = 600.0
+    key: str | None = None
+    """Name of the key that the proxy presented."""
+    entitlement: str | None = None
+    """The entitlement that the proxy asks for; None for the key's first."""
 
 
 class UsageReport(Record, frozen=True, kw_only=True):
@@ -74,6 +78,8 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     lease: Lease
     served: ModelRuntime
     principal: Principal
+    place: str
+    """The owner that the place is counted for."""
     estimate: LengthEstimate
     request: ExternalRequest
     received_s: float

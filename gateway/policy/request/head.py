@@ -33,6 +33,7 @@ _READ = frozenset(
         b"x-request-id",
         b"x-sluice-category",
         b"x-sluice-compress",
+        b"x-sluice-entitlement",
         b"x-stainless-read-timeout",
     }
 )
@@ -79,11 +80,13 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
             forwarded=lines_of(forwarded),
         )
     category = said.get(b"x-sluice-category")
+    entitlement = said.get(b"x-sluice-entitlement")
     return RequestHead(
         key_digest=key_digest,
         request_id=_printable(said.get(b"x-request-id", b"")),
         category=None if category is None else category.decode("latin-1"),
         compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),
+        entitlement=None if entitlement is None else entitlement.decode("latin-1").strip(),
         read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
         json_body=json_body,
         form_body=form_body,

@@ -122,7 +122,7 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         cards = [
             _model_card(control, name, model)
             for name, model in control.names.items()
-            if principal.model in (None, model)
+            if principal.opens(model)
         ]
         return json_response({"object": "list", "data": cards})
 
@@ -131,7 +131,7 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         """One model."""
         principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
         found = control.names.get(name)
-        if found is None or principal.model not in (None, found):
+        if found is None or not principal.opens(found):
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
                 reason="model_not_found",

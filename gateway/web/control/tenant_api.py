@@ -48,9 +48,18 @@ def tenant_router(tenant: TenantView) -> APIRouter:
 
     @app.get("/v1/sluice/me")
     async def me(request: Request) -> Response:
-        """The entitlement of the presented key: terms, state, usage, debt, SLO attainment."""
+        """What the presented key opens: terms, state, usage, debt, SLO attainment."""
         principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
-        return json_response(await _describe(tenant, principal))
+        if principal.entitlement:
+            return json_response(await _describe(tenant, principal))
+        opened = [choice for choices in principal.choices.values() for choice in choices]
+        return json_response(
+            {
+                "tenant": principal.tenant,
+                "key": principal.key,
+                "entitlements": [await _describe(tenant, choice) for choice in opened],
+            }
+        )
 
     @app.get("/v1/sluice/decisions/{request_id:path}")
     async def decision(request_id: str, request: Request) -> Response:

@@ -89,9 +89,15 @@ def admission_router(
     @app.post("/admission/authorize")
     async def authorize(request: Request) -> Response:
         """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
-        principal = authenticate(read_head(request.scope["headers"]).key_digest)
+        head = read_head(request.scope["headers"])
+        principal = authenticate(head.key_digest)
         body = await _read(request, _authorize)
-        found = await service.admit(principal, ExternalRequest(**msgspec.structs.asdict(body)))
+        asked = ExternalRequest(
+            **msgspec.structs.asdict(body),
+            key=principal.key_name(head.key_digest),
+            entitlement=head.entitlement,
+        )
+        found = await service.admit(principal, asked)
         lease = found.lease
         answer = AuthorizeAnswer(
             lease_id=lease.id,

@@ -49,7 +49,8 @@ def refused_record(
         model=None if served is None else served.name,
         asked_model=request.model,
         tenant=principal.tenant,
-        entitlement=principal.entitlement,
+        entitlement=principal.entitlement or None,
+        key=request.key,
         reason=refusal.reason,
         estimate=EstimateSection(total_tokens=None if estimate is None else estimate.fit_tokens),
         admission=AdmissionSection(lease_id=lease_id),
@@ -74,6 +75,7 @@ def settled_record(
         asked_model=open_lease.request.model,
         tenant=open_lease.principal.tenant,
         entitlement=open_lease.principal.entitlement,
+        key=open_lease.request.key,
         pool=served.fleet.pools[lease.pool].name,
         request=RequestSection(text_bytes=open_lease.request.text_bytes),
         estimate=EstimateSection(

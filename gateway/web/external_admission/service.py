@@ -108,12 +108,14 @@ class AdmissionService:
         served: ModelRuntime | None = None
         estimate: LengthEstimate | None = None
         lease: Lease | None = None
-        place = principal.entitlement
+        place = principal.owner
         self._refuse_when_draining()
         self._places.take(place)
         try:
             served = stage_estimate.find_model(self._models, request.model)
-            stage_authenticate.permit_model(principal, served.name)
+            principal = stage_authenticate.entitled(
+                principal, served.name, unix_s, request.entitlement
+            )
             estimate = stage_estimate.estimate(served, CHAT, facts_of(request), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
             asked = await stage_admit.admit(
@@ -132,6 +134,7 @@ class AdmissionService:
             lease=lease,
             served=served,
             principal=principal,
+            place=place,
             estimate=estimate,
             request=request,
             received_s=now_s,
@@ -254,7 +257,7 @@ class AdmissionService:
         """Settle a lease. There is no await here, so a lease cannot end twice."""
         lease, served = open_lease.lease, open_lease.served
         del self._held[lease.id]
-        self._places.free(open_lease.principal.entitlement)
+        self._places.free(open_lease.place)
         if _is_counted(served, lease):
             self._places.free_slots(lease)
         usage, held_tokens = with_time_held(

@@ -221,7 +221,7 @@ class DataPlane:
     def share(self, head: RequestHead) -> Share:
         """The share that counts this request's body, for the entitlement of its key."""
         try:
-            owner = self._pipeline.know(head.key_digest).entitlement
+            owner = self._pipeline.know(head.key_digest).owner
         except Refusal:
             owner = ""
         return Share(self.bodies, owner)

@@ -3,14 +3,16 @@
 import hashlib
 import hmac
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.request.head import digest_of
-from gateway.records.request import OPEN, Principal
+from gateway.records.request import OPEN, Principal, TenantKey
 from gateway.stages import authenticate as stage
-from gateway.stages.authenticate import Keyring, authenticate
+from gateway.stages.authenticate import Keyring, authenticate, entitled
 
 
 def digest(key: str) -> bytes:
@@ -96,3 +98,107 @@ def test_no_look_up_compares_more_than_a_few_of_a_hundred_thousand(
     for n in range(100_000):
         keyring.remove(f"e{n}")
     assert (found(keyring, "k1"), keyring._buckets, keyring._digests) == (None, {}, {})
+
+
+def tenant_key(name: str, **more: object) -> TenantKey:
+    return TenantKey(tenant="t", name=name, sha256=digest(name), **more)  # type: ignore[arg-type]
+
+
+def asked(keyring: Keyring, key: str, model: str, *more: Any, now_s: float = 0.0) -> str:
+    principal = authenticate(keyring, digest(key), now_s)
+    return entitled(principal, model, now_s, *more).entitlement
+
+
+def test_a_tenants_key_opens_each_of_its_models_by_the_first_entitlement_for_it() -> None:
+    keyring = Keyring(tenant_keys=[tenant_key("web", entitlements=("chat", "code", "batch"))])
+    with pytest.raises(Unauthorized):
+        authenticate(keyring, None, 0.0)
+    for name, model in (("batch", "m"), ("code", "n"), ("chat", "m")):
+        keyring.put(who(name, model=model), ())
+    keyring.put(who("later", model="n"), ())
+    assert (asked(keyring, "web", "m"), asked(keyring, "web", "n")) == ("chat", "code")
+    principal = authenticate(keyring, digest("web"), 0.0)
+    assert (principal.key, principal.opens("m"), principal.opens("o")) == ("web", True, False)
+    assert entitled(principal, "m", 0.0).key == "web"
+    with pytest.raises(Forbidden, match="opens: 'm', 'n'") as caught:
+        entitled(principal, "o", 0.0)
+    assert caught.value.reason == "model_not_entitled"
+
+
+def test_a_tenants_key_follows_changes_of_its_entitlements() -> None:
+    keyring = Keyring(tenant_keys=[tenant_key("web", entitlements=("a", "b"))])
+    keyring.put(who("a", model="m"), (digest("own"),))
+    keyring.put(who("b", model="m"), ())
+    assert (asked(keyring, "web", "m"), asked(keyring, "own", "m")) == ("a", "a")
+    keyring.put(who("a", model="n"), ())
+    assert asked(keyring, "web", "m") == "b"
+    keyring.remove("b")
+    with pytest.raises(Forbidden):
+        asked(keyring, "web", "m")
+    keyring.put(who("a", model="m", suspended=True), ())
+    with pytest.raises(Forbidden, match="'a' is suspended"):
+        asked(keyring, "web", "m")
+    keyring.put(Principal(entitlement="foreign", tenant="u", model="n"), ())
+    with pytest.raises(Forbidden, match="does not open"):
+        asked(keyring, "web", "n")
+
+
+def test_a_key_keeps_to_its_models_and_its_list() -> None:
+    only = tenant_key("only", entitlements=("b",), only_listed=True)
+    keyring = Keyring(tenant_keys=[only, tenant_key("some", models=frozenset({"n"}))])
+    for name, model in (("a", "m"), ("b", "n")):
+        keyring.put(who(name, model=model), ())
+    for key in ("only", "some"):
+        assert asked(keyring, key, "n") == "b"
+        with pytest.raises(Forbidden, match="It opens: 'n'"):
+            asked(keyring, key, "m")
+
+
+def test_a_key_ends_by_itself() -> None:
+    keyring = Keyring(
+        tenant_keys=[tenant_key("old", expires_unix_s=5.0), tenant_key("off", suspended=True)]
+    )
+    keyring.put(who("a", model="m"), ())
+    assert asked(keyring, "old", "m", now_s=4.0) == "a"
+    for key, reason in (("old", "key_expired"), ("off", "key_suspended")):
+        with pytest.raises(Forbidden) as caught:
+            asked(keyring, key, "m", now_s=5.0)
+        assert caught.value.reason == reason
+
+
+def test_a_request_chooses_among_the_entitlements_of_its_key() -> None:
+    names = ("shared", "batch", "reserved")
+    keyring = Keyring(tenant_keys=[tenant_key("web", entitlements=names)])
+    for name, service_class in zip(names, ("elastic", "spot", "guaranteed"), strict=True):
+        keyring.put(who(name, model="m", service_class=service_class), (digest(name),))
+
+    def tier(said: str) -> str:
+        return asked(keyring, "web", "m", None, {"service_tier": Raw(said.encode())})
+
+    assert [tier(f'"{said}"') for said in ("priority", "flex", "auto", "default")] == [
+        *("reserved", "batch", "shared", "shared")
+    ]
+    assert tier("null") == "shared"
+    assert asked(keyring, "web", "m", None, {}) == "shared"
+    assert asked(keyring, "web", "m", "batch") == "batch"
+    with pytest.raises(Forbidden, match="one of: 'shared', 'batch', 'reserved'") as caught:
+        asked(keyring, "web", "m", "theirs")
+    assert caught.value.reason == "entitlement_not_of_key"
+    assert asked(keyring, "batch", "m", "batch") == "batch", "its own key may say so, too"
+    with pytest.raises(Forbidden, match="one of: 'batch'"):
+        asked(keyring, "batch", "m", "reserved")
+    assert entitled(OPEN, "m", 0.0, "any") is OPEN, "an open gateway has no entitlements to ask for"
+
+
+def test_a_tier_that_the_key_has_no_entitlement_for_changes_nothing() -> None:
+    keyring = Keyring(tenant_keys=[tenant_key("web", entitlements=("a", "b"))])
+    for name in ("a", "b"):
+        keyring.put(who(name, model="m"), ())
+    for said in (b'"priority"', b'"flex"'):
+        assert asked(keyring, "web", "m", None, {"service_tier": Raw(said)}) == "a"
+
+
+def test_keys_are_named_as_in_the_file_else_by_their_fingerprint() -> None:
+    assert who("a", key="web").key_name(digest("web")) == "web"
+    assert who("a").key_name(digest("one")) == digest("one").hex()[:8]
+    assert (who("a").key_name(None), OPEN.key_name(digest("any"))) == (None, None)

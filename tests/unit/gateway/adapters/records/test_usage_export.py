@@ -21,6 +21,7 @@ def charged(name: str = "l1", **more: Any) -> DecisionRecord:
     fields: dict[str, Any] = {
         "lease_id": name,
         "tenant": "acme",
+        "key": "web",
         "entitlement": "prod",
         "model": "m",
         "prompt_tokens": 100,
@@ -78,6 +79,7 @@ async def test_a_line_says_who_used_what(tmp_path: Path) -> None:
         "id": "l1",
         "time_unix_s": 12.5,
         "tenant": "acme",
+        "key": "web",
         "entitlement": "prod",
         "model": "m",
         "endpoint": "chat",

@@ -1,0 +1,120 @@
+"""Tenants over real sockets: one key, several models, and a choice of entitlement."""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.common.fleet import MODEL, Fleet
+
+CODER = "coder"
+CHAT = "/v1/chat/completions"
+
+
+def two_models(
+    keys: list[dict[str, Any]], more: dict[str, Any] | None = None, **first: Any
+) -> Fleet:
+    """A model on each of two engines, and a tenant with two entitlements for the first."""
+    fleet = Fleet(short=2, long=0, mock=("--speed", "50"))
+    config = fleet.replicas[0].config
+    names = (MODEL, CODER)
+    pool = {"max_model_len": 8192, "max_num_seqs": 128}
+    config["models"] = [
+        {
+            "name": name,
+            "pools": {"only": {**pool, "workers": [{"url": engine.url, "model": MODEL}]}},
+            **(first if name == MODEL else {}),
+        }
+        for name, engine in zip(names, fleet.engines, strict=True)
+    ]
+    config["entitlements"] = [
+        {"name": "chat", "tenant": "acme", "model": MODEL, "service_class": "elastic"},
+        {"name": "batch", "tenant": "acme", "model": MODEL, "service_class": "spot"},
+        {"name": "code", "tenant": "acme", "model": CODER},
+    ]
+    config["tenants"] = [{"name": "acme", "keys": [{**key, **hashed(key)} for key in keys]}]
+    config.update(more or {})
+    return fleet
+
+
+def hashed(key: dict[str, Any]) -> dict[str, str]:
+    return {"sha256": hashlib.sha256(f"sk-{key['name']}".encode()).hexdigest()}
+
+
+def post(fleet: Fleet, key: str, model: str, body: Any = None, **headers: str) -> httpx.Response:
+    sent = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    headers["authorization"] = f"Bearer sk-{key}"
+    return httpx.post(
+        fleet.url + CHAT,
+        json={**sent, **(body or {})},
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+        timeout=20,
+    )
+
+
+def get(fleet: Fleet, key: str, path: str) -> Any:
+    headers = {"authorization": f"Bearer sk-{key}"}
+    return httpx.get(fleet.url + path, headers=headers).json()
+
+
+def test_one_key_opens_several_models_and_chooses_its_entitlement(tmp_path: Path) -> None:
+    usage = tmp_path / "usage.jsonl"
+    keys: list[dict[str, Any]] = [{"name": "web"}, {"name": "coding", "models": [CODER]}]
+    with two_models(keys, {"usage_export": {"path": str(usage)}}) as fleet:
+        asked: list[tuple[str, Any, dict[str, str]]] = [
+            (MODEL, None, {}),
+            (CODER, None, {}),
+            (MODEL, {"service_tier": "flex"}, {}),
+            (MODEL, None, {"x_sluice_entitlement": "batch"}),
+        ]
+        used = []
+        for number, (model, body, headers) in enumerate(asked):
+            answer = post(fleet, "web", model, body, x_request_id=f"r{number}", **headers)
+            assert answer.status_code == 200, answer.text
+            record = fleet.decision(f"r{number}")
+            used.append((record["entitlement"], record["tenant"], record["key"]))
+        names = ("chat", "code", "batch", "batch")
+        assert used == [(name, "acme", "web") for name in names]
+
+        refused = post(fleet, "web", MODEL, x_sluice_entitlement="code")
+        assert (refused.status_code, refused.headers["x-sluice-reason"]) == (
+            *(403, "entitlement_not_of_key"),
+        )
+        assert "'chat', 'batch'" in refused.json()["error"]["message"]
+        assert post(fleet, "coding", MODEL).status_code == 403
+        assert post(fleet, "coding", CODER).status_code == 200
+        assert post(fleet, "nobody", MODEL).status_code == 401
+
+        assert [card["id"] for card in get(fleet, "web", "/v1/models")["data"]] == [MODEL, CODER]
+        assert [card["id"] for card in get(fleet, "coding", "/v1/models")["data"]] == [CODER]
+        me = get(fleet, "web", "/v1/sluice/me")
+        assert (me["tenant"], me["key"]) == ("acme", "web")
+        assert [one["entitlement"] for one in me["entitlements"]] == ["chat", "batch", "code"]
+        assert me["entitlements"][0]["usage"]["used_tokens"] > 0
+        time.sleep(0.8)  # the export is flushed twice a second
+        lines = [json.loads(line) for line in usage.read_text().splitlines()]
+        assert [line["key"] for line in lines] == ["web"] * 4 + ["coding"]
+
+
+def test_another_proxy_asks_with_a_tenants_key() -> None:
+    with two_models([{"name": "web"}]) as fleet:
+        headers = {"authorization": "Bearer sk-web"}
+        body = {"model": MODEL, "input_tokens": 100, "max_tokens": 10, "request_id": "r1"}
+        granted = httpx.post(
+            fleet.url + "/admission/authorize",
+            json=body,
+            headers={**headers, "x-sluice-entitlement": "batch"},
+        )
+        assert granted.status_code == 200, granted.text
+        report = {"lease_id": granted.json()["lease_id"], "status": "ok"}
+        usage = {"prompt_tokens": 90, "completion_tokens": 9}
+        settled = httpx.post(
+            fleet.url + "/admission/usage", json={**report, **usage}, headers=headers
+        )
+        assert settled.status_code == 200, settled.text
+        record = fleet.decision("r1")
+        assert (record["entitlement"], record["key"]) == ("batch", "web")
+        assert record["usage"]["prompt_tokens"] == 90
