@@ -44,6 +44,7 @@ def register() -> None:
     from sluice.compress.command import compress
     from sluice.demo.command import demo
     from sluice.hash_key import hash_key
+    from sluice.imports.command import import_
     from sluice.mock import mock
     from sluice.plan.command import plan
     from sluice.plan.whatif import whatif
@@ -61,6 +62,7 @@ def register() -> None:
     for verb in (*verbs, replay, calibrate, train, top, traffic, why):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
     app.add_typer(tenant)
+    app.add_typer(import_)
 
 
 def main() -> None:

@@ -77,14 +77,18 @@ def blocks_of(path: Path, language: str) -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    """Verb -> its long options."""
+    """Verb -> its long options, and those of the verbs under it."""
     if not app.registered_commands:
         register()
     group: Any = typer.main.get_command(app)
-    return {
-        name: [o for p in verb.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
-        for name, verb in group.commands.items()
-    }
+    return {name: options_of(verb) for name, verb in group.commands.items()}
+
+
+def options_of(verb: Any) -> list[str]:
+    found = [o for p in verb.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
+    return found + [
+        o for under in getattr(verb, "commands", {}).values() for o in options_of(under)
+    ]
 
 
 def metric_families() -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""`sluice import`: the configuration of another gateway -> sluice.yaml, and what became of it."""

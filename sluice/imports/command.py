@@ -1,0 +1,132 @@
+"""`sluice import`: another gateway's configuration as sluice.yaml, with a report."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from gateway.settings import ConfigError
+from gateway.settings.source import MAX_BYTES, Document, read
+from sluice.imports import litellm as of_litellm
+from sluice.imports import production_stack as of_stack
+from sluice.imports.report import Report
+from sluice.imports.sections import problems_of, references, written
+from sluice.terminal import JsonOption, echo_json, stop
+
+MAX_DUMP_BYTES: Final = 512 << 20
+
+import_ = typer.Typer(
+    name="import",
+    help="Another gateway's configuration as sluice.yaml, and a report of every setting.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+FileArgument = Annotated[Path, typer.Argument(help="The file to import.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write here; a file that exists is never replaced."),
+]
+
+
+@import_.command("litellm")
+def litellm(
+    file: FileArgument,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="JSON of keys and teams: of /key/list and /team/list, or a table dump."),
+    ] = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A LiteLLM proxy: models, teams and keys. Clients keep their keys. Exit 1 if none fits."""
+    document, report = _document(file)
+    of_keys = None if keys is None else Report(str(keys))
+    dump = None if keys is None else _dump(keys)
+    config = of_litellm.convert(document, report, dump, of_keys)
+    _finish(config, [report, *([] if of_keys is None else [of_keys])], output, as_json=as_json)
+
+
+@import_.command("production-stack")
+def production_stack(
+    file: FileArgument, output: OutputOption = None, as_json: JsonOption = False
+) -> None:
+    """VLLM's production-stack: values.yaml with static backends. Exit 1 if none fits."""
+    document, report = _document(file)
+    _finish(of_stack.convert(document, report), [report], output, as_json=as_json)
+
+
+def _document(file: Path) -> tuple[Document, Report]:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1).decode()
+        document = read(text, str(file), {})
+    except (OSError, UnicodeDecodeError) as error:
+        stop(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8'}", 2)
+    except ConfigError as error:
+        stop(str(error), 2)
+    if document.problems:
+        stop(str(ConfigError(document.problems)), 2)
+    return document, Report(str(file), lambda path: document.key_place(path).line)
+
+
+def _dump(file: Path) -> Any:
+    try:
+        if file.stat().st_size > MAX_DUMP_BYTES:
+            stop(f"{file}: over {MAX_DUMP_BYTES >> 20} MiB", 2)
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        stop(f"{file}: {error.strerror}", 2)
+    except ValueError:
+        stop(f"{file}: not JSON", 2)
+
+
+def _finish(
+    config: dict[str, Any], reports: list[Report], output: Path | None, *, as_json: bool
+) -> None:
+    """Print the report and write the file. Exit 1 if there is nothing to write."""
+    lines = [line for report in reports for line in report.lines]
+    counts = Counter(line.fate for line in lines)
+    text = ""
+    if config:
+        try:
+            text = written(config, "Imported; `mode: observe` decides nothing until it is removed.")
+        except ConfigError as error:
+            stop(f"the import made a file that Sluice refuses:\n{problems_of(error)}", 1)
+    if text and output is not None:
+        _write(output, text)
+    needed = references(text)
+    if as_json:
+        echo_json(
+            {
+                "ok": bool(text),
+                "output": None if output is None else str(output),
+                "environment": needed,
+                "counts": counts,
+                "lines": [msgspec.to_builtins(line) for line in lines],
+                **({} if output is not None else {"text": text}),
+            }
+        )
+    else:
+        if text and output is None:
+            typer.echo(text, nl=False)
+        for line in lines:
+            typer.echo(str(line), err=True)
+        total = ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
+        typer.echo(f"{total or 'nothing found'}", err=True)
+        if needed:
+            typer.echo(f"set before you start: {', '.join(needed)}", err=True)
+    if not text:
+        raise typer.Exit(1)
+
+
+def _write(output: Path, text: str) -> None:
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        stop(f"{output} exists: give another name, or move it away", 2)
+    except OSError as error:
+        stop(f"cannot write {output}: {error.strerror}", 2)

@@ -1,0 +1,86 @@
+"""What became of each setting of an imported file: taken, approximated or left out.
+
+Every setting must be accounted for. What no part of the import speaks of, `rest` leaves out.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from gateway.records.record import Record
+from gateway.settings.problems import KeyPath, dotted
+
+Fate = Literal["taken", "approximated", "left out"]
+_UNSET: Final = (None, "", [], {}, False)
+"""Values that say nothing; rows of a database are full of them."""
+
+
+class Line(Record, frozen=True, kw_only=True):
+    """One setting, or one section, and its fate."""
+
+    file: str
+    line: int
+    """0 where the file has no lines to speak of, as a dump of keys."""
+    path: str
+    fate: Fate
+    note: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.fate}: {self.path}: {self.note}"
+
+
+class Report:
+    """The lines about one file, in the order of its import until `lines` sorts them."""
+
+    def __init__(self, file: str, line_of: Callable[[KeyPath], int] = lambda _: 0) -> None:
+        """`line_of` gives the line of a path."""
+        self._file = file
+        self._line_of = line_of
+        self._lines: list[Line] = []
+        self._notes: set[tuple[KeyPath, str]] = set()
+        self._told: set[KeyPath] = set()
+        self._above: set[KeyPath] = set()
+        """Paths of which a part was spoken of."""
+
+    @property
+    def lines(self) -> list[Line]:
+        """All lines, by place."""
+        return sorted(self._lines, key=lambda line: line.line)
+
+    def taken(self, path: KeyPath, note: str) -> None:
+        """Sluice does the same."""
+        self._add(path, "taken", note)
+
+    def approximated(self, path: KeyPath, note: str) -> None:
+        """Sluice does nearly the same; `note` says what differs."""
+        self._add(path, "approximated", note)
+
+    def left_out(self, path: KeyPath, note: str) -> None:
+        """Sluice does nothing of it."""
+        self._add(path, "left out", note)
+
+    def part_of(self, path: KeyPath) -> None:
+        """A setting that another line speaks of."""
+        self._told.add(path)
+        self._above.update(path[:end] for end in range(len(path)))
+
+    def rest(self, data: object, path: KeyPath = ()) -> None:
+        """Leave out whatever is set in `data` and was not spoken of, in as few lines as that is."""
+        if path in self._told or data in _UNSET:
+            return
+        if path not in self._above:
+            self.left_out(path, "Sluice has no such setting")
+            return
+        items = data.items() if isinstance(data, dict) else ()
+        items = enumerate(data) if isinstance(data, list) else items
+        for key, value in items:
+            self.rest(value, (*path, key))
+
+    def _add(self, path: KeyPath, fate: Fate, note: str) -> None:
+        if (path, note) in self._notes:
+            return
+        self._notes.add((path, note))
+        self.part_of(path)
+        line = self._line_of(path)
+        where = dotted(path) or "the file"
+        self._lines.append(Line(file=self._file, line=line, path=where, fate=fate, note=note))

@@ -1,0 +1,187 @@
+"""LiteLLM's files -> sluice.yaml: what clients need stays, and each setting is accounted for."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from gateway.settings import Config, parse
+from sluice import cli
+from sluice.imports.sections import references
+
+FILES = Path(__file__).parent / "files"
+KEY = "7f05b5f0cd4f8f5c93ae1c1dcf2a3bb1e4ac5ad1a4c3f5c43f1f2a6d5b0b9c"
+ENVIRON = {"REDIS_HOST": "redis", "MISTRAL_URL": "http://mistral:8000/v1"}
+
+if not cli.app.registered_commands:
+    cli.register()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["import", "litellm", *arguments])
+
+
+def imported(tmp_path: Path, name: str, *more: str) -> tuple[Config, dict[str, str]]:
+    """The written file as the gateway reads it, and by path what the report says."""
+    output = tmp_path / f"{name}.yaml"
+    said = run(str(FILES / f"{name}.yaml"), *more, "-o", str(output), "--json")
+    assert said.exit_code == 0, said.output
+    report = json.loads(said.stdout)
+    text = output.read_text()
+    assert report["environment"] == references(text)
+    unset = dict.fromkeys(references(text), "set")
+    lines = {line["path"]: f"{line['fate']}: {line['note']}" for line in report["lines"]}
+    return parse(text, str(output), unset | ENVIRON), lines
+
+
+def with_keys(tmp_path: Path) -> tuple[Config, dict[str, str]]:
+    return imported(tmp_path, "teams", "--keys", str(FILES / "teams-keys.json"))
+
+
+def leaves(node: Any, path: str = "") -> list[str]:
+    """Every setting that says something."""
+    if isinstance(node, dict):
+        return [p for k, v in node.items() for p in leaves(v, f"{path}.{k}" if path else k)]
+    if isinstance(node, list) and any(isinstance(item, dict | list) for item in node):
+        return [p for i, v in enumerate(node) for p in leaves(v, f"{path}[{i}]")]
+    return [] if node in (None, "", [], False) else [path]
+
+
+def test_equal_names_are_one_model_and_a_larger_window_is_its_second_pool(tmp_path: Path) -> None:
+    config, report = with_keys(tmp_path)
+    llama, coder = config.models
+    assert [(p.max_model_len, p.max_num_seqs) for p in llama.pools.values()] == [
+        *((8192, 128), (65536, 16))
+    ]
+    workers = [worker for pool in llama.pools.values() for worker in pool.workers]
+    assert [worker.id for worker in workers] == [f"10.0.0.{n}:8000" for n in (1, 2, 9)]
+    assert {worker.model for worker in workers} == {"meta-llama/Meta-Llama-3-70B-Instruct"}
+    assert set(llama.aliases) == {"gpt-3.5-turbo", "llama-3-70b-long"}
+    assert (llama.mode, coder.mode) == ("observe", "observe")
+    assert coder.aliases == ("hidden-name",)
+    assert coder.timeouts.first_byte_s == 120.0
+    assert report["model_list[4]"].startswith("left out: provider `azure`")
+
+
+def test_settings_around_the_models_are_carried_over(tmp_path: Path) -> None:
+    config, report = with_keys(tmp_path)
+    assert config.state.url == "redis://:set@redis:6379/0"
+    assert config.retry.max_attempts == 3
+    assert (config.health.eject_after, config.health.eject_s) == (4, 30.0)
+    assert config.timeouts.first_byte_s == 300.0
+    assert config.server.port == 4000
+    assert report["general_settings.master_key"].startswith("taken: server.admin_key")
+
+
+def test_keys_stay_as_they_are_and_open_what_they_opened(tmp_path: Path) -> None:
+    config, _ = with_keys(tmp_path)
+    search, batch, jane = config.tenants
+    assert (search.name, search.display_name) == ("Search-Ads", "Search & Ads")
+    prod, ads = search.keys
+    assert (prod.name, prod.sha256, prod.models) == ("search-prod", f"sha256:{KEY}01", None)
+    assert (ads.models, str(ads.expires_at)) == (("llama-3-70b",), "2030-06-01 10:00:00+00:00")
+    assert [key.sha256[-2:] for key in batch.keys] == ["03", "04"]
+    (old,) = jane.keys
+    assert old.sha256 == f"sha256:{hashlib.sha256(b'sk-an-old-key').hexdigest()}"
+    assert old.suspended
+
+
+def test_limits_of_a_key_are_those_of_entitlements_that_only_it_opens(tmp_path: Path) -> None:
+    config, _ = with_keys(tmp_path)
+    terms = {e.name: e for e in config.entitlements}
+    shared = terms["Search-Ads-llama-3-70b"]
+    assert (shared.tokens_per_second, shared.service_class) == (10_000.0, "elastic")
+    batch = config.tenants[1]
+    assert batch.entitlements == (), "no key without a list may use another key's"
+    nightly, reports = batch.keys
+    assert nightly.entitlements == ("Batch-nightly-llama-3-70b", "Batch-nightly-qwen-coder")
+    limited = terms["Batch-nightly-llama-3-70b"]
+    assert (limited.tokens_per_second, limited.max_concurrency, limited.concurrency) == (
+        *(1000.0, 8, 8),
+    )
+    assert reports.entitlements == ("Batch-reports-llama-3-70b",)
+    assert terms["Batch-reports-llama-3-70b"].concurrency == 204, "three quarters of 272 slots"
+    assert terms[config.tenants[2].keys[0].entitlements[0]].service_class == "spot"
+
+
+def test_a_key_whose_models_are_gone_is_left_out_not_opened(tmp_path: Path) -> None:
+    config, report = with_keys(tmp_path)
+    assert f"sha256:{KEY}05" not in {key.sha256 for t in config.tenants for key in t.keys}
+    assert report["keys[4]"] == "left out: none of its models was imported (gpt-4o)"
+    assert report["keys[1]"].endswith("not imported: gpt-4o")
+    assert report["keys[2].rpm_limit"].startswith("left out")
+    assert report["keys[2].max_budget"].startswith("left out")
+    assert report["teams[2]"] == "left out: a team of which no key was imported"
+
+
+def test_every_setting_is_accounted_for(tmp_path: Path) -> None:
+    _, report = with_keys(tmp_path)
+    data = yaml.safe_load((FILES / "teams.yaml").read_text())
+    data |= json.loads((FILES / "teams-keys.json").read_text())
+    # Of a row, one line says what it became; a limit that it has, and a setting, has its own.
+    for path in leaves({k: v for k, v in data.items() if k not in {"keys", "teams", "model_list"}}):
+        assert any(path.startswith(told) for told in report), path
+    for path in leaves({k: data[k] for k in ("keys", "teams", "model_list")}):
+        row, _, setting = path.partition("].")
+        assert f"{row}]" in report, path
+        if setting.endswith(("_limit", "rpm", "timeout", "max_budget", "priority", "_requests")):
+            assert path in report or report[f"{row}]"].startswith("left out"), path
+
+
+def test_no_secret_is_copied(tmp_path: Path) -> None:
+    for name in ("teams", "plain"):
+        keys = ("--keys", str(FILES / "teams-keys.json")) if name == "teams" else ()
+        said = run(str(FILES / f"{name}.yaml"), *keys)
+        for secret in ("sk-engine-secret", "sk-1234", "sk-an-old-key"):
+            assert secret not in said.output
+
+
+def test_a_lora_adapter_is_an_alias_and_wildcards_are_left_out(tmp_path: Path) -> None:
+    config, report = imported(tmp_path, "plain")
+    (model,) = config.models
+    assert (model.name, model.aliases) == ("mistral", ("mistral-sql",))
+    assert [worker.id for worker in model.pools["main"].workers] == ["mistral:8000"]
+    assert report["model_list[3]"].startswith("left out")
+    assert report["the file"].startswith("left out: no keys were given")
+    assert "max_model_len 32768 is assumed" in report["model_list[0].model_info.max_input_tokens"]
+
+
+def test_another_model_never_stands_in_for_length(tmp_path: Path) -> None:
+    config, report = imported(tmp_path, "fallbacks")
+    assert [model.name for model in config.models] == ["big", "middle", "little"]
+    where = "router_settings.context_window_fallbacks[0]"
+    assert report[where].startswith("left out: `big` is another model")
+    assert report["model_list[2].litellm_params.tpm"].startswith("left out")
+
+
+def test_nothing_usable_ends_with_1_and_writes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "azure.yaml"
+    file.write_text(
+        "model_list: [{model_name: x, litellm_params: {model: azure/x, api_base: 'https://x'}}]\n"
+    )
+    said = run(str(file), "-o", str(tmp_path / "out.yaml"))
+    assert said.exit_code == 1
+    assert "left out: model_list[0]: provider `azure`" in said.output
+    assert not (tmp_path / "out.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("a: [", "not valid YAML"), ("a: ${X}", "X is not set")]
+)
+def test_an_unreadable_file_ends_with_2(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    said = run(str(file))
+    assert said.exit_code == 2
+    assert problem in said.output
+
+
+def test_a_file_that_exists_is_never_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "sluice.yaml"
+    output.write_text("mine\n")
+    assert run(str(FILES / "plain.yaml"), "-o", str(output)).exit_code == 2
+    assert output.read_text() == "mine\n"

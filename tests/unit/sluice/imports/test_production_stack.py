@@ -1,0 +1,84 @@
+"""values.yaml of the production-stack -> sluice.yaml."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from gateway.settings import parse
+from sluice import cli
+
+STATIC = """\
+servingEngineSpec:
+  enableEngine: true
+  vllmApiKey: {secretName: vllm, secretKey: key}
+  modelSpec:
+    - name: llama
+      modelURL: meta-llama/Llama-3.1-8B-Instruct
+      replicaCount: 2
+      vllmConfig: {maxModelLen: 16384, extraArgs: ["--max-num-seqs=64", "--disable-log-requests"]}
+    - {name: other, modelURL: other/model}
+routerSpec:
+  serviceDiscovery: static
+  staticBackends: "http://a:8000, http://b:8000/v1,http://c:8000"
+  staticModels: "meta-llama/Llama-3.1-8B-Instruct,meta-llama/Llama-3.1-8B-Instruct,qwen"
+  routingLogic: session
+  sessionKey: x-user-id
+  resources: {limits: {cpu: 4}}
+"""
+
+if not cli.app.registered_commands:
+    cli.register()
+
+
+def run(tmp_path: Path, text: str) -> tuple[int, dict[str, Any]]:
+    file = tmp_path / "values.yaml"
+    file.write_text(text)
+    said = CliRunner().invoke(cli.app, ["import", "production-stack", str(file), "--json"])
+    return said.exit_code, json.loads(said.stdout)
+
+
+def test_static_backends_become_workers_with_the_charts_figures(tmp_path: Path) -> None:
+    code, report = run(tmp_path, STATIC)
+    assert code == 0
+    config = parse(report["text"], "sluice.yaml", {"VLLM_API_KEY": "k"})
+    llama, qwen = config.models
+    (pool,) = llama.pools.values()
+    assert (llama.name, pool.max_model_len, pool.max_num_seqs) == (
+        *("meta-llama/Llama-3.1-8B-Instruct", 16384, 64),
+    )
+    assert [worker.id for worker in pool.workers] == ["a:8000", "b:8000"]
+    assert all(worker.api_key is not None for worker in pool.workers)
+    assert (qwen.name, qwen.mode) == ("qwen", "observe")
+
+
+def test_each_value_is_accounted_for(tmp_path: Path) -> None:
+    _, report = run(tmp_path, STATIC)
+    fates: dict[str, set[str]] = {}
+    for line in report["lines"]:
+        fates.setdefault(line["path"], set()).add(line["fate"])
+    assert fates == {
+        "servingEngineSpec.enableEngine": {"left out"},
+        "servingEngineSpec.vllmApiKey": {"approximated"},
+        "servingEngineSpec.modelSpec[0]": {"approximated"},
+        "servingEngineSpec.modelSpec[1]": {"left out"},
+        "routerSpec.staticBackends": {"taken"},
+        "routerSpec.staticModels": {"approximated"},
+        "routerSpec.routingLogic": {"left out"},
+        "routerSpec.sessionKey": {"left out"},
+        "routerSpec.resources": {"left out"},
+    }
+
+
+def test_discovered_backends_are_not_guessed(tmp_path: Path) -> None:
+    code, report = run(tmp_path, STATIC.replace("serviceDiscovery: static", "replicaCount: 1"))
+    assert (code, report["ok"]) == (1, False)
+    notes = {line["path"]: line["note"] for line in report["lines"]}
+    assert "only static backends" in notes["routerSpec.serviceDiscovery"]
+
+
+def test_backends_and_models_must_pair(tmp_path: Path) -> None:
+    code, report = run(tmp_path, STATIC.replace(",qwen", ""))
+    assert code == 1
+    assert any("3 backends, but 2 models" in line["note"] for line in report["lines"])
