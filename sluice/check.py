@@ -105,6 +105,7 @@ def summary(config: Config) -> dict[str, Any]:
         "state": config.state.shown,
         "models": [{**_model(model), "managed": managed(config, model)} for model in config.models],
         "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
+        "aliases": {alias.name: dict(alias.split) for alias in config.aliases},
         "tenants": [_tenant(tenant) for tenant in config.tenants],
         "remarks": remarks(config),
     }
@@ -115,6 +116,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     return {
         "name": model.name,
         "aliases": list(model.aliases),
+        "fallbacks": list(model.fallbacks),
         "mode": model.mode,
         "pools": [
             {

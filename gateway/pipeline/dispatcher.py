@@ -420,6 +420,8 @@ class Dispatcher:
         else:
             refusal = engine_refusal(fault)
         attempts.reason = refusal.reason
+        if attempts.admitted.served.fallbacks and fault.kind != "overflow":
+            raise refusal  # another model may answer
         await reply.refuse(refusal, answer_lines(incoming, attempts))
         label = "error" if fault.kind == "overflow" else "upstream_error"
         return Outcome(label=label, status=refusal.status)
@@ -436,6 +438,7 @@ def answer_lines(incoming: Incoming, attempts: Attempts) -> Lines:
         attempts.binding,
         sending.prompt,
         attempts.queue_s,
+        attempts.admitted.facts.model,
     )
 
 

@@ -19,6 +19,8 @@ from gateway.errors import RateLimited, Refusal
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.pipeline.attempts import Admitted, Attempts, Sending
 from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
+from gateway.pipeline.fallbacks import Instead, model_of
+from gateway.pipeline.fallbacks import following as following_of
 from gateway.pipeline.request_lease import RequestLease
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress
 from gateway.pipeline.settlement import TOGETHER_S, Settler
@@ -26,6 +28,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import window_plan
 from gateway.policy.pools.routing_table import CompressionWindow
 from gateway.policy.request.members import by_name
+from gateway.policy.split_alias import SplitAlias
 from gateway.ports import (
     BodyReads,
     ClientReply,
@@ -64,9 +67,14 @@ class Pipeline:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log_prompts: bool = False,
+        splits: Mapping[str, SplitAlias] | None = None,
     ) -> None:
-        """`models` by name and by alias; `clock` monotonic, `wall_clock` Unix time, in seconds."""
+        """`models` by name and by alias, `splits` by name.
+
+        `clock` monotonic, `wall_clock` Unix time, in seconds.
+        """
         self._models = models
+        self._splits = splits or {}
         self._keyring = keyring
         self._store = store
         self._compressor = compressor
@@ -92,18 +100,27 @@ class Pipeline:
         self._dispatcher = Dispatcher(store=store, upstream=upstream, metrics=metrics, clock=clock)
         store.on_evict(self.evict)
 
-    async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
-        """Answer one request. Raises only CancelledError, after settling."""
+    async def serve(
+        self, incoming: Incoming, reply: ClientReply, instead: Instead | None = None
+    ) -> None:
+        """Answer one request. Raises only CancelledError, after settling.
+
+        `instead`: the asked model could not, and others may (`gateway.pipeline.fallbacks`). Each
+        model's try has a lease and a decision record of its own.
+        """
         progress = RequestProgress(self._timer())
         outcome, reason = Outcome(label="internal_error", status=500), None
         retry_after_s: float | None = None
+        following: Instead | None = None
         try:
-            outcome = await self._run(incoming, reply, progress)
+            outcome = await self._run(incoming, reply, progress, instead)
             reason = progress.attempts.reason if progress.attempts else None
         except Refusal as refusal:
-            outcome, reason = Outcome(label="refused", status=refusal.status), refusal.reason
-            retry_after_s = refusal.retry_after_s
-            await self._refuse(incoming, reply, progress, refusal)
+            reason, retry_after_s = refusal.reason, refusal.retry_after_s
+            following = None if reply.started else self._following(progress, refusal, instead)
+            outcome = _refused(progress, refusal, following)
+            if following is None:
+                await self._refuse(incoming, reply, progress, refusal)
         except asyncio.CancelledError:
             relay = progress.attempts.relay if progress.attempts else None
             outcome = (
@@ -122,6 +139,16 @@ class Pipeline:
             evicted = held is not None and held.evicted
             ending = RequestEnding(outcome, reason, evicted, retry_after_s)
             self._settler.settle(incoming, progress, ending)
+        if following is not None:
+            lease_id = f"{incoming.lease_id}.{following.turn}"
+            again = msgspec.structs.replace(incoming, lease_id=lease_id)
+            await self.serve(again, reply, following)
+
+    def _following(
+        self, progress: RequestProgress, refusal: Refusal, instead: Instead | None
+    ) -> Instead | None:
+        """What other models may answer after a refusal; None for the client to be told."""
+        return following_of(progress, refusal, instead, progress.key, self._wall_clock())
 
     def _timer(self) -> StageTimer:
         self._until_sample -= 1
@@ -167,26 +194,34 @@ class Pipeline:
         return stage_authenticate.authenticate(self._keyring, key_digest, self._wall_clock())
 
     async def _read(
-        self, incoming: Incoming, progress: RequestProgress
+        self, incoming: Incoming, progress: RequestProgress, instead: Instead | None
     ) -> tuple[Principal, BodyFacts, ModelRuntime, LengthEstimate]:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         endpoint = incoming.endpoint
-        progress.principal = principal = stage_authenticate.authenticate(
+        progress.key = progress.principal = principal = stage_authenticate.authenticate(
             self._keyring, incoming.head.key_digest, incoming.received_unix_s
         )
         progress.timer.end("authenticate")
-        if self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
+        if instead is not None:
+            facts = instead.facts
+        elif self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
             types = stage_estimate.content_types(endpoint, incoming.head)
             facts = await self._reader.read(endpoint, incoming.body, principal.owner, types)
         else:
             facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
         progress.facts = facts
-        progress.served = served = stage_estimate.find_model(self._models, facts.model)
+        if instead is not None:
+            served = self._models[instead.models[0]]
+        elif self._splits:
+            served = model_of(self._models, self._splits, facts, principal)
+        else:
+            served = stage_estimate.find_model(self._models, facts.model)
+        progress.served = served
         progress.principal = principal = stage_authenticate.entitled(
             principal,
             served.name,
             incoming.received_unix_s,
-            incoming.head.entitlement,
+            incoming.head.entitlement if instead is None else None,
             facts.members,
         )
         if facts.previous_response_id is not None:
@@ -200,12 +235,16 @@ class Pipeline:
         return principal, facts, served, estimate
 
     async def _run(
-        self, incoming: Incoming, reply: ClientReply, progress: RequestProgress
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        progress: RequestProgress,
+        instead: Instead | None,
     ) -> Outcome:
         crowded = incoming.received_s - self._newest_s < TOGETHER_S
         self._newest_s = incoming.received_s
         # 1 authenticate, 2 classify and estimate
-        principal, facts, served, estimate = await self._read(incoming, progress)
+        principal, facts, served, estimate = await self._read(incoming, progress, instead)
         # 3 plan
         prefix = stage_plan.look_up(
             served.scheduling,
@@ -374,7 +413,17 @@ def _known_lines(incoming: Incoming, progress: RequestProgress) -> Lines:
         None,
         None,
         0.0,
+        None if progress.facts is None else progress.facts.model,
     )
+
+
+def _refused(progress: RequestProgress, refusal: Refusal, following: Instead | None) -> Outcome:
+    """How a refused try ended: here, at its engines, or with another model's turn."""
+    label = "refused" if following is None else "fell_back"
+    attempts = progress.attempts
+    if following is None and attempts is not None and attempts.reason == refusal.reason:
+        label = "upstream_error"
+    return Outcome(label=label, status=refusal.status)
 
 
 def _cut_short(attempts: Attempts | None) -> Outcome:

@@ -27,6 +27,7 @@ class RequestProgress:
         "compress_s",
         "estimate",
         "facts",
+        "key",
         "lease",
         "plan",
         "planned",
@@ -38,6 +39,8 @@ class RequestProgress:
 
     def __init__(self, timer: StageTimer = UNTIMED) -> None:
         self.timer = timer
+        self.key: Principal | None = None
+        """The key's principal, before an entitlement was chosen."""
         self.principal: Principal | None = None
         self.facts: BodyFacts | None = None
         self.served: ModelRuntime | None = None

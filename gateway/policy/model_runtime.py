@@ -136,6 +136,8 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
     """What settled requests say of the boundaries."""
     aliases: frozenset[str] = frozenset()
     """Its other names."""
+    fallbacks: tuple[str, ...] = ()
+    """Models that may answer instead, in order."""
     adapters: dict[str, str] = msgspec.field(default_factory=dict)
     """Aliases that engines list as LoRA adapters -> the base: they are sent as they are."""
 

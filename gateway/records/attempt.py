@@ -77,8 +77,8 @@ class Outcome(Record, frozen=True, kw_only=True):
     """How the exchange with the engines ended."""
 
     label: str
-    """One of ok, error (the engine's 4xx), refused, evicted, disconnected, upstream_error and
-    internal_error."""
+    """One of ok, error (the engine's 4xx), refused, fell_back (another model's turn), evicted,
+    disconnected, upstream_error and internal_error."""
     status: int
     usage: Usage | None = None
     finish_reason: str | None = None

@@ -93,6 +93,7 @@ OUTCOMES: Final = {
     "ok": "The request was served",
     "error": "The engine refused the request",
     "refused": "The request ended there",
+    "fell_back": "Another model was asked instead",
     "evicted": "The request gave way to a request with a reserved place",
     "disconnected": "The client left before the end",
     "upstream_error": "The engines failed",

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gateway.settings.config import Config
+from gateway.settings.explain import nearest
 from gateway.settings.fleet import ModelConfig, PoolConfig, WorkerConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
@@ -123,6 +124,39 @@ def unfit_workers(config: Config) -> tuple[str, str] | None:
             "give 1, or another policy than bfio",
         )
     return None
+
+
+def check_references(document: Document, config: Config) -> None:
+    """Fallbacks and split aliases name models, and no alias takes a name."""
+    models = [model.name for model in config.models]
+    lines: dict[str, KeyPath] = {n: ("models", at, "name") for at, n in enumerate(models)}
+    for index, model in enumerate(config.models):
+        lines.update(
+            {a: ("models", index, "aliases", n) for n, a in enumerate(model.aliases) if a != "*"}
+        )
+        for at, name in enumerate(model.fallbacks):
+            path: KeyPath = ("models", index, "fallbacks", at)
+            if name == model.name:
+                document.add(path, "the model itself", "name another model, or remove it")
+            elif name not in models:
+                document.add(path, f"no model is named `{name}`", nearest(name, models))
+    for index, alias in enumerate(config.aliases):
+        where: KeyPath = ("aliases", index)
+        first = lines.setdefault(alias.name, (*where, "name"))
+        if first[:2] != where:
+            document.add(
+                (*where, "name"),
+                f"`{alias.name}` is taken on line {document.place(first).line}",
+                "give every model and alias a name of its own",
+            )
+        for name in alias.split:
+            if name not in models:
+                document.add(
+                    (*where, "split", name),
+                    f"no model is named `{name}`",
+                    nearest(name, models),
+                    key=True,
+                )
 
 
 def check_models(document: Document, models: Models) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
-from gateway.settings.fleet import ModelConfig
+from gateway.settings.fleet import ModelConfig, SplitAliasConfig
 from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.state import is_redis, state_url, without_password
 from gateway.settings.tenancy.sections import KeyHash, TenantConfig
@@ -240,6 +240,8 @@ class Config(Section):
     """Decisions that GET /admin/decisions/{request_id} can still explain."""
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1, max_length=1000)]
     """Models that the gateway serves."""
+    aliases: Annotated[tuple[SplitAliasConfig, ...], Field(max_length=1000)] = ()
+    """Names that stand for several models, by weight. A name of one model is its own alias."""
     entitlements: tuple[EntitlementConfig, ...] = ()
     """Rights to use the models. Without any, the gateway serves requests with any key or none."""
     tenants: tuple[TenantConfig, ...] = ()

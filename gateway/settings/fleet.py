@@ -34,6 +34,7 @@ from gateway.settings.types import (
     Secret,
     Section,
     Text,
+    Weight,
     reject,
 )
 
@@ -262,6 +263,9 @@ class ModelConfig(Section):
     """Name that clients send."""
     aliases: tuple[ModelName, ...] = ()
     """Other names for it; `*` matches every name that no model has."""
+    fallbacks: Annotated[tuple[ModelName, ...], Field(max_length=8)] = ()
+    """Models that answer instead, tried in order, while this one has no worker ready, its queue
+    times out, it is full of higher priority, or its engines fail before the first byte."""
     kv_bytes_per_token: Count | None = None
     """KV cache bytes per token: 2 x layers x KV heads x head size x bytes per value."""
     mode: Literal["enforce", "observe"] = "enforce"
@@ -348,6 +352,15 @@ class ModelConfig(Section):
     def slots(self) -> int:
         """Sequences that all its pools run at once."""
         return sum(pool.slots for pool in self.pools.values())
+
+
+class SplitAliasConfig(Section):
+    """A name that stands for several models, by weight."""
+
+    name: ModelName
+    """Name that clients send."""
+    split: Annotated[Mapping[ModelName, Weight], Field(min_length=1, max_length=64)]
+    """Model -> its weight. A conversation, or a user, stays with its model."""
 
 
 def _policy_for(pool: PoolConfig, replicas: int) -> PolicyName:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from gateway.settings.checks import check_config, check_models
+from gateway.settings.checks import check_config, check_models, check_references
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.entitlement_checks import check_entitlements, check_tenants
 from gateway.settings.explain import explain
@@ -64,6 +64,7 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
     check_models(document, models)
     check_entitlements(document, entitlements, models, _model_names(document))
     if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
+        check_references(document, config)
         check_tenants(document, list(enumerate(config.tenants)), entitlements)
     if document.problems or config is None:
         raise ConfigError(document.problems)

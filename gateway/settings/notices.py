@@ -49,7 +49,7 @@ def _about_entitlement(
     entitlement: EntitlementConfig, model: ModelConfig, *, opened: bool
 ) -> Iterator[str]:
     if not opened:
-        yield "no api_keys and no key of its tenant, so nobody can use it"
+        yield "no api_keys, so nobody can use it"
     service_class = entitlement.service_class
     if service_class in BACKFILL and entitlement.concurrency is not None:
         yield f"{service_class} reserves nothing: concurrency only says where its burst begins"

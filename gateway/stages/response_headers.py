@@ -17,9 +17,12 @@ def response_lines(
     binding: Binding | None,
     prompt: Prompt | None,
     queue_s: float,
+    asked_model: str | None = None,
 ) -> Lines:
     """The x-sluice-* headers known so far."""
     lines = f"x-request-id: {request_id}\r\n"
+    if served is not None and asked_model is not None and served.name != asked_model:
+        lines += f"x-sluice-model: {served.name}\r\n"
     if estimate is not None:
         lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
     if served is not None and lease is not None and binding is not None:

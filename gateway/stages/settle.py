@@ -100,7 +100,7 @@ def learn(
     """Teach the estimator what this request turned out to be."""
     usage = outcome.usage
     reported = usage if usage is not None and usage.source == "engine" else None
-    if outcome.label in ("refused", "error", "evicted") or (
+    if outcome.label in ("refused", "fell_back", "error", "evicted") or (
         usage is None and not outcome.completed
     ):
         return

@@ -30,6 +30,7 @@ from gateway.adapters.upstream import HttpUpstream
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.split_alias import SplitAlias
 from gateway.records.request import Principal
 from gateway.settings import Config
 from gateway.settings.config import ServerConfig
@@ -199,6 +200,7 @@ class Gateway:
             clock=clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
+            splits={alias.name: SplitAlias(alias.name, alias.split) for alias in config.aliases},
         )
 
     def _desk(
@@ -236,6 +238,7 @@ class Gateway:
         surface = Control(
             models=self.models,
             names=names,
+            splits={alias.name: tuple(alias.split) for alias in config.aliases},
             metrics=self._page(clock),
             peers=peers,
             management_port=port if port_apart else 0,

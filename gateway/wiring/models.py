@@ -59,6 +59,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
     return ModelRuntime(
         name=model.name,
         aliases=frozenset(model.aliases),
+        fallbacks=model.fallbacks,
         routing=_routing(model),
         estimator=LengthEstimator(
             PROFILES[model.estimator],

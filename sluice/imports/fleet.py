@@ -36,6 +36,7 @@ class Model:
     name: str
     engines: list[Engine] = field(default_factory=list)
     aliases: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
     first_byte_s: float | None = None
 
     @property
@@ -53,6 +54,8 @@ class Model:
         found: dict[str, Any] = {"name": literal(self.name), "mode": "observe"}
         if self.aliases:
             found["aliases"] = [literal(alias) for alias in self.aliases]
+        if self.fallbacks:
+            found["fallbacks"] = [literal(name) for name in self.fallbacks]
         if self.first_byte_s is not None:
             found["timeouts"] = Row(first_byte_s=self.first_byte_s)
         found["pools"] = {

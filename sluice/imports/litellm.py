@@ -23,7 +23,7 @@ def convert(
         report.rest(data)
         return {}
     given = router.settings_of(data)
-    router.names_and_windows(given, models, report)
+    router.names_and_fallbacks(given, models, report)
     config: dict[str, Any] = {"version": 1, **router.server_sections(given, report)}
     config["models"] = [model.section() for model in models.values()]
     if of_keys is not None:

@@ -1,4 +1,4 @@
-"""The settings of a LiteLLM file around its models: names, windows, retries, state, admin key."""
+"""The settings of a LiteLLM file around its models: names, fallbacks, retries, state, admin key."""
 
 from typing import Any, Final
 
@@ -14,8 +14,6 @@ Given = dict[str, tuple[KeyPath, Any]]
 _SECTIONS: Final = ("router_settings", "litellm_settings", "general_settings")
 _SECONDS: Final = 86_400.0
 _REASONS: Final = {
-    "fallbacks": "there are no fallbacks to other models yet",
-    "default_fallbacks": "there are no fallbacks to other models yet",
     "routing_strategy": "Sluice schedules by load and prefix cache: scheduling.policy",
     "routing_strategy_args": "Sluice schedules by load and prefix cache: scheduling.policy",
     "enable_pre_call_checks": "Sluice always checks that a request fits its window",
@@ -51,10 +49,11 @@ def settings_of(data: dict[str, Any]) -> Given:
     return found
 
 
-def names_and_windows(given: Given, models: Models, report: Report) -> None:
-    """Aliases, and second pools from context_window_fallbacks, into the models."""
+def names_and_fallbacks(given: Given, models: Models, report: Report) -> None:
+    """Aliases, second pools from context_window_fallbacks, and fallbacks, into the models."""
     _aliases(given, models, report)
     _windows(given, models, report)
+    _fallbacks(given, models, report)
 
 
 def named(models: Models, name: object) -> Model | None:
@@ -124,6 +123,34 @@ def _windows(given: Given, models: Models, report: Report) -> None:
 def _larger(small: Model, large: Model) -> bool:
     windows = [[engine.window or 0 for engine in model.engines] for model in (small, large)]
     return max(windows[0]) < min(windows[1]) and min(windows[0]) > 0
+
+
+def _fallbacks(given: Given, models: Models, report: Report) -> None:
+    for path, name, others in _pairs(given, "fallbacks"):
+        model = named(models, name)
+        known = [found for other in others if (found := named(models, other)) is not None]
+        gone = [other for other in others if named(models, other) is None]
+        if model is None or not known:
+            report.left_out(path, f"`{name}` or its fallbacks were not imported")
+            continue
+        _fall(model, known)
+        note = f"fallbacks of `{model.name}`: before the first byte, and never for a tenant's limit"
+        if gone:
+            note += f"; left out: {', '.join(gone)}"
+        report.approximated(path, note)
+    path, others = given.get("default_fallbacks", ((), ()))
+    known = [found for o in others if (found := named(models, o)) is not None] if path else []
+    if known:
+        for model in models.values():
+            if not model.fallbacks:
+                _fall(model, known)
+        report.approximated(path, "fallbacks of every model that has none of its own")
+
+
+def _fall(model: Model, others: list[Model]) -> None:
+    for other in others:
+        if other is not model and other.name not in model.fallbacks:
+            model.fallbacks.append(other.name)
 
 
 def server_sections(given: Given, report: Report) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from gateway.records.record import Record
 from gateway.settings.problems import KeyPath, dotted
 
 Fate = Literal["taken", "approximated", "left out"]
-_UNSET: Final = (None, "", [], {}, False)
+_UNSET: Final[tuple[object, ...]] = (None, "", [], {}, False)
 """Values that say nothing; rows of a database are full of them."""
 
 
@@ -71,10 +71,11 @@ class Report:
         if path not in self._above:
             self.left_out(path, "Sluice has no such setting")
             return
-        items = data.items() if isinstance(data, dict) else ()
-        items = enumerate(data) if isinstance(data, list) else items
-        for key, value in items:
-            self.rest(value, (*path, key))
+        if isinstance(data, dict):
+            for name, value in data.items():
+                self.rest(value, (*path, str(name)))
+        for at, value in enumerate(data if isinstance(data, list) else ()):
+            self.rest(value, (*path, at))
 
     def _add(self, path: KeyPath, fate: Fate, note: str) -> None:
         if (path, note) in self._notes:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,48 @@ def test_another_proxy_asks_with_a_tenants_key() -> None:
         record = fleet.decision("r1")
         assert (record["entitlement"], record["key"]) == ("batch", "web")
         assert record["usage"]["prompt_tokens"] == 90
+
+
+def test_a_dead_model_is_answered_by_its_fallback() -> None:
+    with two_models(
+        [{"name": "web"}, {"name": "only", "models": [MODEL]}], fallbacks=[CODER]
+    ) as fleet:
+        assert "x-sluice-model" not in post(fleet, "web", MODEL).headers
+        fleet.kill_engine(fleet.engines[0])
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: post(fleet, "web", MODEL), range(40)))
+        assert [answer.status_code for answer in answers] == [200] * 40
+        assert {answer.headers["x-sluice-model"] for answer in answers} == {CODER}
+        assert post(fleet, "only", MODEL).status_code == 503, "its key does not open the fallback"
+        fell = fleet.metrics()
+        assert sum(n for name, n in fell.items() if 'outcome="fell_back"' in name) == 40
+        assert fleet.wait_until_idle() < 10
+
+
+def test_a_tenants_own_limit_is_answered_with_its_own_refusal() -> None:
+    limited = {"name": "chat", "tenant": "acme", "model": MODEL, "tokens_per_second": 1.0}
+    code = {"name": "code", "tenant": "acme", "model": CODER}
+    fleet = two_models([{"name": "web"}], {"entitlements": [limited, code]}, fallbacks=[CODER])
+    with fleet:
+        body = {"max_tokens": 4000, "mock_output_tokens": 4000}
+        answers = [post(fleet, "web", MODEL, body) for _ in range(4)]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert {answer.headers["x-sluice-reason"] for answer in refused} == {"tokens"}
+        assert all("x-sluice-model" not in answer.headers for answer in answers)
+
+
+def test_a_split_alias_is_listed_and_keeps_its_users() -> None:
+    aliases = [{"name": "gpt-4o", "split": {MODEL: 50, CODER: 50}}]
+    keys: list[dict[str, Any]] = [{"name": "web"}, {"name": "coding", "models": [CODER]}]
+    with two_models(keys, {"aliases": aliases}) as fleet:
+        found: dict[str, set[str]] = {}
+        for user in [f"u{n}" for n in range(12)] * 2:
+            answer = post(fleet, "web", "gpt-4o", {"user": user})
+            assert answer.status_code == 200
+            found.setdefault(user, set()).add(answer.headers["x-sluice-model"])
+        assert all(len(models) == 1 for models in found.values())
+        assert set.union(*found.values()) == {MODEL, CODER}
+        cards = get(fleet, "coding", "/v1/models")["data"]
+        assert [card["id"] for card in cards] == [CODER, "gpt-4o"]
+        assert post(fleet, "coding", "gpt-4o").headers["x-sluice-model"] == CODER

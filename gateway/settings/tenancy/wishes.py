@@ -54,6 +54,9 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         "general_settings": _LITELLM,
         "servingEngineSpec": _STACK,
         "routerSpec": _STACK,
+        "fallbacks": "write `fallbacks: [other]` at the model",
+        "default_fallbacks": "write `fallbacks: [other]` at each model",
+        "model_group_alias": "write `aliases` at the model",
         "keys": "list keys under `tenants`: {name, keys: [{name, sha256}]}",
     },
     "ModelConfig": {

@@ -20,6 +20,7 @@ from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.head import read_head
 from gateway.records.endpoint import MESSAGES, Dialect
+from gateway.records.request import Principal
 from gateway.web.control.admin import admin_router
 from gateway.web.control.management_port import managed
 from gateway.web.control.surface import Control
@@ -119,19 +120,16 @@ def _model_routes(app: FastAPI, control: Control) -> None:
     async def models(request: Request) -> Response:
         """Models and aliases that this key may use."""
         principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
-        cards = [
-            _model_card(control, name, model)
-            for name, model in control.names.items()
-            if principal.opens(model)
-        ]
+        usable = _usable(control, principal)
+        cards = [_model_card(control, name, model) for name, model in usable.items()]
         return json_response({"object": "list", "data": cards})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """One model."""
         principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
-        found = control.names.get(name)
-        if found is None or not principal.opens(found):
+        found = _usable(control, principal).get(name)
+        if found is None:
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
                 reason="model_not_found",
@@ -185,6 +183,16 @@ def _remarks(models: Iterable[ModelRuntime]) -> dict[str, str]:
         for i, remark in pool.remarks.items()
     )
     return dict(islice(found, SHOWN))
+
+
+def _usable(control: Control, principal: Principal) -> dict[str, str]:
+    """Names and aliases that a key may use -> model; of a split alias, its first."""
+    found = {name: model for name, model in control.names.items() if principal.opens(model)}
+    for alias, models in control.splits.items():
+        opened = [model for model in models if principal.opens(model)]
+        if opened:
+            found[alias] = opened[0]
+    return found
 
 
 def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:

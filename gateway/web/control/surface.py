@@ -113,6 +113,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelRuntime, ...]
     names: Mapping[str, str]
     """Name or alias -> model, `*` excluded."""
+    splits: Mapping[str, tuple[str, ...]] = {}
+    """Alias -> the models that it is split over."""
     metrics: MetricsPage
     find_decision: Callable[[str], bytes | None]
     """The record of a request, as JSON."""

@@ -869,3 +869,27 @@ models:
     assert (found.when, found.only_when_busy, found.mark) == ("header", False, False)
     with pytest.raises(ConfigError, match="asked"):
         parse(text.format(more=", when: sometimes"), "sluice.yaml", {})
+
+
+def test_fallbacks_and_split_aliases_name_models() -> None:
+    second = (
+        "models:\n  - name: n\n    pools: {only: {max_model_len: 1, max_num_seqs: 1, "
+        'workers: ["http://n:1"]}}\n'
+    )
+    two = BASE.replace("models:\n", second, 1)
+    good = two.replace("    aliases: [a]", "    aliases: [a]\n    fallbacks: [n]")
+    good += "aliases:\n  - {name: both, split: {m: 90, n: 10}}\n"
+    config = read(good)
+    assert config.models[1].fallbacks == ("n",)
+    assert dict(config.aliases[0].split) == {"m": 90, "n": 10}
+    for was, now, problem in (
+        ("[n]", "[m]", "the model itself"),
+        ("[n]", "[a]", "no model is named `a`"),
+        (", n: 10", ", o: 10", "no model is named `o`"),
+        (", n: 10", ", n: 0", "must be at least 1"),
+        ("name: both", "name: a", "`a` is taken on line"),
+        ("name: both", "name: n", "`n` is taken on line"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read(good.replace(was, now))
+        assert problem in str(caught.value), now

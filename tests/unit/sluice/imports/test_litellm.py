@@ -105,7 +105,8 @@ def test_limits_of_a_key_are_those_of_entitlements_that_only_it_opens(tmp_path: 
     )
     assert reports.entitlements == ("Batch-reports-llama-3-70b",)
     assert terms["Batch-reports-llama-3-70b"].concurrency == 204, "three quarters of 272 slots"
-    assert terms[config.tenants[2].keys[0].entitlements[0]].service_class == "spot"
+    (unranked,) = config.tenants[2].keys[0].entitlements or ()
+    assert terms[unranked].service_class == "spot"
 
 
 def test_a_key_whose_models_are_gone_is_left_out_not_opened(tmp_path: Path) -> None:
@@ -150,9 +151,14 @@ def test_a_lora_adapter_is_an_alias_and_wildcards_are_left_out(tmp_path: Path) -
     assert "max_model_len 32768 is assumed" in report["model_list[0].model_info.max_input_tokens"]
 
 
-def test_another_model_never_stands_in_for_length(tmp_path: Path) -> None:
+def test_fallbacks_are_the_models_and_never_for_length(tmp_path: Path) -> None:
     config, report = imported(tmp_path, "fallbacks")
-    assert [model.name for model in config.models] == ["big", "middle", "little"]
+    assert {model.name: model.fallbacks for model in config.models} == {
+        "big": ("middle", "little"),
+        "middle": ("little",),
+        "little": (),
+    }
+    assert report["router_settings.fallbacks[0]"].startswith("approximated")
     where = "router_settings.context_window_fallbacks[0]"
     assert report[where].startswith("left out: `big` is another model")
     assert report["model_list[2].litellm_params.tpm"].startswith("left out")

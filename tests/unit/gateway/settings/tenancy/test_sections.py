@@ -57,7 +57,8 @@ def test_a_keys_own_list_comes_before_the_tenants() -> None:
 
 def test_models_expiry_and_suspension_are_read() -> None:
     found = key_of(", models: [n], expires_at: 1970-01-01T01:00:00Z, suspended: true")
-    assert (found.models, found.expires_unix_s, found.suspended) == ({"n"}, 3600.0, True)
+    assert found.models == frozenset({"n"})
+    assert (found.expires_unix_s, found.suspended) == (3600.0, True)
 
 
 def test_digests_are_taken_with_and_without_their_prefix() -> None:
@@ -70,9 +71,7 @@ def test_digests_are_taken_with_and_without_their_prefix() -> None:
 
 def test_an_entitlement_that_a_tenants_key_opens_is_not_called_unused() -> None:
     unused = [line for line in remarks(read(FILE)) if "nobody can use it" in line]
-    assert unused == [
-        "entitlement other: no api_keys and no key of its tenant, so nobody can use it"
-    ]
+    assert [line.partition(":")[0] for line in unused] == ["entitlement other"]
 
 
 @pytest.mark.parametrize(
