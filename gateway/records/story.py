@@ -59,7 +59,7 @@ def steps_of(record: DecisionRecord) -> list[Step]:
 
 
 def _request(record: DecisionRecord) -> str:
-    who = record.entitlement or "A client without a valid key"
+    who = record.entitlement or _client(record)
     model = record.model or record.asked_model or "an unknown model"
     also = record.asked_model
     alias = f" (as {also})" if also and record.model and also != record.model else ""
@@ -242,6 +242,13 @@ def _usage(record: DecisionRecord) -> str:
         f", using {grouped(used.prompt_tokens)} prompt tokens{cached} and "
         f"{grouped(used.completion_tokens or 0)} of answer{source}{ended}"
     )
+
+
+def _client(record: DecisionRecord) -> str:
+    """Who asked, of a request for which no entitlement was chosen."""
+    if record.key is None:
+        return "A client without a valid key"
+    return f"The key {record.key} of {record.tenant}"
 
 
 def _settle(record: DecisionRecord) -> str:

@@ -5,20 +5,17 @@ tenant with one entitlement for each of its models. A key with limits of its own
 of its own, because limits belong to those. A key is left out rather than opened too far.
 """
 
-import hashlib
-import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Model
 from sluice.imports.litellm_router import named
+from sluice.imports.litellm_rows import digest_of, instant_of, limits_of, listed, models_in, rows_of
 from sluice.imports.report import Report
 from sluice.imports.sections import Row, label, literal
 
-_ALL: Final = frozenset({"all-team-models", "all-proxy-models", "*"})
-_HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
+_HASHES_ONLY: Final = "hashes alone say no models: ask /key/list with return_full_object=true"
 _BUDGETS: Final = "there are no budgets yet; the key works without one"
 _LEFT_OUT: Final = {
     "max_budget": _BUDGETS,
@@ -82,6 +79,7 @@ class Tenancy:
         self._report = report
         self._tenants: dict[tuple[str, str], _Tenant] = {}
         """By LiteLLM's id of the team, else of the user."""
+        self._digests: set[str] = set()
         self._names: set[str] = set()
         """Of tenants."""
         self._teams: dict[str, tuple[KeyPath, dict[str, Any]]] = {}
@@ -98,11 +96,13 @@ class Tenancy:
 
     def read(self, dump: object) -> None:
         """Every row of a dump: a list of keys, or `keys` and `teams` as the API lists them."""
-        tables = dump if isinstance(dump, dict) else {"keys": dump}
-        for path, team in _rows(tables, "teams", "LiteLLM_TeamTable"):
+        tables: dict[str, Any] = dump if isinstance(dump, dict) else {"keys": dump}
+        for path, team in rows_of(tables, "teams", "LiteLLM_TeamTable"):
             self._teams[str(team.get("team_id"))] = (path, team)
-        for path, row in _rows(tables, "keys", "LiteLLM_VerificationToken"):
+        for path, row in rows_of(tables, "keys", "LiteLLM_VerificationToken"):
             self._key(path, row)
+        if any(isinstance(row, str) for row in listed(tables, "keys")):
+            self._report.left_out(("keys",), _HASHES_ONLY)
         for team_id, (path, team) in self._teams.items():
             if ("team", team_id) not in self._tenants:
                 self._report.left_out(path, "a team of which no key was imported")
@@ -129,13 +129,17 @@ class Tenancy:
             )
 
     def _key(self, path: KeyPath, row: dict[str, Any]) -> None:
-        digest = _digest(row)
+        digest = digest_of(row)
         allowed, unknown = self._allowed(row)
-        if digest is None or not allowed or (row.get("expires") and not _instant(row["expires"])):
+        if digest is None or not allowed or (row.get("expires") and not instant_of(row["expires"])):
             gone = f" ({', '.join(unknown)})" if unknown else ""
             why = f"none of its models was imported{gone}" if not allowed else "no usable expiry"
             self._report.left_out(path, "no token" if digest is None else why)
             return
+        if digest in self._digests:
+            self._report.left_out(path, "the same key as a row before")
+            return
+        self._digests.add(digest)
         tenant = self._tenant(row)
         name = label(str(row.get("key_alias") or row.get("key_name") or digest[:8]), tenant.names)
         tenant.names.add(name)
@@ -145,7 +149,7 @@ class Tenancy:
             self._report.approximated(path, f"{note}; not imported: {', '.join(unknown)}")
         else:
             self._report.taken(path, note)
-        if _limits(row):
+        if limits_of(row):
             tenant.apart = True
             key["entitlements"] = [
                 self._entitlement(path, tenant, model, row, name) for model in allowed
@@ -155,8 +159,8 @@ class Tenancy:
                 if model not in tenant.shared:
                     made = self._entitlement(tenant.path, tenant, model, tenant.team, "")
                     tenant.shared[model] = made
-            if _lists(row):
-                key["models"] = allowed
+            if models_in(row):
+                key["models"] = [literal(model) for model in allowed]
         self._ends(path, row, tenant, key)
         tenant.keys.append(key)
         self._others(path, row)
@@ -178,8 +182,8 @@ class Tenancy:
     def _allowed(self, row: dict[str, Any]) -> tuple[list[str], list[str]]:
         """(imported models that a key opens, names that were not imported)."""
         _, team = self._teams.get(str(row.get("team_id")), ((), {}))
-        of_team, _ = self._named(_lists(team))
-        found, unknown = self._named(_lists(row))
+        of_team, _ = self._named(models_in(team))
+        found, unknown = self._named(models_in(row))
         everything = list(self._models)
         of_team = everything if of_team is None else of_team
         return [m for m in (of_team if found is None else found) if m in of_team], unknown
@@ -205,7 +209,7 @@ class Tenancy:
         name = label("-".join(filter(None, (tenant.name, key, model))), self._taken)
         self._taken.add(name)
         made = Row(name=name, tenant=tenant.name, model=literal(model), service_class="elastic")
-        limits = _limits(row)
+        limits = limits_of(row)
         if "tpm_limit" in limits:
             made["tokens_per_second"] = round(limits["tpm_limit"] / 60, 3)
             self._report.approximated(
@@ -227,7 +231,7 @@ class Tenancy:
 
     def _ends(self, path: KeyPath, row: dict[str, Any], tenant: _Tenant, key: Row) -> None:
         """Expiry and suspension, of the key or of its team."""
-        expires = _instant(row.get("expires"))
+        expires = instant_of(row.get("expires"))
         if expires is not None:
             key["expires_at"] = expires
             self._report.taken((*path, "expires"), f"expires_at: {expires}")
@@ -247,50 +251,3 @@ class Tenancy:
         for name in metadata if isinstance(metadata, dict) else ():
             if name != "priority":
                 self._report.left_out((*path, "metadata", name), "a note; see `labels` of tenants")
-
-
-def _rows(tables: dict[str, Any], *names: str) -> list[tuple[KeyPath, dict[str, Any]]]:
-    return [
-        ((name, index), row)
-        for name in names
-        for index, row in enumerate(tables.get(name) or ())
-        if isinstance(row, dict)
-    ]
-
-
-def _lists(row: dict[str, Any]) -> list[str]:
-    """The models that a row lists; empty where it means all."""
-    given = row.get("models")
-    names = [str(name) for name in given] if isinstance(given, list) else []
-    return [] if _ALL.intersection(names) else names
-
-
-def _limits(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row limits or prefers, as far as entitlements can say it."""
-    found = {
-        name: value
-        for name in ("tpm_limit", "max_parallel_requests")
-        if isinstance(value := row.get(name), int) and not isinstance(value, bool) and value > 0
-    }
-    metadata = row.get("metadata")
-    priority = metadata.get("priority") if isinstance(metadata, dict) else None
-    return found | ({"priority": str(priority)} if priority else {})
-
-
-def _digest(row: dict[str, Any]) -> str | None:
-    """LiteLLM's own hash of a key; a token that is none is hashed as LiteLLM does."""
-    token = row.get("token") or row.get("key")
-    if not isinstance(token, str) or not token:
-        return None
-    known = token.lower()
-    return known if _HEX.match(known) else hashlib.sha256(token.encode()).hexdigest()
-
-
-def _instant(value: object) -> str | None:
-    """An expiry in UTC; LiteLLM's times without an offset are UTC."""
-    try:
-        found = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    return found.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -158,8 +158,8 @@ def server_sections(given: Given, report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {"server": _server(given, report)}
     found.update(_state(given, report))
     for path, seconds in _numbers(given, ("timeout", "request_timeout", "stream_timeout")):
-        if "timeouts" in found:
-            report.left_out(path, "timeouts.first_byte_s is from another setting")
+        if "timeouts" in found or not seconds:
+            report.left_out(path, "timeouts.first_byte_s is from another setting, or its default")
             continue
         found["timeouts"] = Row(first_byte_s=min(seconds, _SECONDS))
         report.approximated(path, "timeouts.first_byte_s; LiteLLM means the whole request")
@@ -173,6 +173,8 @@ def server_sections(given: Given, report: Report) -> dict[str, Any]:
         health["eject_after"] = int(count) + 1
         report.approximated(path, "health.eject_after: failures in a row, not in a minute")
     for path, seconds in _numbers(given, ("cooldown_time",)):
+        if not seconds:
+            continue
         health["eject_s"] = min(seconds, _SECONDS)
         health["max_eject_s"] = max(60.0, health["eject_s"])
         report.approximated(path, "health.eject_s; further ejections last twice as long each")
@@ -180,12 +182,12 @@ def server_sections(given: Given, report: Report) -> dict[str, Any]:
 
 
 def _numbers(given: Given, names: tuple[str, ...]) -> list[tuple[KeyPath, float]]:
-    """(path, number) of those settings that are positive numbers."""
+    """(path, number) of those settings that are numbers."""
     rows = [given[name] for name in names if name in given]
     return [
         (path, float(value))
         for path, value in rows
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
     ]
 
 

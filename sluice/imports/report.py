@@ -10,8 +10,8 @@ from gateway.records.record import Record
 from gateway.settings.problems import KeyPath, dotted
 
 Fate = Literal["taken", "approximated", "left out"]
-_UNSET: Final[tuple[object, ...]] = (None, "", [], {}, False)
-"""Values that say nothing; rows of a database are full of them."""
+_UNSET: Final[tuple[object, ...]] = (None, "", [], {})
+"""Values that say nothing, as False does; rows of a database are full of them."""
 
 
 class Line(Record, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Report:
 
     def rest(self, data: object, path: KeyPath = ()) -> None:
         """Leave out whatever is set in `data` and was not spoken of, in as few lines as that is."""
-        if path in self._told or data in _UNSET:
+        if path in self._told or data is False or data in _UNSET:
             return
         if path not in self._above:
             self.left_out(path, "Sluice has no such setting")

@@ -192,3 +192,17 @@ def test_an_empty_record_has_a_story() -> None:
         schema=2, time_unix_s=0, request_id="r", endpoint="chat", outcome="refused", status=401
     )
     assert story_of(bare)[0].startswith("A client without a valid key asked an unknown model")
+
+
+def test_a_key_is_named_where_no_entitlement_was_chosen() -> None:
+    refused = DecisionRecord(
+        schema=2,
+        time_unix_s=0,
+        request_id="r",
+        endpoint="chat",
+        outcome="refused",
+        status=403,
+        tenant="acme",
+        key="web",
+    )
+    assert story_of(refused)[0].startswith("The key web of acme asked an unknown model")

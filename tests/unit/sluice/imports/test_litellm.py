@@ -191,3 +191,38 @@ def test_a_file_that_exists_is_never_replaced(tmp_path: Path) -> None:
     output.write_text("mine\n")
     assert run(str(FILES / "plain.yaml"), "-o", str(output)).exit_code == 2
     assert output.read_text() == "mine\n"
+
+
+def from_rows(tmp_path: Path, *rows: object) -> dict[str, str]:
+    """What the report says of these rows of keys."""
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": rows}))
+    said = run(str(FILES / "fallbacks.yaml"), "--keys", str(keys), "--json")
+    assert said.exit_code == 0, said.output
+    lines = json.loads(said.stdout)["lines"]
+    return {line["path"]: line["note"] for line in lines if line["file"] == str(keys)}
+
+
+def test_rows_that_cannot_be_trusted_are_left_out(tmp_path: Path) -> None:
+    good = {"token": f"{KEY}01", "models": []}
+    said = from_rows(
+        tmp_path,
+        good,
+        good,
+        {"token": f"{KEY}02", "models": [], "expires": "soon"},
+        {"token": f"{KEY}03", "models": ["no-default-models"]},
+        {"models": []},
+        f"{KEY}04",
+    )
+    assert said["keys[0]"].startswith("key `7f05b5f0` of tenant `default`")
+    assert said["keys[1]"] == "the same key as a row before"
+    assert said["keys[2]"] == "no usable expiry"
+    assert said["keys[3]"] == "none of its models was imported (no-default-models)"
+    assert said["keys[4]"] == "no token"
+    assert "return_full_object=true" in said["keys"]
+
+
+def test_no_retries_are_one_attempt(tmp_path: Path) -> None:
+    config, report = imported(tmp_path, "fallbacks")
+    assert config.retry.max_attempts == 1
+    assert report["router_settings.num_retries"].startswith("approximated")
