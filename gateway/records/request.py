@@ -64,12 +64,6 @@ class Principal(Record, frozen=True, kw_only=True):
         """Whose the request's memory is, whether or not the entitlement is chosen."""
         return self.entitlement or f"tenant {self.tenant}"
 
-    def key_name(self, digest: bytes | None) -> str | None:
-        """The key's name for people: as the file names it, else its fingerprint; None if open."""
-        if self.key:
-            return self.key
-        return None if digest is None or self is OPEN else digest[:4].hex()
-
     def opens(self, model: str) -> bool:
         """Whether it may use a model."""
         if self.entitlement:

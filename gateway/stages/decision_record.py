@@ -10,6 +10,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.entitlements.entitlement import key_name
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.digests import seed
 from gateway.policy.scheduling.scheduler import Job
@@ -73,7 +74,7 @@ def decision_record(
         asked_model=None if facts is None else facts.model,
         tenant=None if principal is None else principal.tenant,
         entitlement=None if principal is None else principal.entitlement or None,
-        key=None if principal is None else principal.key_name(incoming.head.key_digest),
+        key=None if principal is None else key_name(principal, incoming.head.key_digest),
         stream=facts is not None and facts.stream,
         reason=reason,
         retry_after_s=retry_after_s,

@@ -11,6 +11,7 @@ debt factor has a floor because eq. 1 goes negative below d = -1/a_debt.
 from typing import Final, Literal
 
 from gateway.records.record import Record
+from gateway.records.request import OPEN, Principal
 
 ServiceClass = Literal["dedicated", "guaranteed", "elastic", "spot", "preemptible"]
 CLASSES: tuple[ServiceClass, ...] = ("dedicated", "guaranteed", "elastic", "spot", "preemptible")
@@ -195,3 +196,10 @@ class MeanRate:
         if MIN_SHARE <= share <= MAX_SHARE:
             return share
         return MIN_SHARE if share < MIN_SHARE else MAX_SHARE
+
+
+def key_name(principal: Principal, digest: bytes | None) -> str | None:
+    """A key's name for people: as the file names it, else its fingerprint; None if open."""
+    if principal.key:
+        return principal.key
+    return None if digest is None or principal is OPEN else digest[:4].hex()

@@ -15,6 +15,7 @@ from msgspec import Meta
 from gateway.errors import TooLarge
 from gateway.policy.admission.denials import limit_lines
 from gateway.policy.admission.external_admission import ExternalRequest, UsageReport
+from gateway.policy.entitlements.entitlement import key_name
 from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.policy.request.head import MAX_REQUEST_ID, read_head
 from gateway.policy.request.header_lines import pairs_of
@@ -94,7 +95,7 @@ def admission_router(
         body = await _read(request, _authorize)
         asked = ExternalRequest(
             **msgspec.structs.asdict(body),
-            key=principal.key_name(head.key_digest),
+            key=key_name(principal, head.key_digest),
             entitlement=head.entitlement,
         )
         found = await service.admit(principal, asked)
