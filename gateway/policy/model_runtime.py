@@ -22,6 +22,7 @@ from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.price import TokenPrice
 from predictor.online import PrefillPredictor
 
 PRIORITY_FLAGS: Final = {
@@ -136,6 +137,8 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
     """What settled requests say of the boundaries."""
     aliases: frozenset[str] = frozenset()
     """Its other names."""
+    price: TokenPrice | None = None
+    """Of its tokens; None where they have none."""
     fallbacks: tuple[str, ...] = ()
     """Models that may answer instead, in order."""
     adapters: dict[str, str] = msgspec.field(default_factory=dict)

@@ -236,6 +236,8 @@ class Config(Section):
     """The processes that compress prompts."""
     retry: RetryConfig = RetryConfig()
     """Retries at another worker."""
+    currency: Label = "USD"
+    """Of all prices; a label only, nothing is converted."""
     decisions_kept: Natural = 10_000
     """Decisions that GET /admin/decisions/{request_id} can still explain."""
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1, max_length=1000)]

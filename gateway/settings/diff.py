@@ -21,6 +21,7 @@ LIVE: Final = (
     r"models\[[^\]]+\]\.pools\[[^\]]+\]\.(workers|max_model_len|max_num_seqs|replicas.*)",
     r"models\[[^\]]+\]\.pools\[[^\]]+\]\.(tokens_per_second|kv_cache_gib)",
     r"models\[[^\]]+\]\.(default_max_tokens|spill_queue|cache_salt|engine_priority|timeouts.*)",
+    r"models\[[^\]]+\]\.price.*",
     r"models\[[^\]]+\]\.(boundary\.(b_short|gamma)|compression\.max_cut)",
     r"models\[[^\]]+\]\.scheduling\.(queue_limit|queue_timeout_s)",
     r"models\[[^\]]+\]\.admission\.\w+",
@@ -71,7 +72,7 @@ def _merged_model(before: ModelConfig, after: ModelConfig) -> ModelConfig:
         for name, pool in after.pools.items()
     }
     own = ("default_max_tokens", "spill_queue", "cache_salt", "engine_priority", "timeouts")
-    update: dict[str, Any] = {name: getattr(after, name) for name in (*own, "admission")}
+    update: dict[str, Any] = {name: getattr(after, name) for name in (*own, "admission", "price")}
     queue = ("queue_limit", "queue_timeout_s")
     parts = {"boundary": ("b_short", "gamma"), "compression": ("max_cut",), "scheduling": queue}
     for part, names in parts.items():

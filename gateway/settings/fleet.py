@@ -22,6 +22,7 @@ from gateway.settings.model_parts import (
     SchedulingConfig,
     TimeoutOverrides,
 )
+from gateway.settings.prices import TokenPrices
 from gateway.settings.types import (
     Amount,
     Count,
@@ -302,6 +303,8 @@ class ModelConfig(Section):
     """Profile of the length estimator; paper always uses the client's cap as the output."""
     timeouts: TimeoutOverrides = TimeoutOverrides()
     """This model's own time-outs."""
+    price: TokenPrices | None = None
+    """List price of its tokens, in the gateway's `currency`; absent: its usage has no cost."""
 
     @property
     def boundaries(self) -> tuple[int, ...]:

@@ -89,6 +89,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
         scheduling=_scheduling(model, policies, pools, predictors, views),
         compression=_compression(model),
         watch=watch_of(model),
+        price=None if model.price is None else model.price.per_token(),
     )
 
 

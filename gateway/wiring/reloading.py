@@ -155,6 +155,7 @@ def _adopt(served: ModelRuntime, new: ModelRuntime, model: ModelConfig) -> None:
         state.slots_per_worker = pool.max_num_seqs
         state.may_be_empty = pool.may_be_empty
     _set(served, "routing", _replace(new.routing, pools=kept))
+    _set(served, "price", new.price)
     _set(served, "admission", _replace(new.admission, rates=served.admission.rates))
     rules = {"health": new.fleet.health, "timeouts": new.fleet.timeouts}
     _set(served, "fleet", _replace(fleet, max_attempts=new.fleet.max_attempts, **rules))

@@ -36,6 +36,7 @@ def config(*edits: tuple[str, str]) -> Config:
         (("queue_limit: 10", "policy: sticky"), "models[m].scheduling.policy", True),
         (("- name: m", "- name: m\n    mode: observe"), "models[m].mode", True),
         (("version: 1", "version: 1\nhealth: {eject_after: 9}"), "health.eject_after", False),
+        (("- name: m", "- name: m\n    price: {input: 1, output: 2}"), "models[m].price", False),
         (("version: 1", "version: 1\nstate: {url: 'sqlite:///x'}"), "state.url", True),
     ],
 )
@@ -66,12 +67,14 @@ def test_what_is_merged_has_the_live_changes_and_keeps_the_others() -> None:
         ("max_num_seqs: 8", "max_num_seqs: 9"),
         ("queue_limit: 10", "queue_limit: 20"),
         ("version: 1", "version: 1\nretry: {max_attempts: 2}"),
+        ("- name: m", "- name: m\n    price: {input: 1, output: 2}"),
     )
     found = merged(config(), after)
     assert found.server.port == 8080
     assert found.models[0].pools["short"].max_num_seqs == 9
     assert found.models[0].scheduling.queue_limit == 20
     assert found.retry.max_attempts == 2
+    assert found.models[0].price == after.models[0].price
     assert [change.path for change in changes(found, after)] == ["server.port"]
 
 
