@@ -9,14 +9,19 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 MAX_SERIES = 2000
+NANO = 1e9
 
 
 class Counter:
     """A family of monotonic counts by label values."""
 
-    __slots__ = ("help", "labels", "name", "values")
+    __slots__ = ("help", "labels", "name", "unit", "values")
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...] = (), unit: float = 1.0
+    ) -> None:
+        """`unit`: what is counted for each 1 that the page shows, so that small parts add up."""
+        self.unit = unit
         self.name = name
         self.help = text
         self.labels = labels
@@ -130,6 +135,15 @@ class Metrics:
             "sluice_would", "Decisions computed in observe mode, not applied.", ("what",)
         )
         self.tokens = Counter("sluice_tokens", "Tokens metered.", ("model", "entitlement", "kind"))
+        self.cost = Counter(
+            "sluice_cost", "Cost of usage, in the gateway's currency.", ("model", "tenant"), NANO
+        )
+        self.fleet_cost = Counter(
+            "sluice_fleet_cost",
+            "Cost of workers with a price by the hour, idle or not, in the gateway's currency.",
+            ("model", "pool"),
+            NANO,
+        )
         self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
         self.usage_rejected = Counter(
             "sluice_usage_rejected",

@@ -103,6 +103,7 @@ class Attempts:
         "sender",
         "sending",
         "sent_s",
+        "slot_nano",
         "timer",
     )
 
@@ -124,6 +125,8 @@ class Attempts:
         self.queue_s = 0.0
         self.sent_s: float | None = None
         """When the first attempt was sent."""
+        self.slot_nano = 0.0
+        """What its time at workers costs, where they have a price by the hour."""
         self.done: list[Attempt] = []
         self.sender: asyncio.Task[object] | None = None
         """The task that waits for an engine, while it does."""

@@ -19,6 +19,7 @@ from gateway.metrics import Metrics, StageTimer
 from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.attempts import Admitted, Attempts
 from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.progress import Pending, allowed_s
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import ResponseLocation
@@ -256,6 +257,7 @@ class Dispatcher:
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s = started_s
+        owed_nano = _owed_nano(pool, binding.worker, started_s)
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         pending = self._pending(attempts, relay)
         if self._loop is None:  # asked for once: it costs a call of the system
@@ -281,6 +283,9 @@ class Dispatcher:
             attempts.sender = None
             if waiting is not None:
                 waiting.cancel()
+            ended_s = self._clock()
+            owed_nano = _owed_nano(pool, binding.worker, ended_s) - owed_nano
+            attempts.slot_nano += lease.sequences * owed_nano
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             computed = result == "ok" and incoming.endpoint.computes
             pool.progress.end(binding.worker, pending, answered=computed)
@@ -294,7 +299,7 @@ class Dispatcher:
                     worker=worker.id,
                     result=result,
                     start_ms=(started_s - incoming.received_s) * 1000,
-                    duration_ms=(self._clock() - started_s) * 1000,
+                    duration_ms=(ended_s - started_s) * 1000,
                 )
             )
         self._note_health(served, binding, answer)
@@ -425,6 +430,14 @@ class Dispatcher:
         await reply.refuse(refusal, answer_lines(incoming, attempts))
         label = "error" if fault.kind == "overflow" else "upstream_error"
         return Outcome(label=label, status=refusal.status)
+
+
+def _owed_nano(pool: PoolState, worker: int, now_s: float) -> float:
+    """The total of what one sequence owes for this worker; 0 where it has no price by the hour."""
+    clock = pool.slot_clock
+    if clock is None:
+        return 0.0
+    return clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
 
 
 def answer_lines(incoming: Incoming, attempts: Attempts) -> Lines:

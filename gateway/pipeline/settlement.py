@@ -18,6 +18,7 @@ import msgspec
 from gateway.metrics import Metrics
 from gateway.pipeline.attempts import Sending
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress
+from gateway.policy import prices
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.ports import LeaseStore, RecordSink
@@ -90,8 +91,18 @@ class Settler:
                 unix_s=now_unix_s,
             )
         progress.timer.end("settle")
+        slot_nano = 0.0 if attempts is None else attempts.slot_nano
         settled = _Settled(
-            incoming, progress, ending, sending, estimate, outcome, charged, now_s, now_unix_s
+            incoming,
+            progress,
+            ending,
+            sending,
+            estimate,
+            outcome,
+            charged,
+            None if charged is None or served is None else _cost_nano(served, charged, slot_nano),
+            now_s,
+            now_unix_s,
         )
         if self._ended:
             self._ended.append(settled)
@@ -188,9 +199,21 @@ class _Settled(NamedTuple):
     """With usage that can be true."""
     charged: Usage | None
     """What its lease was charged; None for a full refund."""
+    cost_nano: int | None
+    """Of that; None where its model has no prices, too."""
     ended_s: float
     """By the clock of durations."""
     ended_unix_s: float
+
+
+def _cost_nano(served: ModelRuntime, charged: Usage, slot_nano: float) -> int | None:
+    return prices.request_cost_nano(
+        served,
+        charged.prompt_tokens,
+        charged.completion_tokens,
+        charged.cached_tokens,
+        slot_nano,
+    )
 
 
 def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
@@ -226,7 +249,7 @@ def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
             first_s=None if relay is None else relay.first_s,
         ),
         attempts=() if attempts is None else tuple(attempts.done),
-        usage=decision_record.usage_section(settled.charged),
+        usage=decision_record.usage_section(settled.charged, settled.cost_nano),
         timing=decision_record.timing_section(
             outcome=outcome,
             received_s=incoming.received_s,

@@ -139,6 +139,8 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
     """Its other names."""
     price: TokenPrice | None = None
     """Of its tokens; None where they have none."""
+    by_hour: bool = False
+    """Whether its workers have a price by the hour, and requests a share of it."""
     fallbacks: tuple[str, ...] = ()
     """Models that may answer instead, in order."""
     adapters: dict[str, str] = msgspec.field(default_factory=dict)

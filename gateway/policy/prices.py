@@ -8,6 +8,7 @@ cost is rounded up to the next nano-unit.
 from decimal import Decimal
 from typing import Final
 
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.price import TokenPrice
 
 NANO: Final = 1_000_000_000
@@ -49,6 +50,23 @@ def cost_nano(
         + completion_tokens * price.output_pico
     )
     return -(-pico // _PICO_A_NANO)
+
+
+def request_cost_nano(
+    served: ModelRuntime,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    slot_nano: float,
+) -> int | None:
+    """The cost of a charged request; `slot_nano` is what its time at workers costs.
+
+    None where its model has no prices.
+    """
+    price = served.price
+    if price is not None:
+        return cost_nano(price, prompt_tokens, completion_tokens, cached_tokens)
+    return int(slot_nano + 0.5) if served.by_hour else None
 
 
 def in_units(nano: int) -> str:

@@ -128,6 +128,8 @@ class UsageSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     source: str | None = None
+    cost_nano: int | None = None
+    """Cost in 1e-9 of the gateway's currency; None where the model has no prices."""
 
 
 class TimingSection(Record, frozen=True, kw_only=True, omit_defaults=True):

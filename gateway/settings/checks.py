@@ -13,6 +13,7 @@ from pathlib import Path
 from gateway.settings.config import Config
 from gateway.settings.explain import nearest
 from gateway.settings.fleet import ModelConfig, PoolConfig, WorkerConfig
+from gateway.settings.price_checks import check_prices
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from predictor.artifact import ArtifactError, load
@@ -174,6 +175,7 @@ def check_models(document: Document, models: Models) -> None:
             _check_replicas(document, (*path, "pools", name, "replicas"), pool)
         _check_capacity(document, path, model)
         _check_compression(document, path, model)
+        check_prices(document, path, model)
 
 
 def _check_compression(document: Document, path: KeyPath, model: ModelConfig) -> None:

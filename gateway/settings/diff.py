@@ -67,8 +67,9 @@ def merged(before: Config, after: Config) -> Config:
 
 
 def _merged_model(before: ModelConfig, after: ModelConfig) -> ModelConfig:
+    kept = ("scheduling", "gpu_hour", "gpus")
     pools = {
-        name: pool.model_copy(update={"scheduling": before.pools[name].scheduling})
+        name: pool.model_copy(update={part: getattr(before.pools[name], part) for part in kept})
         for name, pool in after.pools.items()
     }
     own = ("default_max_tokens", "spill_queue", "cache_salt", "engine_priority", "timeouts")

@@ -22,7 +22,7 @@ from gateway.settings.model_parts import (
     SchedulingConfig,
     TimeoutOverrides,
 )
-from gateway.settings.prices import TokenPrices
+from gateway.settings.prices import Price, TokenPrices
 from gateway.settings.types import (
     Amount,
     Count,
@@ -204,6 +204,16 @@ class PoolConfig(Section):
     """Bounds of `sluice_pool_desired_replicas`; each rank counts as one worker."""
     scheduling: PoolSchedulingConfig = PoolSchedulingConfig()
     """The choice of worker in this pool."""
+    gpu_hour: Price | None = None
+    """Cost of one GPU for an hour, in the gateway's `currency`. A request then costs the share of
+    its worker's slots that it holds while it runs; what nobody holds is reported as idle."""
+    gpus: Count = 1
+    """GPUs of one worker (of one rank, if engines have ranks); for `gpu_hour`."""
+
+    @property
+    def worker_hour(self) -> float | None:
+        """What an hour of one worker costs; None where it has no price."""
+        return None if self.gpu_hour is None else self.gpu_hour * self.gpus
 
     @property
     def ranked(self) -> bool:

@@ -12,7 +12,8 @@ from gateway.settings.types import Section, reject, typed
 def _exact(price: float) -> float:
     if decimals_of(price) > DECIMALS:
         reject(
-            f"more than {DECIMALS} decimals", "give the price of a million tokens, not of one token"
+            f"more than {DECIMALS} decimals",
+            "round it; prices of tokens are for a million of them, not for one",
         )
     return price
 
@@ -23,7 +24,7 @@ Price = Annotated[
     BeforeValidator(typed),
     AfterValidator(_exact),
 ]
-"""In units of the currency, per million tokens."""
+"""In units of the currency."""
 
 
 class PriceConfig(Section):

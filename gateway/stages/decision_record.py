@@ -239,8 +239,8 @@ def _would_bind(served: ModelRuntime | None, binding: Binding | None, job: Job) 
     return served.fleet.pools[binding.pool].workers[job.would_bind]
 
 
-def usage_section(charged: Usage | None) -> UsageSection:
-    """What is metered; nothing where the client got a full refund."""
+def usage_section(charged: Usage | None, cost_nano: int | None = None) -> UsageSection:
+    """What is metered and its cost; nothing where the client got a full refund."""
     if charged is None:
         return NO_USAGE
     return UsageSection(
@@ -248,6 +248,7 @@ def usage_section(charged: Usage | None) -> UsageSection:
         completion_tokens=charged.completion_tokens,
         cached_tokens=charged.cached_tokens,
         source=charged.source,
+        cost_nano=cost_nano,
     )
 
 

@@ -40,6 +40,8 @@ def count(
         metrics.would.add("route")
     if record.plan.reason == "would_refuse":
         metrics.would.add("deny")
+    if record.usage.cost_nano is not None:
+        metrics.cost.add(model, record.tenant or "", by=record.usage.cost_nano)
     if record.usage.prompt_tokens is not None and estimate is not None and served is not None:
         _count_tokens(metrics, record, record.usage, estimate, served)
 

@@ -29,6 +29,7 @@ from gateway.adapters.store.estimator_sync import EstimatorSync
 from gateway.adapters.upstream import HttpUpstream
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
+from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.split_alias import SplitAlias
 from gateway.records.request import Principal
@@ -108,6 +109,8 @@ class Gateway:
         )
         self.store = self.pools.store
         self.replicas = Replicas(config, self.models, clock, port=port, counted=self.pools.replicas)
+        self.bill = FleetBill((m.name, pool) for m in self.models for pool in m.fleet.pools)
+        self._clock = clock
         self.learning = EstimatorSync(
             open_state(config.state.url),
             {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
@@ -374,9 +377,15 @@ class Gateway:
         while True:
             await asyncio.sleep(_TICK_S)
             try:
+                self._bill_fleet()
                 self.pipeline.tick()
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("scheduler tick failed")
+
+    def _bill_fleet(self) -> None:
+        """Count what the workers cost since the last call."""
+        for bill in self.bill.due(self._clock(), self._replicas()):
+            self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
 
 
 def _forget_prefixes(served: ModelRuntime, pool: int, worker: int) -> None:

@@ -14,6 +14,7 @@ from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
+from gateway.policy.fleet.slot_clock import SlotClock
 from gateway.policy.model_runtime import (
     ModelAdmission,
     ModelCompression,
@@ -52,6 +53,9 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
         )
         for name, pool in model.pools.items()
     )
+    for state, pool in zip(pools, model.pools.values(), strict=True):
+        if pool.worker_hour is not None:
+            state.slot_clock = SlotClock(pool.worker_hour)
     policies = _policies(config, model)
     predictors = _predictors(model, policies, pools)
     reads = model.boundary.auto or "bfio" in policies or any(p is not None for p in predictors)
@@ -90,6 +94,7 @@ def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
         compression=_compression(model),
         watch=watch_of(model),
         price=None if model.price is None else model.price.per_token(),
+        by_hour=any(pool.slot_clock is not None for pool in pools),
     )
 
 

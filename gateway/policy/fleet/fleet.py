@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway.policy.fleet.health_rules import MISSES, HealthRules
 from gateway.policy.fleet.progress import Progress
+from gateway.policy.fleet.slot_clock import SlotClock
 
 DOUBTED_S: Final = 2.5
 """How long a `doubt` lasts unless repeated: two exchanges of replicas."""
@@ -44,6 +45,7 @@ class PoolState:
         "refused",
         "remarks",
         "siblings",
+        "slot_clock",
         "slots_per_worker",
         "sound",
         "sound_from_s",
@@ -94,6 +96,8 @@ class PoolState:
         self.warm_credit: dict[int, float] = {}
         """Their turns not taken yet, below 2."""
         self.slots_per_worker = slots_per_worker
+        self.slot_clock: SlotClock | None = None
+        """Where its workers have a price by the hour."""
         self.active = [0] * n
         """Unfinished sequences at each worker."""
         self.tokens = [0] * n

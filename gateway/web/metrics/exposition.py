@@ -55,7 +55,7 @@ def counter_family(family: Counter) -> Family:
         name=family.name,
         help=family.help,
         labels=family.labels,
-        rows=list(family.values.items()),
+        rows=[(labels, value / family.unit) for labels, value in family.values.items()],
         type="counter",
     )
 

@@ -78,6 +78,18 @@ def test_what_is_merged_has_the_live_changes_and_keeps_the_others() -> None:
     assert [change.path for change in changes(found, after)] == ["server.port"]
 
 
+def test_a_price_by_the_hour_stays_until_a_restart() -> None:
+    after = config(
+        ("max_num_seqs: 8", "max_num_seqs: 8, gpu_hour: 2"),
+        ("max_num_seqs: 4", "max_num_seqs: 4, gpu_hour: 2"),
+    )
+    found = changes(merged(config(), after), after)
+    assert [(change.path, change.restart) for change in found] == [
+        ("models[m].pools[short].gpu_hour", True),
+        ("models[m].pools[long].gpu_hour", True),
+    ]
+
+
 def test_a_model_whose_pools_differ_changes_only_by_a_restart() -> None:
     after = config(("      long:", "      larger:"), ("max_num_seqs: 8", "max_num_seqs: 9"))
     assert merged(config(), after).models == config().models
