@@ -56,10 +56,11 @@ def register() -> None:
     from sluice.top.command import top
     from sluice.traffic import traffic
     from sluice.train.command import train
+    from sluice.usage import usage
     from sluice.why import why
 
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
-    for verb in (*verbs, replay, calibrate, train, top, traffic, why):
+    for verb in (*verbs, replay, calibrate, train, top, traffic, why, usage):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
     app.add_typer(tenant)
     app.add_typer(import_)

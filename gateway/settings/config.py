@@ -15,6 +15,7 @@ from gateway.settings.types import (
     Amount,
     Attempts,
     Count,
+    Days,
     Drain,
     Flag,
     Gib,
@@ -100,6 +101,15 @@ class UsageExportConfig(Section):
 
     path: Path | None = None
     """File to append to and sync; absent: no export."""
+
+
+class LedgerConfig(Section):
+    """Usage summed by day, tenant, entitlement, key and model: `sluice usage`, /admin/usage."""
+
+    path: Path | None = None
+    """SQLite file of this host; absent: no ledger."""
+    keep_days: Days = 400
+    """Days after which sums are removed."""
 
 
 class TelemetryConfig(Section):
@@ -226,6 +236,8 @@ class Config(Section):
     """One JSON line per request."""
     usage_export: UsageExportConfig = UsageExportConfig()
     """One JSON line for each settled request, for billing."""
+    ledger: LedgerConfig = LedgerConfig()
+    """Usage summed by day, tenant, entitlement, key and model."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """OpenTelemetry: spans and metrics of requests."""
     timeouts: TimeoutsConfig = TimeoutsConfig()

@@ -66,6 +66,7 @@ def _header_key(value: SecretStr) -> SecretStr:
 Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53), BeforeValidator(typed)]
 Natural = Annotated[int, Field(strict=True, ge=0, le=1 << 53), BeforeValidator(typed)]
 Weight = Annotated[int, Field(strict=True, ge=1, le=1_000_000), BeforeValidator(typed)]
+Days = Annotated[int, Field(strict=True, ge=1, le=36_500), BeforeValidator(typed)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535), BeforeValidator(typed)]
 Ranks = Annotated[int, Field(strict=True, ge=1, le=256), BeforeValidator(typed)]
 Processes = Annotated[int, Field(strict=True, ge=1, le=128), BeforeValidator(typed)]

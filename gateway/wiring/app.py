@@ -22,6 +22,8 @@ from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.engines.rotation import Rotation
 from gateway.adapters.records.decision_ring import DecisionRing
+from gateway.adapters.records.ledger import Ledger
+from gateway.adapters.records.ledger_report import report
 from gateway.adapters.records.request_log import Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.adapters.store.backends import open_state
@@ -64,6 +66,7 @@ from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
+from gateway.web.usage.api import usage_router
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, served_model
 from gateway.wiring.reloading import Reloading
@@ -182,10 +185,17 @@ class Gateway:
         self.discovery = Discovery(config, self.models, self.rotation)
 
     def _records(self, config: Config) -> Records:
-        """Sinks of decisions: ring, request log, usage export. Raises OSError for the export."""
+        """Sinks of decisions: ring, request log, usage. Raises OSError for export and ledger."""
         self.export: UsageExport | None = None
-        if config.usage_export.path is not None:
-            self.export = UsageExport(config.usage_export.path, self.metrics)
+        self.ledger: Ledger | None = None
+        if config.ledger.path is not None:
+            self.ledger = Ledger(
+                config.ledger.path, keep_days=config.ledger.keep_days, currency=config.currency
+            )
+        if config.usage_export.path is not None or self.ledger is not None:
+            self.export = UsageExport(
+                config.usage_export.path, self.metrics, self.ledger, currency=config.currency
+            )
             self.export.open()
         others = (self.export, self.tracing)
         return Records(self.ring, self.log, *(sink for sink in others if sink is not None))
@@ -263,8 +273,10 @@ class Gateway:
             wrong_keys=wrong_keys,
         )
         self.sources = self._sources(surface)
+        ledger = None if self.ledger is None else self.ledger.path
         app = control_app(
             surface,
+            usage_router(known, surface.keys, None if ledger is None else partial(report, ledger)),
             dashboard_router(self.sources),
             admission_router(self.admission_service, known, peers),
             tenant_router(
@@ -386,6 +398,8 @@ class Gateway:
         """Count what the workers cost since the last call."""
         for bill in self.bill.due(self._clock(), self._replicas()):
             self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
+            if self.export is not None:
+                self.export.bill(bill)
 
 
 def _forget_prefixes(served: ModelRuntime, pool: int, worker: int) -> None:

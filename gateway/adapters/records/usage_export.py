@@ -1,4 +1,4 @@
-"""Usage for billing: one JSON line for each charged request, synced to disk.
+"""Usage for billing: one JSON line for each charged request, synced to disk, and the ledger's sums.
 
 Rules:
 - Lines are written at least once. A line counts as written when its batch is synced; a failed
@@ -7,13 +7,18 @@ Rules:
 - An interrupted write leaves a torn last line, and the next batch starts on a new line. Readers
   skip lines that are not JSON; the request's whole line follows.
 - Every batch opens the file anew, so the file may be moved at any time.
+- With a ledger, a batch counts there first, and its lines wait there until the file has them
+  (`gateway.adapters.records.ledger`). The ledger counts each line once.
 - Pending lines are bounded. While the disk is full the newest are dropped and counted, because
   a full disk must not stop requests.
-- If the process is killed, requests settled less than FLUSH_S before may be missing.
+- If the process is killed, requests settled less than FLUSH_S before may be missing, in both.
 """
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -21,42 +26,25 @@ import msgspec
 
 from gateway.adapters.background_task import PeriodicTask
 from gateway.adapters.records.appending import append
+from gateway.adapters.records.ledger import Ledger
 from gateway.metrics import Metrics
+from gateway.policy.fleet.fleet_bill import PoolBill
 from gateway.records.decision import DecisionRecord
-from gateway.records.record import Record
+from gateway.records.usage import UsageLine
 
 FLUSH_S: Final = 0.5
+BILL_S: Final = 10.0
+"""Between two entries of the fleet's cost while no request ends."""
 MAX_PENDING: Final = 100_000
 """Pending lines; some 50 MiB."""
+NO_BILL: Final = PoolBill("", "", 0.0, 0)
 
 _log = logging.getLogger("sluice.usage_export")
 _encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(UsageLine).decode
 
 
-class UsageLine(Record, frozen=True, kw_only=True):
-    """Usage and cost of one request. Cached input is part of the input."""
-
-    id: str
-    time_unix_s: float
-    """When it was settled."""
-    tenant: str
-    entitlement: str
-    key: str
-    """The key's name, or its fingerprint where it has none; empty without a key."""
-    model: str
-    endpoint: str
-    input_tokens: int
-    cached_input_tokens: int
-    output_tokens: int
-    charge_tokens: int
-    """Tokens that the entitlement's bucket paid, by the weights of the model's profile."""
-    source: str
-    """Source of the usage: engine (reported), counted (by the gateway) or proxy (reported)."""
-    status: str
-    """The outcome, as in the request log."""
-
-
-def usage_line(record: DecisionRecord) -> UsageLine | None:
+def usage_line(record: DecisionRecord, currency: str = "") -> UsageLine | None:
     """The line of a decision; None if nothing was charged."""
     lease, usage = record.admission, record.usage
     if lease.charge_tokens is None or lease.lease_id is None:
@@ -78,16 +66,34 @@ def usage_line(record: DecisionRecord) -> UsageLine | None:
         charge_tokens=lease.charge_tokens,
         source=usage.source or "",
         status=record.outcome,
+        cost_nano=usage.cost_nano,
+        currency="" if usage.cost_nano is None else currency,
     )
 
 
 class UsageExport:
-    """RecordSink that appends usage lines to a file."""
+    """RecordSink that writes usage lines to the export, the ledger, or both."""
 
-    def __init__(self, path: Path, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        metrics: Metrics,
+        ledger: Ledger | None = None,
+        *,
+        currency: str = "",
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`path`: the export's file, or None for the ledger alone."""
         self._path = path
         self._metrics = metrics
+        self._ledger = ledger
+        self._currency = currency
+        self._wall_clock = wall_clock
         self._pending: list[bytes] = []
+        self._in_ledger = 0
+        """Pending lines, from the first, that the ledger has and the export not yet."""
+        self._bills: dict[tuple[str, str], PoolBill] = {}
+        self._billed_unix_s = wall_clock()
         self._writing = asyncio.Lock()
         self._flushing = PeriodicTask(self.flush, FLUSH_S)
         self._failing = False
@@ -99,7 +105,7 @@ class UsageExport:
 
     def append(self, record: msgspec.Struct) -> None:
         """See RecordSink. Ignores other records, and decisions without a charge."""
-        line = usage_line(record) if isinstance(record, DecisionRecord) else None
+        line = usage_line(record, self._currency) if isinstance(record, DecisionRecord) else None
         if line is None:
             return
         if len(self._pending) >= MAX_PENDING:
@@ -107,10 +113,26 @@ class UsageExport:
             return
         self._pending.append(_encode(line) + b"\n")  # encoded now, while the record is in cache
 
+    def bill(self, due: PoolBill) -> None:
+        """Enter what a pool's workers cost into the ledger."""
+        if self._ledger is None:
+            return
+        known = self._bills.get((due.model, due.pool), NO_BILL)
+        self._bills[due.model, due.pool] = due._replace(
+            worker_s=due.worker_s + known.worker_s, cost_nano=due.cost_nano + known.cost_nano
+        )
+
     def open(self) -> None:
-        """Check that the file can be written. Raises OSError."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        append_synced(self._path, b"")
+        """Check that the files can be written, and export what a crash left. Raises OSError."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            append_synced(self._path, b"")
+        if self._ledger is None:
+            return
+        self._ledger.open()
+        if self._path is not None and (left := self._ledger.undelivered()):
+            append_synced(self._path, b"".join(left))
+            self._ledger.delivered()
 
     def start(self) -> None:
         """Start flushing; call within the running loop."""
@@ -119,26 +141,52 @@ class UsageExport:
     async def close(self) -> None:
         """Write pending lines and stop. A batch in progress is never interrupted."""
         await self._flushing.close()
+        self._billed_unix_s = -inf
         await self.flush()
         if self._pending:
             _log.error("%d usage lines were not written and are lost", len(self._pending))
             self._metrics.usage_dropped.add(by=len(self._pending))
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
 
     async def flush(self) -> None:
         """Write pending lines; after a failure they stay pending, in order."""
         async with self._writing:
-            batch = self._pending[:]
-            if not batch:
+            batch, bills = self._pending[:], self._bills
+            now_unix_s = self._wall_clock()
+            if not batch and not (bills and now_unix_s - self._billed_unix_s >= BILL_S):
                 return
+            self._bills = {}
             try:
-                await asyncio.to_thread(append_synced, self._path, b"".join(batch))
+                await asyncio.to_thread(self._write, batch, bills, now_unix_s)
             except OSError as error:
+                for due in bills.values():  # the ledger has not got them
+                    self.bill(due)
                 if not self._failing:
-                    _log.error("usage export %s cannot be written: %s", self._path, error.strerror)
+                    _log.error("usage cannot be written: %s", error)
                 self._failing = True
                 return
             del self._pending[: len(batch)]
             self._failing = False
+
+    def _write(
+        self, batch: list[bytes], bills: dict[tuple[str, str], PoolBill], now_unix_s: float
+    ) -> None:
+        """Write them, in a thread; empties `bills` once the ledger has them."""
+        ledger, path = self._ledger, self._path
+        if ledger is not None:
+            new = batch[self._in_ledger :]
+            lines = [_decode(line) for line in new]
+            outbox = new if path is not None else ()
+            ledger.commit(lines, bills.values(), now_unix_s, outbox)
+            bills.clear()
+            self._billed_unix_s = now_unix_s
+            self._in_ledger = len(batch)
+        if path is not None and batch:
+            append_synced(path, b"".join(batch))
+            if ledger is not None:
+                ledger.delivered()
+        self._in_ledger = 0
 
 
 def append_synced(path: Path, data: bytes) -> None:

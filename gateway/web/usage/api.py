@@ -1,0 +1,97 @@
+"""Usage from the ledger: GET /admin/usage for all tenants, GET /v1/sluice/usage for a key's own.
+
+A tenant's report has that tenant's rows alone: the presented key selects the tenant, and no part
+of the query can.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.policy.request.head import read_head
+from gateway.policy.usage_report import figures, lines_of, query_of, total
+from gateway.records.usage import UsageQuery, UsageReport
+from gateway.web.control.roles import RoleKeys, admin_guard
+from gateway.web.control.surface import Authenticate
+from gateway.web.problems import json_response
+
+MOST_ROWS: Final = 10_000
+"""Of one answer; `sluice usage` has no such limit."""
+ReadReport = Callable[[UsageQuery, int], UsageReport]
+"""Reads the ledger: a query, and the most rows. Blocks; raises OSError."""
+Day = Annotated[str | None, Query(max_length=32)]
+By = Annotated[str, Query(max_length=128)]
+
+_log = logging.getLogger("sluice.usage")
+
+
+def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | None) -> APIRouter:
+    """The routes; `read` is None where there is no ledger."""
+    app = APIRouter()
+    one_at_a_time = asyncio.Lock()
+
+    async def answer(query: UsageQuery) -> Response:
+        if read is None:
+            raise NotFound(
+                "This gateway keeps no ledger: its operator can set `ledger.path`.",
+                reason="no_ledger",
+                code="no_ledger",
+            )
+        async with one_at_a_time:  # a report may read much
+            try:
+                found = await asyncio.to_thread(read, query, MOST_ROWS + 1)
+            except OSError as error:
+                _log.error("the ledger cannot be read: %s", error)
+                raise Unavailable(
+                    "The ledger cannot be read now.", reason="ledger_unavailable"
+                ) from None
+        return _shown(found)
+
+    @app.get("/admin/usage", dependencies=[Depends(admin_guard(keys))])
+    async def usage(
+        by: By = "tenant,model",
+        first: Annotated[Day, Query(alias="from")] = None,
+        last: Annotated[Day, Query(alias="to")] = None,
+    ) -> Response:
+        """Usage and cost of all tenants."""
+        return await answer(_query(by, first, last, None))
+
+    @app.get("/v1/sluice/usage")
+    async def own_usage(
+        request: Request,
+        by: By = "day,model",
+        first: Annotated[Day, Query(alias="from")] = None,
+        last: Annotated[Day, Query(alias="to")] = None,
+    ) -> Response:
+        """Usage and cost of this key's tenant."""
+        principal = authenticate(read_head(request.scope["headers"]).key_digest)
+        return await answer(_query(by, first, last, principal.tenant))
+
+    return app
+
+
+def _query(by: str, first: str | None, last: str | None, tenant: str | None) -> UsageQuery:
+    try:
+        return query_of(by, first, last, tenant)
+    except ValueError as error:
+        raise BadRequest(f"{error}.", reason="bad_request") from None
+
+
+def _shown(report: UsageReport) -> Response:
+    """The rows, or where there are too many, the first of them and no total."""
+    more = len(report.rows) > MOST_ROWS
+    rows = lines_of(report)
+    found: dict[str, object] = {
+        "by": report.query.by,
+        "from": report.query.first_day,
+        "to": report.query.last_day,
+        "currency": report.currency,
+        "rows": rows[:MOST_ROWS] if more else rows,
+        "more": more,
+        "total": None if more else figures(total(report)),
+    }
+    return json_response(found)
