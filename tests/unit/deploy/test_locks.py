@@ -42,7 +42,7 @@ def test_a_lock_holds_a_version_that_each_requirement_allows(
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [*LOCKS, "helm"])
 def test_a_lock_has_pins_and_hashes_only(lock: str) -> None:
     text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
     entries = re.sub(r" \\\n", "", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE)).splitlines()

@@ -66,6 +66,7 @@ def test_help_names_every_target() -> None:
         "help",
         "redis",
         "promtool",
+        "helm",
         "test-interpreted",
         "test-compiled",
         "test-image",

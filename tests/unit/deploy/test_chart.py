@@ -1,0 +1,316 @@
+"""The chart: what it renders is golden, valid and what the code is; what is wrong is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from gateway.settings import load
+from tests.chart import CHART, HELM, VALUES, Manifest, generated, golden_of, golden_text
+from tests.chart import helm as run_helm
+from tests.chart import rendered as render
+from tests.unit.deploy.files import ROOT, alerts, instruction, load_yaml, rules
+
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed (make helm)")
+pytestmark = [pytest.mark.helm, needs_helm]
+
+API = json.loads((ROOT / "tests/kubernetes.schema.json").read_text(encoding="utf-8"))
+KEYS = {
+    f"SLUICE_{name}": f"sha256:{number:064x}"
+    for number, name in enumerate(("GUARANTEED_KEY_HASH", "ELASTIC_KEY_HASH", "SPOT_KEY_HASH"))
+} | {"SLUICE_ADMIN_KEY": "sk-admin"}
+POOL = {"max_model_len": 1024, "max_num_seqs": 8, "workers": "http://w:8000"}
+MODEL = {"name": "m", "pools": {"a": POOL}}
+RECIPES = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
+
+
+def rendered(values: Path, *options: str) -> list[Manifest]:
+    return render(f"--values={values}", *options)
+
+
+def values_named(name: str) -> Path:
+    return next(path for path in VALUES if path.stem == name)
+
+
+def one(manifests: list[Manifest], kind: str, name: str = "sluice") -> Any:
+    (found,) = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def problems_of(manifest: Manifest) -> list[str]:
+    """What the Kubernetes API refuses about a manifest."""
+    schema = {"$ref": f"#/$defs/{API['kinds'][manifest['kind']]}", "$defs": API["$defs"]}
+    found = jsonschema_rs.Draft202012Validator(schema).iter_errors(manifest)
+    return [f"{manifest['kind']}: {error.message} at {error.instance_path}" for error in found]
+
+
+def gateway_of(manifests: list[Manifest], name: str = "sluice") -> Any:
+    (container,) = one(manifests, "Deployment", name)["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+# -- what is rendered
+
+
+def test_helm_lint_has_nothing_to_say() -> None:
+    for values in VALUES:
+        done = run_helm("lint", "--strict", str(CHART), f"--values={values}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_ten_files_of_values_render_as_before(values: Path) -> None:
+    golden = golden_of(values).read_text(encoding="utf-8")
+    assert golden_text(rendered(values)) == golden, "if that is meant: make chart"
+    assert len(VALUES) == 10
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_the_kubernetes_api_accepts_what_is_rendered(values: Path) -> None:
+    assert [problem for each in rendered(values) for problem in problems_of(each)] == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_the_kubernetes_api_accepts_the_recipes(recipe: Path) -> None:
+    manifests = list(yaml.safe_load_all(recipe.read_text(encoding="utf-8")))
+    assert [problem for each in manifests for problem in problems_of(each)] == []
+
+
+def test_the_kubernetes_api_refuses_misspelled_and_mistyped_fields() -> None:
+    service = one(rendered(values_named("defaults")), "Service")
+    assert problems_of({**service, "spec": {**service["spec"], "port": []}})
+    assert problems_of({**service, "apiVersion": "v2"})
+    monitor = one(rendered(values_named("monitoring")), "ServiceMonitor")
+    assert problems_of({**monitor, "spec": {"endpoint": [], **monitor["spec"]}})
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_sluice_check_accepts_every_rendered_configuration(values: Path, tmp_path: Path) -> None:
+    maps = [m for m in rendered(values) if "sluice.yaml" in m.get("data", {})]
+    assert len(maps) == (values.stem != "existing-configmap")
+    for manifest in maps:
+        path = tmp_path / "sluice.yaml"
+        path.write_text(manifest["data"]["sluice.yaml"], encoding="utf-8")
+        load(path, environ={**KEYS, "SLUICE_STATE_URL": "redis://redis:6379/0"})
+
+
+def test_the_generated_files_are_up_to_date() -> None:
+    for name, text in generated().items():
+        assert (CHART / name).read_text(encoding="utf-8") == text, "run make chart"
+
+
+def test_rules_and_dashboard_are_those_that_are_tested() -> None:
+    manifests = rendered(values_named("monitoring"))
+    groups = one(manifests, "PrometheusRule")["spec"]["groups"]
+    assert [rule for group in groups for rule in group["rules"]] == rules()
+    assert {rule["alert"] for g in groups for rule in g["rules"] if "alert" in rule} == {
+        alert["alert"] for alert in alerts()
+    }
+    shown = one(manifests, "ConfigMap", "sluice-dashboard")["data"]["sluice.json"]
+    dashboard = (ROOT / "deploy/grafana/dashboards/sluice.json").read_text(encoding="utf-8")
+    assert json.loads(shown) == json.loads(dashboard)
+
+
+# -- the pod is what the image is
+
+
+def test_the_pod_runs_the_image_s_command_as_the_image_s_user_on_a_read_only_root() -> None:
+    manifests = rendered(values_named("defaults"))
+    container = gateway_of(manifests)
+    spec = one(manifests, "Deployment")["spec"]["template"]["spec"]
+    assert container["args"] == json.loads(instruction("CMD"))
+    user = [int(number) for number in instruction("USER").split(":")]
+    assert [spec["securityContext"][k] for k in ("runAsUser", "runAsGroup")] == user
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {"/etc/sluice", instruction("WORKDIR"), "/tmp"}
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_every_pod_fits_the_restricted_standard_with_limits(values: Path) -> None:
+    for manifest in rendered(values):
+        if manifest["kind"] in {"Deployment", "StatefulSet"}:
+            spec = manifest["spec"]["template"]["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in spec["containers"]:
+                assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False
+                assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_the_grace_period_holds_the_sleep_and_the_drain(values: Path) -> None:
+    manifests = rendered(values)
+    deployment = next(m for m in manifests if m["kind"] == "Deployment" and "gateway" in str(m))
+    name = "llm-gateway" if values.stem == "placement" else "sluice"
+    spec = one(manifests, deployment["kind"], name)["spec"]["template"]["spec"]
+    slept = int(gateway_of(manifests, name)["lifecycle"]["preStop"]["exec"]["command"][1])
+    merged = {**load_yaml(CHART / "values.yaml")["config"]["server"]}
+    merged |= load_yaml(values).get("config", {}).get("server", {})
+    assert spec["terminationGracePeriodSeconds"] == slept + merged["drain_timeout_s"] + 10
+
+
+def test_all_five_systems_are_on_by_default() -> None:
+    config = load_yaml(CHART / "values.yaml")["config"]
+    (model,) = config["models"]
+    (compose,) = load_yaml("deploy/compose/sluice.yaml")["models"]
+    assert model["boundary"] == compose["boundary"]
+    assert model["compression"]["enabled"] is True
+    policies = {name: pool["scheduling"]["policy"] for name, pool in model["pools"].items()}
+    assert policies == {"short": "quartz", "long": "bfio"}
+    classes = {entitlement["service_class"] for entitlement in config["entitlements"]}
+    assert classes == {"guaranteed", "elastic", "spot"}
+
+
+def test_mocks_are_what_the_default_pools_expect() -> None:
+    manifests = rendered(values_named("mocks"))
+    (model,) = load_yaml(CHART / "values.yaml")["config"]["models"]
+    for pool, settings in model["pools"].items():
+        name = f"engines-{pool}"
+        args = dict(a[2:].split("=") for a in gateway_of(manifests, name)["args"][1:])
+        assert args["model"] == model["name"]
+        assert args["max-model-len"] == str(settings["max_model_len"])
+        assert args["max-num-seqs"] == str(settings["max_num_seqs"])
+        workers = json.dumps(settings["workers"])
+        assert f"k8s://service/{name}:{args['port']}" in workers
+        assert f'"ranks": {args.get("dp-ranks", 1)}' in workers or "ranks" not in workers
+        assert one(manifests, "Service", name)["spec"]["ports"][0]["port"] == int(args["port"])
+
+
+def test_the_role_reads_only_what_discovery_needs_and_where() -> None:
+    def roles(name: str) -> dict[str, set[str]]:
+        return {
+            m["metadata"]["namespace"]: {r for rule in m["rules"] for r in rule["resources"]}
+            for m in rendered(values_named(name), "--namespace=front")
+            if m["kind"] == "Role"
+        }
+
+    everything = {"endpointslices", "pods", "inferencepools"}
+    assert roles("defaults") == {"front": {"endpointslices"}}
+    assert roles("discovery") == {
+        "front": {"endpointslices"},
+        "prod": {"pods", "inferencepools"},
+    }
+    assert roles("existing-configmap") == {"front": {"endpointslices"}, "engines": everything}
+    assert roles("placement") == {}
+
+
+def test_pods_roll_only_for_what_a_reload_cannot_change() -> None:
+    def digest(*options: str) -> str:
+        deployment = one(rendered(values_named("discovery"), *options), "Deployment")
+        found = deployment["spec"]["template"]["metadata"]["annotations"]
+        return str(found["sluice/restart-digest"])
+
+    model = "config.models[0]"
+    pools = load_yaml(values_named("discovery"))["config"]["models"][0]["pools"]
+    more = {**pools, "long": {**pools["long"], "max_num_seqs": 9}}
+    assert digest() == digest(f"--set-json={model}={json.dumps({'name': 'llama', 'pools': more})}")
+    assert digest() == digest("--set=config.health.interval_s=3")
+    renamed = {"name": "llama", "pools": {**pools, "longer": pools["long"]}}
+    assert digest() != digest(f"--set-json={model}={json.dumps(renamed)}")
+    assert digest() != digest("--set=config.server.max_connections=99")
+
+
+# -- what is refused
+
+
+def refusal(*options: str) -> str:
+    """What Helm says about values that it refuses."""
+    done = run_helm("template", "sluice", str(CHART), *options)
+    assert done.returncode, "nothing was refused"
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--set=replica=2", "additional properties 'replica' not allowed"),
+        ("--set=replicas=many", "/replicas"),
+        ("--set=image.tags=1", "/image"),
+        ("--set=config.sever.port=1", "/config"),
+        ("--set=config.server.admin_key=sk-admin", "/config/server/admin_key"),
+        ("--set=config.server.admin_key=${ADMIN:-sk-admin}", "/config/server/admin_key"),
+        ("--set=config.server.drain_timeout_s=100000", "/config/server/drain_timeout_s"),
+        ("--set=config.state.url=redis://:secret@redis/0", "/config/state/url"),
+        ("--set-json=config.models=[]", "/config/models"),
+        (
+            "--set-json=config.models=" + json.dumps([{**MODEL, "scheduling": {"policy": "best"}}]),
+            "/scheduling/policy",
+        ),
+        (
+            '--set-json=config.entitlements=[{"name":"e","tenant":"t","service_class":"gold"}]',
+            "/service_class",
+        ),
+        ("--set-json=config.entitlements=[{}]", "missing propert"),
+        ("--set=redis.url=redis://:secret@redis:6379/0", "/redis/url"),
+        ("--set=service.type=Ingress", "/service/type"),
+    ],
+)
+def test_the_schema_refuses_mistakes_and_names_their_place(option: str, said: str) -> None:
+    assert said in refusal(option)
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        (
+            ["replicas=2"],
+            "Set redis.enabled=true, redis.url or redis.urlSecret.name, or replicas=1",
+        ),
+        (["autoscaling.enabled=true"], "redis.enabled=true"),
+        (["redis.enabled=true", "redis.url=redis://redis:6379/0"], "keep one of them"),
+        (["redis.enabled=true", "config.state.url=memory://"], "leave config.state.url at"),
+        (["terminationGracePeriodSeconds=37"], "must be 38 or more"),
+        (["config.server.workers=2"], "set replicas"),
+        (["config.server.management_port=0"], "must be a number above 0"),
+        (["config.server.host=127.0.0.1"], "must be 0.0.0.0"),
+        (["config.server.drain_timeout_s=${DRAIN_S}"], "must be a number"),
+        ([f"config.models={json.dumps([MODEL])}"], "Set config.entitlements together with"),
+        (
+            [
+                "autoscaling.enabled=true",
+                "autoscaling.minReplicas=9",
+                "redis.url=redis://redis:6379/0",
+            ],
+            "lower it",
+        ),
+    ],
+)
+def test_values_that_disagree_are_refused_with_the_fix(options: list[str], fix: str) -> None:
+    flags = ["--set-json=" + o if "[" in o else "--set=" + o for o in options]
+    assert fix in refusal(*flags)
+
+
+def test_one_replica_may_have_its_state_in_memory_and_several_share_a_redis() -> None:
+    assert one(render("--set=replicas=1"), "Deployment")
+    for option in ("redis.enabled=true", "redis.url=redis://r:6379/0", "redis.urlSecret.name=url"):
+        container = gateway_of(render("--set=replicas=2", f"--set={option}"))
+        assert [e["name"] for e in container["env"]] == ["SLUICE_STATE_URL"]
+
+
+def test_keys_come_from_secrets_only() -> None:
+    for values in VALUES:
+        manifests = rendered(values)
+        assert "Secret" not in {manifest["kind"] for manifest in manifests}
+        for manifest in manifests:
+            for text in re.findall(
+                r"\w*key: (\S+)", manifest.get("data", {}).get("sluice.yaml", "")
+            ):
+                assert re.fullmatch(r"\$\{\w+\}", text)
+
+
+def test_every_value_is_documented_where_it_stands_and_named_on_the_page() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = load_yaml(CHART / "values.yaml")
+    assert set(values) == set(schema["properties"]) - {"global"}
+    for name, part in schema["properties"].items():
+        if name in values and "properties" in part:
+            assert set(values[name]) == set(part["properties"]), name
+    page = (ROOT / "docs/operate/kubernetes.md").read_text(encoding="utf-8")
+    assert [name for name in values if f"`{name}" not in page] == []
