@@ -1,7 +1,7 @@
 """What a configuration file would change in the one in force, and which of it needs a restart.
 
-Changes are named by dotted paths; models, pools and entitlements by their names. Values of secrets
-are never shown.
+Changes are named by dotted paths; models, pools, entitlements, tenants and keys by their names.
+Values of secrets are never shown, and hashes of keys by their fingerprints.
 """
 
 import re
@@ -16,7 +16,7 @@ from gateway.settings.fleet import ModelConfig
 from gateway.settings.token_pools import managed
 
 LIVE: Final = (
-    r"entitlements\[.*",
+    r"(entitlements|tenants)\[.*",
     r"(health|timeouts|retry)\.\w+",
     r"models\[[^\]]+\]\.pools\[[^\]]+\]\.(workers|max_model_len|max_num_seqs|replicas.*)",
     r"models\[[^\]]+\]\.pools\[[^\]]+\]\.(tokens_per_second|kv_cache_gib)",
@@ -28,7 +28,8 @@ LIVE: Final = (
 )
 """Paths that change without a restart."""
 _LIVE: Final = re.compile("|".join(f"(?:{path})" for path in LIVE))
-_NAMED: Final = frozenset({"models", "entitlements"})
+_HASH: Final = re.compile(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}")
+_NAMED: Final = frozenset({"models", "entitlements", "tenants", "keys"})
 _WHOLE: Final = frozenset({"workers", "aliases", "api_keys"})
 
 
@@ -58,7 +59,7 @@ def merged(before: Config, after: Config) -> Config:
         else model
         for model in before.models
     )
-    update = {name: getattr(after, name) for name in ("health", "timeouts", "retry")}
+    update = {name: getattr(after, name) for name in ("health", "timeouts", "retry", "tenants")}
     if not any(path.startswith("entitlements") for path in fixed):
         update["entitlements"] = after.entitlements
     found = before.model_copy(update={**update, "models": models})
@@ -145,4 +146,4 @@ def _shown(value: object) -> str:
         return f"{{{inner}}}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_shown, value))}]"
-    return str(value)
+    return _HASH.sub(r"\1…", str(value))

@@ -111,6 +111,14 @@ def tenant_keys(config: Config) -> list[TenantKey]:
     ]
 
 
+def keys_by_tenant(config: Config) -> dict[str, list[TenantKey]]:
+    """The keys of each of the file's tenants that has one."""
+    found: dict[str, list[TenantKey]] = {}
+    for key in tenant_keys(config):
+        found.setdefault(key.tenant, []).append(key)
+    return found
+
+
 def _tenant_key(tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str]) -> TenantKey:
     listed = tenant.entitlements if key.entitlements is None else key.entitlements
     return TenantKey(

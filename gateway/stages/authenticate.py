@@ -26,11 +26,7 @@ class _TenantKeyEntry:
 
 
 class Keyring:
-    """Digests of the live keys, changeable at any time. Buckets keep a look-up short.
-
-    `open` only while no entitlement was ever entered: whoever deletes the last one must not
-    open the gateway by it.
-    """
+    """Digests of the live keys, changeable at any time. Buckets keep a look-up short."""
 
     def __init__(
         self,
@@ -38,35 +34,69 @@ class Keyring:
         tenant_keys: Sequence[TenantKey] = (),
     ) -> None:
         """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one."""
-        self.open = True
+        self.tenanted = False
+        """Whether there ever was a tenant's key, which closes the gateway for good."""
+        self.held: set[str] = set()
+        """Suspended tenants: the gateway refuses all of their keys."""
+        self._entitled = False
         # Two bytes of the digest choose a bucket; the rest is compared in constant time.
         self._buckets: dict[bytes, list[tuple[bytes, Principal | _TenantKeyEntry]]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
         self._tenants: dict[str, dict[str, Principal]] = {}
-        """Entitlements of the tenants that have keys of their own."""
-        self._tenant_keys: dict[str, list[_TenantKeyEntry]] = {}
+        """Each tenant's entitlements."""
+        self._tenant_keys: dict[str, tuple[_TenantKeyEntry, ...]] = {}
         self._tenant_of: dict[str, str] = {}
+        by_tenant: dict[str, list[TenantKey]] = {}
         for key in tenant_keys:
-            self._enter(key)
+            by_tenant.setdefault(key.tenant, []).append(key)
+        for tenant, keys in by_tenant.items():
+            self.put_tenant(tenant, keys)
         of: dict[str, list[bytes]] = {}
         for digest, principal in (principals or {}).items():
             of.setdefault(principal.entitlement, []).append(digest)
         for digests in of.values():
             self.put((principals or {})[digests[0]], digests)
 
-    def _enter(self, key: TenantKey) -> None:
-        self.open = False
-        entry = _TenantKeyEntry(key)
-        self._tenants.setdefault(key.tenant, {})
-        self._tenant_keys.setdefault(key.tenant, []).append(entry)
-        self._buckets.setdefault(key.sha256[:2], []).append((key.sha256, entry))
+    @property
+    def open(self) -> bool:
+        """Whether requests need no key: only while no entitlement and no key was ever entered.
+
+        Whoever deletes the last one must not open the gateway by it.
+        """
+        return not (self._entitled or self.tenanted)
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        self._entitled = not value
+
+    def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
+        """Replace a tenant's keys at once; with none it has no key.
+
+        A key that is an entitlement's own, or another tenant's, stays that one's.
+        """
+        self.remove_tenant(tenant)
+        entries = []
+        for key in keys:
+            bucket = self._buckets.setdefault(key.sha256[:2], [])
+            if all(known != key.sha256 for known, _ in bucket):
+                entry = _TenantKeyEntry(key)
+                bucket.append((key.sha256, entry))
+                entries.append(entry)
+        if keys:
+            self.tenanted = True
+            self._tenant_keys[tenant] = tuple(entries)
+
+    def remove_tenant(self, tenant: str) -> None:
+        """Forget a tenant's keys; an unknown tenant is no failure."""
+        for entry in self._tenant_keys.pop(tenant, ()):
+            self._drop(entry.key.sha256, entry)
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
         """Replace an entitlement's principal and its keys; with no digests it has no key.
 
         A key that was another entitlement's, or a tenant's, is this one's from now on.
         """
-        self.open = False
+        self._entitled = True
         self.remove(principal.entitlement)
         mine = tuple(dict.fromkeys(digests))
         for digest in mine:
@@ -80,26 +110,37 @@ class Keyring:
                     break
             bucket.append((digest, principal))
         self._digests[principal.entitlement] = mine
-        if principal.tenant in self._tenants:
-            self._tenants[principal.tenant][principal.entitlement] = principal
-            self._tenant_of[principal.entitlement] = principal.tenant
-            self._changed(principal.tenant)
+        self._tenants.setdefault(principal.tenant, {})[principal.entitlement] = principal
+        self._tenant_of[principal.entitlement] = principal.tenant
+        self._changed(principal.tenant)
 
     def remove(self, entitlement: str) -> None:
         """Forget an entitlement and its keys; unknown ones are no failure."""
         for digest in self._digests.pop(entitlement, ()):
-            left = [pair for pair in self._buckets[digest[:2]] if pair[0] != digest]
-            if left:
-                self._buckets[digest[:2]] = left
-            else:
-                del self._buckets[digest[:2]]
+            self._drop(digest, None)
         tenant = self._tenant_of.pop(entitlement, None)
         if tenant is not None:
             del self._tenants[tenant][entitlement]
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
             self._changed(tenant)
 
+    def entitlements_of(self, tenant: str) -> dict[str, Principal]:
+        """A tenant's entitlements by name."""
+        return self._tenants.get(tenant, {})
+
+    def _drop(self, digest: bytes, entry: _TenantKeyEntry | None) -> None:
+        """Forget a digest, unless it is no longer this entry's (None: an entitlement's)."""
+        bucket = self._buckets.get(digest[:2], [])
+        for at, (known, owner) in enumerate(bucket):
+            if known == digest and (owner is entry if entry else isinstance(owner, Principal)):
+                del bucket[at]
+                break
+        if not bucket:
+            self._buckets.pop(digest[:2], None)
+
     def _changed(self, tenant: str) -> None:
-        for entry in self._tenant_keys[tenant]:
+        for entry in self._tenant_keys.get(tenant, ()):
             entry.principal = None
 
     def find(self, digest: bytes) -> Principal | None:
@@ -109,7 +150,7 @@ class Keyring:
                 if isinstance(owner, Principal):
                     return owner
                 if owner.principal is None:
-                    owner.principal = _opened(owner.key, self._tenants[owner.key.tenant])
+                    owner.principal = _opened(owner.key, self.entitlements_of(owner.key.tenant))
                 return owner.principal
         return None
 
@@ -155,6 +196,12 @@ def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) 
             "Incorrect API key provided. Check the key with whoever runs this gateway.",
             reason="invalid_api_key",
             code="invalid_api_key",
+        )
+    if keyring.held and principal.tenant in keyring.held:
+        raise Forbidden(
+            f"The tenant '{principal.tenant}' is suspended.",
+            reason="tenant_suspended",
+            code="tenant_suspended",
         )
     _check_live(principal, now_unix_s)
     return principal

@@ -140,6 +140,7 @@ class Reloading:
                 )
         if target.entitlements != running.entitlements:
             await gateway.pools.adopt_entitlements(target)
+        gateway.pools.adopt_tenants(target)  # after the entitlements that their keys open
 
 
 def _adopt(served: ModelRuntime, new: ModelRuntime, model: ModelConfig) -> None:

@@ -33,6 +33,7 @@ from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import (
     base_terms,
     entries,
+    keys_by_tenant,
     managed,
     shape_of,
     tenant_keys,
@@ -74,6 +75,7 @@ class AdmissionRuntime:
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
         self.keyring = Keyring(tenant_keys=tenant_keys(config))
+        self._tenants = keys_by_tenant(config)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
         self.directory = open_directory(self._url)
@@ -165,6 +167,16 @@ class AdmissionRuntime:
         """Apply another version of the file's entitlements."""
         self._file = File(entries(config), config.modified_unix_s)
         await self.registry.adopt(self._file)
+
+    def adopt_tenants(self, config: Config) -> None:
+        """Apply another version of the file's tenants: a key that left it stops at once."""
+        before, after = self._tenants, keys_by_tenant(config)
+        changed = [t for t in {**before, **after} if before.get(t) != after.get(t)]
+        for tenant in changed:  # a key may move from one tenant to another
+            self.keyring.remove_tenant(tenant)
+        for tenant in changed:
+            self.keyring.put_tenant(tenant, after.get(tenant, ()))
+        self._tenants = after
 
     def _open_store(
         self, config: Config, token_pools: Mapping[str, TokenPool]

@@ -3,15 +3,18 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
-from bench.common.fleet import MODEL, Fleet
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 
 CODER = "coder"
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 CHAT = "/v1/chat/completions"
 
 
@@ -164,3 +167,69 @@ def test_a_split_alias_is_listed_and_keeps_its_users() -> None:
         cards = get(fleet, "coding", "/v1/models")["data"]
         assert [card["id"] for card in cards] == [CODER, "gpt-4o"]
         assert post(fleet, "coding", "gpt-4o").headers["x-sluice-model"] == CODER
+
+
+def reload(fleet: Fleet, change: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Change the fleet's file and reload it; what changed."""
+    path = Path(fleet.replicas[0].command[fleet.replicas[0].command.index("-c") + 1])
+    config = yaml.safe_load(path.read_text())
+    change(config)
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    answer = httpx.post(f"{fleet.url}/admin/reload", headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    assert not answer.json()["restart_needed"]
+    changes: list[dict[str, Any]] = answer.json()["changes"]
+    return changes
+
+
+def test_a_reload_ends_and_adds_keys_while_streams_run_on() -> None:
+    with two_models([{"name": "web"}, {"name": "old"}]) as fleet:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        with httpx.stream(
+            "POST",
+            fleet.url + CHAT,
+            json={**body, "max_tokens": 800, "stream": True},
+            headers={"authorization": "Bearer sk-old"},
+            timeout=30,
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+
+            def edit(config: dict[str, Any]) -> None:
+                web = config["tenants"][0]["keys"][0]
+                config["tenants"][0]["keys"] = [{**web, "models": [CODER]}]
+                other = {"name": "fresh", **hashed({"name": "fresh"})}
+                config["tenants"].append({"name": "beta", "keys": [other]})
+                config["entitlements"].append({"name": "b", "tenant": "beta", "model": MODEL})
+
+            changes = {each["path"]: each for each in reload(fleet, edit)}
+            assert post(fleet, "old", MODEL).status_code == 401
+            assert post(fleet, "web", MODEL).status_code == 403
+            assert post(fleet, "web", CODER).status_code == 200
+            assert post(fleet, "fresh", MODEL).status_code == 200
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        shown = json.dumps(list(changes.values()))
+        digest = hashed({"name": "old"})["sha256"]
+        assert digest[:8] in changes["tenants[acme].keys[old]"]["before"]
+        assert digest not in shown and hashed({"name": "fresh"})["sha256"] not in shown
+        assert set(changes) == {
+            *("tenants[acme].keys[web].models", "tenants[acme].keys[old]"),
+            *("tenants[beta]", "entitlements[b]"),
+        }
+
+
+def test_a_reload_moves_a_key_to_another_tenant_and_expires_one() -> None:
+    with two_models([{"name": "web"}, {"name": "old"}]) as fleet:
+
+        def edit(config: dict[str, Any]) -> None:
+            web, old = config["tenants"][0]["keys"]
+            config["tenants"] = [
+                {"name": "beta", "keys": [web]},
+                {"name": "acme", "keys": [{**old, "expires_at": "2020-01-01T00:00:00Z"}]},
+            ]
+            config["entitlements"].append({"name": "b", "tenant": "beta", "model": MODEL})
+
+        reload(fleet, edit)
+        assert get(fleet, "web", "/v1/sluice/me")["tenant"] == "beta"
+        refused = post(fleet, "old", MODEL)
+        assert (refused.status_code, refused.headers["x-sluice-reason"]) == (403, "key_expired")

@@ -128,3 +128,21 @@ def test_options_of_the_command_line_stay_through_a_reload() -> None:
     later = running.as_started(config(("port: 8080", "port: 8081")))
     assert later.server.port == 7000
     assert changes(running, later) == []
+
+
+def test_a_key_of_a_tenant_is_named_by_its_fingerprint_and_changes_at_once() -> None:
+    old, new = "11" * 32, "abcdef01" * 8
+    tenant = (
+        "entitlements: [{name: e, tenant: acme, model: m}]\n"
+        "tenants: [{name: acme, keys: [{name: web, sha256: 'KEY'}]}]\nversion: 1"
+    )
+    before = config(("version: 1", tenant.replace("KEY", old)))
+    after = config(("version: 1", tenant.replace("KEY", new)))
+    (change,) = changes(before, after)
+    assert change.path == "tenants[acme].keys[web].sha256"
+    assert (change.before, change.after) == ("sha256:11111111…", "sha256:abcdef01…")
+    assert not change.restart
+    assert merged(before, after).tenants == after.tenants
+    (gone,) = changes(before, config(("version: 1", tenant.partition("tenants:")[0] + "version: 1")))
+    assert (gone.path, gone.restart) == ("tenants[acme]", False)
+    assert old not in gone.before

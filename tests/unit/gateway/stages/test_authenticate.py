@@ -203,3 +203,41 @@ def test_keys_are_named_as_in_the_file_else_by_their_fingerprint() -> None:
     assert key_name(who("a", key="web"), digest("web")) == "web"
     assert key_name(who("a"), digest("one")) == digest("one").hex()[:8]
     assert (key_name(who("a"), None), key_name(OPEN, digest("any"))) == (None, None)
+
+
+def test_a_tenants_keys_come_and_go_after_its_entitlements() -> None:
+    keyring = Keyring()
+    keyring.put(who("a", model="m"), (digest("own"),))
+    keyring.put_tenant("t", [tenant_key("web"), tenant_key("old"), tenant_key("own")])
+    assert [asked(keyring, key, "m") for key in ("web", "old")] == ["a", "a"]
+    principal = keyring.find(digest("own"))
+    assert principal is not None and principal.key == ""  # the entitlement's own stays that
+    keyring.put_tenant("t", [tenant_key("web")])
+    assert (found(keyring, "old"), asked(keyring, "web", "m")) == (None, "a")
+    keyring.put(who("b", model="n"), (digest("web"),))
+    keyring.remove_tenant("t")
+    assert (found(keyring, "web"), found(keyring, "own")) == ("b", "a")
+    for name in ("a", "b"):
+        keyring.remove(name)
+    assert (keyring._buckets, keyring._tenants, keyring._tenant_keys) == ({}, {}, {})
+    assert not keyring.open
+
+
+def test_only_a_gateway_that_never_had_a_key_is_open() -> None:
+    keyring = Keyring()
+    keyring.open = True  # the directory holds no entitlement
+    assert keyring.open
+    keyring.put_tenant("t", [tenant_key("web")])
+    keyring.open = True
+    assert not keyring.open
+
+
+def test_a_suspended_tenant_is_refused_by_all_of_its_keys() -> None:
+    keyring = Keyring(tenant_keys=[tenant_key("web")])
+    keyring.put(who("a", model="m"), (digest("own"),))
+    keyring.put(Principal(entitlement="b", tenant="u", model="m"), (digest("other"),))
+    keyring.held.add("t")
+    for key in ("web", "own"):
+        with pytest.raises(Forbidden, match="tenant 't' is suspended"):
+            asked(keyring, key, "m")
+    assert asked(keyring, "other", "m") == "b"
