@@ -5,7 +5,7 @@ One contract suite tests both.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -243,19 +243,13 @@ class Upkeep(Protocol):
         """Reap expired leases, run a due tick, and report this process's evictions."""
 
 
-class EntitlementEntry(Record, frozen=True, kw_only=True):
-    """An entitlement as the directory stores it: its terms and its API keys."""
+class StoredEntry(Record, frozen=True, kw_only=True):
+    """Anything that a directory stores under a name, with what orders its changes."""
 
-    terms: Entitlement
-    key_sha256: tuple[str, ...] = ()
-    """Hex digests of its live keys; at most two."""
-    origin: Literal["file", "admin"] = "file"
-    file_digest: str = ""
-    """Digest of its section in the configuration file. The file wins when the section changes."""
     file_unix_s: float = 0.0
     """Modification time of the file that holds the section; an older file changes nothing."""
     id: str = ""
-    """Distinguishes it from a deleted entitlement of the same name.
+    """Distinguishes it from a deleted entry of the same name.
 
     Empty for entries that a version without ids wrote.
     """
@@ -269,6 +263,25 @@ class EntitlementEntry(Record, frozen=True, kw_only=True):
 
     Restoring an entry keeps it.
     """
+
+    @property
+    def name(self) -> str:
+        """Its name in the directory."""
+        raise NotImplementedError
+
+
+Entry = TypeVar("Entry", bound=StoredEntry)
+
+
+class EntitlementEntry(StoredEntry, frozen=True, kw_only=True):
+    """An entitlement as the directory stores it: its terms and its API keys."""
+
+    terms: Entitlement
+    key_sha256: tuple[str, ...] = ()
+    """Hex digests of its live keys; at most two."""
+    origin: Literal["file", "admin"] = "file"
+    file_digest: str = ""
+    """Digest of its section in the configuration file. The file wins when the section changes."""
     standing: int = 0
     """Time of its last suspension or resumption in Unix ms, at least one above its value before."""
     expiring: int = 0
@@ -276,9 +289,14 @@ class EntitlementEntry(Record, frozen=True, kw_only=True):
     revoked_sha256: tuple[str, ...] = ()
     """Digests of keys that an admin revoked, newest last. No older copy brings them back."""
 
+    @property
+    def name(self) -> str:
+        """The entitlement's name."""
+        return self.terms.name
+
 
 class Removal(Record, frozen=True, kw_only=True):
-    """A deleted entitlement's tombstone, which keeps it deleted."""
+    """A deleted entry's tombstone, which keeps it deleted."""
 
     name: str
     id: str
@@ -287,14 +305,14 @@ class Removal(Record, frozen=True, kw_only=True):
     """Modification time of the file that dropped it; 0 when an admin deleted it."""
 
 
-class DirectoryState(Record, frozen=True, kw_only=True):
+class DirectoryState(Record, Generic[Entry], frozen=True, kw_only=True):
     """The content of a directory, or the part of it that changed."""
 
     revision: int
     """Number of the last write. A directory that lost writes continues from a given floor."""
     mark: str
     """Unique name of the last write. A directory that does not know it has lost that write."""
-    entries: list[EntitlementEntry]
+    entries: list[Entry]
     removals: list[Removal]
     complete_since: int = 0
     """`removals` holds every removal after this revision."""
@@ -309,23 +327,23 @@ class Written(Record, frozen=True, kw_only=True):
     """Names that were not written because the directory holds another version of them."""
 
 
-class Directory(Protocol):
-    """Stores entitlements that change at run time. Raises StateFailure."""
+class Directory(Protocol[Entry]):
+    """Stores entries of one kind that change at run time. Raises StateFailure."""
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[Entry]:
         """The whole content."""
 
-    async def changes(self, since: int, mark: str) -> DirectoryState | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
         """Changes after revision `since`; None if the directory does not know the write `mark`."""
 
-    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
         """Write up to 500 entries, each over the version that it names (0: a new entry).
 
         Their new version is the write's revision, which is above `floor`. An entry whose name
         and id were deleted is a conflict. All are conflicts if the write `after` is not known.
         """
 
-    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
         """Delete this version of an entry; the removal takes its `file_unix_s`."""
 
     async def close(self) -> None:

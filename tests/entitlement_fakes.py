@@ -82,7 +82,7 @@ class FakePools:
         )
 
 
-class FlakyDirectory(MemoryDirectory):
+class FlakyDirectory(MemoryDirectory[EntitlementEntry]):
     """Directory that can be away, and can lose its memory."""
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class FlakyDirectory(MemoryDirectory):
         if self.fail_with is not None:
             raise self.fail_with
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[EntitlementEntry]:
         """See Directory."""
         self._called()
         return await super().load()
 
-    async def changes(self, since: int, mark: str) -> DirectoryState | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState[EntitlementEntry] | None:
         """See Directory."""
         self._called()
         return await super().changes(since, mark)

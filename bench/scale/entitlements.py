@@ -27,7 +27,7 @@ from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
 from gateway.metrics import Metrics
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.terms import ModelShape
-from gateway.ports import Settlement
+from gateway.ports import EntitlementEntry, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
 from gateway.stages import authenticate
@@ -51,7 +51,7 @@ class EntitlementSet:
         self.store = MemoryLeases(
             {"m": self.served}, self.clock, {"m": self.token_pool}, wall_clock=self.clock
         )
-        self.directory = MemoryDirectory()
+        self.directory: MemoryDirectory[EntitlementEntry] = MemoryDirectory()
         shape = ModelShape(
             name="m",
             pools=("main",),

@@ -34,11 +34,12 @@ class Keyring:
         tenant_keys: Sequence[TenantKey] = (),
     ) -> None:
         """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one."""
+        self.open = True
+        """Only while no entitlement was ever entered: deleting the last one opens nothing."""
         self.tenanted = False
-        """Whether there ever was a tenant's key, which closes the gateway for good."""
+        """Whether there ever was a tenant's key, which closes the gateway, too."""
         self.held: set[str] = set()
         """Suspended tenants: the gateway refuses all of their keys."""
-        self._entitled = False
         # Two bytes of the digest choose a bucket; the rest is compared in constant time.
         self._buckets: dict[bytes, list[tuple[bytes, Principal | _TenantKeyEntry]]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
@@ -56,18 +57,6 @@ class Keyring:
             of.setdefault(principal.entitlement, []).append(digest)
         for digests in of.values():
             self.put((principals or {})[digests[0]], digests)
-
-    @property
-    def open(self) -> bool:
-        """Whether requests need no key: only while no entitlement and no key was ever entered.
-
-        Whoever deletes the last one must not open the gateway by it.
-        """
-        return not (self._entitled or self.tenanted)
-
-    @open.setter
-    def open(self, value: bool) -> None:
-        self._entitled = not value
 
     def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
         """Replace a tenant's keys at once; with none it has no key.
@@ -96,7 +85,7 @@ class Keyring:
 
         A key that was another entitlement's, or a tenant's, is this one's from now on.
         """
-        self._entitled = True
+        self.open = False
         self.remove(principal.entitlement)
         mine = tuple(dict.fromkeys(digests))
         for digest in mine:
@@ -182,7 +171,7 @@ def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) 
 
     Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one.
     """
-    if keyring.open:
+    if keyring.open and not keyring.tenanted:
         return OPEN
     if key_digest is None:
         raise Unauthorized(

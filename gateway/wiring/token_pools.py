@@ -27,7 +27,7 @@ from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
 from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
-from gateway.ports import RecordSink
+from gateway.ports import EntitlementEntry, RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import (
@@ -78,7 +78,7 @@ class AdmissionRuntime:
         self._tenants = keys_by_tenant(config)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
-        self.directory = open_directory(self._url)
+        self.directory = open_directory(self._url, EntitlementEntry, "entitlements")
         self.sync = sync = EntitlementSync(
             directory=self.directory,
             keyring=self.keyring,

@@ -28,7 +28,9 @@ REDIS = pytest.param("redis", marks=pytest.mark.redis)
 ANYONE = ["memory", "sqlite", REDIS]
 PERSISTENT = ["sqlite", REDIS]
 
-Make = Callable[[], Directory]
+Entitlements = Directory[EntitlementEntry]
+State = DirectoryState[EntitlementEntry]
+Make = Callable[[], Entitlements]
 
 
 async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
@@ -39,8 +41,8 @@ async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> A
         url["redis"] = server.url
     async with AsyncExitStack() as stack:
 
-        def make() -> Directory:
-            directory = open_directory(url[name])
+        def make() -> Entitlements:
+            directory = open_directory(url[name], EntitlementEntry, "entitlements")
             stack.push_async_callback(directory.close)
             return directory
 
@@ -48,7 +50,7 @@ async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> A
 
 
 @pytest.fixture(params=ANYONE)
-async def anyone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
+async def anyone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Entitlements]:
     async for make in opened(request.param, request, tmp_path):
         yield make()
 
@@ -89,14 +91,14 @@ def named(entries: list[EntitlementEntry]) -> list[str]:
     return sorted(e.terms.name for e in entries)
 
 
-async def heard(directory: Directory, since: int, mark: str) -> DirectoryState:
+async def heard(directory: Entitlements, since: int, mark: str) -> State:
     """What changed, where nothing was lost."""
     found = await directory.changes(since, mark)
     assert found is not None
     return found
 
 
-async def kept_entry(directory: Directory, name: str = "a") -> EntitlementEntry:
+async def kept_entry(directory: Entitlements, name: str = "a") -> EntitlementEntry:
     """An entry as it is kept, with its version."""
     (found,) = [e for e in (await directory.load()).entries if e.terms.name == name]
     return found
@@ -107,25 +109,29 @@ def unversioned(entries: list[EntitlementEntry]) -> list[EntitlementEntry]:
     return sorted(found, key=lambda e: e.terms.name)
 
 
-async def test_an_untouched_directory_is_at_revision_zero(anyone: Directory) -> None:
-    empty = DirectoryState(revision=0, mark="", entries=[], removals=[])
+async def test_an_untouched_directory_is_at_revision_zero(
+    anyone: Entitlements,
+) -> None:
+    empty = State(revision=0, mark="", entries=[], removals=[])
     assert await anyone.load() == empty
     assert await anyone.changes(0, "") == empty
 
 
-async def test_what_was_put_is_loaded_bit_for_bit(anyone: Directory) -> None:
+async def test_what_was_put_is_loaded_bit_for_bit(anyone: Entitlements) -> None:
     written = await anyone.put(entry("a"))
     found = await kept_entry(anyone)
     assert found == msgspec.structs.replace(entry("a"), version=written.revision)
 
 
-async def test_many_are_put_at_once(anyone: Directory) -> None:
+async def test_many_are_put_at_once(anyone: Entitlements) -> None:
     many = [entry(f"e{n}") for n in range(500)]
     await anyone.put(*many)
     assert named((await anyone.load()).entries) == named(many)
 
 
-async def test_an_entry_is_replaced_from_its_version_only(anyone: Directory) -> None:
+async def test_an_entry_is_replaced_from_its_version_only(
+    anyone: Entitlements,
+) -> None:
     first = await anyone.put(entry("a"))
     assert (await anyone.put(entry("a", slo_ms=9))).conflicts == ("a",)
     assert (await anyone.put(entry("a", slo_ms=9, version=7))).conflicts == ("a",)
@@ -136,14 +142,16 @@ async def test_an_entry_is_replaced_from_its_version_only(anyone: Directory) -> 
     assert (await anyone.put(entry("a", version=first.revision))).conflicts == ("a",)
 
 
-async def test_of_several_those_that_are_of_their_version_are_kept(anyone: Directory) -> None:
+async def test_of_several_those_that_are_of_their_version_are_kept(
+    anyone: Entitlements,
+) -> None:
     await anyone.put(entry("a"))
     written = await anyone.put(entry("a", slo_ms=9), entry("b"))
     assert written.conflicts == ("a",)
     assert unversioned((await anyone.load()).entries) == [entry("a"), entry("b")]
 
 
-async def test_only_a_version_that_is_kept_is_deleted(anyone: Directory) -> None:
+async def test_only_a_version_that_is_kept_is_deleted(anyone: Entitlements) -> None:
     first = await anyone.put(entry("a"))
     second = await anyone.put(entry("a", slo_ms=9, version=first.revision))
     assert (await anyone.delete(entry("a", version=first.revision))).conflicts == ("a",)
@@ -153,7 +161,7 @@ async def test_only_a_version_that_is_kept_is_deleted(anyone: Directory) -> None
     assert (await anyone.load()).entries == []
 
 
-async def test_every_change_raises_the_revision(anyone: Directory) -> None:
+async def test_every_change_raises_the_revision(anyone: Entitlements) -> None:
     seen = [0, (await anyone.put(entry("a"))).revision]
     seen.append((await anyone.put(entry("a", version=seen[-1]))).revision)
     seen.append((await anyone.delete(entry("a", version=seen[-1]))).revision)
@@ -161,13 +169,15 @@ async def test_every_change_raises_the_revision(anyone: Directory) -> None:
     assert (await anyone.load()).revision == seen[-1]
 
 
-async def test_a_revision_is_above_what_the_writer_knows(anyone: Directory) -> None:
+async def test_a_revision_is_above_what_the_writer_knows(
+    anyone: Entitlements,
+) -> None:
     assert (await anyone.put(entry("a"), floor=41)).revision == 42
     assert (await anyone.put(entry("b"), floor=7)).revision == 43
     assert (await anyone.delete(entry("a", version=42), 99)).revision == 100
 
 
-async def test_changes_are_those_after_the_revision(anyone: Directory) -> None:
+async def test_changes_are_those_after_the_revision(anyone: Entitlements) -> None:
     first = await anyone.put(entry("a"))
     second = await anyone.put(entry("b"))
     await anyone.put(entry("c"))
@@ -179,7 +189,7 @@ async def test_changes_are_those_after_the_revision(anyone: Directory) -> None:
     assert (await heard(anyone, newest.revision, newest.mark)).entries == []
 
 
-async def test_a_removal_is_heard_and_no_longer_loaded(anyone: Directory) -> None:
+async def test_a_removal_is_heard_and_no_longer_loaded(anyone: Entitlements) -> None:
     first = await anyone.put(entry("a"), entry("b"))
     gone = msgspec.structs.replace(entry("a", version=first.revision), file_unix_s=123.25)
     newest = await anyone.delete(gone)
@@ -190,7 +200,9 @@ async def test_a_removal_is_heard_and_no_longer_loaded(anyone: Directory) -> Non
     assert (named(state.entries), state.removals) == (["b"], [removal])
 
 
-async def test_what_was_deleted_comes_back_under_another_id_only(anyone: Directory) -> None:
+async def test_what_was_deleted_comes_back_under_another_id_only(
+    anyone: Entitlements,
+) -> None:
     first = await anyone.put(entry("a"))
     await anyone.delete(entry("a", version=first.revision))
     assert (await anyone.put(entry("a"))).conflicts == ("a",)
@@ -201,20 +213,20 @@ async def test_what_was_deleted_comes_back_under_another_id_only(anyone: Directo
     assert [(r.name, r.id) for r in found.removals] == [("a", "i")]
 
 
-async def test_closing_twice_is_no_failure(anyone: Directory) -> None:
+async def test_closing_twice_is_no_failure(anyone: Entitlements) -> None:
     await anyone.put(entry("a"))
     await anyone.close()
     await anyone.close()
 
 
 @pytest.fixture(params=["memory", REDIS])
-async def marking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
+async def marking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Entitlements]:
     """Those that tell whether they lost a write."""
     async for make in opened(request.param, request, tmp_path):
         yield make()
 
 
-async def test_a_write_that_is_not_known_was_lost(marking: Directory) -> None:
+async def test_a_write_that_is_not_known_was_lost(marking: Entitlements) -> None:
     written = await marking.put(entry("a"))
     assert await marking.changes(written.revision, "unheard of") is None
     assert await marking.changes(written.revision, "") is None
@@ -263,7 +275,10 @@ async def test_what_an_earlier_layout_kept_is_taken_over_once(redis_server: Redi
     with redis_server.client() as client:
         old = {"a": msgspec.json.encode(entry("a")), "b": msgspec.json.encode(entry("b"))}
         client.hset("sluice:1:{directory}:entries", mapping=old)
-        directory, other = open_directory(redis_server.url), open_directory(redis_server.url)
+        directory, other = (
+            open_directory(redis_server.url, EntitlementEntry, "entitlements"),
+            open_directory(redis_server.url, EntitlementEntry, "entitlements"),
+        )
         assert unversioned((await directory.load()).entries) == [entry("a"), entry("b")]
         await directory.delete(await kept_entry(directory, "b"))
         client.hset("sluice:1:{directory}:entries", "c", "gateways of that layout still write")
@@ -283,7 +298,7 @@ def path(tmp_path: Path) -> Path:
 
 async def test_memory_forgets_the_oldest_removals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.adapters.store.directory.TOMBSTONES", 2)
-    directory = MemoryDirectory()
+    directory: Entitlements = MemoryDirectory()
     for name in ("a", "b", "c"):
         await directory.put(entry(name))
         await directory.delete(await kept_entry(directory, name))
@@ -294,7 +309,7 @@ async def test_memory_forgets_the_oldest_removals_only(monkeypatch: pytest.Monke
 
 async def test_the_file_forgets_removals_after_a_day(path: Path) -> None:
     clock = FakeClock(1e9)
-    directory = SqliteDirectory(path, wall_clock=clock)
+    directory = SqliteDirectory(path, EntitlementEntry, wall_clock=clock)
     await directory.put(entry("a"), entry("b"), entry("c"))
     await directory.delete(entry("a", version=1))
     clock.advance(TOMBSTONE_S - 1)
@@ -308,13 +323,13 @@ async def test_the_file_forgets_removals_after_a_day(path: Path) -> None:
 
 async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -> None:
     learned = {"ratio.prose": PartState(epoch=0, n=3, rate=3.0, sums={"total": 1.0})}
-    directory, state = SqliteDirectory(path), SqliteState(path)
+    directory, state = SqliteDirectory(path, EntitlementEntry), SqliteState(path)
     await directory.put(entry("a"))
     await state.exchange({"default:m": None})
     await state.exchange({"default:m": learned})
     await state.close()
     await directory.close()
-    again, reader = SqliteState(path), SqliteDirectory(path)
+    again, reader = SqliteState(path), SqliteDirectory(path, EntitlementEntry)
     (peer,) = (await again.exchange({"default:m": None})).peers["default:m"]
     assert peer.parts == learned
     assert unversioned((await reader.load()).entries) == [entry("a")]
@@ -323,12 +338,12 @@ async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -
 
 
 async def test_a_newer_schema_is_left_as_it_is(path: Path) -> None:
-    directory = SqliteDirectory(path)
+    directory = SqliteDirectory(path, EntitlementEntry)
     await directory.put(entry("a"))
     await directory.close()
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE directory SET schema = 7")
-    directory = SqliteDirectory(path)
+    directory = SqliteDirectory(path, EntitlementEntry)
     with pytest.raises(StateFailure, match=r"newer version \(schema 7, this one reads 1\)"):
         await directory.load()
     with closing(sqlite3.connect(path)) as file:
@@ -337,7 +352,7 @@ async def test_a_newer_schema_is_left_as_it_is(path: Path) -> None:
 
 
 async def test_an_unreadable_entry_is_a_failure_that_says_so(path: Path) -> None:
-    directory = SqliteDirectory(path)
+    directory = SqliteDirectory(path, EntitlementEntry)
     await directory.put(entry("a"))
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE entitlement SET entry = 'x'")
@@ -357,7 +372,7 @@ def minutes(path: Path) -> Iterator[Path]:
 
 
 async def test_a_file_of_another_program_is_left_as_it_is(minutes: Path) -> None:
-    directory = SqliteDirectory(minutes)
+    directory = SqliteDirectory(minutes, EntitlementEntry)
     with pytest.raises(StateFailure, match="not a database"):
         await directory.put(entry("a"))
     await directory.close()
@@ -367,7 +382,7 @@ async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.adapters.store.sqlite.estimators.BUSY_S", 0.05)
-    directory = SqliteDirectory(path)
+    directory = SqliteDirectory(path, EntitlementEntry)
     await directory.put(entry("a"))
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         file.execute("BEGIN IMMEDIATE")
@@ -380,7 +395,7 @@ async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
 
 
 async def test_fields_of_a_later_version_are_passed_over(path: Path) -> None:
-    directory = SqliteDirectory(path)
+    directory = SqliteDirectory(path, EntitlementEntry)
     await directory.put(entry("a"))
     text = msgspec.json.encode({**msgspec.to_builtins(entry("a")), "later": 1}).decode()
     with closing(sqlite3.connect(path)) as file, file:
@@ -401,7 +416,7 @@ async def test_a_disk_that_hangs_is_given_one_piece_of_work_at_a_time(
         return open_file(path)
 
     monkeypatch.setattr("gateway.adapters.store.sqlite.directory.open_file", hanging)
-    directory = SqliteDirectory(path)
+    directory = SqliteDirectory(path, EntitlementEntry)
     for name in ("a", "b", "c"):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):

@@ -27,7 +27,7 @@ from bench.common.redis_server import RedisServer
 from gateway.adapters.store.backends import open_directory
 from gateway.errors import Refusal
 from gateway.policy.request.head import digest_of
-from gateway.ports import Directory
+from gateway.ports import Directory, EntitlementEntry
 from tests.entitlement_fakes import EntitlementRig, FlakyDirectory, from_file
 from tests.fakes import FakeClock
 from tests.histories import histories
@@ -59,7 +59,7 @@ class Shared(Protocol):
     loses: bool
     """Whether it can be replaced by an older copy."""
 
-    def open(self) -> Directory:
+    def open(self) -> Directory[EntitlementEntry]:
         """One gateway's view."""
 
     def copy(self) -> Any:
@@ -78,7 +78,7 @@ class InMemory:
     def __init__(self) -> None:
         self.directory = FlakyDirectory()
 
-    def open(self) -> Directory:
+    def open(self) -> Directory[EntitlementEntry]:
         return self.directory
 
     def copy(self) -> Any:
@@ -98,8 +98,8 @@ class InSqlite:
         self.path = path
         path.unlink(missing_ok=True)
 
-    def open(self) -> Directory:
-        return open_directory(f"sqlite:///{self.path}")
+    def open(self) -> Directory[EntitlementEntry]:
+        return open_directory(f"sqlite:///{self.path}", EntitlementEntry, "entitlements")
 
     def copy(self) -> Any:
         raise AssertionError
@@ -119,8 +119,8 @@ class InRedis:
         self.client = server.client()
         self.client.flushall()
 
-    def open(self) -> Directory:
-        return open_directory(self.url)
+    def open(self) -> Directory[EntitlementEntry]:
+        return open_directory(self.url, EntitlementEntry, "entitlements")
 
     def copy(self) -> Any:
         return {key: self.client.dump(key) for key in self.client.scan_iter()}

@@ -694,7 +694,10 @@ async def test_what_is_learned_and_who_is_entitled_is_shared_through_a_cluster(
         await one.exchange(records)
         heard = await other.exchange(dict.fromkeys(records))
         assert {s: p[0].parts for s, p in heard.peers.items()} == records
-        first, second = open_directory(cluster.url), open_directory(cluster.url)
+        first, second = (
+            open_directory(cluster.url, EntitlementEntry, "entitlements"),
+            open_directory(cluster.url, EntitlementEntry, "entitlements"),
+        )
         entry = EntitlementEntry(terms=tenant())
         assert (await first.put(entry)).revision == 1
         heard_of = await second.changes(0, "")

@@ -1,4 +1,4 @@
-"""Merges two states of an entitlement after the directory lost writes.
+"""Merges two states of an entry after the directory lost writes.
 
 Plain functions without I/O. The directory may have come back in an older state and taken other
 gateways' writes since, so neither state has to descend from the other.
@@ -11,33 +11,33 @@ gateways' writes since, so neither state has to descend from the other.
 - All other fields come from the newer state, by the clock of the gateway that changed it.
 """
 
-from collections.abc import Container, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Final, Generic
 
 import msgspec
 
-from gateway.ports import DirectoryState, EntitlementEntry
+from gateway.ports import DirectoryState, EntitlementEntry, Entry, StoredEntry
 
 RETAINED_REVOKED: Final = 32
 """Digests of revoked keys kept per entitlement."""
 
 DeletedId = tuple[str, str]
-"""Name and id of a deleted entitlement."""
+"""Name and id of a deleted entry."""
 
 
-class Repair(msgspec.Struct):
+class Repair(msgspec.Struct, Generic[Entry]):
     """Steps that bring the directory and this process to the same state."""
 
-    puts: list[EntitlementEntry] = []
+    puts: list[Entry] = []
     """Each based on the version that the directory holds."""
-    deletes: list[EntitlementEntry] = []
+    deletes: list[Entry] = []
     gone: list[str] = []
     """Names that this process must forget."""
 
 
-def deleted_id(entry: EntitlementEntry) -> DeletedId:
+def deleted_id(entry: StoredEntry) -> DeletedId:
     """The name and id under which the entry's deletion is remembered."""
-    return entry.terms.name, entry.id
+    return entry.name, entry.id
 
 
 def changed(before: EntitlementEntry, unix_s: float = 0.0, **fields: object) -> EntitlementEntry:
@@ -91,18 +91,24 @@ def reconciled(mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementE
 
 
 def repair(
-    known: Mapping[str, EntitlementEntry], buried: Container[DeletedId], state: DirectoryState
-) -> Iterable[Repair]:
-    """Yield one step per entry of this process or of the directory, so that callers can pause."""
+    known: Mapping[str, Entry],
+    buried: Container[DeletedId],
+    state: DirectoryState[Entry],
+    reconcile: Callable[[Entry, Entry], Entry],
+) -> Iterable[Repair[Entry]]:
+    """Yield one step per entry of this process or of the directory, so that callers can pause.
+
+    `reconcile` merges mine and theirs into an entry that is based on the version of theirs.
+    """
     tombstones = {(removal.name, removal.id) for removal in state.removals}
     listed = set()
     for theirs in state.entries:
-        listed.add(theirs.terms.name)
-        mine = known.get(theirs.terms.name)
+        listed.add(theirs.name)
+        mine = known.get(theirs.name)
         if mine is not None and deleted_id(mine) in tombstones:
             mine = None
         if mine is not None and mine.version and (deleted_id(theirs) in buried or mine != theirs):
-            wanted = mine if deleted_id(theirs) in buried else reconciled(mine, theirs)
+            wanted = mine if deleted_id(theirs) in buried else reconcile(mine, theirs)
             wanted = msgspec.structs.replace(wanted, version=theirs.version)
             yield Repair(puts=[wanted] if wanted != theirs else [])
         else:

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gateway.errors import StateFailure
 from gateway.policy.fleet.breaker import Breaker
-from gateway.ports import Directory, DirectoryState, EntitlementEntry, Written
+from gateway.ports import Directory, DirectoryState, Entry, Written
 
 LIMIT_S: Final = 2.0
 """Time limit of one call."""
@@ -15,16 +15,20 @@ LOAD_LIMIT_S: Final = 30.0
 
 _log = logging.getLogger("sluice.entitlements")
 _T = TypeVar("_T")
-_Answer = TypeVar("_Answer", DirectoryState, Written)
 
 
-class GuardedDirectory:
+class GuardedDirectory(Generic[Entry]):
     """Directory for one caller at a time. Logs once when it goes away, and when it returns."""
 
     def __init__(
-        self, directory: Directory, clock: Callable[[], float], chance: Callable[[], float]
+        self,
+        directory: Directory[Entry],
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+        of: str = "entitlements",
     ) -> None:
-        """`clock` monotonic, in seconds; `chance` gives [0, 1)."""
+        """`clock` monotonic, in seconds; `chance` gives [0, 1); `of` is for messages."""
+        self._of = of
         self._directory = directory
         self._clock = clock
         self._chance = chance
@@ -40,34 +44,40 @@ class GuardedDirectory:
     def check(self) -> None:
         """Raise StateFailure while the breaker is open."""
         if not self._breaker.allows(self._clock()):
-            raise StateFailure("the directory of entitlements is away")
+            raise StateFailure(f"the directory of {self._of} is away")
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[Entry]:
         """See Directory."""
-        return self._note_revision(await self._ask(self._directory.load(), LOAD_LIMIT_S))
+        state = await self._ask(self._directory.load(), LOAD_LIMIT_S)
+        self._note(state.revision)
+        return state
 
-    async def changes(self, since: int, mark: str) -> DirectoryState | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
         """See Directory."""
         found = await self._ask(self._directory.changes(since, mark), LIMIT_S)
-        return None if found is None else self._note_revision(found)
+        if found is not None:
+            self._note(found.revision)
+        return found
 
-    async def put(self, *entries: EntitlementEntry, after: str) -> Written:
+    async def put(self, *entries: Entry, after: str) -> Written:
         """See Directory; the new revision is above every known one."""
-        call = self._directory.put(*entries, floor=self._floor, after=after)
-        return self._note_revision(await self._ask(call, LIMIT_S))
+        return await self._write(self._directory.put(*entries, floor=self._floor, after=after))
 
-    async def delete(self, entry: EntitlementEntry, after: str) -> Written:
+    async def delete(self, entry: Entry, after: str) -> Written:
         """See Directory; the new revision is above every known one."""
-        call = self._directory.delete(entry, floor=self._floor, after=after)
-        return self._note_revision(await self._ask(call, LIMIT_S))
+        return await self._write(self._directory.delete(entry, floor=self._floor, after=after))
 
     async def close(self) -> None:
         """See Directory."""
         await self._directory.close()
 
-    def _note_revision(self, answer: _Answer) -> _Answer:
-        self._floor = max(self._floor, answer.revision)
-        return answer
+    async def _write(self, call: Awaitable[Written]) -> Written:
+        written = await self._ask(call, LIMIT_S)
+        self._note(written.revision)
+        return written
+
+    def _note(self, revision: int) -> None:
+        self._floor = max(self._floor, revision)
 
     async def _ask(self, call: Awaitable[_T], limit_s: float) -> _T:
         """The result of a call. Raises StateFailure, also for time-outs."""
@@ -79,10 +89,10 @@ class GuardedDirectory:
             self._breaker.failed(self._clock(), self._chance())
             if not self._away:
                 self._away = True
-                _log.warning("the directory of entitlements is away: %s", reason)
+                _log.warning("the directory of %s is away: %s", self._of, reason)
             raise StateFailure(reason) from error
         self._breaker.succeeded()
         if self._away:
             self._away = False
-            _log.warning("the directory of entitlements is back")
+            _log.warning("the directory of %s is back", self._of)
         return found

@@ -1,4 +1,4 @@
-"""The directory of entitlements as one process knows it: its last write and its deletions.
+"""A directory as one process knows it: its last write and its deletions.
 
 Each write names the last write that this process knows. A directory that does not know that
 write has lost some, and refuses new ones until the caller has loaded and merged everything.
@@ -7,29 +7,29 @@ write has lost some, and refuses new ones until the caller has loaded and merged
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Generic
 
 import msgspec
 
 from gateway.adapters.entitlements.conflicts import DeletedId
 from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
-from gateway.ports import DirectoryState, EntitlementEntry, Removal
+from gateway.ports import DirectoryState, Entry, Removal
 
 MAX_TOMBSTONES: Final = 10_000
-"""Deleted entitlements remembered, so that they stay deleted."""
+"""Deleted entries remembered, so that they stay deleted."""
 PUT_BATCH: Final = 500
 
 
 class Raced(Exception):
-    """Another gateway changed the same entitlements first; nothing was changed here."""
+    """Another gateway changed the same entries first; nothing was changed here."""
 
 
-class KnownDirectory:
+class KnownDirectory(Generic[Entry]):
     """Reads and writes based on the last known write. One caller at a time."""
 
-    def __init__(self, directory: GuardedDirectory) -> None:
+    def __init__(self, directory: GuardedDirectory[Entry]) -> None:
         self.tombstones: OrderedDict[DeletedId, Removal] = OrderedDict()
-        """Deleted entitlements, oldest first."""
+        """Deleted entries, oldest first."""
         self._directory = directory
         self._revision = 0
         self._mark = ""
@@ -48,14 +48,14 @@ class KnownDirectory:
         """Raise StateFailure while the breaker is open."""
         self._directory.check()
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[Entry]:
         """Load everything; later writes are based on it. Pass it to `know` once it is applied."""
         state = await self._directory.load()
         self._lost, self._mark, self._wrote = True, state.mark, False
         self._bury(state.removals)
         return state
 
-    async def changes(self) -> DirectoryState | None:
+    async def changes(self) -> DirectoryState[Entry] | None:
         """New changes, to pass to `know`; None if writes were lost and all must be loaded."""
         if self._lost:
             return None
@@ -65,18 +65,18 @@ class KnownDirectory:
             self._bury(state.removals)
         return state
 
-    def know(self, state: DirectoryState) -> None:
+    def know(self, state: DirectoryState[Entry]) -> None:
         """Note that the content read was applied."""
         self._revision, self._lost = state.revision, False
         if not self._wrote:
             self._mark = state.mark
 
-    async def put(self, entries: Sequence[EntitlementEntry]) -> list[EntitlementEntry]:
+    async def put(self, entries: Sequence[Entry]) -> list[Entry]:
         """Write entries and return them with their new version.
 
         Raises StateFailure, and Raced if any was not written.
         """
-        found: list[EntitlementEntry] = []
+        found: list[Entry] = []
         raced = False
         for start in range(0, len(entries), PUT_BATCH):
             part = entries[start : start + PUT_BATCH]
@@ -89,13 +89,13 @@ class KnownDirectory:
             raise Raced
         return found
 
-    async def delete(self, entry: EntitlementEntry) -> None:
+    async def delete(self, entry: Entry) -> None:
         """Delete an entry for good. Raises Raced, StateFailure."""
         written = await self._directory.delete(entry, after=self._mark)
         if written.conflicts:
             raise Raced
         self._note(written.mark)
-        self._bury([Removal(name=entry.terms.name, id=entry.id, file_unix_s=entry.file_unix_s)])
+        self._bury([Removal(name=entry.name, id=entry.id, file_unix_s=entry.file_unix_s)])
 
     async def close(self) -> None:
         """Close files and connections."""

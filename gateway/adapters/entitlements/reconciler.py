@@ -1,52 +1,29 @@
 """Keeps the directory, the keyring and the store's token pools consistent.
 
 Rules:
-- Every change is written to the directory first and then applied to the roster, the keyring and
-  the store. After a failure of the store, the next poll sends the change again.
-- A poll every POLL_S reads other replicas' changes. While the directory is away, this process
-  uses what it knows and refuses changes; the breaker decides when to ask again.
-- Every write names the version that it is based on. If another gateway wrote first, the write is
-  refused (`Raced`), and the caller repeats it on the new version.
-- The directory tells whether it knows the last write that this process knows. If not, it lost
-  writes (Redis failed over to a replica, or came back empty): this process loads everything,
-  merges it with its own state (`conflicts`) and writes the result back.
-- All changes run under `lock`, in slices, so that requests run in between.
+- `gateway.adapters.entitlements.following` reads and writes the directory.
+- A change is applied to the roster, the keyring and the store. After a failure of the store, the
+  next poll sends the change again.
+- The file's entries are merged with the directory's at the start and after a reload.
 """
 
-import asyncio
-import contextlib
 import logging
 import random
 import secrets
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Container,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
-from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.entitlements.conflicts import Repair, deleted_id, repair
-from gateway.adapters.entitlements.guarded_directory import GuardedDirectory
+from gateway.adapters.entitlements.conflicts import reconciled
+from gateway.adapters.entitlements.following import Following, paused
 from gateway.adapters.entitlements.index import EntitlementIndex, File, merge
-from gateway.adapters.entitlements.known_directory import KnownDirectory, Raced
 from gateway.adapters.entitlements.outbox import EntitlementOutbox
-from gateway.errors import StateFailure
 from gateway.policy.entitlements.entitlement import Entitlement, MeanRate
 from gateway.policy.entitlements.terms import ModelShape
-from gateway.ports import Directory, EntitlementEntry, Removal, TokenPools
+from gateway.ports import Directory, EntitlementEntry, TokenPools
 from gateway.records.request import Principal
 
-POLL_S: Final = 1.0
-ATTEMPTS: Final = 5
-"""Attempts at a change when other gateways' changes come first."""
-SLICE: Final = 50
-"""Entries applied between two pauses; about 1 ms."""
 OLDER: Final = (
     "the configuration file is older than %d entitlements (%s): they are left as the directory "
     "has them. If the file is the right one, touch it and start again"
@@ -57,7 +34,6 @@ REVOKED: Final = (
 )
 
 _log = logging.getLogger("sluice.entitlements")
-_T = TypeVar("_T")
 
 
 class Keys(Protocol):
@@ -73,13 +49,13 @@ class Keys(Protocol):
         """Forget an entitlement and its keys."""
 
 
-class EntitlementSync:
+class EntitlementSync(Following[EntitlementEntry]):
     """Synchronizes this process's roster with the directory."""
 
     def __init__(
         self,
         *,
-        directory: Directory,
+        directory: Directory[EntitlementEntry],
         keyring: Keys,
         store: TokenPools,
         models: Mapping[str, ModelShape],
@@ -94,29 +70,15 @@ class EntitlementSync:
         `rates`, by model, receive every entitlement's token rate. Models that are not `managed`
         have keys only; the store gets none of their entitlements.
         """
+        super().__init__(directory, clock, chance, of="entitlements")
         self.index = EntitlementIndex()
-        self.lock = asyncio.Lock()
-        self._directory = KnownDirectory(GuardedDirectory(directory, clock, chance))
         self._keyring = keyring
         self._outbox = EntitlementOutbox(store, managed, changed)
         self._models = models
-        self._chance = chance
         self._rates = rates or {}
         self.foreign: set[str] = set()
         """Names in the directory whose model is not configured in this process."""
         self._file = File()
-        self._merged = False
-        self._background = BackgroundTasks()
-
-    @property
-    def up(self) -> bool:
-        """Whether the directory answers."""
-        return self._directory.up
-
-    async def start(self, file: File, *, guarded: bool) -> None:
-        """Call `begin`, then poll from now on."""
-        await self.begin(file, guarded=guarded)
-        self._background.start(self._run())
 
     async def begin(self, file: File, *, guarded: bool) -> None:
         """Merge the file's entries with the directory's.
@@ -133,6 +95,11 @@ class EntitlementSync:
                 steps = merge(file, {}, 0, {}, str)
                 await self._take((step.put for step in steps if step.put is not None), ())
 
+    async def start(self, file: File, *, guarded: bool) -> None:
+        """Call `begin`, then poll from now on."""
+        await self.begin(file, guarded=guarded)
+        self.follow()
+
     async def adopt(self, file: File) -> None:
         """Merge another version of the file, now or once the directory answers."""
         async with self.lock:
@@ -140,63 +107,15 @@ class EntitlementSync:
             self._merged = False
         await self.poll()
 
-    async def close(self) -> None:
-        """Stop polling and close the directory."""
-        await self._background.close()
-        await self._directory.close()
+    @property
+    def _known(self) -> Mapping[str, EntitlementEntry]:
+        return self.index.entries
 
-    async def poll(self) -> None:
-        """Read other replicas' changes and send the store what it missed. Never raises."""
-        async with self.lock:
-            try:
-                with contextlib.suppress(StateFailure):  # it was logged
-                    await self.refresh()
-                await self._outbox.settle(self.index.entries)
-            except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("keeping entitlements in step failed")
+    def _reconciled(self, mine: EntitlementEntry, theirs: EntitlementEntry) -> EntitlementEntry:
+        return reconciled(mine, theirs)
 
-    async def refresh(self) -> None:
-        """Read other replicas' changes (under `lock`).
-
-        Raises StateFailure, immediately while the directory is away.
-        """
-        self._directory.check()
-        for _ in range(ATTEMPTS):
-            with contextlib.suppress(Raced):
-                await (self._follow() if self._merged else self._merge())
-                return
-        raise StateFailure("other gateways change entitlements all the time")
-
-    async def put(self, entry: EntitlementEntry) -> None:
-        """Write an entry over the version that it names, and apply it (under `lock`).
-
-        Raises Raced, StateFailure; then nothing changed.
-        """
-        (state,) = await self._directory.put([entry])
-        await self._take([state], ())
-
-    async def delete(self, entry: EntitlementEntry) -> None:
-        """Delete an entry (under `lock`); its requests in flight run to their end.
-
-        Raises Raced, StateFailure; then nothing changed.
-        """
-        await self._directory.delete(entry)
-        await self._take((), [entry.terms.name])
-
-    async def _follow(self) -> None:
-        state = await self._directory.changes()
-        if state is None:
-            await self._restore()
-            return
-        here = self.index.entries
-        removed = [r.name for r in state.removals if _is_of(here.get(r.name), r)]
-        dead = [entry for entry in state.entries if deleted_id(entry) in self._directory.tombstones]
-        await self._take(
-            (e for e in state.entries if deleted_id(e) not in self._directory.tombstones), removed
-        )
-        for entry in dead:  # a gateway that did not know of the deletion wrote it back
-            await self._directory.delete(entry)
-        self._directory.know(state)
+    async def _settle(self) -> None:
+        await self._outbox.settle(self.index.entries)
 
     async def _merge(self) -> None:
         state = await self._directory.load()
@@ -231,7 +150,7 @@ class EntitlementSync:
                 removal.file_unix_s, removed_unix_s.get(removal.name, 0.0)
             )
         steps = merge(self._file, by_name, newest, removed_unix_s, lambda: secrets.token_hex(8))
-        async for step in _paused(steps):
+        async for step in paused(steps):
             if step.put is not None:
                 puts.append(step.put)
             elif step.remove is not None:
@@ -251,38 +170,11 @@ class EntitlementSync:
     ) -> tuple[dict[str, EntitlementEntry], int]:
         """Entries of this process's models by name, and the highest `created` of all entries."""
         by_name, newest = {}, 0
-        async for entry in _paused(kept):
+        async for entry in paused(kept):
             newest = max(newest, entry.terms.created)
             if self._ours(entry.terms):
                 by_name[entry.terms.name] = entry
         return by_name, newest
-
-    async def _restore(self) -> None:
-        """Write back what the directory lost, and apply what it holds now."""
-        state = await self._directory.load()
-        _log.warning("the directory of entitlements lost its memory: giving back what is known")
-        all_steps = Repair()
-        async for step in _paused(repair(self.index.entries, self._directory.tombstones, state)):
-            all_steps.puts += step.puts
-            all_steps.deletes += step.deletes
-            all_steps.gone += step.gone
-        by_name = {entry.terms.name: entry for entry in state.entries}
-        for entry in await self._directory.put(all_steps.puts):
-            by_name[entry.terms.name] = entry
-        for entry in all_steps.deletes:
-            await self._directory.delete(entry)
-            del by_name[entry.terms.name]
-        await self._take(by_name.values(), all_steps.gone)
-        self._directory.know(state)
-
-    async def _take(self, entries: Iterable[EntitlementEntry], removed: Iterable[str]) -> None:
-        """Apply the directory's entries and removals; known ones cost almost nothing."""
-        for name in removed:
-            self.foreign.discard(name)
-            self._forget(name)
-        async for entry in _paused(entries):
-            self._enter(entry)
-        await self._outbox.settle(self.index.entries)
 
     def _ours(self, terms: Entitlement) -> bool:
         """Whether this process serves the entitlement's model."""
@@ -299,6 +191,10 @@ class EntitlementSync:
         return False
 
     def _forget(self, name: str) -> None:
+        self.foreign.discard(name)
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
         known = self.index.entries.get(name)
         if known is not None:
             self.index.remove(name)
@@ -317,7 +213,7 @@ class EntitlementSync:
         if known == entry:
             return
         if not self._ours(terms):
-            self._forget(terms.name)
+            self._drop(terms.name)
             return
         if known is not None and known.terms.model != terms.model:
             self._outbox.add(known.terms)
@@ -329,27 +225,6 @@ class EntitlementSync:
             self._count(known.terms, on=False)
         self._count(terms, on=True)
         self._outbox.add(terms)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S * (0.9 + 0.2 * self._chance()))
-            await self.poll()
-
-
-async def _paused(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """The items, with a pause for requests after every slice."""
-    for number, item in enumerate(items):
-        if number % SLICE == SLICE - 1:
-            await asyncio.sleep(0)
-        yield item
-
-
-def _is_of(known: EntitlementEntry | None, removal: Removal) -> bool:
-    """Whether a removal applies to the known entry; it does not if the entry is a later one.
-
-    A known entry with another id that is older was replaced by the removed one, so it goes too.
-    """
-    return known is None or known.id == removal.id or known.version < removal.revision
 
 
 def _principal(terms: Entitlement) -> Principal:

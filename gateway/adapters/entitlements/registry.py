@@ -16,9 +16,10 @@ import msgspec
 
 from gateway.adapters.entitlements import views
 from gateway.adapters.entitlements.conflicts import changed, revoked, stood
+from gateway.adapters.entitlements.following import ATTEMPTS
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.known_directory import Raced
-from gateway.adapters.entitlements.reconciler import ATTEMPTS, EntitlementSync
+from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.records.audit import Audit
 from gateway.errors import (
     BadRequest,

@@ -8,7 +8,7 @@ from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState
-from gateway.ports import Directory, EstimatorState
+from gateway.ports import Directory, Entry, EstimatorState
 
 Backend = Literal["memory", "sqlite", "redis"]
 
@@ -32,17 +32,19 @@ def sqlite_path(url: str) -> Path:
     return Path(url.partition("://")[2].removeprefix("/"))
 
 
-def open_directory(url: str) -> Directory:
-    """The directory of entitlements; it does not connect yet."""
+def open_directory(
+    url: str, kind: type[Entry], of: Literal["entitlements", "tenants"]
+) -> Directory[Entry]:
+    """The directory of a kind of entries; it does not connect yet."""
     match backend_of(url):
         case "memory":
             return MemoryDirectory()
         case "sqlite":
-            return SqliteDirectory(sqlite_path(url))
+            return SqliteDirectory(sqlite_path(url), kind, of=of)
         case "redis":
             # An optional extra: only a gateway that uses Redis needs its client.
             module = importlib.import_module("gateway.adapters.store.redis.directory")
-            found: Directory = module.RedisDirectory(url)
+            found: Directory[Entry] = module.RedisDirectory(url, kind, of=of)
             return found
 
 

@@ -1,13 +1,13 @@
-"""A directory of entitlements in memory."""
+"""A directory in memory."""
 
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from gateway.ports import DirectoryState, EntitlementEntry, Removal, Written
+from gateway.ports import DirectoryState, Entry, Removal, Written
 
 TOMBSTONES: Final = 10_000
 """Removals and names of writes remembered."""
@@ -15,41 +15,41 @@ TOMBSTONES: Final = 10_000
 _T = TypeVar("_T")
 
 
-class MemoryDirectory:
+class MemoryDirectory(Generic[Entry]):
     """Directory without persistence."""
 
     def __init__(self) -> None:
         self._revision = 0
         self._marks: OrderedDict[str, None] = OrderedDict()
-        self._entries: OrderedDict[str, EntitlementEntry] = OrderedDict()
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
         """By name, in order of their last write."""
         self._removals: OrderedDict[tuple[str, str], Removal] = OrderedDict()
         """By name and id, oldest first."""
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[Entry]:
         """See Directory."""
         return self._since(0)
 
-    async def changes(self, since: int, mark: str) -> DirectoryState | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
         """See Directory."""
         return self._since(since) if mark in self._marks or not (mark or since) else None
 
-    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
         known = self._known(after)
-        taken = {e.terms.name: e for e in entries if known and not self._conflicts(e)}
+        taken = {e.name: e for e in entries if known and not self._conflicts(e)}
         if taken:
             self._write(floor)
         for name, entry in taken.items():
             self._entries[name] = msgspec.structs.replace(entry, version=self._revision)
             self._entries.move_to_end(name)
         mark = self._mark if taken else ""
-        conflicts = tuple(e.terms.name for e in entries if e.terms.name not in taken)
+        conflicts = tuple(e.name for e in entries if e.name not in taken)
         return Written(revision=self._revision, mark=mark, conflicts=conflicts)
 
-    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        name = entry.terms.name
+        name = entry.name
         based = self._version(name) == entry.version != 0
         if not (based and self._known(after)):
             return Written(revision=self._revision, mark="", conflicts=(name,))
@@ -72,8 +72,8 @@ class MemoryDirectory:
         known = self._entries.get(name)
         return 0 if known is None else known.version
 
-    def _conflicts(self, entry: EntitlementEntry) -> bool:
-        name = entry.terms.name
+    def _conflicts(self, entry: Entry) -> bool:
+        name = entry.name
         return self._version(name) != entry.version or (name, entry.id) in self._removals
 
     def _write(self, floor: int) -> None:
@@ -86,7 +86,7 @@ class MemoryDirectory:
     def _mark(self) -> str:
         return next(reversed(self._marks), "")
 
-    def _since(self, since: int) -> DirectoryState:
+    def _since(self, since: int) -> DirectoryState[Entry]:
         entries = newer(self._entries, since, lambda entry: entry.version)
         removals = newer(self._removals, since, lambda removal: removal.revision)
         full = len(self._removals) >= TOMBSTONES

@@ -1,4 +1,4 @@
-"""The directory of entitlements in Redis, shared by all gateways.
+"""A directory, of entitlements or of tenants, in Redis, shared by all gateways.
 
 A hash holds the entries, a sorted set the revision of each entry's last write. `lua/directory.lua`
 changes both together, and only if a write names the present version. The last RETAINED_REMOVED
@@ -12,7 +12,7 @@ their own keys; their entries are copied once, before the first write of this la
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import msgspec
 from redis.asyncio.connection import Connection
@@ -22,54 +22,55 @@ from gateway.adapters.store.directory import new_mark
 from gateway.adapters.store.redis.route import TIMEOUT_S, close, route_of
 from gateway.adapters.store.redis.scripts import lua, script
 from gateway.errors import StateFailure
-from gateway.ports import DirectoryState, EntitlementEntry, Removal, Written
+from gateway.ports import DirectoryState, Entry, Removal, Written
 
 RETAINED_REMOVED: Final = 10_000
 SCAN_BATCH: Final = 500
 NAMED_BY: Final = 4
 """Number of script arguments per entry."""
-_KEYS: Final = tuple(
-    f"sluice:2:{{directory}}:{name}"
-    for name in ("entries", "changed", "removed", "files", "marks", "revision")
-)
+_PARTS: Final = ("entries", "changed", "removed", "files", "marks", "revision")
+_TAGS: Final = {"entitlements": "directory", "tenants": "tenants"}
+"""The hash tag of each kind's keys."""
 _LAYOUT_1: Final = "sluice:1:{directory}:entries"
 _LAYOUT_1_RETAINED_S: Final = 7 * 86_400
 """How long entries of layout 1 may be copied; later copies would bring back revoked keys."""
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
 
 
-class RedisDirectory:
+class RedisDirectory(Generic[Entry]):
     """Directory in Redis."""
 
-    def __init__(self, url: str) -> None:
-        """Nothing is opened before the first call."""
+    def __init__(self, url: str, kind: type[Entry], *, of: str = "entitlements") -> None:
+        """Nothing is opened before the first call. `of` names the keys."""
+        self._of = of
+        self._keys = tuple(f"sluice:2:{{{_TAGS[of]}}}:{part}" for part in _PARTS)
+        self._decode = msgspec.json.Decoder(kind).decode
         self._route = route_of(url)
         self._script = script("directory", lua("directory"))
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[Entry]:
         """See Directory. Concurrent changes are among the changes after the returned revision."""
-        if not await self._call("EXISTS", _KEYS[5]):
+        if self._of == "entitlements" and not await self._call("EXISTS", self._keys[5]):
             await self._copy_layout_1()
         head = await self._run("removals", 0, "", RETAINED_REMOVED)
-        found = await self._scan(_KEYS[0])
-        return _state_of(head, list(found.values()))
+        found = await self._scan(self._keys[0])
+        return self._state_of(head, list(found.values()))
 
-    async def changes(self, since: int, mark: str) -> DirectoryState | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
         """See Directory."""
         answer = await self._run("changes", since, mark, RETAINED_REMOVED)
-        return _state_of(answer, answer[3]) if answer[0] else None
+        return self._state_of(answer, answer[3]) if answer[0] else None
 
-    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        named = [part for e in entries for part in (e.terms.name, e.id, e.version, _encode(e))]
+        named = [part for e in entries for part in (e.name, e.id, e.version, _encode(e))]
         return await self._write("put", floor, after, *named)
 
-    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
-        named = (entry.terms.name, entry.id, entry.version, repr(entry.file_unix_s))
+        named = (entry.name, entry.id, entry.version, repr(entry.file_unix_s))
         return await self._write("delete", floor, after, *named)
 
     async def close(self) -> None:
@@ -98,14 +99,14 @@ class RedisDirectory:
     async def _copy_layout_1(self) -> None:
         """Copy the entries of layout 1; only the first gateway's copy has an effect."""
         found = await self._scan(_LAYOUT_1)
-        entries = _entries([b"0 " + raw for raw in found.values()])
+        entries = self._entries([b"0 " + raw for raw in found.values()])
         for start in range(0, len(entries), SCAN_BATCH):
             await self.put(*entries[start : start + SCAN_BATCH])
         if entries:
             await self._call("EXPIRE", _LAYOUT_1, _LAYOUT_1_RETAINED_S)
 
     async def _run(self, *arguments: object) -> Any:
-        command = (len(_KEYS), *_KEYS, *arguments)
+        command = (len(self._keys), *self._keys, *arguments)
         try:
             return await self._call("EVALSHA", self._script.sha, *command)
         except _Unknown:
@@ -116,7 +117,7 @@ class RedisDirectory:
             try:
                 if self._connection is None:
                     async with asyncio.timeout(TIMEOUT_S):
-                        self._connection = await self._route.open(_KEYS[0])
+                        self._connection = await self._route.open(self._keys[0])
                 async with asyncio.timeout(TIMEOUT_S):
                     await self._connection.send_command(*command, check_health=False)
                     return await self._connection.read_response(disable_decoding=True)
@@ -134,33 +135,31 @@ class RedisDirectory:
         if connection is not None:
             await close(connection)
 
+    def _state_of(self, answer: Sequence[Any], entries: Sequence[bytes]) -> DirectoryState[Entry]:
+        _, revision, mark, _, removed, complete = answer
+        return DirectoryState(
+            revision=int(revision),
+            mark=mark.decode(),
+            entries=self._entries(entries),
+            removals=_removals(removed),
+            complete_since=int(float(complete)),
+        )
+
+    def _entries(self, raw: Sequence[bytes]) -> list[Entry]:
+        found: list[Entry] = []
+        try:
+            for kept in raw:
+                version, _, entry = kept.partition(b" ")
+                found.append(msgspec.structs.replace(self._decode(entry), version=int(version)))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise StateFailure(
+                f"Redis holds {self._of} that are not of this version ({error})"
+            ) from error
+        return found
+
 
 class _Unknown(StateFailure):
     """The server does not know the script."""
-
-
-def _state_of(answer: Sequence[Any], entries: Sequence[bytes]) -> DirectoryState:
-    _, revision, mark, _, removed, complete = answer
-    return DirectoryState(
-        revision=int(revision),
-        mark=mark.decode(),
-        entries=_entries(entries),
-        removals=_removals(removed),
-        complete_since=int(float(complete)),
-    )
-
-
-def _entries(raw: Sequence[bytes]) -> list[EntitlementEntry]:
-    found = []
-    try:
-        for kept in raw:
-            version, _, entry = kept.partition(b" ")
-            found.append(msgspec.structs.replace(_decode(entry), version=int(version)))
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise StateFailure(
-            f"Redis holds entitlements that are not of this version ({error})"
-        ) from error
-    return found
 
 
 def _removals(raw: Sequence[bytes]) -> list[Removal]:

@@ -1,6 +1,6 @@
-"""The directory of entitlements in the SQLite file of `state.url`.
+"""A directory, of entitlements or of tenants, in the SQLite file of `state.url`.
 
-The rules of the file are in `gateway.adapters.store.sqlite.estimators`. The directory has two
+The rules of the file are in `gateway.adapters.store.sqlite.estimators`. Each directory has two
 tables with their own schema number, so that each part can change alone. A removal leaves a
 tombstone for TOMBSTONE_S, so that other processes learn of it.
 """
@@ -12,76 +12,94 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from gateway.adapters.store.sqlite.estimators import open_file
 from gateway.errors import StateFailure
-from gateway.ports import DirectoryState, EntitlementEntry, Removal, Written
+from gateway.ports import DirectoryState, Entry, Removal, StoredEntry, Written
 
 SCHEMA: Final = 1
 TOMBSTONE_S: Final = 86_400.0
 
 _T = TypeVar("_T")
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(EntitlementEntry).decode
+_TABLES_OF: Final = {
+    "entitlements": ("directory", "entitlement"),
+    "tenants": ("tenant_directory", "tenant"),
+}
+"""Names of the two tables, `head` and `rows` in the statements below."""
 _TABLES: Final = (
     """
-CREATE TABLE IF NOT EXISTS directory (
+CREATE TABLE IF NOT EXISTS {head} (
   id INTEGER PRIMARY KEY CHECK (id = 1),
   schema INTEGER NOT NULL,
   revision INTEGER NOT NULL  -- of the last change
 ) STRICT
 """,
     """
-CREATE TABLE IF NOT EXISTS entitlement (
+CREATE TABLE IF NOT EXISTS {rows} (
   name TEXT PRIMARY KEY,
   revision INTEGER NOT NULL,  -- of this entry's last change
   changed_unix_s REAL NOT NULL,
   entry TEXT                  -- JSON; NULL once removed
 ) STRICT
 """,
-    "CREATE INDEX IF NOT EXISTS entitlement_revision ON entitlement (revision)",
+    "CREATE INDEX IF NOT EXISTS {rows}_revision ON {rows} (revision)",
     """
-CREATE INDEX IF NOT EXISTS entitlement_removed ON entitlement (changed_unix_s)
+CREATE INDEX IF NOT EXISTS {rows}_removed ON {rows} (changed_unix_s)
 WHERE entry IS NULL
 """,
 )
-_SINCE: Final = "SELECT name, revision, entry FROM entitlement WHERE revision > ? ORDER BY revision"
+_SINCE: Final = "SELECT name, revision, entry FROM {rows} WHERE revision > ? ORDER BY revision"
 _PUT: Final = """
-INSERT INTO entitlement VALUES (?, ?, ?, ?)
+INSERT INTO {rows} VALUES (?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET revision = excluded.revision,
   changed_unix_s = excluded.changed_unix_s, entry = excluded.entry
 """
-_PRUNE: Final = "DELETE FROM entitlement WHERE entry IS NULL AND changed_unix_s < ?"
+_BEGIN: Final = "INSERT INTO {head} VALUES (1, ?, 0) ON CONFLICT DO NOTHING"
+_REVISION: Final = "SELECT revision FROM {head}"
+_KEPT: Final = "SELECT revision FROM {rows} WHERE name = ? AND entry IS NOT NULL"
+_GONE: Final = "SELECT name FROM {rows} WHERE name BETWEEN ? AND ? AND entry IS NULL"
+_PRUNE: Final = "DELETE FROM {rows} WHERE entry IS NULL AND changed_unix_s < ?"
 
 
-class SqliteDirectory:
+class SqliteDirectory(Generic[Entry]):
     """Directory in a file. One dedicated thread does all file access."""
 
-    def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
-        """Nothing is opened before the first call."""
+    def __init__(
+        self,
+        path: Path,
+        kind: type[Entry],
+        *,
+        of: str = "entitlements",
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Nothing is opened before the first call. `of` names the tables."""
+        self._of = of
+        self._tables = _TABLES_OF[of]
+        self._decode = msgspec.json.Decoder(kind).decode
         self._path = path
         self._wall_clock = wall_clock
         self._file: sqlite3.Connection | None = None
         self._running: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-directory")
 
-    async def load(self) -> DirectoryState:
+    async def load(self) -> DirectoryState[Entry]:
         """See Directory."""
         return await self._do(lambda file: self._since(file, -1))
 
-    async def changes(self, since: int, mark: str) -> DirectoryState | None:
+    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
         """See Directory. Only a lower revision shows that the file was replaced by an older one."""
         found = await self._do(lambda file: self._since(file, since))
         return None if found.revision < since else found
 
-    async def put(self, *entries: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
         return await self._do(lambda file: self._write(file, entries, floor, removed=False))
 
-    async def delete(self, entry: EntitlementEntry, floor: int = 0, after: str = "") -> Written:
+    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
         """See Directory."""
         return await self._do(lambda file: self._write(file, [entry], floor, removed=True))
 
@@ -114,13 +132,13 @@ class SqliteDirectory:
         try:
             file.execute("BEGIN IMMEDIATE")
             for statement in _TABLES:
-                file.execute(statement)
-            file.execute("INSERT INTO directory VALUES (1, ?, 0) ON CONFLICT DO NOTHING", (SCHEMA,))
-            (schema,) = file.execute("SELECT schema FROM directory").fetchone()
+                file.execute(self._sql(statement))
+            file.execute(self._sql(_BEGIN), (SCHEMA,))
+            (schema,) = file.execute(self._sql("SELECT schema FROM {head}")).fetchone()
             file.execute("COMMIT")
             if schema > SCHEMA:
                 raise StateFailure(
-                    f"{self._path} holds entitlements of a newer version (schema {schema}, this "
+                    f"{self._path} holds {self._of} of a newer version (schema {schema}, this "
                     f"one reads {SCHEMA}); left as it is"
                 )
         except BaseException:
@@ -128,18 +146,18 @@ class SqliteDirectory:
             raise
         return file
 
-    def _since(self, file: sqlite3.Connection, since: int) -> DirectoryState:
+    def _since(self, file: sqlite3.Connection, since: int) -> DirectoryState[Entry]:
         file.execute("BEGIN")  # one snapshot for both queries
         try:
-            (newest,) = file.execute("SELECT revision FROM directory").fetchone()
+            (newest,) = file.execute(self._sql(_REVISION)).fetchone()
             rows: list[tuple[str, int, str | None]] = []
             if newest > since:
-                rows = file.execute(_SINCE, (since,)).fetchall()
+                rows = file.execute(self._sql(_SINCE), (since,)).fetchall()
         finally:
             file.execute("COMMIT")
         try:
             entries = [
-                msgspec.structs.replace(_decode(entry), version=revision)
+                msgspec.structs.replace(self._decode(entry), version=revision)
                 for _, revision, entry in rows
                 if entry is not None
             ]
@@ -151,7 +169,7 @@ class SqliteDirectory:
     def _write(
         self,
         file: sqlite3.Connection,
-        entries: Sequence[EntitlementEntry],
+        entries: Sequence[Entry],
         floor: int,
         *,
         removed: bool,
@@ -170,26 +188,41 @@ class SqliteDirectory:
     def _change(
         self,
         file: sqlite3.Connection,
-        entries: Sequence[EntitlementEntry],
+        entries: Sequence[Entry],
         floor: int,
         now_s: float,
         *,
         removed: bool,
     ) -> Written:
-        taken = {e.terms.name: e for e in entries if not _stale(file, e, removed=removed)}
-        (revision,) = file.execute("SELECT revision FROM directory").fetchone()
+        taken = {e.name: e for e in entries if not self._stale(file, e, removed=removed)}
+        (revision,) = file.execute(self._sql(_REVISION)).fetchone()
         if taken:
             revision = max(revision, floor) + 1
-            file.execute("UPDATE directory SET revision = ?", (revision,))
+            file.execute(self._sql("UPDATE {head} SET revision = ?"), (revision,))
         for name, entry in taken.items():
             text = None if removed else _encode(entry).decode()
             if removed:
-                file.execute("DELETE FROM entitlement WHERE name = ?", (name,))
+                file.execute(self._sql("DELETE FROM {rows} WHERE name = ?"), (name,))
             row = _tombstone(entry) if removed else name
-            file.execute(_PUT, (row, revision, now_s, text))
-        file.execute(_PRUNE, (now_s - TOMBSTONE_S,))
-        names = tuple(entry.terms.name for entry in entries if entry.terms.name not in taken)
+            file.execute(self._sql(_PUT), (row, revision, now_s, text))
+        file.execute(self._sql(_PRUNE), (now_s - TOMBSTONE_S,))
+        names = tuple(entry.name for entry in entries if entry.name not in taken)
         return Written(revision=revision, mark="", conflicts=names)
+
+    def _stale(self, file: sqlite3.Connection, entry: Entry, *, removed: bool) -> bool:
+        """Whether the file holds another version of an entry, or the entry was deleted."""
+        kept = file.execute(self._sql(_KEPT), (entry.name,)).fetchone()
+        if (kept[0] if kept else 0) != entry.version:
+            return True
+        if removed:
+            return not entry.version
+        start = f"\x01{entry.id}\x01"
+        rows = file.execute(self._sql(_GONE), (start, start + "\x7f")).fetchall()
+        return any(_removal(name, 0).name == entry.name for (name,) in rows)
+
+    def _sql(self, statement: str) -> str:
+        head, rows = self._tables
+        return statement.replace("{head}", head).replace("{rows}", rows)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -201,8 +234,8 @@ class SqliteDirectory:
 # no name begins with. An older version wrote the name alone.
 
 
-def _tombstone(entry: EntitlementEntry) -> str:
-    return f"\x01{entry.id}\x01{entry.file_unix_s!r}\x01{entry.terms.name}"
+def _tombstone(entry: StoredEntry) -> str:
+    return f"\x01{entry.id}\x01{entry.file_unix_s!r}\x01{entry.name}"
 
 
 def _removal(name: str, revision: int) -> Removal:
@@ -210,17 +243,3 @@ def _removal(name: str, revision: int) -> Removal:
         return Removal(name=name, id="", revision=revision)
     _, entry_id, file_unix_s, name = name.split("\x01", 3)
     return Removal(name=name, id=entry_id, revision=revision, file_unix_s=float(file_unix_s))
-
-
-def _stale(file: sqlite3.Connection, entry: EntitlementEntry, *, removed: bool) -> bool:
-    """Whether the file holds another version of an entry, or the entry was deleted."""
-    query = "SELECT revision FROM entitlement WHERE name = ? AND entry IS NOT NULL"
-    kept = file.execute(query, (entry.terms.name,)).fetchone()
-    if (kept[0] if kept else 0) != entry.version:
-        return True
-    if removed:
-        return not entry.version
-    gone = "SELECT name FROM entitlement WHERE name BETWEEN ? AND ? AND entry IS NULL"
-    start = f"\x01{entry.id}\x01"
-    rows = file.execute(gone, (start, start + "\x7f")).fetchall()
-    return any(_removal(name, 0).name == entry.terms.name for (name,) in rows)

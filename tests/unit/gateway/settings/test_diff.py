@@ -143,6 +143,8 @@ def test_a_key_of_a_tenant_is_named_by_its_fingerprint_and_changes_at_once() -> 
     assert (change.before, change.after) == ("sha256:11111111…", "sha256:abcdef01…")
     assert not change.restart
     assert merged(before, after).tenants == after.tenants
-    (gone,) = changes(before, config(("version: 1", tenant.partition("tenants:")[0] + "version: 1")))
+    (gone,) = changes(
+        before, config(("version: 1", tenant.partition("tenants:")[0] + "version: 1"))
+    )
     assert (gone.path, gone.restart) == ("tenants[acme]", False)
     assert old not in gone.before

@@ -211,7 +211,8 @@ def test_a_tenants_keys_come_and_go_after_its_entitlements() -> None:
     keyring.put_tenant("t", [tenant_key("web"), tenant_key("old"), tenant_key("own")])
     assert [asked(keyring, key, "m") for key in ("web", "old")] == ["a", "a"]
     principal = keyring.find(digest("own"))
-    assert principal is not None and principal.key == ""  # the entitlement's own stays that
+    assert principal is not None
+    assert principal.key == ""  # the entitlement's own stays that
     keyring.put_tenant("t", [tenant_key("web")])
     assert (found(keyring, "old"), asked(keyring, "web", "m")) == (None, "a")
     keyring.put(who("b", model="n"), (digest("web"),))
@@ -226,10 +227,11 @@ def test_a_tenants_keys_come_and_go_after_its_entitlements() -> None:
 def test_only_a_gateway_that_never_had_a_key_is_open() -> None:
     keyring = Keyring()
     keyring.open = True  # the directory holds no entitlement
-    assert keyring.open
+    assert authenticate(keyring, None, 0.0) is OPEN
     keyring.put_tenant("t", [tenant_key("web")])
     keyring.open = True
-    assert not keyring.open
+    with pytest.raises(Unauthorized):
+        authenticate(keyring, None, 0.0)
 
 
 def test_a_suspended_tenant_is_refused_by_all_of_its_keys() -> None:

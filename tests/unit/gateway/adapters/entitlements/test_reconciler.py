@@ -235,7 +235,7 @@ async def test_a_directory_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("gateway.adapters.entitlements.guarded_directory.LIMIT_S", 0.01)
 
     class Hanging(FlakyDirectory):
-        async def changes(self, since: int, mark: str) -> DirectoryState | None:
+        async def changes(self, since: int, mark: str) -> DirectoryState[EntitlementEntry] | None:
             await asyncio.Event().wait()
             raise AssertionError
 
@@ -256,7 +256,7 @@ async def test_everything_survives_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "sluice.db"
     key = ""
     for turn in range(3):
-        rig = EntitlementRig(SqliteDirectory(path))  # type: ignore[arg-type]
+        rig = EntitlementRig(SqliteDirectory(path, EntitlementEntry))  # type: ignore[arg-type]
         await rig.start(from_file("a", D1))
         if turn == 0:
             made = await rig.registry.create({"name": "b", "tenant": "t", "model": "m"}, WHO)

@@ -7,7 +7,13 @@ from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState
+from gateway.ports import Directory, EntitlementEntry
 from gateway.settings.config import StateConfig
+
+
+def opened(url: str) -> Directory[EntitlementEntry]:
+    return open_directory(url, EntitlementEntry, "entitlements")
+
 
 REDIS = (
     "redis://:secret@h:1/0",
@@ -21,7 +27,7 @@ REDIS = (
 def test_every_url_of_redis_that_settings_accept_is_shared_and_opens_redis(url: str) -> None:
     assert StateConfig(url=url).shared
     assert backend_of(url) == "redis"
-    assert type(open_directory(url)).__name__ == "RedisDirectory"
+    assert type(opened(url)).__name__ == "RedisDirectory"
     assert type(open_state(url)).__name__ == "RedisState"
 
 
@@ -33,9 +39,9 @@ def test_memory_and_a_file_are_one_gateway_s(url: str) -> None:
 
 def test_memory_and_sqlite_open_their_stores() -> None:
     assert isinstance(open_state("memory://"), NoState)
-    assert isinstance(open_directory("memory://"), MemoryDirectory)
+    assert isinstance(opened("memory://"), MemoryDirectory)
     assert isinstance(open_state("sqlite:///a/b.db"), SqliteState)
-    assert isinstance(open_directory("sqlite:///a/b.db"), SqliteDirectory)
+    assert isinstance(opened("sqlite:///a/b.db"), SqliteDirectory)
 
 
 def test_a_file_is_relative_with_three_slashes_and_absolute_with_four() -> None:
