@@ -99,24 +99,22 @@ def entries(config: Config) -> list[EntitlementEntry]:
     ]
 
 
-def tenant_keys(config: Config) -> list[TenantKey]:
-    """Every key of the file's tenants."""
+def entitlements_by_tenant(config: Config) -> dict[str, tuple[str, ...]]:
+    """Names of the file's entitlements by tenant, in the file's order."""
     own: dict[str, list[str]] = {}
     for entitlement in config.entitlements:
         own.setdefault(entitlement.tenant, []).append(entitlement.name)
+    return {tenant: tuple(names) for tenant, names in own.items()}
+
+
+def tenant_keys(config: Config) -> list[TenantKey]:
+    """Every key of the file's tenants."""
+    own = entitlements_by_tenant(config)
     return [
         _tenant_key(tenant, key, own.get(tenant.name, ()))
         for tenant in config.tenants
         for key in tenant.keys
     ]
-
-
-def keys_by_tenant(config: Config) -> dict[str, list[TenantKey]]:
-    """The keys of each of the file's tenants that has one."""
-    found: dict[str, list[TenantKey]] = {}
-    for key in tenant_keys(config):
-        found.setdefault(key.tenant, []).append(key)
-    return found
 
 
 def _tenant_key(tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str]) -> TenantKey:

@@ -262,6 +262,7 @@ class Gateway:
             find_decision=self.ring.find,
             latest_decisions=self.ring.latest,
             registry=self.pools.registry,
+            tenants=self.pools.tenants,
             attainment=Attainment(self.metrics, peers),
             draining=lambda: self.data_plane.draining,
             clock=clock,

@@ -20,6 +20,7 @@ from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.entitlements.registry import Registry
+from gateway.adapters.records.audit import Audit
 from gateway.adapters.store.backends import backend_of, open_directory, sqlite_path
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
@@ -33,14 +34,13 @@ from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import (
     base_terms,
     entries,
-    keys_by_tenant,
     managed,
     shape_of,
-    tenant_keys,
     worker_shares,
 )
 from gateway.stages.authenticate import Keyring
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
+from gateway.wiring.tenants import make_tenants, tenant_file
 
 if TYPE_CHECKING:
     from gateway.adapters.store.redis.leases import RedisLeases
@@ -74,8 +74,9 @@ class AdmissionRuntime:
         self._served = models
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
-        self.keyring = Keyring(tenant_keys=tenant_keys(config))
-        self._tenants = keys_by_tenant(config)
+        self.keyring = Keyring()
+        trail = Audit(time.time)
+        self.tenant_sync, self.tenants = make_tenants(config, self.keyring, trail, clock)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
         self.directory = open_directory(self._url, EntitlementEntry, "entitlements")
@@ -96,6 +97,7 @@ class AdmissionRuntime:
             managed=self._managed,
             wall_clock=time.time,
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
+            trail=trail,
         )
         self.upkeep = self._make_upkeep()
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
@@ -113,7 +115,8 @@ class AdmissionRuntime:
     def up(self) -> bool:
         """Whether the shared store decides, the persistent one saves and the directory answers."""
         shared = True if isinstance(self.store, MemoryLeases) else self.store.up
-        return shared and self.registry.up and (self._saved is None or self._saved.up)
+        listed = self.registry.up and self.tenants.up
+        return shared and listed and (self._saved is None or self._saved.up)
 
     def replicas(self, model: str) -> int:
         """Gateways that a shared store has heard of recently; 1 for embedded stores."""
@@ -142,6 +145,8 @@ class AdmissionRuntime:
             closing.push_async_callback(self.registry.close)
             # If an admin may have created entitlements, serve no request before they are known.
             await self.registry.start(self._file, guarded=self._guarded)
+            closing.push_async_callback(self.tenant_sync.close)
+            await self.tenant_sync.start()
             if self._saved is not None:
                 closing.push_async_callback(self._saved.close)
                 await self._saved.start()
@@ -170,13 +175,7 @@ class AdmissionRuntime:
 
     def adopt_tenants(self, config: Config) -> None:
         """Apply another version of the file's tenants: a key that left it stops at once."""
-        before, after = self._tenants, keys_by_tenant(config)
-        changed = [t for t in {**before, **after} if before.get(t) != after.get(t)]
-        for tenant in changed:  # a key may move from one tenant to another
-            self.keyring.remove_tenant(tenant)
-        for tenant in changed:
-            self.keyring.put_tenant(tenant, after.get(tenant, ()))
-        self._tenants = after
+        self.tenant_sync.adopt(tenant_file(config))
 
     def _open_store(
         self, config: Config, token_pools: Mapping[str, TokenPool]

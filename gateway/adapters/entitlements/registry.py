@@ -15,20 +15,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from gateway.adapters.entitlements import views
+from gateway.adapters.entitlements.changing import changing, check_version
 from gateway.adapters.entitlements.conflicts import changed, revoked, stood
-from gateway.adapters.entitlements.following import ATTEMPTS
 from gateway.adapters.entitlements.index import File
-from gateway.adapters.entitlements.known_directory import Raced
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.records.audit import Audit
-from gateway.errors import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    PreconditionFailed,
-    StateFailure,
-    Unavailable,
-)
+from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import (
     BadTerms,
@@ -41,8 +33,11 @@ from gateway.ports import EntitlementEntry, PoolView, TokenPools
 
 _T = TypeVar("_T")
 LIVE_KEYS: Final = 2
-RETRY_S: Final = 2.0
-"""Retry-After of admin operations while the directory is away."""
+
+
+def fresh_key() -> str:
+    """A new random key."""
+    return f"sk-sluice-{secrets.token_urlsafe(32)}"
 
 
 class Registry:
@@ -57,11 +52,13 @@ class Registry:
         managed: Container[str],
         wall_clock: Callable[[], float],
         pools: Callable[[str], Awaitable[list[PoolView]]] | None = None,
-        new_key: Callable[[], str] = lambda: f"sk-sluice-{secrets.token_urlsafe(32)}",
+        new_key: Callable[[], str] = fresh_key,
+        trail: Audit | None = None,
     ) -> None:
         """`models` by name, including the `managed` ones; `wall_clock` in Unix seconds.
 
-        `pools` gives a model's pools instead of the store (the keeper adds desired replicas).
+        `pools` gives a model's pools instead of the store (the keeper adds desired replicas);
+        `trail` is the audit, shared with other registries.
         """
         self._sync = sync
         self._reader = views.EntitlementReader(
@@ -71,7 +68,7 @@ class Registry:
         self._managed = managed
         self._wall_clock = wall_clock
         self._new_key = new_key
-        self._audit = Audit(wall_clock)
+        self._audit = trail or Audit(wall_clock)
 
     async def start(self, file: File, *, guarded: bool) -> None:
         """Begin as `EntitlementSync.begin`, then poll."""
@@ -258,32 +255,12 @@ class Registry:
 
     async def _changing(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run one change at a time, on the newest versions. Raises Unavailable, Conflict."""
-        for _ in range(ATTEMPTS):
-            async with self._sync.lock:
-                try:
-                    await self._sync.refresh()
-                    return await work()
-                except Raced:
-                    continue
-                except StateFailure as error:
-                    raise _away() from error
-        raise Conflict(
-            "Other gateways changed it at the same time, again and again. Nothing was changed: "
-            "look at it, and try again.",
-            reason="entitlement_changed",
-            code="entitlement_changed",
-        )
+        return await changing(self._sync, work)
 
     def _entry(self, name: str, version: int | None) -> EntitlementEntry:
         """An entry, checked against `version` if given. Raises NotFound, PreconditionFailed."""
         entry = self._reader.entry(name)
-        if version is not None and entry.version != version:
-            raise PreconditionFailed(
-                f"'{name}' was changed since: it is at revision {entry.version}. Read it again.",
-                reason="entitlement_changed",
-                code="entitlement_changed",
-                param="if-match",
-            )
+        check_version(entry, version)
         return entry
 
     async def _store_entry(
@@ -354,14 +331,4 @@ def _taken(name: str) -> Conflict:
         reason="entitlement_exists",
         code="entitlement_exists",
         param="name",
-    )
-
-
-def _away() -> Unavailable:
-    return Unavailable(
-        "The directory of entitlements does not answer. Look whether the change was made before "
-        "you try again.",
-        reason="state_unavailable",
-        code="state_unavailable",
-        retry_after_s=RETRY_S,
     )

@@ -1,4 +1,4 @@
-"""Audit trail of changes to entitlements: one log line per change, the newest kept in memory."""
+"""Audit trail of changes to entitlements and tenants: one log line each, the newest in memory."""
 
 import logging
 from collections import deque
@@ -22,8 +22,12 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     who: str
     """Fingerprint of the admin key."""
     what: str
-    """create, change, suspend, resume, expire, delete, add_key or revoke_key."""
+    """create, change, suspend, resume, expire, delete, add_key, change_key, rotate_key,
+    revoke_key."""
     entitlement: str
+    """Empty for a change of a tenant."""
+    tenant: str = ""
+    """The tenant, where it or one of its keys was changed; else empty."""
     before: Mapping[str, object] = {}
     """Previous values of the changed fields; `after` has the new ones."""
     after: Mapping[str, object] = {}
@@ -44,6 +48,8 @@ class Audit:
         entitlement: str,
         before: Mapping[str, object],
         after: Mapping[str, object],
+        *,
+        tenant: str = "",
     ) -> None:
         """Record a change; keeps the fields of `before` and `after` that differ."""
         names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
@@ -52,6 +58,7 @@ class Audit:
             who=who,
             what=what,
             entitlement=entitlement,
+            tenant=tenant,
             before={n: before[n] for n in names if n in before},
             after={n: after[n] for n in names if n in after},
         )

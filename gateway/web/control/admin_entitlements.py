@@ -54,7 +54,7 @@ def _reading(app: APIRouter, service: EntitlementService, attainment: Attainment
         """One entitlement with its counters and its keys' fingerprints."""
         found = await service.get(name)
         await _add_attainment(attainment, [found])
-        return _shown(found)
+        return tagged_answer(found)
 
 
 async def _add_attainment(attainment: Attainment, shown: Sequence[dict[str, Any]]) -> None:
@@ -69,18 +69,20 @@ def _collection(app: APIRouter, service: EntitlementService, who: str) -> None:
     @app.post("/admin/entitlements")
     async def create(request: Request) -> Response:
         """Create an entitlement; its key is shown only in this answer."""
-        return _secret(await service.create(await read_object(request), who), 201)
+        return secret_answer(await service.create(await read_object(request), who), 201)
 
     @app.patch("/admin/entitlements/{name}")
     async def change(name: str, request: Request) -> Response:
         """Change some fields; null removes one."""
         fields = await read_object(request)
-        return _shown(await service.change(name, fields, who, version=_version(request)))
+        return tagged_answer(
+            await service.change(name, fields, who, version=asked_version(request))
+        )
 
     @app.delete("/admin/entitlements/{name}")
     async def delete(name: str, request: Request) -> Response:
         """Delete it; 409 while it has requests in flight."""
-        await service.delete(name, who, version=_version(request))
+        await service.delete(name, who, version=asked_version(request))
         return Response(status_code=204)
 
 
@@ -88,12 +90,14 @@ def _states(app: APIRouter, service: EntitlementService, who: str) -> None:
     @app.post("/admin/entitlements/{name}/suspend")
     async def suspend(name: str, request: Request) -> Response:
         """Refuse its new requests; running ones continue."""
-        return _shown(await service.suspend(name, who, version=_version(request)))
+        return tagged_answer(await service.suspend(name, who, version=asked_version(request)))
 
     @app.post("/admin/entitlements/{name}/resume")
     async def resume(name: str, request: Request) -> Response:
         """Admit its requests again."""
-        return _shown(await service.suspend(name, who, undo=True, version=_version(request)))
+        return tagged_answer(
+            await service.suspend(name, who, undo=True, version=asked_version(request))
+        )
 
     @app.post("/admin/entitlements/{name}/expire")
     async def expire(name: str, request: Request) -> Response:
@@ -106,7 +110,7 @@ def _states(app: APIRouter, service: EntitlementService, who: str) -> None:
                 reason="bad_request",
                 param="at",
             )
-        return _shown(await service.expire(name, at, who, version=_version(request)))
+        return tagged_answer(await service.expire(name, at, who, version=asked_version(request)))
 
 
 def _audit(app: APIRouter, service: EntitlementService, peers: Peers) -> None:
@@ -120,13 +124,13 @@ def _keys(app: APIRouter, service: EntitlementService, who: str) -> None:
     @app.post("/admin/entitlements/{name}/keys")
     async def add(name: str, request: Request) -> Response:
         """Add a second valid key, shown only in this answer; 409 if there are two already."""
-        return _secret(await service.add_key(name, who, version=_version(request)), 201)
+        return secret_answer(await service.add_key(name, who, version=asked_version(request)), 201)
 
     @app.delete("/admin/entitlements/{name}/keys/{fingerprint}")
     async def revoke(name: str, fingerprint: str, request: Request) -> Response:
         """Revoke a key at once."""
-        version = _version(request)
-        return _shown(await service.revoke_key(name, fingerprint, who, version=version))
+        version = asked_version(request)
+        return tagged_answer(await service.revoke_key(name, fingerprint, who, version=version))
 
 
 async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any]:
@@ -147,21 +151,21 @@ async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any
     return found
 
 
-def _secret(content: dict[str, object], status: int) -> Response:
+def secret_answer(content: dict[str, object], status: int = 200) -> Response:
     """An answer that contains a key; caches must not store it."""
-    response = _shown(content, status)
+    response = tagged_answer(content, status)
     response.headers["cache-control"] = "no-store"
     return response
 
 
-def _shown(content: dict[str, object], status: int = 200) -> Response:
-    """An entitlement, with its revision as the ETag that `If-Match` takes."""
+def tagged_answer(content: dict[str, object], status: int = 200) -> Response:
+    """An entitlement or a tenant, with its revision as the ETag that `If-Match` takes."""
     response = json_response(content, status)
     response.headers["etag"] = f'"{content["revision"]}"'
     return response
 
 
-def _version(request: Request) -> int | None:
+def asked_version(request: Request) -> int | None:
     """The revision that `If-Match` asks for; None for any. Raises BadRequest."""
     given = request.headers.get("if-match", "*").strip()
     if given == "*":

@@ -75,6 +75,62 @@ class EntitlementService(Protocol):
         """The newest changes, newest first."""
 
 
+class TenantService(Protocol):
+    """Tenants and their keys at run time. All methods raise Refusal.
+
+    A key is named by its name or its fingerprint; a new one is under "key", in one answer only.
+    """
+
+    async def page(self, *, after: str | None, limit: int) -> dict[str, object]:
+        """One page by name: "data", and in "next" the `after` of the next page."""
+
+    def get(self, name: str) -> dict[str, object]:
+        """One tenant with its keys."""
+
+    async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
+        """Create a tenant."""
+
+    async def change(
+        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
+    ) -> dict[str, object]:
+        """Change some fields; None removes one. `version` as of an entitlement."""
+
+    async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
+        """Delete a tenant and its keys."""
+
+    async def add_key(
+        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
+    ) -> dict[str, object]:
+        """Add a key."""
+
+    async def change_key(
+        self,
+        name: str,
+        key: str,
+        fields: Mapping[str, object],
+        who: str,
+        *,
+        version: int | None = None,
+    ) -> dict[str, object]:
+        """Change some fields of a key; None removes one."""
+
+    async def rotate_key(
+        self,
+        name: str,
+        key: str,
+        fields: Mapping[str, object],
+        who: str,
+        *,
+        version: int | None = None,
+    ) -> dict[str, object]:
+        """Give a key a new value; the old one opens a while longer."""
+
+    async def revoke_key(
+        self, name: str, key: str, who: str, *, version: int | None = None
+    ) -> None:
+        """End a key for good."""
+
+
 class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine that an admin adds; its key, CA and way of ranks are those of the pool's first."""
 
@@ -133,6 +189,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """None if there are no other replicas."""
     registry: EntitlementService | None = None
     """None: there are no admin routes for entitlements."""
+    tenants: TenantService | None = None
+    """None: there are no admin routes for tenants."""
     attainment: Attainment = msgspec.field(default_factory=lambda: Attainment(Metrics()))
     """How often entitlements kept their targets."""
     draining: Callable[[], bool]

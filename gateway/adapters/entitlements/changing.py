@@ -1,0 +1,51 @@
+"""Runs an administrator's change on the newest version of an entry, again if another came first."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from gateway.adapters.entitlements.following import ATTEMPTS, Following
+from gateway.adapters.entitlements.known_directory import Raced
+from gateway.errors import Conflict, PreconditionFailed, StateFailure, Unavailable
+from gateway.ports import Entry, StoredEntry
+
+_T = TypeVar("_T")
+RETRY_S: Final = 2.0
+"""Retry-After of admin operations while the directory is away."""
+
+
+async def changing(
+    sync: Following[Entry], work: Callable[[], Awaitable[_T]], of: str = "entitlement"
+) -> _T:
+    """Run one change at a time. Raises Unavailable, Conflict."""
+    for _ in range(ATTEMPTS):
+        async with sync.lock:
+            try:
+                await sync.refresh()
+                return await work()
+            except Raced:
+                continue
+            except StateFailure as error:
+                raise Unavailable(
+                    f"The directory of {of}s does not answer. Look whether the change was made "
+                    "before you try again.",
+                    reason="state_unavailable",
+                    code="state_unavailable",
+                    retry_after_s=RETRY_S,
+                ) from error
+    raise Conflict(
+        "Other gateways changed it at the same time, again and again. Nothing was changed: "
+        "look at it, and try again.",
+        reason=f"{of}_changed",
+        code=f"{of}_changed",
+    )
+
+
+def check_version(entry: StoredEntry, version: int | None, of: str = "entitlement") -> None:
+    """Raises PreconditionFailed if a version is asked for and the entry is at another."""
+    if version is not None and entry.version != version:
+        raise PreconditionFailed(
+            f"'{entry.name}' was changed since: it is at revision {entry.version}. Read it again.",
+            reason=f"{of}_changed",
+            code=f"{of}_changed",
+            param="if-match",
+        )

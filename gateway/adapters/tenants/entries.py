@@ -1,0 +1,211 @@
+"""Tenants as the directory stores them, and the keys that they and the file give together.
+
+Plain records and functions without I/O. The directory holds what administrators made: tenants,
+keys, and what they took away from keys of the file. Rules:
+
+- A tenant and a key of the file are as the file says. Administrators add keys to the tenant, and
+  only take away from a key of the file: suspend it, let it end earlier, revoke it.
+- A revoked key stays revoked, whatever a file or an older copy lists.
+- Of two states after the directory lost writes, each key's later change counts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+import msgspec
+
+from gateway.ports import StoredEntry
+from gateway.records.record import Record
+from gateway.records.request import TenantKey
+
+MAX_KEYS: Final = 1_000
+"""Keys that administrators may give one tenant."""
+RETAINED_REVOKED: Final = 1_000
+"""Digests of revoked keys kept for a tenant, beside those that the file lists."""
+
+
+class KeyEntry(Record, frozen=True, kw_only=True):
+    """A key that an administrator made."""
+
+    name: str
+    sha256: str
+    """Hex digest."""
+    models: tuple[str, ...] | None = None
+    entitlements: tuple[str, ...] | None = None
+    expires_unix_s: float = 0.0
+    suspended: bool = False
+    former_sha256: str = ""
+    """Digest before the last rotation, which also opens until `former_until_unix_s`."""
+    former_until_unix_s: float = 0.0
+    changed: int = 0
+    """Time of its last change in Unix ms, at least one above its value before."""
+
+
+class FileKeyState(Record, frozen=True, kw_only=True):
+    """Rights that an administrator took away from a key of the file."""
+
+    suspended: bool = False
+    expires_unix_s: float = 0.0
+    changed: int = 0
+
+
+class TenantEntry(StoredEntry, frozen=True, kw_only=True):
+    """A tenant as administrators made or changed it."""
+
+    tenant: str
+    made: bool = True
+    """Whether an administrator made it; else it only adds to a tenant of the file."""
+    display_name: str | None = None
+    labels: Mapping[str, str] = {}
+    entitlements: tuple[str, ...] | None = None
+    suspended: bool = False
+    standing: int = 0
+    """Time of its last suspension or resumption in Unix ms, at least one above its value before."""
+    keys: tuple[KeyEntry, ...] = ()
+    in_file: Mapping[str, FileKeyState] = {}
+    """By digest of a key in the file."""
+    revoked_sha256: tuple[str, ...] = ()
+    """Digests of revoked keys, newest last."""
+
+    @property
+    def name(self) -> str:
+        """The tenant's name."""
+        return self.tenant
+
+
+class FileTenant(Record, frozen=True, kw_only=True):
+    """A tenant of the configuration file."""
+
+    display_name: str | None = None
+    labels: Mapping[str, str] = {}
+    entitlements: tuple[str, ...] | None = None
+    keys: tuple[TenantKey, ...] = ()
+
+
+class TenantFile(Record, frozen=True, kw_only=True):
+    """The configuration file's part in tenants."""
+
+    tenants: Mapping[str, FileTenant] = {}
+    order: Mapping[str, tuple[str, ...]] = {}
+    """Entitlements of the file by tenant, in the file's order."""
+
+
+def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[TenantKey, ...]:
+    """Every key of a tenant that is not revoked; none of a tenant that no longer exists."""
+    listed = file.tenants.get(name)
+    if entry is None:
+        return () if listed is None else listed.keys
+    if listed is None and not entry.made:
+        return ()
+    of_file = () if listed is None else listed.keys
+    given = entry.entitlements if listed is None else listed.entitlements
+    order = file.order.get(name, ())
+    own = {key.sha256.hex() for key in of_file}
+    former = {key.former_sha256 for key in entry.keys}
+    gone = former.union(entry.revoked_sha256)
+    made = (_opened(name, key, given, order, own) for key in entry.keys)
+    kept = (
+        _limited(key, entry.in_file.get(digest))
+        for key in of_file
+        if (digest := key.sha256.hex()) not in gone
+    )
+    return tuple(chain(kept, *made))
+
+
+def _limited(key: TenantKey, state: FileKeyState | None) -> TenantKey:
+    """A key of the file, with what an administrator took away."""
+    if state is None:
+        return key
+    ends = [s for s in (key.expires_unix_s, state.expires_unix_s or None) if s is not None]
+    return msgspec.structs.replace(
+        key,
+        suspended=key.suspended or state.suspended,
+        expires_unix_s=min(ends, default=None),
+    )
+
+
+def _opened(
+    tenant: str,
+    key: KeyEntry,
+    given: tuple[str, ...] | None,
+    order: tuple[str, ...],
+    own: set[str],
+) -> Iterable[TenantKey]:
+    """The key and, after a rotation, the one before it; a key that the file lists is the file's."""
+    listed = given if key.entitlements is None else key.entitlements
+    found = TenantKey(
+        tenant=tenant,
+        name=key.name,
+        sha256=bytes.fromhex(key.sha256),
+        models=None if key.models is None else frozenset(key.models),
+        entitlements=order if listed is None else listed,
+        only_listed=listed is not None,
+        expires_unix_s=key.expires_unix_s or None,
+        suspended=key.suspended,
+    )
+    if key.sha256 not in own:
+        yield found
+    if key.former_sha256:
+        until_s = key.former_until_unix_s
+        ends = min(until_s, key.expires_unix_s or until_s)
+        yield msgspec.structs.replace(
+            found, sha256=bytes.fromhex(key.former_sha256), expires_unix_s=ends
+        )
+
+
+def changed(before: TenantEntry, unix_s: float, **fields: object) -> TenantEntry:
+    """A newer entry with other content."""
+    number = max(before.version, before.changed, int(unix_s * 1000) - 1) + 1
+    return msgspec.structs.replace(before, **fields, changed=number)
+
+
+def with_key(before: TenantEntry, key: KeyEntry, unix_s: float) -> TenantEntry:
+    """The entry with a key added, or changed in its place."""
+    known = next((k for k in before.keys if k.name == key.name), None)
+    number = max(0 if known is None else known.changed, int(unix_s * 1000) - 1) + 1
+    key = msgspec.structs.replace(key, changed=number)
+    keys = [key if k.name == key.name else k for k in before.keys]
+    return changed(before, unix_s, keys=tuple(keys if known else [*keys, key]))
+
+
+def with_revoked(
+    before: TenantEntry, digests: Iterable[str], unix_s: float, in_file: Sequence[TenantKey]
+) -> TenantEntry:
+    """The entry with these digests revoked for good, and without the keys of them."""
+    revoked = tuple(dict.fromkeys((*before.revoked_sha256, *filter(None, digests))))
+    if len(revoked) > RETAINED_REVOKED:  # what the file lists would open again
+        listed = {key.sha256.hex() for key in in_file}
+        rest = [digest for digest in revoked if digest not in listed]
+        dropped = set(rest[:-RETAINED_REVOKED])
+        revoked = tuple(digest for digest in revoked if digest not in dropped)
+    keys = tuple(k for k in before.keys if k.sha256 not in revoked)
+    states = {d: state for d, state in before.in_file.items() if d not in revoked}
+    return changed(before, unix_s, keys=keys, in_file=states, revoked_sha256=revoked)
+
+
+def reconciled(mine: TenantEntry, theirs: TenantEntry) -> TenantEntry:
+    """Merge two states of one tenant into a state based on the version of `theirs`."""
+    newer = mine if mine.changed > theirs.changed else theirs
+    revoked = tuple(dict.fromkeys((*theirs.revoked_sha256, *mine.revoked_sha256)))
+    keys: dict[str, KeyEntry] = {}
+    for key in (*theirs.keys, *mine.keys):
+        known = keys.get(key.name)
+        if key.sha256 not in revoked and (known is None or key.changed > known.changed):
+            keys[key.name] = key
+    states: dict[str, FileKeyState] = {}
+    for digest, state in (*theirs.in_file.items(), *mine.in_file.items()):
+        there = states.get(digest)
+        if digest not in revoked and (there is None or state.changed > there.changed):
+            states[digest] = state
+    standing = max(mine.standing, theirs.standing)
+    return msgspec.structs.replace(
+        newer,
+        made=mine.made or theirs.made,
+        suspended=any(e.suspended for e in (mine, theirs) if e.standing == standing),
+        standing=standing,
+        keys=tuple(keys.values()),
+        in_file=states,
+        revoked_sha256=revoked[-2 * RETAINED_REVOKED :],
+        version=theirs.version,
+    )

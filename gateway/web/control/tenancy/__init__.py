@@ -1,0 +1,1 @@
+"""Admin routes of tenants and their keys."""

@@ -1,0 +1,42 @@
+"""Builds the tenants of one process: their file, their directory, and the admin operations."""
+
+import time
+from collections.abc import Callable
+
+from gateway.adapters.records.audit import Audit
+from gateway.adapters.store.backends import open_directory
+from gateway.adapters.tenants.entries import FileTenant, TenantEntry, TenantFile
+from gateway.adapters.tenants.keys import TenantKeyRegistry
+from gateway.adapters.tenants.sync import TenantSync
+from gateway.records.request import TenantKey
+from gateway.settings import Config
+from gateway.settings.token_pools import entitlements_by_tenant, tenant_keys
+from gateway.stages.authenticate import Keyring
+
+
+def tenant_file(config: Config) -> TenantFile:
+    """The part of a configuration in tenants."""
+    keys: dict[str, list[TenantKey]] = {}
+    for key in tenant_keys(config):
+        keys.setdefault(key.tenant, []).append(key)
+    return TenantFile(
+        tenants={
+            tenant.name: FileTenant(
+                display_name=tenant.display_name,
+                labels=tenant.labels,
+                entitlements=tenant.entitlements,
+                keys=tuple(keys.get(tenant.name, ())),
+            )
+            for tenant in config.tenants
+        },
+        order=entitlements_by_tenant(config),
+    )
+
+
+def make_tenants(
+    config: Config, keyring: Keyring, trail: Audit, clock: Callable[[], float]
+) -> tuple[TenantSync, TenantKeyRegistry]:
+    """The tenants of the file, whose keys open at once, and what administers them."""
+    directory = open_directory(config.state.url, TenantEntry, "tenants")
+    sync = TenantSync(directory, keyring, tenant_file(config), clock=clock)
+    return sync, TenantKeyRegistry(sync, trail, wall_clock=time.time)

@@ -1,0 +1,121 @@
+"""Tenants and keys at run time: one suite over every directory, shared or kept."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from bench.common.redis_server import RedisServer
+from gateway.adapters.store.backends import open_directory
+from gateway.adapters.store.directory import MemoryDirectory
+from gateway.adapters.tenants.entries import TenantEntry
+from gateway.errors import Conflict, Forbidden, Unauthorized
+from gateway.ports import Directory
+from tests.tenant_fakes import WHO, TenantRig, file_key, file_of
+
+REDIS = pytest.param("redis", marks=pytest.mark.redis)
+Replica = Callable[..., TenantRig]
+
+
+@pytest.fixture(params=["memory", "sqlite", REDIS])
+async def replica(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Replica]:
+    """Makes one more gateway over the same directory."""
+    url = f"sqlite:///{tmp_path / 'sluice.db'}"
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        url = server.url
+    shared: Directory[TenantEntry] | None = MemoryDirectory() if request.param == "memory" else None
+    async with AsyncExitStack() as stack:
+
+        def make(*args: object) -> TenantRig:
+            directory = shared or open_directory(url, TenantEntry, "tenants")
+            stack.push_async_callback(directory.close)
+            return TenantRig(directory, *args)  # type: ignore[arg-type]
+
+        yield make
+
+
+async def test_a_key_opens_here_at_once_and_elsewhere_with_a_poll(replica: Replica) -> None:
+    one, other = await replica().start(), await replica().start()
+    await one.registry.create({"name": "acme", "display_name": "Acme"}, WHO)
+    key = await one.add("web", models=["n"])
+    assert one.asks(key, "n") == "code"
+    with pytest.raises(Unauthorized):
+        other.asks(key, "n")
+    await other.sync.poll()
+    assert other.asks(key, "n") == "code"
+    assert other.registry.get("acme") == one.registry.get("acme")
+    await other.registry.revoke_key("acme", "web", WHO)
+    await one.sync.poll()
+    assert not one.opens(key)
+
+
+async def test_what_was_made_is_there_after_a_restart(replica: Replica) -> None:
+    first = await replica().start()
+    await first.registry.create({"name": "acme", "labels": {"cost": "7"}}, WHO)
+    keys = [await first.add(name) for name in ("web", "old")]
+    await first.registry.change_key("acme", "old", {"suspended": True}, WHO)
+    again = await replica().start()
+    assert again.asks(keys[0]) == "chat"
+    with pytest.raises(Forbidden, match="'old' is suspended"):
+        again.asks(keys[1])
+    assert again.registry.get("acme")["labels"] == {"cost": "7"}
+    assert again.keyring.tenanted
+
+
+async def test_changes_of_one_tenant_on_several_gateways_are_all_kept(replica: Replica) -> None:
+    rigs = [await replica().start() for _ in range(3)]
+    await rigs[0].registry.create({"name": "acme"}, WHO)
+    keys = await asyncio.gather(
+        *(rig.add(f"{at}-{n}") for at, rig in enumerate(rigs) for n in range(3))
+    )
+    for rig in rigs:
+        await rig.sync.poll()
+        assert all(map(rig.opens, keys))
+        assert len(rig.rows()) == 9
+
+
+async def test_a_deleted_tenant_stays_deleted_and_its_name_is_free(replica: Replica) -> None:
+    one, other = await replica().start(), await replica().start()
+    await one.registry.create({"name": "acme"}, WHO)
+    key = await one.add("web")
+    await other.sync.poll()
+    await one.registry.delete("acme", WHO)
+    await other.sync.poll()
+    assert not one.opens(key)
+    assert not other.opens(key)
+    assert (await other.registry.page(after=None, limit=9))["data"] == []
+    await other.registry.create({"name": "acme"}, WHO)
+    assert other.rows() == []
+
+
+async def test_what_an_admin_takes_from_a_key_of_the_file_outlives_a_restart(
+    replica: Replica,
+) -> None:
+    file = file_of("acme", web=file_key("web"), old=file_key("old"), more=file_key("more"))
+    first = await replica(file).start()
+    await first.registry.change_key("acme", "web", {"suspended": True}, WHO)
+    await first.registry.revoke_key("acme", "old", WHO)
+    fresh = await first.registry.rotate_key("acme", "more", {"grace_s": 60}, WHO)
+    again = await replica(file).start()
+    with pytest.raises(Forbidden, match="suspended"):
+        again.asks("sk-web")
+    assert not again.opens("sk-old")
+    assert (again.asks("sk-more"), again.asks(str(fresh["key"]))) == ("chat", "chat")
+    again.clock.advance(61)
+    with pytest.raises(Forbidden, match="expired"):
+        again.asks("sk-more")
+    assert again.asks(str(fresh["key"])) == "chat"
+
+
+async def test_another_fleet_s_file_removes_nothing_of_this_one_s(replica: Replica) -> None:
+    one = await replica(file_of("acme", web=file_key("web"))).start()
+    extra = await one.add("extra")
+    other = await replica(file_of("beta", far=file_key("far", "beta"))).start()
+    await one.sync.poll()
+    assert (one.asks("sk-web"), one.asks(extra)) == ("chat", "chat")
+    assert not other.opens(extra)  # a tenant that only the other fleet's file knows
+    with pytest.raises(Conflict, match="is in the configuration file"):
+        await one.registry.delete("acme", WHO)

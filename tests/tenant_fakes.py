@@ -1,0 +1,83 @@
+"""Tenants of one process over a directory; several over one are replicas."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.adapters.records.audit import Audit
+from gateway.adapters.store.directory import MemoryDirectory
+from gateway.adapters.tenants.entries import FileTenant, TenantEntry, TenantFile
+from gateway.adapters.tenants.keys import TenantKeyRegistry
+from gateway.adapters.tenants.sync import TenantSync
+from gateway.ports import Directory
+from gateway.records.request import Principal, TenantKey
+from gateway.stages.authenticate import Keyring, authenticate, entitled
+from tests.fakes import FakeClock
+
+WHO = "adm1n000"
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def file_of(*tenants: str, **keys: TenantKey) -> TenantFile:
+    """A file with tenants, and with keys by name, each of the first tenant."""
+    found = {name: FileTenant() for name in tenants}
+    if keys:
+        found[tenants[0]] = FileTenant(keys=tuple(keys.values()))
+    return TenantFile(tenants=found, order={"acme": ("chat", "code")})
+
+
+def file_key(name: str, tenant: str = "acme", **more: Any) -> TenantKey:
+    fields: dict[str, Any] = {"entitlements": ("chat", "code"), **more}
+    return TenantKey(tenant=tenant, name=name, sha256=digest(f"sk-{name}"), **fields)
+
+
+class TenantRig:
+    """A registry of tenants whose tenant `acme` is entitled to two models."""
+
+    def __init__(
+        self,
+        directory: Directory[TenantEntry] | None = None,
+        file: TenantFile | None = None,
+        clock: FakeClock | None = None,
+    ) -> None:
+        self.clock = clock or FakeClock(1_900_000_000.0)
+        self.directory = directory or MemoryDirectory()
+        self.keyring = Keyring()
+        for name, model in (("chat", "m"), ("code", "n")):
+            self.keyring.put(Principal(entitlement=name, tenant="acme", model=model), ())
+        self.sync = TenantSync(
+            self.directory,
+            self.keyring,
+            file or TenantFile(),
+            clock=self.clock,
+            chance=lambda: 0.5,
+        )
+        self.trail = Audit(self.clock)
+        self.registry = TenantKeyRegistry(self.sync, self.trail, wall_clock=self.clock)
+
+    async def start(self) -> "TenantRig":
+        """Read the directory; tests poll."""
+        await self.sync.poll()
+        return self
+
+    async def add(self, name: str, tenant: str = "acme", **fields: Any) -> str:
+        """A new key of a tenant that exists."""
+        made = await self.registry.add_key(tenant, {"name": name, **fields}, WHO)
+        return str(made["key"])
+
+    def asks(self, key: str, model: str = "m") -> str:
+        """The entitlement of a request with this key. Raises Refusal."""
+        now_s = self.clock()
+        return entitled(authenticate(self.keyring, digest(key), now_s), model, now_s).entitlement
+
+    def opens(self, key: str) -> bool:
+        """Whether the keyring knows a key."""
+        return self.keyring.find(digest(key)) is not None
+
+    def rows(self, tenant: str = "acme") -> list[Mapping[str, Any]]:
+        """The rows of a tenant's keys."""
+        rows: Any = self.registry.get(tenant)["keys"]
+        return list(rows)

@@ -1,0 +1,212 @@
+"""Operations on tenants: what is refused, what the file keeps, what is audited."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.adapters.tenants import registry
+from gateway.errors import BadRequest, Conflict, Forbidden, NotFound, PreconditionFailed
+from tests.tenant_fakes import WHO, TenantRig, file_key, file_of
+
+
+async def rig(*files: Any) -> TenantRig:
+    found = await TenantRig(None, *files).start()
+    if not files:
+        await found.registry.create({"name": "acme"}, WHO)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "name"),
+        ({"name": "a b"}, "name"),
+        ({"name": "x", "max_budget": 4}, None),
+        ({"name": "x", "labels": {"a b": "c"}}, "labels"),
+        ({"name": "x", "suspended": "yes"}, "suspended"),
+        ({"name": "x", "entitlements": ["chat"]}, "entitlements"),
+    ],
+)
+async def test_a_bad_field_is_named(fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(BadRequest) as caught:
+        await (await rig()).registry.create(fields, WHO)
+    assert (caught.value.code, caught.value.param) == ("invalid_tenant", param)
+
+
+async def test_a_key_s_lists_are_checked_against_the_tenant_s_entitlements() -> None:
+    made = await rig()
+    for fields, near in (
+        ({"entitlements": ["caht"]}, "Did you mean 'chat'"),
+        ({"models": ["o"]}, "It has: 'm', 'n'"),
+    ):
+        with pytest.raises(BadRequest, match=near):
+            await made.registry.add_key("acme", {"name": "web", **fields}, WHO)
+    key = await made.add("web", entitlements=["code"])
+    assert made.asks(key, "n") == "code"
+    with pytest.raises(Forbidden):
+        made.asks(key, "m")
+
+
+async def test_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await rig()
+    monkeypatch.setattr("gateway.adapters.tenants.keys.MAX_KEYS", 2)
+    monkeypatch.setattr(registry, "MAX_TENANTS", 1)
+    for name in ("a", "b"):
+        await made.add(name)
+    with pytest.raises(Conflict, match="has 2 keys"):
+        await made.add("c")
+    with pytest.raises(Conflict, match="which is the most"):
+        await made.registry.create({"name": "beta"}, WHO)
+
+
+async def test_a_key_that_exists_may_be_given_by_its_hash_once() -> None:
+    made = await rig()
+    hashed = "sha256:" + file_key("mine").sha256.hex().upper()
+    answer = await made.registry.add_key("acme", {"name": "mine", "sha256": hashed}, WHO)
+    assert "key" not in answer
+    assert made.asks("sk-mine") == "chat"
+    await made.registry.create({"name": "beta"}, WHO)
+    for tenant in ("acme", "beta"):
+        with pytest.raises(Conflict, match="is known here"):
+            await made.registry.add_key(tenant, {"name": "again", "sha256": hashed}, WHO)
+    await made.registry.revoke_key("acme", "mine", WHO)
+    with pytest.raises(Conflict, match="was revoked"):
+        await made.registry.add_key("acme", {"name": "mine", "sha256": hashed}, WHO)
+
+
+async def test_after_a_rotation_both_keys_open_until_the_grace_ends() -> None:
+    made = await rig()
+    old = await made.add("web", models=["m"])
+    fresh = str((await made.registry.rotate_key("acme", "web", {"grace_s": 60}, WHO))["key"])
+    assert (made.asks(old), made.asks(fresh)) == ("chat", "chat")
+    assert [(row["name"], row["former"]) for row in made.rows()] == [("web", False), ("web", True)]
+    with pytest.raises(Conflict, match="still opens"):
+        await made.registry.rotate_key("acme", "web", {"grace_s": 60}, WHO)
+    made.clock.advance(60)
+    with pytest.raises(Forbidden):
+        made.asks(old)
+    third = str((await made.registry.rotate_key("acme", "web", {}, WHO))["key"])
+    last = str((await made.registry.rotate_key("acme", "web", {"grace_s": 0}, WHO))["key"])
+    assert [made.opens(key) for key in (old, fresh, third, last)] == [False, False, False, True]
+
+
+async def test_the_key_before_a_rotation_can_be_revoked_by_its_fingerprint() -> None:
+    made = await rig()
+    old = await made.add("web")
+    fresh = str((await made.registry.rotate_key("acme", "web", {}, WHO))["key"])
+    former = next(row["fingerprint"] for row in made.rows() if row["former"])
+    await made.registry.revoke_key("acme", former, WHO)
+    assert (made.opens(old), made.opens(fresh)) == (False, True)
+    await made.registry.revoke_key("acme", "web", WHO)
+    assert not made.opens(fresh)
+    with pytest.raises(NotFound):
+        await made.registry.revoke_key("acme", "web", WHO)
+
+
+async def test_a_suspended_tenant_is_refused_and_resumed() -> None:
+    made = await rig()
+    key = await made.add("web")
+    await made.registry.change("acme", {"suspended": True}, WHO)
+    with pytest.raises(Forbidden, match="tenant 'acme' is suspended"):
+        made.asks(key)
+    await made.registry.change("acme", {"suspended": False}, WHO)
+    assert made.asks(key) == "chat"
+
+
+async def test_a_key_expires_at_its_time_and_null_takes_that_back() -> None:
+    made = await rig()
+    key = await made.add("web", expires_at="2030-03-17T17:46:50Z")
+    made.clock.advance(1_900_000_011 - made.clock())
+    with pytest.raises(Forbidden, match="has expired"):
+        made.asks(key)
+    assert made.rows()[0]["state"] == "expired"
+    await made.registry.change_key("acme", "web", {"expires_at": None}, WHO)
+    assert made.asks(key) == "chat"
+
+
+async def test_a_tenant_of_the_file_takes_keys_and_keeps_its_own_fields() -> None:
+    made = await rig(file_of("acme", web=file_key("web")))
+    key = await made.add("extra")
+    assert (made.asks(key), made.asks("sk-web")) == ("chat", "chat")
+    assert [row["origin"] for row in made.rows()] == ["file", "admin"]
+    with pytest.raises(Conflict, match="Change it there"):
+        await made.registry.change("acme", {"display_name": "x"}, WHO)
+    with pytest.raises(Conflict, match="Change it there"):
+        await made.registry.change_key("acme", "web", {"models": ["m"]}, WHO)
+    with pytest.raises(Conflict, match="There is a tenant"):
+        await made.registry.create({"name": "acme"}, WHO)
+    with pytest.raises(Conflict, match="has a key 'web'"):
+        await made.add("web")
+
+
+async def test_a_reload_keeps_an_admin_s_keys_and_what_was_taken_away() -> None:
+    made = await rig(file_of("acme", web=file_key("web"), old=file_key("old")))
+    extra = await made.add("extra")
+    await made.registry.change_key("acme", "web", {"suspended": True}, WHO)
+    await made.registry.revoke_key("acme", "old", WHO)
+    web = file_key("web", models=frozenset({"m"}))
+    made.sync.adopt(file_of("acme", web=web, old=file_key("old"), new=file_key("new")))
+    assert (made.asks(extra), made.asks("sk-new"), made.opens("sk-old")) == ("chat", "chat", False)
+    with pytest.raises(Forbidden, match="suspended"):
+        made.asks("sk-web")
+    made.sync.adopt(file_of("beta"))  # the tenant left the file: nothing of it opens
+    assert not made.opens(extra)
+    with pytest.raises(NotFound):
+        made.registry.get("acme")
+    made.sync.adopt(file_of("acme", web=web))
+    assert made.opens(extra)
+
+
+async def test_a_rotated_key_of_the_file_is_the_file_s_again_once_it_lists_the_new_hash() -> None:
+    made = await rig(file_of("acme", web=file_key("web")))
+    hashed = file_key("fresh").sha256
+    await made.registry.rotate_key("acme", "web", {"grace_s": 60, "sha256": hashed.hex()}, WHO)
+    assert [row["origin"] for row in made.rows()] == ["admin", "admin"]
+    made.sync.adopt(file_of("acme", web=file_key("fresh")))
+    assert [(row["origin"], row["former"]) for row in made.rows()] == [
+        *(("file", False), ("admin", True)),
+    ]
+    assert (made.asks("sk-fresh"), made.asks("sk-web")) == ("chat", "chat")
+
+
+async def test_an_answer_to_another_revision_changes_nothing() -> None:
+    made = await rig()
+    shown: Any = made.registry.get("acme")
+    await made.add("web")
+    with pytest.raises(PreconditionFailed):
+        await made.registry.change("acme", {"display_name": "late"}, WHO, version=shown["revision"])
+    assert made.registry.get("acme")["display_name"] is None
+
+
+async def test_pages_are_in_order_of_names() -> None:
+    made = await rig()
+    for name in ("delta", "beta", "gamma"):
+        await made.registry.create({"name": name}, WHO)
+    first: Any = await made.registry.page(after=None, limit=2)
+    rest: Any = await made.registry.page(after=first["next"], limit=2)
+    names = [[row["name"] for row in page["data"]] for page in (first, rest)]
+    assert names == [["acme", "beta"], ["delta", "gamma"]]
+    assert rest["next"] is None
+
+
+async def test_the_audit_tells_every_change_and_no_digest() -> None:
+    made = await rig()
+    key = await made.add("web")
+    await made.registry.change_key("acme", "web", {"suspended": True}, WHO)
+    await made.registry.rotate_key("acme", "web", {}, WHO)
+    await made.registry.revoke_key("acme", "web", WHO)
+    await made.registry.change("acme", {"suspended": True}, WHO)
+    await made.registry.delete("acme", WHO)
+    said = made.trail.latest(10)[::-1]
+    assert [(record["what"], record["tenant"], record["who"]) for record in said] == [
+        (what, "acme", WHO)
+        for what in (
+            *("create", "add_key", "change_key", "rotate_key", "revoke_key", "suspend", "delete"),
+        )
+    ]
+    assert said[2]["after"]["key web"]["suspended"] is True  # type: ignore[index]
+    text = json.dumps(said)
+    assert file_key("x").sha256.hex() not in text
+    assert key not in text
+    assert all(len(part) < 40 for part in text.split('"'))
