@@ -53,6 +53,8 @@ def register() -> None:
     from sluice.serve import serve
     from sluice.simulate.command import simulate
     from sluice.tenant.command import tenant
+    from sluice.tenant.keys import key
+    from sluice.tenant.tenants import tenants
     from sluice.top.command import top
     from sluice.traffic import traffic
     from sluice.train.command import train
@@ -62,7 +64,8 @@ def register() -> None:
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
     for verb in (*verbs, replay, calibrate, train, top, traffic, why, usage):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
-    app.add_typer(tenant)
+    for group in (tenant, tenants, key):
+        app.add_typer(group)
     app.add_typer(import_)
 
 

@@ -1,4 +1,4 @@
-"""The admin API of a running gateway, for the `sluice tenant` verbs.
+"""The admin API of a running gateway, for the verbs of tenants, keys and entitlements.
 
 Exit codes: 1 when the gateway could not be reached or failed, 2 when it refused the request
 (400, 404) or the key. The admin key is never an argument: every user of the machine can see
@@ -22,6 +22,8 @@ _BAD_INPUT: Final = frozenset({400, 401, 403, 404, 413})
 _INSTEAD: Final = {
     "entitlement_not_found": "`sluice tenant list` shows those that there are.",
     "entitlement_exists": "`sluice tenant change` gives it other terms.",
+    "tenant_not_found": "`sluice tenants list` shows those that there are.",
+    "tenant_exists": "`sluice tenants change` changes it.",
 }
 """Error code -> hint for the command line; the gateway's own hint names an HTTP route."""
 

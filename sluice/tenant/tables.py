@@ -60,9 +60,40 @@ def card(entitlement: Mapping[str, Any]) -> Table:
     return found
 
 
+def tenant_table(found: Iterable[Mapping[str, Any]]) -> Table:
+    """One row per tenant."""
+    made = table("name", "display name", "state", "keys", "entitlements", "from")
+    for row in found:
+        made.add_row(
+            row["name"],
+            escape(row["display_name"] or ""),
+            "suspended" if row["suspended"] else "",
+            str(row["key_count"]),
+            ", ".join(row["uses"]),
+            row["origin"],
+        )
+    return made
+
+
+def key_table(found: Iterable[Mapping[str, Any]]) -> Table:
+    """One row per key."""
+    made = table("key", "fingerprint", "state", "models", "entitlements", "expires", "from")
+    for row in found:
+        made.add_row(
+            row["name"] + (" (before its rotation)" if row["former"] else ""),
+            row["fingerprint"],
+            row["state"],
+            escape("all" if row["models"] is None else ", ".join(row["models"])),
+            "all" if row["entitlements"] is None else ", ".join(row["entitlements"]),
+            row["expires_at"] or "",
+            row["origin"],
+        )
+    return made
+
+
 def audit(records: Iterable[Mapping[str, Any]]) -> Table:
     """One row per change, the newest first."""
-    found = table("time", "who", "what", "entitlement", "change")
+    found = table("time", "who", "what", "of", "change")
     for record in records:
         at = datetime.fromtimestamp(record["time_unix_s"], UTC)
         changed = changes(record["before"], record["after"])
@@ -70,7 +101,7 @@ def audit(records: Iterable[Mapping[str, Any]]) -> Table:
             at.strftime("%Y-%m-%d %H:%M:%SZ"),
             record["who"],
             record["what"],
-            escape(record["entitlement"]),
+            escape(record["entitlement"] or f"tenant {record['tenant']}"),
             escape("\n".join(changed) if record["what"] not in {"create", "delete"} else ""),
         )
     return found

@@ -14,9 +14,9 @@ RETRY_S: Final = 2.0
 
 
 async def changing(
-    sync: Following[Entry], work: Callable[[], Awaitable[_T]], of: str = "entitlement"
+    sync: Following[Entry], work: Callable[[], Awaitable[_T]], *, of: str, reason: str
 ) -> _T:
-    """Run one change at a time. Raises Unavailable, Conflict."""
+    """Run one change at a time. Raises Unavailable, and Conflict with a reason."""
     for _ in range(ATTEMPTS):
         async with sync.lock:
             try:
@@ -26,7 +26,7 @@ async def changing(
                 continue
             except StateFailure as error:
                 raise Unavailable(
-                    f"The directory of {of}s does not answer. Look whether the change was made "
+                    f"The directory of {of} does not answer. Look whether the change was made "
                     "before you try again.",
                     reason="state_unavailable",
                     code="state_unavailable",
@@ -35,17 +35,17 @@ async def changing(
     raise Conflict(
         "Other gateways changed it at the same time, again and again. Nothing was changed: "
         "look at it, and try again.",
-        reason=f"{of}_changed",
-        code=f"{of}_changed",
+        reason=reason,
+        code=reason,
     )
 
 
-def check_version(entry: StoredEntry, version: int | None, of: str = "entitlement") -> None:
-    """Raises PreconditionFailed if a version is asked for and the entry is at another."""
+def check_version(entry: StoredEntry, version: int | None, *, reason: str) -> None:
+    """Raises PreconditionFailed if the entry is at another version than the one asked for."""
     if version is not None and entry.version != version:
         raise PreconditionFailed(
             f"'{entry.name}' was changed since: it is at revision {entry.version}. Read it again.",
-            reason=f"{of}_changed",
-            code=f"{of}_changed",
+            reason=reason,
+            code=reason,
             param="if-match",
         )

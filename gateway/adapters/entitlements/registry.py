@@ -255,12 +255,12 @@ class Registry:
 
     async def _changing(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Run one change at a time, on the newest versions. Raises Unavailable, Conflict."""
-        return await changing(self._sync, work)
+        return await changing(self._sync, work, of="entitlements", reason="entitlement_changed")
 
     def _entry(self, name: str, version: int | None) -> EntitlementEntry:
         """An entry, checked against `version` if given. Raises NotFound, PreconditionFailed."""
         entry = self._reader.entry(name)
-        check_version(entry, version)
+        check_version(entry, version, reason="entitlement_changed")
         return entry
 
     async def _store_entry(

@@ -51,10 +51,13 @@ class TenantKeyRegistry(TenantRegistry):
             before = self._entry(name, version)
             self._check(name, asked)
             if any(found.key.name == key_name for found in views.shown_keys(self._sync, name)):
-                raise _conflict("key_exists", f"'{name}' has a key '{key_name}'. Rotate it.")
+                raise _conflict(
+                    reason="key_exists", message=f"'{name}' has a key '{key_name}'. Rotate it."
+                )
             if len(before.keys) >= MAX_KEYS:
                 raise _conflict(
-                    "too_many_keys", f"'{name}' has {MAX_KEYS} keys. Revoke some first."
+                    reason="too_many_keys",
+                    message=f"'{name}' has {MAX_KEYS} keys. Revoke some first.",
                 )
             self._check_new(digest, before)
             made = self._changed(KeyEntry(name=key_name, sha256=digest), asked)
@@ -119,12 +122,14 @@ class TenantKeyRegistry(TenantRegistry):
             known = _entry_of(found) if made is None else made
             if asked.grace_s and known.former_sha256 and known.former_until_unix_s > now_s:
                 raise _conflict(
-                    "key_rotating",
-                    f"The key '{known.name}' was rotated, and the one before it still opens. "
+                    reason="key_rotating",
+                    message=f"The key '{known.name}' was rotated, and the one before still opens. "
                     "Revoke that one first, or rotate with a grace_s of 0, which ends both.",
                 )
             if made is None and len(before.keys) >= MAX_KEYS:
-                raise _conflict("too_many_keys", f"'{name}' has {MAX_KEYS} keys. Revoke some.")
+                raise _conflict(
+                    reason="too_many_keys", message=f"'{name}' has {MAX_KEYS} keys. Revoke some."
+                )
             grace = {
                 "former_sha256": known.sha256 if asked.grace_s else "",
                 "former_until_unix_s": now_s + asked.grace_s if asked.grace_s else 0.0,
@@ -172,8 +177,8 @@ class TenantKeyRegistry(TenantRegistry):
         known = self._sync.keyring.find(bytes.fromhex(digest)) is not None
         if known or digest in entry.revoked_sha256:
             raise _conflict(
-                "key_exists",
-                "This key is known here, or was revoked. Make another: a key has one tenant.",
+                reason="key_exists",
+                message="This key is known here, or was revoked: make another.",
             )
 
     def _in_file(self, name: str) -> tuple[TenantKey, ...]:
@@ -194,7 +199,9 @@ class TenantKeyRegistry(TenantRegistry):
                 code="key_not_found",
             )
         if len(found) > 1:
-            raise _conflict("key_ambiguous", f"'{key}' names two keys. Give the fingerprint.")
+            raise _conflict(
+                reason="key_ambiguous", message=f"'{key}' names two keys. Give the fingerprint."
+            )
         return found[0]
 
     def _changed(self, key: KeyEntry, asked: KeyFields) -> KeyEntry:
@@ -215,9 +222,9 @@ class TenantKeyRegistry(TenantRegistry):
         """A key of the file that is suspended, resumed or ends earlier."""
         if not _OF_FILE.isdisjoint(fields):
             raise _conflict(
-                "key_in_file",
-                f"The key '{found.key.name}' is in the configuration file. Change it there and "
-                "reload; `suspended` and `expires_at` can be changed here.",
+                reason="key_in_file",
+                message=f"The key '{found.key.name}' is in the configuration file. Change it there "
+                "and reload; `suspended` and `expires_at` can be changed here.",
             )
         state = before.in_file.get(found.sha256, FileKeyState())
         now_s = self._wall_clock()
@@ -257,5 +264,5 @@ def _entry_of(found: ShownKey) -> KeyEntry:
     )
 
 
-def _conflict(reason: str, message: str) -> Conflict:
+def _conflict(*, reason: str, message: str) -> Conflict:
     return Conflict(message, reason=reason, code=reason)

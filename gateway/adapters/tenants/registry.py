@@ -131,7 +131,7 @@ class TenantRegistry:
         await self._changing(work)
 
     async def _changing(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        return await changing(self._sync, work, "tenant")
+        return await changing(self._sync, work, of="tenants", reason="tenant_changed")
 
     def _check_exists(self, name: str) -> None:
         if not self._sync.exists(name):
@@ -148,7 +148,7 @@ class TenantRegistry:
         """What is stored of a tenant, or a first entry of one of the file's."""
         self._check_exists(name)
         entry = self._sync.entries.get(name) or new_entry(name, made=False)
-        check_version(entry, version, "tenant")
+        check_version(entry, version, reason="tenant_changed")
         return entry
 
     def _stood(self, before: TenantEntry, asked: TenantFields) -> dict[str, object]:

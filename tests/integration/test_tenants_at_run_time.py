@@ -1,0 +1,100 @@
+"""Tenants and keys made by the command, over real sockets, on one gateway and on two."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from bench.common.redis_server import RedisServer
+from sluice import cli
+
+CHAT = "/v1/chat/completions"
+cli.register()
+
+
+def sluice(fleet: Fleet, *args: str) -> Result:
+    runner = CliRunner(env={"SLUICE_ADMIN_KEY": ADMIN_KEY, "COLUMNS": "200"})
+    return runner.invoke(cli.app, [*args, "--url", fleet.url])
+
+
+def made(fleet: Fleet, *args: str) -> Any:
+    result = sluice(fleet, *args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def status(url: str, key: str) -> int:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(url + CHAT, json=body, headers=headers, timeout=20).status_code
+
+
+def until(true: Callable[[], bool], limit_s: float = 5.0) -> bool:
+    end_s = time.monotonic() + limit_s
+    while not true() and time.monotonic() < end_s:
+        time.sleep(0.1)
+    return true()
+
+
+@contextmanager
+def fleet_on(state: str, *further: dict[str, Any]) -> Iterator[Fleet]:
+    config = {
+        "state": {"url": state},
+        "entitlements": [{"name": "chat", "tenant": "acme", "model": MODEL}],
+    }
+    with Fleet(short=1, long=0, mock=("--speed", "50"), config=config, further=further) as fleet:
+        yield fleet
+
+
+def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
+    with fleet_on(f"sqlite:///{tmp_path}/sluice.db") as fleet:
+        made(fleet, "tenants", "create", "acme", "--display-name", "Acme", "--label", "cost=7")
+        key = made(fleet, "key", "add", "acme", "web", "--models", MODEL)["key"]
+        assert status(fleet.url, key) == 200
+        shown = sluice(fleet, "key", "list", "acme").output
+        assert "web" in shown
+        assert key not in shown
+
+        fresh = made(fleet, "key", "rotate", "acme", "web", "--grace-s", "60")["key"]
+        assert (status(fleet.url, key), status(fleet.url, fresh)) == (200, 200)
+        made(fleet, "key", "suspend", "acme", "web")
+        assert (status(fleet.url, key), status(fleet.url, fresh)) == (403, 403)
+        made(fleet, "key", "resume", "acme", "web")
+        made(fleet, "tenants", "suspend", "acme")
+        assert status(fleet.url, fresh) == 403
+        made(fleet, "tenants", "resume", "acme")
+
+        fleet.kill_replica(fleet.replicas[0])
+        fleet.start_replica(fleet.replicas[0])
+        fleet.wait_ready(fleet.replicas[0])
+        assert (status(fleet.url, key), status(fleet.url, fresh)) == (200, 200)
+        (row,) = made(fleet, "tenants", "list")
+        assert (row["name"], row["key_count"], row["uses"]) == ("acme", 2, ["chat"])
+        made(fleet, "key", "expire", "acme", "web", "--at", "2020-01-01T00:00:00Z")
+        assert status(fleet.url, fresh) == 403
+        made(fleet, "key", "revoke", "acme", "web")
+        assert (status(fleet.url, key), status(fleet.url, fresh)) == (401, 401)
+        assert "tenant acme" in sluice(fleet, "tenant", "audit").output
+        made(fleet, "tenants", "delete", "acme")
+        refused = sluice(fleet, "tenants", "show", "acme")
+        assert (refused.exit_code, "sluice tenants list" in refused.output) == (2, True)
+
+
+@pytest.mark.redis
+def test_a_key_made_at_one_gateway_opens_the_other(redis_server: RedisServer) -> None:
+    with fleet_on(redis_server.url, {}) as fleet:
+        other = fleet.replicas[1].url
+        made(fleet, "tenants", "create", "acme")
+        key = made(fleet, "key", "add", "acme", "web")["key"]
+        assert status(fleet.url, key) == 200
+        assert until(lambda: status(other, key) == 200)
+        made(fleet, "key", "revoke", "acme", "web")
+        assert status(fleet.url, key) == 401
+        assert until(lambda: status(other, key) == 401)
