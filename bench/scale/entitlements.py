@@ -6,6 +6,7 @@ chores is run once in an event loop that is watched.
 """
 
 import gc
+from hashlib import sha256
 from itertools import count
 from typing import Final
 
@@ -35,8 +36,8 @@ from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
 
 WORKERS: Final = 64
 _PUT_BATCH: Final = 500
-_USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
-_STEP_S: Final = 1e-4
+USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
+STEP_S: Final = 1e-4
 Figures = dict[str, float]
 
 
@@ -80,6 +81,7 @@ class EntitlementSet:
         self.cpu = Cpu()
         self._active = size.active or size.entitlements
         self._numbers = count()
+        self._leases = count()
 
     def clock(self) -> float:
         """The time it is there."""
@@ -89,27 +91,28 @@ class EntitlementSet:
         """What the directory holds, into roster, keyring and token pool."""
         await self.sync.begin(File(), guarded=True)
 
+    def admitted(self, entitlement: str) -> Lease:
+        """A lease for a request of an entitlement."""
+        ask = Ask(
+            lease_id=f"lease-{next(self._leases)}",
+            model="m",
+            entitlement=entitlement,
+            pool=0,
+            alternates=(),
+            cost_tokens=500,
+            sequences=1,
+        )
+        return finished(self.store.admit(ask))
+
     def take(self) -> Lease:
         """Authenticate and admit one request of the next active entitlement."""
         number = next(self._numbers)
-        self.now_s += _STEP_S
-        key = key_of(number % self._active)
+        self.now_s += STEP_S
+        key = sha256(key_of(number % self._active)).digest()
         begin_ns = clock_ns()
         principal = authenticate.authenticate(self.keyring, key, self.now_s)
         known_ns = clock_ns()
-        lease = finished(
-            self.store.admit(
-                Ask(
-                    lease_id=f"lease-{number}",
-                    model="m",
-                    entitlement=principal.entitlement,
-                    pool=0,
-                    alternates=(),
-                    cost_tokens=500,
-                    sequences=1,
-                )
-            )
-        )
+        lease = self.admitted(principal.entitlement)
         ended_ns = clock_ns()
         self.cpu.add("authenticate", begin_ns, known_ns)
         self.cpu.add("admit", known_ns, ended_ns)
@@ -118,11 +121,12 @@ class EntitlementSet:
     def end(self, lease: Lease) -> None:
         """Settle it."""
         begin_ns = clock_ns()
-        self.store.settle(lease, _USED)
+        self.store.settle(lease, USED)
         self.cpu.add("settle", begin_ns, clock_ns())
 
 
-async def _kept(tenants: EntitlementSet, size: Size) -> None:
+async def kept(tenants: EntitlementSet, size: Size) -> None:
+    """Put the size's entitlements into the directory."""
     waiting = []
     for entry in entitlements(size.entitlements):
         waiting.append(entry)
@@ -136,7 +140,7 @@ async def _kept(tenants: EntitlementSet, size: Size) -> None:
 def entitlement_point(size: Size) -> Figures:
     """Entering, a request's share, chores, the page, memory."""
     tenants = EntitlementSet(size)
-    finished(_kept(tenants, size))
+    finished(kept(tenants, size))
     gc.collect()
     resident = resident_bytes()
     found: Figures = {}
@@ -160,7 +164,7 @@ def entitlement_point(size: Size) -> Figures:
 def lease_point(size: Size) -> Figures:
     """The same with leases open: what admission and renewal cost, and the largest step."""
     tenants = EntitlementSet(size)
-    finished(_kept(tenants, size))
+    finished(kept(tenants, size))
     watched(tenants.enter)
     calm()
     gc.collect()

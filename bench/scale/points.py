@@ -13,6 +13,7 @@ import msgspec
 from bench.scale.entitlements import entitlement_point, lease_point
 from bench.scale.measure import calm, collection_ms, pauses, quantile, resident_bytes, watched
 from bench.scale.redis import redis_point
+from bench.scale.tenants import tenant_point
 from bench.scale.traffic import Size
 from bench.scale.upkeep import file_point, index_point, upkeep_point
 from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
@@ -74,6 +75,7 @@ KINDS: Final[Mapping[str, Callable[[Size], Figures]]] = {
     "file": file_point,
     "index": index_point,
     "redis": redis_point,
+    "tenants": tenant_point,
 }
 
 

@@ -20,12 +20,14 @@ from rich.progress import Progress
 from bench.common.redis_server import redis_program
 from bench.common.report import Report, Row
 from bench.scale.rows import Point, rows_of
+from bench.scale.tenant_rows import tenant_rows
 from bench.scale.traffic import Size
 
 POLICIES: Final = ("quartz", "least-loaded", "sticky")
 WORKERS: Final = (4, 16, 64, 256, 1_024, 2_000)
 ENTITLEMENTS: Final = (1, 10, 100, 10_000, 100_000)
 LEASES: Final = (100, 1_000, 10_000, 100_000)
+TENANTS: Final = (10, 100_000)
 FILE: Final = (1, 100, 1_000, 6_000)
 """Entitlements in a configuration file, which is 1 MiB at most."""
 FEW: Final = 100
@@ -40,7 +42,7 @@ def run(plot: Path | None = None) -> Report:
     requests = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))
     asked = list(ladders(most, requests, redis=redis_program() is not None))
     points = list(_measured(asked))
-    rows = rows_of(points)
+    rows = rows_of(points) + tenant_rows(points)
     if redis_program() is None:
         rows.append(
             Row(
@@ -71,6 +73,10 @@ def ladders(most: int, requests: int, *, redis: bool) -> Iterator[tuple[str, Siz
                 yield "redis", size
     for leases in _up_to(most, LEASES):
         yield "leases", Size(leases=leases, requests=requests)
+    for tenants in _up_to(most, TENANTS):
+        yield "tenants", Size(entitlements=tenants, requests=requests)
+        if tenants > FEW:
+            yield "tenants", Size(entitlements=tenants, active=FEW, requests=requests)
     for entitlements in _up_to(most, FILE):
         yield "file", Size(entitlements=entitlements)
     for workers in _up_to(most, (WORKERS[0], WORKERS[-1])):

@@ -5,7 +5,9 @@ the tenant's entitlements is for the requested model, which `entitled` chooses i
 """
 
 import hmac
+from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -13,16 +15,23 @@ from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.entitlements.entitlement import RESERVING
 from gateway.records.request import OPEN, Principal, TenantKey
 
+PREFIX: Final = 4
+OPENED_KEPT: Final = 65_536
 
-class _TenantKeyEntry:
-    """A tenant's key in the keyring, and what it opens as far as that is known."""
 
-    __slots__ = ("key", "principal")
+class _Entry:
+    """A digest in the keyring, and what its key opens as far as that is known."""
 
-    def __init__(self, key: TenantKey) -> None:
+    __slots__ = ("digest", "key", "principal")
+
+    def __init__(
+        self, digest: bytes, principal: Principal | None, key: TenantKey | None = None
+    ) -> None:
+        self.digest = digest
+        self.principal = principal
+        """None of a tenant's key until it is used, and after a change of its entitlements."""
         self.key = key
-        self.principal: Principal | None = None
-        """None after a change of the tenant's entitlements, until the key is used again."""
+        """None for a key of an entitlement's own."""
 
 
 class Keyring:
@@ -40,12 +49,14 @@ class Keyring:
         """Whether there ever was a tenant's key, which closes the gateway, too."""
         self.held: set[str] = set()
         """Suspended tenants: the gateway refuses all of their keys."""
-        # Two bytes of the digest choose a bucket; the rest is compared in constant time.
-        self._buckets: dict[bytes, list[tuple[bytes, Principal | _TenantKeyEntry]]] = {}
+        # A few bytes of the digest choose a bucket; the rest is compared in constant time.
+        self._buckets: dict[bytes, tuple[_Entry, ...]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
         self._tenants: dict[str, dict[str, Principal]] = {}
         """Each tenant's entitlements."""
-        self._tenant_keys: dict[str, tuple[_TenantKeyEntry, ...]] = {}
+        self._tenant_keys: dict[str, tuple[_Entry, ...]] = {}
+        self._opened: deque[_Entry] = deque()
+        """Tenants' keys whose principal is kept, oldest first."""
         self._tenant_of: dict[str, str] = {}
         by_tenant: dict[str, list[TenantKey]] = {}
         for key in tenant_keys:
@@ -66,10 +77,10 @@ class Keyring:
         self.remove_tenant(tenant)
         entries = []
         for key in keys:
-            bucket = self._buckets.setdefault(key.sha256[:2], [])
-            if all(known != key.sha256 for known, _ in bucket):
-                entry = _TenantKeyEntry(key)
-                bucket.append((key.sha256, entry))
+            bucket = self._buckets.get(key.sha256[:PREFIX], ())
+            if all(entry.digest != key.sha256 for entry in bucket):
+                entry = _Entry(key.sha256, None, key)
+                self._buckets[key.sha256[:PREFIX]] = (*bucket, entry)
                 entries.append(entry)
         if keys:
             self.tenanted = True
@@ -78,7 +89,7 @@ class Keyring:
     def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant's keys; an unknown tenant is no failure."""
         for entry in self._tenant_keys.pop(tenant, ()):
-            self._drop(entry.key.sha256, entry)
+            self._drop(entry.digest, entry)
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
         """Replace an entitlement's principal and its keys; with no digests it has no key.
@@ -89,15 +100,15 @@ class Keyring:
         self.remove(principal.entitlement)
         mine = tuple(dict.fromkeys(digests))
         for digest in mine:
-            bucket = self._buckets.setdefault(digest[:2], [])
-            for at, (known, owner) in enumerate(bucket):
-                if known == digest:
-                    del bucket[at]
-                    if isinstance(owner, Principal):
-                        kept = self._digests[owner.entitlement]
-                        self._digests[owner.entitlement] = tuple(d for d in kept if d != digest)
-                    break
-            bucket.append((digest, principal))
+            for entry in self._buckets.get(digest[:PREFIX], ()):
+                if entry.digest == digest:
+                    self._drop(digest, entry)
+                    if entry.key is None and entry.principal is not None:
+                        owner = entry.principal.entitlement
+                        kept = self._digests[owner]
+                        self._digests[owner] = tuple(d for d in kept if d != digest)
+            bucket = self._buckets.get(digest[:PREFIX], ())
+            self._buckets[digest[:PREFIX]] = (*bucket, _Entry(digest, principal))
         self._digests[principal.entitlement] = mine
         self._tenants.setdefault(principal.tenant, {})[principal.entitlement] = principal
         self._tenant_of[principal.entitlement] = principal.tenant
@@ -118,15 +129,18 @@ class Keyring:
         """A tenant's entitlements by name."""
         return self._tenants.get(tenant, {})
 
-    def _drop(self, digest: bytes, entry: _TenantKeyEntry | None) -> None:
+    def _drop(self, digest: bytes, entry: _Entry | None) -> None:
         """Forget a digest, unless it is no longer this entry's (None: an entitlement's)."""
-        bucket = self._buckets.get(digest[:2], [])
-        for at, (known, owner) in enumerate(bucket):
-            if known == digest and (owner is entry if entry else isinstance(owner, Principal)):
-                del bucket[at]
-                break
-        if not bucket:
-            self._buckets.pop(digest[:2], None)
+        kept = tuple(
+            known
+            for known in self._buckets.get(digest[:PREFIX], ())
+            if known.digest != digest
+            or (known.key is not None if entry is None else known is not entry)
+        )
+        if kept:
+            self._buckets[digest[:PREFIX]] = kept
+        else:
+            self._buckets.pop(digest[:PREFIX], None)
 
     def _changed(self, tenant: str) -> None:
         for entry in self._tenant_keys.get(tenant, ()):
@@ -134,14 +148,21 @@ class Keyring:
 
     def find(self, digest: bytes) -> Principal | None:
         """The owner of a key, by its SHA-256 digest."""
-        for known, owner in self._buckets.get(digest[:2], ()):
-            if hmac.compare_digest(known, digest):
-                if isinstance(owner, Principal):
-                    return owner
-                if owner.principal is None:
-                    owner.principal = _opened(owner.key, self.entitlements_of(owner.key.tenant))
-                return owner.principal
+        for entry in self._buckets.get(digest[:PREFIX], ()):
+            if hmac.compare_digest(entry.digest, digest):
+                return entry.principal or self._open(entry)
         return None
+
+    def _open(self, entry: _Entry) -> Principal | None:
+        """Find out what a tenant's key opens, and keep that of the last OPENED_KEPT keys."""
+        key = entry.key
+        if key is None:
+            return None
+        entry.principal = _opened(key, self.entitlements_of(key.tenant))
+        self._opened.append(entry)
+        if len(self._opened) > OPENED_KEPT:
+            self._opened.popleft().principal = None
+        return entry.principal
 
 
 def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from bench.scale.measure import Cpu, finished, pauses, quantile, watched
+from bench.scale.points import KINDS
 from bench.scale.rows import Point, growth, hold, rows_of
 from bench.scale.run import ladders
+from bench.scale.tenant_rows import tenant_rows
 from bench.scale.traffic import ChatBodies, Size, entitlements
 from bench.scale.workers import Loaded
 
@@ -97,6 +99,7 @@ def test_ladders_stop_at_the_largest_size_asked() -> None:
         "leases",
         "file",
         "index",
+        "tenants",
     }
     assert max(size.workers for _, size in asked) == 64
     assert max(size.entitlements for _, size in asked) == 100
@@ -151,3 +154,16 @@ def test_the_load_is_as_it_says(policy: str) -> None:
     assert 4 * 16 < loaded.store.active < 4 * 48
     assert loaded.store.settled_total + loaded.store.active == 400
     assert loaded.cpu.mean_us("bind") > 0
+
+
+def test_tenants_are_judged_by_start_memory_growth_and_polls() -> None:
+    sizes = [Size(entitlements=10), Size(entitlements=40), Size(entitlements=40, active=5)]
+    points = [Point(kind="tenants", size=size, figures=KINDS["tenants"](size)) for size in sizes]
+    rows = {row.metric: row for row in tenant_rows(points)}
+    assert rows["40 tenants with 3 keys: start, s"].target == "<= 20"
+    assert "40 tenants with 3 keys: KiB a key" in rows
+    assert rows["40 tenants with 3 keys, poll: longest hold of the event loop, ms"].holds
+    times = rows["40 tenants with 3 keys, 5 active over 10: a request, times"]
+    first, last = points[0].figures["request_p50_us"], points[-1].figures["request_p50_us"]
+    assert times.measured == pytest.approx(last / first)
+    assert tenant_rows([]) == []
