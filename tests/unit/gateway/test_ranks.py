@@ -199,7 +199,7 @@ def call_of(
 ) -> UpstreamCall:
     served = served_model(table=routing(("only", 8192, None)), workers=(1,))
     worker = address("w#5", rank=rank, rank_by=rank_by)
-    served = changed(served, workers=((worker,),))
+    served = changed(served, workers=([worker],))
     endpoint = TRANSCRIPTIONS if form else CHAT
     asked = msgspec.structs.replace(incoming(body), endpoint=endpoint)
     facts: BodyFacts = read_body(CHAT, BODY if form else body)
