@@ -38,6 +38,8 @@ class Model:
     aliases: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     first_byte_s: float | None = None
+    price: dict[str, float] | None = None
+    """`input`, `output`, and where known `cached_input`, per million tokens."""
 
     @property
     def served(self) -> set[str]:
@@ -58,6 +60,9 @@ class Model:
             found["fallbacks"] = [literal(name) for name in self.fallbacks]
         if self.first_byte_s is not None:
             found["timeouts"] = Row(first_byte_s=self.first_byte_s)
+        if self.price is not None:
+            order = ("input", "cached_input", "output")
+            found["price"] = Row({name: self.price[name] for name in order if name in self.price})
         found["pools"] = {
             f"window-{window}" if len(self._windows()) > 1 else "main": {
                 "max_model_len": window,

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Engine, Model
+from sluice.imports.litellm_prices import read_price
 from sluice.imports.report import Report
 from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, variable
 
@@ -136,6 +137,7 @@ def _details(
         report.part_of((*inside, key))
     report.part_of((*path, "model_name"))
     _key(inside, params, engine, owner, report)
+    read_price(path, entry, owner, report)
     for key in ("rpm", "tpm", "weight", "order"):
         if params.get(key) is not None:
             report.left_out((*inside, key), f"{_LOAD}, and limits are the tenants'")

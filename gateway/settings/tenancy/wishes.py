@@ -11,6 +11,7 @@ _STACK: Final = (
 )
 _BUDGET: Final = "there are no budgets yet: limit the rate with an entitlement's tokens_per_second"
 _TOKENS: Final = "give an entitlement's `tokens_per_second`, in tokens a second"
+_PRICE: Final = "write `price: {input, output}`, per million tokens"
 _REQUESTS: Final = (
     "there are no limits of requests a minute yet: give an entitlement's tokens_per_second"
 )
@@ -63,6 +64,8 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         "model_name": "write `name`",
         "litellm_params": _LITELLM,
         "context_window_fallbacks": "give the model a second pool with a larger `max_model_len`",
+        "input_cost_per_token": _PRICE,
+        "output_cost_per_token": _PRICE,
         "num_retries": "write `retry: {max_attempts}` at the top level",
     },
 }
