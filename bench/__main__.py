@@ -23,6 +23,7 @@ BENCHES = {
     "attacks": "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
     "soak": "half an hour of mixed load, cancels and errors: memory, leases, exact books",
     "telemetry": "what tracing costs a request, a collector that hangs, complete traces",
+    "usage": "what prices, the ledger and the usage export cost a request",
     "dashboard": "what the dashboard costs a gateway of 200 workers and 1,000 tenants",
     "scale": "how cost grows with 2,000 workers, 100,000 entitlements, 100,000 leases",
     "redis-outage": "kill and hang Redis under load: no request fails or waits",

@@ -1,7 +1,8 @@
 """Usage reports: what may be asked, sums over requests, and reports of several sources as one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from gateway.policy.prices import in_units
@@ -14,13 +15,10 @@ IDLE: Final = "(idle)"
 _FIRST: Final = "0001-01-01"
 _LAST: Final = "9999-12-31"
 
-_COLUMN_OF: Final[dict[str, Callable[[UsageLine], str]]] = {
-    "day": lambda line: day_of(line.time_unix_s),
-    "tenant": lambda line: line.tenant,
-    "entitlement": lambda line: line.entitlement,
-    "key": lambda line: line.key,
-    "model": lambda line: line.model,
-}
+NOTHING: Final = UsageSums()
+DAY_S: Final = 86_400
+_NAMES: Final = ("tenant", "entitlement", "key", "model")
+_names_of: Final = attrgetter(*_NAMES)
 
 
 def query_of(
@@ -56,18 +54,6 @@ def day_of(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
 
 
-def usage_of(line: UsageLine) -> UsageSums:
-    """One request as a sum."""
-    return UsageSums(
-        1,
-        line.input_tokens,
-        line.cached_input_tokens,
-        line.output_tokens,
-        line.charge_tokens,
-        line.cost_nano or 0,
-    )
-
-
 def plus(one: UsageSums, other: UsageSums) -> UsageSums:
     """Both together."""
     return UsageSums(*(a + b for a, b in zip(one, other, strict=True)))
@@ -75,12 +61,23 @@ def plus(one: UsageSums, other: UsageSums) -> UsageSums:
 
 def summed(lines: Iterable[UsageLine], by: Sequence[str]) -> dict[tuple[str, ...], UsageSums]:
     """Lines as one sum for each value of `by`."""
-    readers = [_COLUMN_OF[name] for name in by]
-    rows: dict[tuple[str, ...], UsageSums] = {}
+    fine: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for line in lines:
-        name = tuple([read(line) for read in readers])
-        known = rows.get(name)
-        rows[name] = usage_of(line) if known is None else plus(known, usage_of(line))
+        name = (int(line.time_unix_s // DAY_S), _names_of(line))
+        sums = fine.get(name)
+        if sums is None:
+            sums = fine[name] = [0, 0, 0, 0, 0, 0]
+        sums[0] += 1
+        sums[1] += line.input_tokens
+        sums[2] += line.cached_input_tokens
+        sums[3] += line.output_tokens
+        sums[4] += line.charge_tokens
+        sums[5] += line.cost_nano or 0
+    rows: dict[tuple[str, ...], UsageSums] = {}
+    for (day, names), sums in fine.items():
+        values = dict(zip(_NAMES, names, strict=True), day=day_of(day * DAY_S))
+        row = tuple([values[column] for column in by])
+        rows[row] = plus(rows.get(row, NOTHING), UsageSums(*sums))
     return rows
 
 

@@ -45,7 +45,7 @@ CREATE TABLE fleet (
   day TEXT, model TEXT, pool TEXT, worker_s REAL, cost_nano INTEGER,
   PRIMARY KEY (day, model, pool)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE outbox (writer TEXT, line BLOB) STRICT;
+CREATE TABLE outbox (writer TEXT, lines BLOB) STRICT;
 """
 _ADD_USAGE: Final = """
 INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -96,7 +96,7 @@ class Ledger:
         lines: Sequence[UsageLine],
         bills: Iterable[PoolBill],
         unix_s: float,
-        outbox: Sequence[bytes] = (),
+        outbox: bytes = b"",
     ) -> None:
         """Add requests and the fleet's cost; `outbox`: lines that the export must still get."""
         day = day_of(unix_s)
@@ -106,8 +106,8 @@ class Ledger:
             file.executemany(
                 _ADD_BILL, [(day, b.model, b.pool, b.worker_s, b.cost_nano) for b in bills]
             )
-            kept = [(self._writer, line) for line in outbox]
-            file.executemany("INSERT INTO outbox VALUES (?, ?)", kept)
+            if outbox:
+                file.execute("INSERT INTO outbox VALUES (?, ?)", (self._writer, outbox))
             if day != self._swept_day:
                 self._sweep(file, day)
         self._swept_day = day
@@ -117,12 +117,12 @@ class Ledger:
         with _as_os_error(self._path), _transaction(self._connected()) as file:
             file.execute("DELETE FROM outbox WHERE writer = ?", (self._writer,))
 
-    def undelivered(self) -> list[bytes]:
+    def undelivered(self) -> bytes:
         """Lines that processes which ended may not have written to the export; now this one's."""
         with _as_os_error(self._path), _transaction(self._connected()) as file:
-            found = [row[0] for row in file.execute("SELECT line FROM outbox ORDER BY rowid")]
+            found = [row[0] for row in file.execute("SELECT lines FROM outbox ORDER BY rowid")]
             file.execute("UPDATE outbox SET writer = ?", (self._writer,))
-        return found
+        return b"".join(found)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

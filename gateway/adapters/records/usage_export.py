@@ -131,7 +131,7 @@ class UsageExport:
             return
         self._ledger.open()
         if self._path is not None and (left := self._ledger.undelivered()):
-            append_synced(self._path, b"".join(left))
+            append_synced(self._path, left)
             self._ledger.delivered()
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class UsageExport:
         if ledger is not None:
             new = batch[self._in_ledger :]
             lines = [_decode(line) for line in new]
-            outbox = new if path is not None else ()
+            outbox = b"".join(new) if path is not None else b""
             ledger.commit(lines, bills.values(), now_unix_s, outbox)
             bills.clear()
             self._billed_unix_s = now_unix_s

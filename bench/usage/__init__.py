@@ -1,0 +1,1 @@
+"""What prices and the ledger cost a request."""
