@@ -22,6 +22,10 @@ from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 VIEWER_KEY = "sk-test-viewer"
 AXE = Path(__file__).parent / "axe"
 HOSTILE = "<img src=x onerror=window.hacked=1>"
+KEYS = [
+    {"name": "web", "sha256": "11" * 32},
+    {"name": "nightly", "sha256": "22" * 32, "suspended": True},
+]
 pytestmark = pytest.mark.skipif(not installed(), reason="needs chromium and chromium-driver")
 
 
@@ -46,7 +50,11 @@ def fleet() -> Iterator[Fleet]:
                 ),
                 entitlement("narrow", service_class="spot", max_concurrency=1),
                 *many,
-            ]
+            ],
+            "tenants": [
+                {"name": "acme", "display_name": "Acme", "keys": KEYS},
+                *({"name": f"quiet-{i:03}"} for i in range(60)),
+            ],
         },
         server={"viewer_key": VIEWER_KEY},
     ) as fleet:
@@ -197,6 +205,23 @@ def test_each_part_shows_what_the_admin_routes_say(fleet: Fleet, browser: Browse
     lengths = browser.run("return document.querySelector('#model-cards svg').ariaLabel")
     assert f"long {1}" in lengths
     assert "1 of 1 (100%)" in browser.run("return document.getElementById('model-cards').innerText")
+    clean(browser, fleet)
+
+
+def test_tenants_are_shown_with_keys_by_name_and_use_against_limits(
+    fleet: Fleet, browser: Browser
+) -> None:
+    opened(browser, fleet)
+    acme, *others = cells(browser, "holder-table")
+    used = fleet.admin("/admin/entitlements/acme").json()["usage"]["used_tokens"]
+    assert acme[:4] == ["acme", "–", "web, nightly (suspended)", "acme 0/9"]
+    assert (acme[5], acme[6]) == (f"{used:,}", "0")
+    assert len(others) == 49
+    field = browser.driver.find_element("css selector", "#holder-table input")
+    field.send_keys("quiet-05")
+    until(lambda: len(cells(browser, "holder-table")) == 10, "ten tenants")
+    assert "10 of 61" in browser.run("return document.querySelector('#holder-table').innerText")
+    assert "1111" not in browser.run("return document.body.innerText")
     clean(browser, fleet)
 
 

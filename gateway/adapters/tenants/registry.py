@@ -8,7 +8,8 @@ fingerprint, the digest's first 8 hex digits.
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeVar
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -60,6 +61,28 @@ class TenantRegistry:
         now_s = self._wall_clock()
         keys = [views.key_row(found, now_s) for found in views.shown_keys(self._sync, name)]
         return {**views.shown(self._sync, name), "keys": keys}
+
+    def search(self, begins: str, page: int, size: int, most_keys: int) -> dict[str, Any]:
+        """A page of tenants whose names begin so, each with some of its keys."""
+        first, found = self._sync.beginning(begins)
+        pages = max(1, -(-found // size))
+        page = min(page, pages - 1)
+        at = first + page * size
+        names = self._sync.slice(at, min(at + size, first + found))
+        now_s = self._wall_clock()
+        rows = [
+            {
+                **views.shown(self._sync, name),
+                "keys": [
+                    {"name": row["name"], "state": row["state"]}
+                    for key in islice(views.shown_keys(self._sync, name), most_keys)
+                    for row in [views.key_row(key, now_s)]
+                ],
+            }
+            for name in names
+        ]
+        total = len(self._sync)
+        return {"rows": rows, "found": found, "total": total, "page": page, "pages": pages}
 
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
         """Create a tenant; it has no key yet."""

@@ -85,6 +85,15 @@ class TenantSync(Following[TenantEntry]):
         start = bisect_right(self._names, name)
         return self._names[start : start + count]
 
+    def beginning(self, text: str) -> tuple[int, int]:
+        """Where the names that begin with a text start in the order, and their number."""
+        first = bisect_left(self._names, text)
+        return first, bisect_left(self._names, text + "\uffff", first) - first
+
+    def slice(self, start: int, end: int) -> list[str]:
+        """The names at these places of the order."""
+        return self._names[start:end]
+
     def __len__(self) -> int:
         """Number of tenants."""
         return len(self._names)

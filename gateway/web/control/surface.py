@@ -87,6 +87,12 @@ class TenantService(Protocol):
     def get(self, name: str) -> dict[str, object]:
         """One tenant with its keys."""
 
+    def search(self, begins: str, page: int, size: int, most_keys: int) -> dict[str, Any]:
+        """A page of tenants whose names begin so: "rows", "found", "total", "page", "pages".
+
+        A row has at most so many keys, each with "name" and "state".
+        """
+
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
         """Create a tenant."""
 

@@ -7,6 +7,7 @@ same view share the cut as well. Nothing runs while nobody looks.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from gateway.web.control.peers import add_load
 from gateway.web.control.surface import Control
 from gateway.web.dashboard import figures
 from gateway.web.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
+from gateway.web.dashboard.holder_rows import holders_page
 from gateway.web.dashboard.recent import RecentDecisions, row
 from gateway.web.dashboard.tenant_rows import MOST, Tenant, tenants_page
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
@@ -51,10 +53,17 @@ class Sources(Record, frozen=True, kw_only=True):
 class _Snapshot:
     """The figures of one moment, and the cuts that viewers asked for."""
 
-    def __init__(self, shared: Row, workers: list[Row], tenants: list[Tenant]) -> None:
+    def __init__(
+        self,
+        shared: Row,
+        workers: list[Row],
+        tenants: list[Tenant],
+        holders: Callable[[View], Row],
+    ) -> None:
         self._shared = orjson.Fragment(orjson.dumps(shared))
         self._workers = workers
         self._tenants = tenants
+        self._holders = holders
         self._cuts: dict[View, bytes] = {}
 
     def cut(self, view: View, briefs: RecentDecisions) -> bytes:
@@ -68,6 +77,7 @@ class _Snapshot:
                     "shared": self._shared,
                     "workers": workers_page(self._workers, view),
                     "tenants": tenants_page(self._tenants, view),
+                    "holders": self._holders(view),
                     "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
                 }
             )
@@ -136,7 +146,9 @@ class Snapshots:
             "more_tenants": len(tenants) > MOST,
         }
         workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
-        return _Snapshot(shared, workers, tenants[:MOST])
+        known = {each.terms.name: each for each in tenants}
+        holders = partial(holders_page, control.tenants, known)
+        return _Snapshot(shared, workers, tenants[:MOST], holders)
 
     async def _tenants(self, refused: Any, met: Any) -> list[Tenant]:
         """The oldest entitlements with their counters; one more than MOST if there are more."""

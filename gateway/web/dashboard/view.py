@@ -26,6 +26,8 @@ class View(Record, frozen=True, kw_only=True):
     tenants: str = ""
     tenants_page: int = 0
     tenants_order: TenantOrder = "load"
+    holders: str = ""
+    holders_page: int = 0
     decisions: str = ""
 
 
@@ -36,6 +38,8 @@ def view_of(
     tenants: Text = "",
     tenants_page: Page = 0,
     tenants_order: TenantOrder = "load",
+    holders: Text = "",
+    holders_page: Page = 0,
     decisions: Text = "",
 ) -> View:
     """The view that a request's query describes."""
@@ -46,6 +50,8 @@ def view_of(
         tenants=tenants.casefold(),
         tenants_page=tenants_page,
         tenants_order=tenants_order,
+        holders=holders,
+        holders_page=holders_page,
         decisions=decisions.casefold(),
     )
 

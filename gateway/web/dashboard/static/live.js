@@ -78,9 +78,13 @@ const soon = (work) => {
 };
 
 const tenants = new Table("tenants", {
-  place: "tenant-table", title: "tenants", columns: TENANTS, paged: true, hint: "name, tenant, class",
+  place: "tenant-table", title: "entitlements", columns: TENANTS, paged: true, hint: "name, tenant, class",
   orders: [["load", "most in flight"], ["refused", "most refused"], ["debt", "most debt"], ["priority", "highest priority"], ["name", "name"]],
   search: soon((text) => setView("tenants", text)),
+});
+const holders = new Table("holders", {
+  place: "holder-table", title: "tenants and keys", columns: HOLDERS, paged: true, hint: "tenant begins with",
+  search: soon((text) => setView("holders", text)),
 });
 const workers = new Table("workers", {
   place: "worker-table", title: "workers", columns: WORKERS, paged: true, hint: "worker, pool, state",
@@ -106,7 +110,7 @@ async function searchAll() {
   }
 }
 
-function draw({ shared, workers: w, tenants: t, decisions: d }) {
+function draw({ shared, workers: w, tenants: t, holders: h, decisions: d }) {
   byId("login").hidden = true;
   byId("figures").hidden = byId("pause").hidden = false;
   byId("forget").hidden = !sessionStorage.getItem(KEY);
@@ -116,6 +120,8 @@ function draw({ shared, workers: w, tenants: t, decisions: d }) {
   drawTraffic(shared.traffic);
   byId("pool-cards").replaceChildren(...shared.pools.map(poolCard));
   byId("model-cards").replaceChildren(...shared.models.map(modelCard));
+  byId("holders").hidden = h.total === 0;
+  holders.paged(h, false);
   tenants.paged(t, shared.more_tenants);
   workers.paged(w, false);
   if (!searched && !held()) {

@@ -57,6 +57,19 @@ const share = (part, label) => (part == null ? NONE : { text: percent(part), nod
 const reasons = (row) => Object.entries(row.refused_by).sort((a, b) => b[1] - a[1]).map(([why, times], _, all) => (all.length > 1 ? `${why} ${count(times)}` : why)).join(", ");
 const met = (row) => (row.attainment == null ? NONE : { text: percent(row.attainment), kind: row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
 
+const named = (parts, all) => parts.join(", ") + (all > parts.length ? ` and ${count(all - parts.length)} more` : "");
+const keyNames = (r) => named(r.keys.map((k) => (k.state === "live" ? k.name : `${k.name} (${k.state})`)), r.key_count) || NONE;
+const rights = (r) => named(r.entitlements.map((e) => (e.limit ? `${e.name} ${count(e.inflight)}/${count(e.limit)}` : `${e.name} ${count(e.inflight)}`)), r.entitlement_count) || NONE;
+const HOLDERS = [
+  ["Tenant", "name", (r) => ({ text: r.tenant, title: r.display_name || r.tenant })],
+  ["State", "", (r) => (r.suspended ? state("suspended") : NONE)],
+  ["Keys", "name reasons", (r) => ({ text: keyNames(r), title: keyNames(r) })],
+  ["Entitlements, in flight", "name reasons", (r) => ({ text: rights(r), title: rights(r) })],
+  ["Of limit", "", (r) => share(r.limit ? r.inflight / r.limit : null, "In flight of the limit")],
+  ["Tokens used", "number", (r) => (r.used_tokens == null ? NONE : count(r.used_tokens))],
+  ["Refused", "number", (r) => (r.refused ? { text: count(r.refused), kind: "warn" } : "0")],
+];
+
 const TENANTS = [
   ["Entitlement", "name", (r) => ({ text: r.name, title: r.name })],
   ["Tenant", "name wide", (r) => ({ text: r.tenant, title: r.tenant })],
