@@ -12,6 +12,7 @@ from gateway.settings import ConfigError
 from gateway.settings.source import MAX_BYTES, Document, read
 from sluice.imports import litellm as of_litellm
 from sluice.imports import production_stack as of_stack
+from sluice.imports.litellm_api import fetch
 from sluice.imports.report import Report
 from sluice.imports.sections import problems_of, references, written
 from sluice.terminal import JsonOption, echo_json, stop
@@ -35,15 +36,18 @@ OutputOption = Annotated[
 def litellm(
     file: FileArgument,
     keys: Annotated[
-        Path | None,
-        typer.Option(help="JSON of keys and teams: of /key/list and /team/list, or a table dump."),
+        str | None,
+        typer.Option(
+            help="The running proxy's URL, with its master key in $LITELLM_MASTER_KEY; or a file: "
+            "JSON of keys and teams, of /key/list and /team/list, or a table dump."
+        ),
     ] = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """A LiteLLM proxy: models, teams and keys. Clients keep their keys. Exit 1 if none fits."""
     document, report = _document(file)
-    of_keys = None if keys is None else Report(str(keys))
+    of_keys = None if keys is None else Report(keys)
     dump = None if keys is None else _dump(keys)
     config = of_litellm.convert(document, report, dump, of_keys)
     _finish(config, [report, *([] if of_keys is None else [of_keys])], output, as_json=as_json)
@@ -72,7 +76,11 @@ def _document(file: Path) -> tuple[Document, Report]:
     return document, Report(str(file), lambda path: document.key_place(path).line)
 
 
-def _dump(file: Path) -> Any:
+def _dump(source: str) -> Any:
+    """Keys and teams, of a proxy's URL or of a file."""
+    if source.startswith(("http://", "https://")):
+        return fetch(source)
+    file = Path(source)
     try:
         if file.stat().st_size > MAX_DUMP_BYTES:
             stop(f"{file}: over {MAX_DUMP_BYTES >> 20} MiB", 2)
