@@ -36,7 +36,7 @@ def _most_rows(point: Point) -> list[Row]:
     start_s = found["rights_s"] + found["enter_s"]
     return [
         at_most(
-            f"{who}: start, s",
+            f"{who}: start, CPU-s",
             start_s,
             START_S,
             f"{found['enter_s']:.1f} for tenants and keys, from SQLite, the rest for their "

@@ -64,17 +64,17 @@ def tenant_point(size: Size) -> Figures:
         watched(lambda: _written(path, count))
         directory = SqliteDirectory(path, TenantEntry, of="tenants")
         finished(kept(rights, size))
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         watched(rights.enter)
-        rights_s = time.perf_counter() - began_s
+        rights_s = time.process_time() - began_s
         gc.collect()
         resident = resident_bytes()
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         sync = TenantSync(directory, rights.keyring, TenantFile(), clock=rights.clock)
         _, found_ms, hold_ms = watched(sync.poll)
         found: Figures = {
             "rights_s": rights_s,
-            "enter_s": time.perf_counter() - began_s,
+            "enter_s": time.process_time() - began_s,
             "enter_cpu_ms": found_ms,
             "enter_hold_ms": hold_ms,
         }

@@ -160,7 +160,7 @@ def test_tenants_are_judged_by_start_memory_growth_and_polls() -> None:
     sizes = [Size(entitlements=10), Size(entitlements=40), Size(entitlements=40, active=5)]
     points = [Point(kind="tenants", size=size, figures=KINDS["tenants"](size)) for size in sizes]
     rows = {row.metric: row for row in tenant_rows(points)}
-    assert rows["40 tenants with 3 keys: start, s"].target == "<= 20"
+    assert rows["40 tenants with 3 keys: start, CPU-s"].target == "<= 20"
     assert "40 tenants with 3 keys: KiB a key" in rows
     assert rows["40 tenants with 3 keys, poll: longest hold of the event loop, ms"].holds
     times = rows["40 tenants with 3 keys, 5 active over 10: a request, times"]
