@@ -1,12 +1,33 @@
 """Listening sockets, bound before anything else starts, so that a used port is reported at once.
 
 Replicas on one host share a port through SO_REUSEPORT: each has its own listening socket, and
-the kernel distributes connections by a hash of their addresses.
+the kernel distributes connections by a hash of their addresses. A gateway that replaces another
+shares its ports in the same way, or takes sockets that systemd holds.
 """
 
+import ctypes
+import os
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final
+
+_FIRST_FD: Final = 3
+"""The first file descriptor that systemd passes."""
+_SO_ATTACH_FILTER: Final = 26
+_NO_SYN: Final = b"".join(
+    struct.pack("HBBI", *each)
+    for each in (
+        (0x30, 0, 0, 13),  # the byte of TCP's flags
+        (0x54, 0, 0, 0x12),  # SYN and ACK
+        (0x15, 0, 1, 0x02),  # SYN alone?
+        (0x06, 0, 0, 0),  # then drop the packet,
+        (0x06, 0, 0, 0xFFFFFFFF),  # else take it
+    )
+)
+"""Classic BPF: ignore packets that begin a connection."""
 
 
 def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
@@ -42,7 +63,37 @@ def reserved(host: str, port: int) -> list[socket.socket]:
     port = port_of(alone)
     for sock in alone:
         sock.close()
-    return bound(host, port, shared=True)
+    return bound(host, port, shared=hasattr(socket, "SO_REUSEPORT"))
+
+
+def passed(environ: Mapping[str, str], *, any_pid: bool = False) -> list[socket.socket]:
+    """Listening sockets that systemd passed to this process (sd_listen_fds), on TCP.
+
+    `any_pid`: the process to which it passed them has passed them on.
+    """
+    if not any_pid and environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    found = []
+    for fd in range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0"))):
+        os.set_inheritable(fd, False)  # noqa: FBT003
+        sock = socket.socket(fileno=fd)
+        if sock.family in {socket.AF_INET, socket.AF_INET6}:
+            sock.setblocking(False)  # noqa: FBT003
+            found.append(sock)
+    return found
+
+
+def take_no_more(sock: socket.socket) -> None:
+    """Have the kernel ignore new handshakes at a listener, where it can (Linux).
+
+    Handshakes under way end here. Clients repeat an ignored one within a second, and reach
+    another listener of the port if this one is closed by then.
+    """
+    if sys.platform == "linux":
+        code = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
+        program = struct.pack("@HP", len(_NO_SYN) // 8, ctypes.addressof(code))
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def port_of(sockets: Sequence[socket.socket]) -> int:

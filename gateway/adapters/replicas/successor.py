@@ -1,0 +1,138 @@
+"""A new process of this program takes over from a running one, without a gap.
+
+- The running process starts the new one with its own command line, so that the code and the
+  configuration on disk are read anew, and goes on serving.
+- A socket pair joins them. The new process says READY when it listens on the same ports. The
+  running one then leaves the ports and drains. If the new process ends first, nothing changes.
+- The new process sees the end of the pair when the old one has ended. One whose state belongs to
+  one process at a time waits for that; connections wait meanwhile in the kernel.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Final
+
+from gateway.adapters.replicas.listening import passed
+
+PREDECESSOR: Final = "SLUICE_PREDECESSOR_FD"
+"""Names the file descriptor of the new process's end of the pair."""
+_READY: Final = b"ready\n"
+
+_log = logging.getLogger("sluice.upgrade")
+
+
+class Started:
+    """Where this process comes from: sockets from systemd, and the process that it replaces."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        fd = environ.pop(PREDECESSOR, "")
+        self.link = socket.socket(fileno=int(fd)) if fd else None
+        """The pair's end towards the process that this one replaces; None if it replaces none."""
+        if self.link is not None:
+            self.link.setblocking(False)  # noqa: FBT003
+            os.set_inheritable(self.link.fileno(), False)  # noqa: FBT003
+        self.sockets = passed(environ, any_pid=fd != "")
+        """Listening sockets that systemd holds."""
+
+    def listening_on(self, port: int) -> list[socket.socket]:
+        """Those of systemd's sockets that are on a port; for port 0 all of them."""
+        return [sock for sock in self.sockets if port in {0, sock.getsockname()[1]}]
+
+    def ready(self) -> None:
+        """Tell the process that this one replaces to leave."""
+        if self.link is not None:
+            with suppress(OSError):  # it is gone
+                self.link.send(_READY)
+
+    async def alone(self, loop: AbstractEventLoop) -> None:
+        """Wait until the process that this one replaces has ended."""
+        if self.link is not None:
+            with suppress(OSError):
+                while await loop.sock_recv(self.link, 64):
+                    pass
+
+
+class Successor:
+    """Starts the process that replaces this one."""
+
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        started: Started,
+        environ: Mapping[str, str],
+        leave: Callable[[int], None],
+    ) -> None:
+        """`leave` is called with the new process's id once it listens."""
+        self._loop = loop
+        self._started = started
+        self._environ = environ
+        self._leave = leave
+        self._link: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start it, unless one is starting or has started."""
+        if self._link is not None:
+            _log.warning("an upgrade is under way already")
+            return
+        self._link, its = socket.socketpair()
+        self._link.setblocking(False)  # noqa: FBT003
+        held = self._started.sockets
+        environ = {k: v for k, v in self._environ.items() if k != "WATCHDOG_PID"}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - this program itself
+                [sys.executable, *sys.orig_argv[1:]],
+                env={**environ, PREDECESSOR: str(its.fileno())},
+                pass_fds=(its.fileno(), *(sock.fileno() for sock in held)),
+                start_new_session=True,
+            )
+        except OSError as error:
+            _log.error("the new process cannot be started: %s", error)
+            self._forget()
+        else:
+            _log.info("upgrading: process %d starts", self._process.pid)
+            self._loop.add_reader(self._link, self._told, self._link, self._process)
+        finally:
+            its.close()
+
+    def end(self) -> None:
+        """Say that this process has ended its work and closed its state.
+
+        A new process that is not ready ends, too: this one was stopped for another reason.
+        """
+        if self._process is not None and not self._ready:
+            self._process.terminate()
+        self._forget()
+
+    def _told(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        try:
+            said = link.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if said:
+            self._ready = True
+            _log.info("upgrading: process %d listens, this one leaves", process.pid)
+            self._leave(process.pid)
+            return
+        if self._ready:
+            self._loop.remove_reader(link)
+            _log.error("the new process %d has ended", process.pid)
+            return
+        _log.error("the new process ended before it was ready; this one goes on")
+        self._loop.run_in_executor(None, process.wait)
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._link is not None:
+            self._loop.remove_reader(self._link)
+            self._link.close()
+        self._link = self._process = None
