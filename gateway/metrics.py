@@ -166,6 +166,9 @@ class Metrics:
         self.usage_dropped = Counter(
             "sluice_usage_export_dropped", "Usage lines not written: requests not billed."
         )
+        self.tls_failures = Counter(
+            "sluice_tls_handshake_failures", "TLS connections that never began.", ("reason",)
+        )
         self.telemetry_dropped = Counter(
             "sluice_telemetry_dropped", "Requests whose spans were not exported.", ("cause",)
         )

@@ -122,8 +122,11 @@ class Fleet:
         config: Mapping[str, Any] | None = None,
         further: Sequence[Mapping[str, Any]] = (),
         server: Mapping[str, Any] | None = None,
+        idle: bool = False,
     ) -> None:
         """`mock`: further arguments of every mock; `model`, `config`: merged into the file.
+
+        `idle`: the gateways have their files and commands, and the caller starts them.
 
         `server`: merged into that section of every gateway's.
 
@@ -166,6 +169,7 @@ class Fleet:
         for port, more in zip(others, further, strict=True):
             told = {**config_of_first, "server": {**section, "port": port}, **more}
             self.replicas.append(GatewayProcess(port, told))
+        self._idle = idle
         self.port = own
         self.url = self.replicas[0].url
         self.gateway: subprocess.Popen[bytes] | None = None
@@ -180,8 +184,9 @@ class Fleet:
                 self._children.wait_for(f"{engine.url}/health")
             for replica in self.replicas:
                 replica.command = _serve(replica, folder)
+            for replica in () if self._idle else self.replicas:
                 self.start_replica(replica)
-            for replica in self.replicas:
+            for replica in () if self._idle else self.replicas:
                 self.wait_ready(replica)
         except BaseException:
             self._stack.close()

@@ -16,14 +16,18 @@ Rules:
 - There is no timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
   When the sweep is late because this process stalled, deadlines are extended by that delay.
 - https workers use asyncio's TLS on the same path. Certificates are always verified, against
-  the system's store or the worker's own `ca_file`.
+  the system's store (also SSL_CERT_FILE) or an authority of their own. Files that changed are
+  read anew for new connections; while they cannot be read, the former ones hold.
 """
 
 import asyncio
 import contextlib
 import errno
+import logging
+import os
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
@@ -32,7 +36,9 @@ import httptools
 
 from gateway.errors import FailureKind, UpstreamFailure
 from gateway.ports import UpstreamCall, UpstreamResponse
-from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.attempt import EngineTls, PhaseTimeouts, WorkerAddress
+
+_log = logging.getLogger("sluice.upstream")
 
 _SWEEP_S = 0.25
 _KEEP_IDLE_S = 4.0
@@ -46,6 +52,8 @@ _MAX_TARGETS = 8_192
 """Workers whose connection details are cached."""
 _MAX_LINES = 64
 """Cached paths per worker."""
+_TLS_LOOK_S = 2.0
+"""Between two looks at TLS files, which happen when a connection is opened."""
 _FRAMES = (b"content-length", b"transfer-encoding")
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors for which the engine is not to blame: this machine has no file descriptor,
@@ -53,8 +61,8 @@ memory or local port left."""
 _NO_PARSER = httptools.HttpResponseParser(object())
 """Stands in for the parser of a connection that is not open."""
 
-ConnectionKey = tuple[str, str, int, str | None]
-"""scheme, host, port, ca_file."""
+ConnectionKey = tuple[str, str, int, EngineTls]
+"""scheme, host, port, TLS."""
 
 
 class _Exchange:
@@ -411,7 +419,8 @@ class HttpUpstream:
         self._sweep_due_s = 0.0
         self._targets: dict[int, _Target] = {}
         """By `id` of a worker's address, which the value keeps alive."""
-        self._tls: dict[str | None, ssl.SSLContext] = {}
+        self._tls: dict[EngineTls, tuple[ssl.SSLContext, float, tuple[int, ...]]] = {}
+        """Context, the time of its last look at the files, and when they were modified."""
         self._closed = False
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
@@ -472,7 +481,7 @@ class HttpUpstream:
     def disconnect(self, worker: WorkerAddress) -> None:
         """Forget a worker that is gone, and close the idle connections to its address."""
         self._targets.pop(id(worker), None)
-        idle = self._idle.pop((worker.scheme, worker.host, worker.port, worker.ca_file), None)
+        idle = self._idle.pop(_key(worker), None)
         while idle:
             idle.popleft().close()
 
@@ -495,7 +504,7 @@ class HttpUpstream:
     def _target(self, worker: WorkerAddress) -> _Target:
         if len(self._targets) >= _MAX_TARGETS:
             self._targets.clear()
-        key = (worker.scheme, worker.host, worker.port, worker.ca_file)
+        key = _key(worker)
         target = self._targets[id(worker)] = _Target(worker, key, self.idle_of(key))
         return target
 
@@ -503,9 +512,19 @@ class HttpUpstream:
         """The TLS context that verifies the certificate at an address; None for http."""
         if key[0] != "https":
             return None
-        context = self._tls.get(key[3])
-        if context is None:
-            context = self._tls[key[3]] = ssl.create_default_context(cafile=key[3])
+        tls, now_s = key[3], time.monotonic()
+        held = self._tls.get(tls)
+        if held is not None and now_s - held[1] < _TLS_LOOK_S:
+            return held[0]
+        try:
+            modified = _modified(tls)
+            context = held[0] if held is not None and modified == held[2] else _tls_context(tls)
+        except OSError as error:  # also ssl.SSLError
+            if held is None:
+                raise
+            _log.error("TLS files for %s cannot be used, the former ones hold: %s", key[1], error)
+            context, modified = held[0], held[2]
+        self._tls[tls] = (context, now_s, modified)
         return context
 
     def _set_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -537,8 +556,10 @@ async def _connect(
     connection = UpstreamConnection(upstream, key)
     try:
         async with asyncio.timeout(connect_s):
+            context = upstream.tls_context(key)
+            name = key[3].server_name if context is not None else None
             await loop.create_connection(
-                lambda: connection, key[1], key[2], ssl=upstream.tls_context(key)
+                lambda: connection, key[1], key[2], ssl=context, server_hostname=name
             )
     except TimeoutError as error:
         raise UpstreamFailure("connect", f"no connection in {connect_s:g} s") from error
@@ -552,6 +573,26 @@ Connect = Callable[
     [HttpUpstream, asyncio.AbstractEventLoop, ConnectionKey, float], Awaitable[UpstreamConnection]
 ]
 """Opens a connection: (upstream, loop, address, time limit in seconds)."""
+
+
+def _key(worker: WorkerAddress) -> ConnectionKey:
+    return (worker.scheme, worker.host, worker.port, worker.tls)
+
+
+def _modified(tls: EngineTls) -> tuple[int, ...]:
+    """When the files were modified. Raises OSError."""
+    files = [file for file in (tls.ca_file, tls.cert_file, tls.key_file) if file is not None]
+    return tuple(os.stat(file).st_mtime_ns for file in files)  # noqa: PTH116 - compiled
+
+
+def _tls_context(tls: EngineTls) -> ssl.SSLContext:
+    """Raises OSError, ssl.SSLError included."""
+    context = ssl.create_default_context(cafile=tls.ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = tls.verify == "full"
+    if tls.cert_file is not None:
+        context.load_cert_chain(tls.cert_file, tls.key_file, password="")
+    return context
 
 
 def _failure(found: tuple[FailureKind, str, bool]) -> UpstreamFailure:

@@ -5,6 +5,20 @@ from typing import Literal
 from gateway.records.record import Record
 
 
+class EngineTls(Record, frozen=True, kw_only=True):
+    """How the gateway and an https engine prove who they are; all paths are PEM files."""
+
+    ca_file: str | None = None
+    """Authority that signed the engine's certificate; None for the system's."""
+    cert_file: str | None = None
+    """The gateway's own certificate; None shows none."""
+    key_file: str | None = None
+    verify: Literal["full", "chain"] = "full"
+    """chain does not compare the name."""
+    server_name: str | None = None
+    """Name that the certificate must have; None for the host."""
+
+
 class WorkerAddress(Record, frozen=True, kw_only=True):
     """Address of one engine, and the options for talking to it."""
 
@@ -18,7 +32,8 @@ class WorkerAddress(Record, frozen=True, kw_only=True):
     api_key: str | None = None
     served_model: str | None = None
     """Model name sent to this engine; None sends the client's name."""
-    ca_file: str | None = None
+    tls: EngineTls = EngineTls()
+    """For https."""
     rank: int | None = None
     """Data-parallel rank behind the address, from 0; None for an engine that is one worker."""
     rank_by: Literal["header", "body"] = "header"

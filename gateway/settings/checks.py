@@ -16,6 +16,7 @@ from gateway.settings.fleet import ModelConfig, PoolConfig, WorkerConfig
 from gateway.settings.price_checks import check_prices
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
+from gateway.settings.tls import unfit_engine_tls, unfit_server_tls
 from predictor.artifact import ArtifactError, load
 from predictor.online import PrefillPredictor
 
@@ -53,6 +54,14 @@ def check_config(document: Document, config: Config) -> None:
     _check_roles(document, config)
     if (found := unfit_ports(config)) is not None:
         document.add(("server", "management_port"), *found)
+    if config.server.tls is not None and (wrong := unfit_server_tls(config.server.tls)):
+        document.add(("server", "tls", wrong[0]), *wrong[1:])
+    if config.server.tls is not None and config.state.shared and not config.server.management_port:
+        document.add(
+            ("server", "tls"),
+            "replicas ask one another over plain HTTP, and the clients' port would speak TLS only",
+            "set server.management_port, and keep that port internal",
+        )
     if config.telemetry.otlp and not _installed(_OTLP):
         document.add(
             ("telemetry", "otlp"),
@@ -172,6 +181,7 @@ def check_models(document: Document, models: Models) -> None:
         _check_scheduling(document, path, model)
         for name, pool in model.pools.items():
             _check_workers(document, (*path, "pools", name, "workers"), pool)
+            _check_tls(document, (*path, "pools", name, "tls"), pool)
             _check_replicas(document, (*path, "pools", name, "replicas"), pool)
         _check_capacity(document, path, model)
         _check_compression(document, path, model)
@@ -388,6 +398,15 @@ def _check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
                 "remove one",
             )
         _check_ca(document, where, worker)
+
+
+def _check_tls(document: Document, path: KeyPath, pool: PoolConfig) -> None:
+    if pool.tls is None:
+        return
+    if all((w.url or f"{w.scheme}://").startswith("http://") for w in pool.workers):
+        document.add(path, "TLS for a pool without an https worker", "use https URLs, or drop it")
+    elif (wrong := unfit_engine_tls(pool.tls)) is not None:
+        document.add((*path, wrong[0]), *wrong[1:])
 
 
 def _check_ca(document: Document, where: KeyPath, worker: WorkerConfig) -> None:

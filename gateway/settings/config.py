@@ -11,6 +11,7 @@ from gateway.settings.fleet import ModelConfig, SplitAliasConfig
 from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.state import is_redis, state_url, without_password
 from gateway.settings.tenancy.sections import KeyHash, TenantConfig
+from gateway.settings.tls import ServerTlsConfig
 from gateway.settings.types import (
     Amount,
     Attempts,
@@ -61,6 +62,8 @@ class ServerConfig(Section):
     """Key that reads the admin routes and the dashboard, and changes nothing."""
     open_dashboard: Flag = False
     """Whether the dashboard opens without a key; only on a loopback `host`, for a demo."""
+    tls: ServerTlsConfig | None = None
+    """TLS for clients on `port`; absent: plain HTTP. `management_port` always speaks plain HTTP."""
     drain_timeout_s: Drain = 30.0
     """How long streams may continue after SIGTERM."""
 

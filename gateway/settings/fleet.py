@@ -5,12 +5,13 @@ from itertools import accumulate, starmap
 from typing import Annotated, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from msgspec.structs import replace
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.policy.pools.gamma_control import GammaControl
-from gateway.records.attempt import WorkerAddress
+from gateway.records.attempt import EngineTls, WorkerAddress
 from gateway.records.discovery import DiscoverySource, FoundEngine
 from gateway.settings.discovery import is_source, source_of
 from gateway.settings.model_parts import (
@@ -23,6 +24,7 @@ from gateway.settings.model_parts import (
     TimeoutOverrides,
 )
 from gateway.settings.prices import Price, TokenPrices
+from gateway.settings.tls import EngineTlsConfig
 from gateway.settings.types import (
     Amount,
     Count,
@@ -118,10 +120,27 @@ class WorkerConfig(Section):
     """Carrier of the rank: header X-data-parallel-rank (vLLM, newer SGLang), or the body's
     `data_parallel_rank` (every SGLang)."""
 
+    _tls: EngineTls = PrivateAttr(default_factory=EngineTls)
+
     @property
     def id(self) -> str:
         """host:port and the path, if any; shown in headers and metrics."""
         return self.address().id
+
+    @property
+    def engine_tls(self) -> EngineTls:
+        """TLS as the upstream port takes it; `ca_file` comes before the pool's `tls.ca`."""
+        return self._tls if self.ca_file is None else replace(self._tls, ca_file=self.ca_file)
+
+    def of_pool(self, tls: EngineTls) -> "WorkerConfig":
+        """The worker with its pool's TLS."""
+        found = self.model_copy()
+        found.note_tls(tls)
+        return found
+
+    def note_tls(self, tls: EngineTls) -> None:
+        """Take over the pool's TLS."""
+        self._tls = tls
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
@@ -144,7 +163,7 @@ class WorkerConfig(Section):
             path_prefix=parts.path,
             api_key=self.api_key.get_secret_value() if self.api_key else None,
             served_model=self.model,
-            ca_file=self.ca_file,
+            tls=self.engine_tls,
             rank=rank,
             rank_by=self.rank_by,
         )
@@ -200,6 +219,8 @@ class PoolConfig(Section):
     """Input and output tokens per second of one worker; absent: no limit and no surplus."""
     kv_cache_gib: Gib | None = None
     """KV cache of one worker, in GiB; absent: as the engine reports, else no limit."""
+    tls: EngineTlsConfig | None = None
+    """TLS towards this pool's https engines, and the certificate that the gateway shows them."""
     replicas: ReplicasConfig = ReplicasConfig()
     """Bounds of `sluice_pool_desired_replicas`; each rank counts as one worker."""
     scheduling: PoolSchedulingConfig = PoolSchedulingConfig()
@@ -263,6 +284,13 @@ class PoolConfig(Section):
         return fewest, most
 
 
+def _with_tls(pool: PoolConfig) -> PoolConfig:
+    if pool.tls is None:
+        return pool
+    tls = pool.tls.address()
+    return pool.model_copy(update={"workers": tuple(w.of_pool(tls) for w in pool.workers)})
+
+
 def _by_window(pools: Mapping[str, PoolConfig]) -> Mapping[str, PoolConfig]:
     return dict(sorted(pools.items(), key=lambda item: item[1].max_model_len))
 
@@ -296,7 +324,9 @@ class ModelConfig(Section):
     Engines obey it only with priority scheduling on: vLLM's --scheduling-policy priority,
     SGLang's --enable-priority-scheduling."""
     pools: Annotated[
-        Mapping[Label, PoolConfig], Field(min_length=1, max_length=64), AfterValidator(_by_window)
+        Mapping[Label, Annotated[PoolConfig, AfterValidator(_with_tls)]],
+        Field(min_length=1, max_length=64),
+        AfterValidator(_by_window),
     ]
     """Name -> pool; one or more. Pools are ordered by window, whatever their order in the file."""
     cache_salt: Flag = False

@@ -63,6 +63,7 @@ from gateway.web.dashboard.totals import answer_totals
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionService
 from gateway.web.http.body_bytes import BodyBytes
+from gateway.web.http.certificates import Certificates
 from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
@@ -92,12 +93,14 @@ class Gateway:
         clock: Callable[[], float] = time.monotonic,
         port: int = 0,
     ) -> None:
-        """Build everything. The only I/O is opening the log files, which may raise OSError.
+        """Build everything. The only I/O is on certificates and log files; it may raise OSError.
 
         `port` serves metrics and admin routes.
         """
         self.config = config
         self.metrics = Metrics()
+        tls = config.server.tls
+        self.certificates = tls and Certificates(tls.cert, tls.key, tls.client_ca)
         self.models = tuple(served_model(config, model) for model in config.models)
         self.log: RequestLog | None = None
         if config.request_log.path is not None:
@@ -344,6 +347,7 @@ class Gateway:
             self._replicas,
             self.discovery.report,
             lambda: self.reloading.status,
+            lambda: None if self.certificates is None else self.certificates.status,
         )
 
     @asynccontextmanager
@@ -379,6 +383,8 @@ class Gateway:
             ticking = BackgroundTasks()
             closing.push_async_callback(ticking.close)
             ticking.start(self._tick())
+            if self.certificates is not None:
+                ticking.start(self.certificates.watch())
             try:
                 yield self
             finally:

@@ -98,9 +98,13 @@ class Reloading:
             )
             return found
 
-    def hang_up(self) -> None:
-        """Reload because of SIGHUP."""
-        self._background.start(self._tried())
+    def hang_up(self, then: Callable[[], None] = lambda: None) -> None:
+        """Reload because of SIGHUP; `then` is called when that is done or refused."""
+        self._background.start(self._hung_up(then))
+
+    async def _hung_up(self, then: Callable[[], None]) -> None:
+        await self._tried()
+        then()
 
     async def _watch(self) -> None:
         file, seen = Path(self._gateway.config.file), self._gateway.config.digest

@@ -12,6 +12,7 @@ import pickle
 import sys
 from io import RawIOBase
 
+from gateway.wiring.handover import Parent
 from gateway.wiring.serving import run
 from gateway.wiring.supervisor import READY
 
@@ -28,7 +29,8 @@ def main(arguments: list[str]) -> int:
     packed = _exactly(pipe, int.from_bytes(_exactly(pipe, 8)))
     # Trusted: it comes from our own supervisor over a private pipe.
     config = pickle.loads(packed)  # noqa: S301
-    return run(config, on_ready=_ready, parent=pipe.fileno(), warns=reported["index"] == 1)
+    parent = Parent(pipe.fileno(), tuple(reported["sockets"]), reported["succeeds"])
+    return run(config, on_ready=_ready, parent=parent, warns=reported["index"] == 1)
 
 
 def _exactly(pipe: RawIOBase, count: int) -> bytes:

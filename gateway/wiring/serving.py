@@ -1,38 +1,54 @@
 """One serving replica: uvicorn with the gateway's own protocol, until SIGTERM and drained.
 
 `gateway.wiring.app` builds its objects; `gateway.wiring.supervisor` starts several replicas.
+SIGUSR2 starts the program anew beside this process, which leaves once the new one listens.
 """
 
 import asyncio
 import gc
 import logging
+import os
 import select
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from types import FrameType
 from typing import Any, Final, cast
 
 import uvicorn
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.process_limits import (
     allow_open_files,
     files_needed,
     give_back_large_blocks,
     shortage,
 )
-from gateway.adapters.replicas.listening import bound, port_of
+from gateway.adapters.replicas.listening import port_of, take_no_more
+from gateway.adapters.replicas.successor import Started, Successor
+from gateway.adapters.service_manager import READY, STOPPING, ServiceManager
 from gateway.errors import StateFailure
 from gateway.settings import Config
 from gateway.web.http.client_connection import SWEEP_EVERY_S
 from gateway.web.http.protocol import GatewayProtocol
+from gateway.web.http.tls_listener import TlsListener
 from gateway.wiring.app import Gateway
+from gateway.wiring.handover import (
+    BACKLOG,
+    Parent,
+    listening,
+    on_hangup,
+    on_upgrade,
+    taken_over,
+)
 from gateway.wiring.replicas import loopback_of_many
 
 LAST_REQUESTS_S: Final = 1.0
 """Time for open connections to send a last request when a replica leaves a shared port."""
+HANDSHAKES_S: Final = 0.2
+"""Time for handshakes under way to end when a replica leaves a shared port."""
 
 _log = logging.getLogger("sluice")
 
@@ -48,15 +64,27 @@ class _GatewayServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         gateway: Gateway,
-        on_ready: Callable[[int], None] | None,
+        on_ready: Callable[[int], None],
+        manager: ServiceManager,
         *,
+        clients: int,
         shared: int,
+        held: Collection[int],
     ) -> None:
-        """`shared`: number of sockets, from the first, whose port other replicas share."""
+        """`clients`: number of clients' sockets, which come first.
+
+        `shared`: number of sockets, from the first, whose port other processes share.
+
+        `held`: descriptors of sockets that other processes hold too, so closing them here loses
+        no connection.
+        """
         super().__init__(config)
         self._gateway = gateway
         self._on_ready = on_ready
+        self._clients = clients
         self._shared = shared
+        self._manager = manager
+        self._held = held
         self._closes = 0
         """Number of listeners to close, from the first."""
         self._drain_until_s: float | None = None
@@ -64,14 +92,40 @@ class _GatewayServer(uvicorn.Server):
         self._next_sweep_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and self._on_ready is not None and sockets:
+        certificates = self._gateway.certificates
+        if certificates is None or sockets is None:
+            await super().startup(sockets)
+        else:
+            # Management stays plain: Prometheus and other replicas ask there, inside.
+            clients, others = sockets[: self._clients], sockets[self._clients :]
+            await super().startup(others)
+            listener = TlsListener(
+                clients,
+                self._protocol,
+                certificates,
+                self._gateway.metrics.tls_failures,
+                backlog=BACKLOG,
+            )
+            self.servers.insert(0, cast("Any", listener))
+        if self.started and sockets:
             self._on_ready(port_of(sockets))
+
+    def _protocol(self) -> GatewayProtocol:
+        """Serve a new connection, as uvicorn does by itself without TLS."""
+        made = cast("Any", self.config.http_protocol_class)
+        served: GatewayProtocol = made(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return served
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain_until_s is not None:
             super().handle_exit(sig, frame)
             return
+        self._manager.say(STOPPING)
+        self._drain()
+
+    def _drain(self) -> None:
         now_s, plane = time.monotonic(), self._gateway.data_plane
         if self._shared:
             self._closes = self._shared
@@ -84,8 +138,15 @@ class _GatewayServer(uvicorn.Server):
     def parent_gone(self, loop: asyncio.AbstractEventLoop, parent: int) -> None:
         """Drain and release every port, because replicas of a new supervisor need them."""
         loop.remove_reader(parent)
+        self.leave()
+
+    def leave(self, successor: int | None = None) -> None:
+        """Drain and release every port to another process; `successor` is its id, if known."""
+        if successor is not None:
+            self._manager.replaced_by(successor)
+        self._shared = sys.maxsize
         if self._drain_until_s is None:
-            self.handle_exit(signal.SIGTERM, None)
+            self._drain()
         self._closes = sys.maxsize
 
     async def on_tick(self, counter: int) -> bool:
@@ -107,12 +168,22 @@ class _GatewayServer(uvicorn.Server):
     async def _stop_listening(self) -> None:
         """Close each listener once no connection waits in it; the kernel would reset those."""
         closes, self._closes = self._closes, 0
-        for server in self.servers[:closes]:
+        listeners = [
+            sock
+            for server in self.servers[:closes]
+            for sock in server.sockets
+            if sock.fileno() not in self._held
+        ]
+        if listeners:
+            for listener in listeners:
+                take_no_more(listener)
+            await asyncio.sleep(HANDSHAKES_S)
             waiting = select.poll()
-            for listener in server.sockets:
+            for listener in listeners:
                 waiting.register(listener.fileno(), select.POLLIN)
             while waiting.poll(0):  # noqa: ASYNC110 - the loop accepts it
                 await asyncio.sleep(0)
+        for server in self.servers[:closes]:
             server.close()
 
 
@@ -120,21 +191,49 @@ async def serve(
     config: Config,
     *,
     on_ready: Callable[[int], None] | None = None,
-    parent: int | None = None,
+    parent: Parent | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; calls `on_ready` with the port once it listens.
 
-    `parent` is a file descriptor that reaches its end when the supervisor ends; with it, the port
-    is shared. Raises OSError, also for a port in use.
+    With a `parent` the port is shared. Raises OSError, also for a port in use.
     """
-    listed = config.server
-    sockets = bound(listed.host, listed.port, shared=parent is not None)
-    shared = 0 if parent is None else len(sockets)
-    management = sockets
-    if listed.management_port:
-        management = bound(listed.host, listed.management_port)
-        sockets = [*sockets, *management]
-    gateway = Gateway(config, port=port_of(management))
+    loop = asyncio.get_running_loop()
+    manager = ServiceManager({} if parent else os.environ)
+    started = Started({} if parent else os.environ)
+    chores = BackgroundTasks()
+    chores.start(manager.live())
+    ports = listening(config, parent, started)
+    gateway = Gateway(config, port=port_of(ports.management))
+
+    def ready(port: int) -> None:
+        manager.say(READY)
+        started.ready()
+        if on_ready is not None:
+            on_ready(port)
+
+    server = _GatewayServer(
+        _uvicorn_config(config, gateway),
+        gateway,
+        ready,
+        manager,
+        clients=len(ports.clients),
+        shared=len(ports.clients) if parent or ports.held else 0,
+        held=ports.held,
+    )
+    await taken_over(config, started, ports.sockets)
+    on_hangup(loop, partial(_reload, gateway, manager))
+    successor = Successor(loop, started, os.environ, server.leave)
+    on_upgrade(loop, server.leave if parent else successor.start)
+    if parent is not None:
+        loop.add_reader(parent.pipe, server.parent_gone, loop, parent.pipe)
+    async with gateway.running():
+        _calm_gc()
+        await server.serve(ports.sockets)
+    successor.end()
+    await chores.close()
+
+
+def _uvicorn_config(config: Config, gateway: Gateway) -> uvicorn.Config:
     protocol = type(
         "BoundGatewayProtocol",
         (GatewayProtocol,),
@@ -145,34 +244,22 @@ async def serve(
             "bodies": gateway.data_plane.bodies,
         },
     )
-    server = _GatewayServer(
-        uvicorn.Config(
-            cast("Any", gateway.data_plane),
-            host=config.server.host,
-            port=config.server.port,
-            http=protocol,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            proxy_headers=False,
-            log_config=None,
-            server_header=False,
-            date_header=False,
-            backlog=4096,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=2,
-        ),
-        gateway,
-        on_ready,
-        shared=shared,
+    return uvicorn.Config(
+        cast("Any", gateway.data_plane),
+        host=config.server.host,
+        port=config.server.port,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
     )
-    loop = asyncio.get_running_loop()
-    on_hangup(loop, gateway.reloading.hang_up)
-    if parent is not None:
-        loop.add_reader(parent, server.parent_gone, loop, parent)
-    async with gateway.running():
-        _calm_gc()
-        await server.serve(sockets)
 
 
 def _calm_gc() -> None:
@@ -190,7 +277,7 @@ def run(
     config: Config,
     *,
     on_ready: Callable[[int], None] | None = None,
-    parent: int | None = None,
+    parent: Parent | None = None,
     warns: bool = True,
 ) -> int:
     """Serve in this process; returns the exit status. A signal is a clean end and raises nothing.
@@ -230,10 +317,11 @@ def _connections(config: Config) -> int:
     return -(-config.server.max_connections // config.server.workers)
 
 
-def on_hangup(loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
-    """Reload on SIGHUP. Unhandled, the signal would end the process and cut every stream."""
-    if sys.platform != "win32":
-        loop.add_signal_handler(signal.SIGHUP, reload)
+def _reload(gateway: Gateway, manager: ServiceManager) -> None:
+    manager.reloading()
+    if gateway.certificates is not None:
+        gateway.certificates.look()
+    gateway.reloading.hang_up(lambda: manager.say(READY))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

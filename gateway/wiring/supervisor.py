@@ -11,7 +11,10 @@
 - If the supervisor is killed, its replicas release their ports at once and drain. A new start
   therefore waits PORT_S for a port in use.
 - The supervisor passes SIGTERM and SIGINT, also repeated ones, to every replica, which drains.
-  SIGHUP does nothing.
+  It passes SIGHUP, too: each replica reloads the configuration.
+- SIGUSR2 starts the program anew beside this one. When the new replicas serve, those of this one
+  leave the ports and drain, and it ends with the last of them.
+- Where systemd holds the clients' port, the replicas share its sockets instead of opening theirs.
 - `server.management_port` itself lists the replicas for Prometheus.
 """
 
@@ -20,6 +23,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -27,13 +31,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.replicas.listening import bound, port_of, reserved
+from gateway.adapters.replicas.successor import Started, Successor
+from gateway.adapters.service_manager import READY as SERVES
+from gateway.adapters.service_manager import STOPPING, ServiceManager
 from gateway.errors import StateFailure
 from gateway.settings import Config
 from gateway.web.control.replica_list import ReplicaList
-from gateway.wiring.serving import loop_factory, on_hangup
+from gateway.wiring.handover import on_hangup, on_upgrade
+from gateway.wiring.serving import loop_factory
 from gateway.wiring.serving import run as run_alone
 
 START_S: Final = 60.0
@@ -76,26 +86,38 @@ class Supervisor:
         """`on_ready` is called with the port when all replicas serve."""
         self._config = config
         self._on_ready = on_ready
-        self._port = config.server.port
+        self.port = config.server.port
+        self._manager = ServiceManager(os.environ)
+        self.started = Started(os.environ)
         self.replicas = [Replica(n + 1, self) for n in range(config.server.workers)]
         self.ending = asyncio.Event()
         self.failed = False
+        self._listed: ReplicaList | None = None
 
     async def serve(self) -> int:
         """Run until a signal, or until replicas keep failing. Raises OSError."""
-        server = self._config.server
-        held = await when_free(lambda: reserved(server.host, server.port))
+        server, started = self._config.server, self.started
+        opened = reserved if started.link is None else partial(bound, shared=True)
+        found = started.listening_on(server.port)
+        held = found or await when_free(lambda: opened(server.host, server.port))
         try:
-            self._port = port_of(held)
+            self.port = port_of(held)
             loop = asyncio.get_running_loop()
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self._signalled)
             on_hangup(loop, self._hung_up)
-            listed = await when_free(lambda: bound(server.host, server.management_port))
-            async with ReplicaList(listed, self.ports):
+            successor = Successor(loop, started, os.environ, self._leave)
+            on_upgrade(loop, successor.start)
+            listed = started.listening_on(server.management_port)
+            listed = listed or await when_free(lambda: opened(server.host, server.management_port))
+            chores = BackgroundTasks()
+            chores.start(self._manager.live())
+            async with ReplicaList(listed, self.ports) as self._listed:
                 keeping = [asyncio.create_task(replica.keep()) for replica in self.replicas]
                 await self._wait_ready()
                 await asyncio.gather(*keeping)
+            successor.end()
+            await chores.close()
         finally:
             for sock in held:
                 sock.close()
@@ -112,7 +134,7 @@ class Supervisor:
     def config_of(self, index: int) -> bytes:
         """The configuration of a replica, packed."""
         port = self.management_port(index)
-        reported = {"port": self._port, "management_port": port}
+        reported = {"port": self.port, "management_port": port}
         return pickle.dumps(self._config.listening(**reported))
 
     def management_port(self, index: int) -> int:
@@ -134,15 +156,20 @@ class Supervisor:
         if not self.ending.is_set():
             if not all(replica.ready.is_set() for replica in self.replicas):
                 self.give_up(f"not every replica got ready within {START_S:g} s")
-            elif self._on_ready is not None:
-                self._on_ready(self._port)
+            else:
+                self._manager.say(SERVES)
+                self.started.ready()
+                if self._on_ready is not None:
+                    self._on_ready(self.port)
         for future in (*waits, ending, all_ready):
             future.cancel()
 
     def _hung_up(self) -> None:
         """Have every replica reload the configuration."""
+        self._manager.reloading()
         for replica in self.replicas:
             replica.signal(signal.SIGHUP)
+        self._manager.say(SERVES)
 
     def _signalled(self) -> None:
         if self.ending.is_set():
@@ -150,12 +177,20 @@ class Supervisor:
                 replica.signal(signal.SIGTERM)
         else:
             _log.info("draining %d replicas", len(self.replicas))
+            self._manager.say(STOPPING)
             self._end()
 
-    def _end(self) -> None:
+    def _leave(self, successor: int) -> None:
+        """Leave the ports to another supervisor and its replicas."""
+        self._manager.replaced_by(successor)
+        if self._listed is not None:
+            self._listed.stop()
+        self._end(signal.SIGUSR2)
+
+    def _end(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.ending.set()
         for replica in self.replicas:
-            replica.signal(signal.SIGTERM)
+            replica.signal(sig)
         limit_s = self._config.server.drain_timeout_s + GRACE_S
         asyncio.get_running_loop().call_later(limit_s, self._kill)
 
@@ -231,13 +266,21 @@ class Replica:
 
     async def _run(self) -> int:
         """Start the process and wait for its end; returns its exit status."""
-        levels = {name: logging.getLogger(name or None).level for name in _LOGGERS}
+        started = self.supervisor.started
+        sockets = [sock.fileno() for sock in started.listening_on(self.supervisor.port)]
+        told = {
+            "index": self.index,
+            "levels": {name: logging.getLogger(name or None).level for name in _LOGGERS},
+            "sockets": sockets,
+            "succeeds": started.link is not None,
+        }
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.wiring.replica_process"),
-                json.dumps({"index": self.index, "levels": levels}),
+                json.dumps(told),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                pass_fds=sockets,
                 start_new_session=True,  # Ctrl-C is for the parent, which passes it on
             )
         except OSError as error:  # out of processes, memory or open files

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -21,7 +21,7 @@ from gateway.adapters import upstream as adapter
 from gateway.adapters.upstream import HttpUpstream
 from gateway.errors import UpstreamFailure
 from gateway.ports import Upstream, UpstreamCall, UpstreamResponse
-from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.attempt import EngineTls, PhaseTimeouts, WorkerAddress
 from sluice.children import free_ports
 from tests.builders import address
 
@@ -99,7 +99,7 @@ class Engine:
         if self.errors:
             raise self.errors[0]
 
-    def worker(self, **more: str) -> WorkerAddress:
+    def worker(self, **more: Any) -> WorkerAddress:
         return address(port=self.port, **more)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -1028,7 +1028,7 @@ async def test_an_https_worker_is_served_and_its_connection_used_again(
 ) -> None:
     body = b"x" * 300_000
     async with Engine(echo, tls=server_tls(certificate)) as engine:
-        worker = engine.worker(scheme="https", ca_file=str(certificate / "ca.pem"))
+        worker = engine.worker(scheme="https", tls=EngineTls(ca_file=str(certificate / "ca.pem")))
         for _ in range(2):
             response = await upstream.open(worker, call(body))
             assert await read_all(response) == body
@@ -1044,7 +1044,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
 
 
 async def test_a_ca_file_that_is_missing_is_a_connect_failure(upstream: Upstream) -> None:
-    worker = address(scheme="https", ca_file="/nowhere/ca.pem")
+    worker = address(scheme="https", tls=EngineTls(ca_file="/nowhere/ca.pem"))
     assert (await fails(upstream.open(worker, call()))).kind == "connect"
 
 

@@ -36,8 +36,12 @@ class ReplicaList:
         self._task = asyncio.create_task(self._server.serve(self._sockets))
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Leave the port, before the block ends."""
         self._server.should_exit = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
         if self._task is not None:
             await self._task
 

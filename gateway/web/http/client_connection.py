@@ -55,6 +55,7 @@ SWEEP_EVERY_S = 2.0
 WRITE_STALL_S = 120.0
 KEEP_ALIVE_S = 75.0
 LINGER_S = 5.0
+TLS_BUFFER_BYTES: Final = 65_536
 _FIRST_LOOK_S: Final = 0.01
 _LAST_LOOK_S: Final = 1.0
 """The interval of checks doubles from the first to the last."""
@@ -81,6 +82,11 @@ class ClientConnection(HttpToolsProtocol):
         """ASGI has a whole request and has not answered it."""
 
     @property
+    def encrypted(self) -> bool:
+        """Whether the client speaks TLS."""
+        return self.scheme == "https"
+
+    @property
     def answering(self) -> bool:
         """Whether a request that is complete, or refused, still waits for the end of its answer."""
         return self._answering is not None or self._asgi_answers
@@ -89,8 +95,8 @@ class ClientConnection(HttpToolsProtocol):
         """Refuse connections beyond `max_connections`."""
         super().connection_made(cast("asyncio.Transport", transport))
         # uvloop buffers writes until the end of the loop iteration; an answer must not wait for
-        # its own settlement and for other requests' work.
-        self.transport.set_write_buffer_limits(high=0)
+        # its own settlement and for other requests' work. With TLS, a limit of 0 pauses for ever.
+        self.transport.set_write_buffer_limits(high=TLS_BUFFER_BYTES if self.encrypted else 0)
         if len(self.connections) > self.max_connections:
             self._refuse(
                 Unavailable(
@@ -120,7 +126,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """Keep answering a client that closed its sending side; returns whether an answer runs."""
-        if not self.answering:
+        if not self.answering or self.encrypted:  # TLS has no half-closed connections
             return False
         if self._reply is not None:
             self._reply.probe()

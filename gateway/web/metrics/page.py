@@ -41,6 +41,14 @@ class PoolSnapshot(Record, frozen=True, kw_only=True):
     """`ACCOUNTS_SHOWN` at most."""
 
 
+class TlsStatus(Record, frozen=True, kw_only=True):
+    """The clients' certificate."""
+
+    expires_unix_s: float
+    successful: bool
+    """Whether the last reading of its files succeeded."""
+
+
 class StoreCounts(Record, frozen=True, kw_only=True):
     """Failures between this process and a shared lease store since the start."""
 
@@ -85,6 +93,7 @@ class MetricsPage:
         replicas: Callable[[], int] = lambda: 1,
         sources: Callable[[], Iterable[SourceReport]] = tuple,
         reload: Callable[[], ReloadStatus] = ReloadStatus,
+        tls: Callable[[], TlsStatus | None] = lambda: None,
     ) -> None:
         """`leases` returns the number of active leases; `clock` is the fleet's."""
         self._metrics = metrics
@@ -97,6 +106,7 @@ class MetricsPage:
         self._replicas = replicas
         self._sources = sources
         self._reload = reload
+        self._tls = tls
 
     def render(self) -> bytes:
         """The page in Prometheus's text format, written without pauses."""
@@ -158,6 +168,7 @@ class MetricsPage:
         yield _single(f"{name}_successful", text, int(reload.successful))
         text = "When the configuration file was last read."
         yield _single(f"{name}_timestamp_seconds", text, reload.unix_s)
+        yield from _certificate(self._tls())
 
     def _up(self) -> Rows:
         for served in self._models:
@@ -234,6 +245,22 @@ def _discovery(sources: Sequence[SourceReport]) -> Iterator[Family]:
             by_source,
             [((each.model, each.pool, each.source), value_of(each)) for each in sources],
         )
+
+
+def _certificate(tls: TlsStatus | None) -> Iterator[Family]:
+    found = [] if tls is None else [tls]
+    yield gauge(
+        "sluice_tls_certificate_expiry_timestamp_seconds",
+        "When the certificate of the clients' port expires, in Unix seconds.",
+        (),
+        [((), status.expires_unix_s) for status in found],
+    )
+    yield gauge(
+        "sluice_tls_last_reload_successful",
+        "1 when the certificate's files could be used at the last look.",
+        (),
+        [((), int(status.successful)) for status in found],
+    )
 
 
 def _single(name: str, text: str, value: float) -> Family:
