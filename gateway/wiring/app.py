@@ -100,7 +100,7 @@ class Gateway:
         self.config = config
         self.metrics = Metrics()
         tls = config.server.tls
-        self.certificates = tls and Certificates(tls.cert, tls.key, tls.client_ca)
+        self.certificates = None if tls is None else Certificates(tls.cert, tls.key, tls.client_ca)
         self.models = tuple(served_model(config, model) for model in config.models)
         self.log: RequestLog | None = None
         if config.request_log.path is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import trustme
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from bench.common.fleet import MODEL, Fleet, consecutive_ports
 from gateway.web.http import tls_listener
@@ -95,7 +95,7 @@ def failures(fleet: Fleet, reason: str) -> float:
 
 
 def test_the_openai_client_talks_and_streams_through_tls(fleet: Fleet, files: Files) -> None:
-    http = httpx.Client(verify=trusting(files), trust_env=False)
+    http = DefaultHttpxClient(verify=trusting(files), trust_env=False)
     client = OpenAI(api_key="sk-x", base_url=https(fleet) + "/v1", http_client=http)
     asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     answer = client.chat.completions.create(**asked, max_tokens=5)
