@@ -37,7 +37,7 @@ class Pod:
     async def running(
         cls, spec: Any, url: str, environment: Mapping[str, str], folder: Path
     ) -> AsyncIterator[Self]:
-        """Start the container of a pod's spec, which will serve at `url`, and wait until it does."""
+        """Start the container of a pod's spec and wait until it serves at `url`."""
         (container,) = spec["containers"]
         words = [_here(word, container, folder) for word in container["args"]]
         process = await asyncio.create_subprocess_exec(
@@ -67,7 +67,7 @@ class Pod:
     async def _until_ready(self) -> None:
         for name in ("startupProbe", "readinessProbe"):
             async with asyncio.timeout(60):
-                while name in self._container and not await self.passes(name):
+                while name in self._container and not await self.passes(name):  # noqa: ASYNC110
                     await asyncio.sleep(self._container[name]["periodSeconds"] / 4)
 
     async def end(self) -> None:

@@ -28,6 +28,7 @@ from gateway.settings.tls import EngineTlsConfig
 from gateway.settings.types import (
     Amount,
     Count,
+    Drain,
     Flag,
     Gib,
     Label,
@@ -199,6 +200,8 @@ class ReplicasConfig(Section):
     max: Count | None = None
     """Most workers; default: the number of listed workers, 64 more if workers are discovered.
     Reservations must fit this number."""
+    cooldown_s: Drain = 300.0
+    """Seconds of less demand after which `sluice_pool_desired_replicas` falls."""
 
 
 class PoolConfig(Section):

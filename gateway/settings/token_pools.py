@@ -161,6 +161,7 @@ def _shares(model: ModelConfig) -> list[tuple[PoolConfig, WorkerShare]]:
                 kv_bytes=_kv_bytes(model, pool),
                 tokens_per_s=(pool.tokens_per_second or 0.0) if stated else 0.0,
                 replicas=pool.replica_bounds,
+                cooldown_s=pool.replicas.cooldown_s,
             ),
         )
         for pool in model.pools.values()

@@ -37,7 +37,7 @@ def spec_of(manifests: list[Manifest], name: str) -> Any:
 
 @contextlib.asynccontextmanager
 async def fleet(folder: Path, *options: str) -> AsyncIterator[Pod]:
-    """The chart with its mock engines; an API server that has their endpoints; gives the gateway."""
+    """The chart, its mock engines, and an API server with their endpoints; gives the gateway."""
     manifests = rendered("--set=mocks.enabled=true", "--set=mocks.speed=2", *options)
     async with contextlib.AsyncExitStack() as stack:
         kube = await stack.enter_async_context(KubeServer().serving())
@@ -105,7 +105,7 @@ async def test_a_pod_that_ends_serves_its_streams_to_their_end(tmp_path: Path) -
         late = await stream(client, "sk-elastic", 5, asyncio.Event())
         assert late.endswith("data: [DONE]\n\n"), "it comes while load balancers still learn"
         async with asyncio.timeout(20):
-            while await pod.passes("readinessProbe"):
+            while await pod.passes("readinessProbe"):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.05)
         assert await pod.passes("livenessProbe")
         unfinished = [task for task in streams if not task.done()]

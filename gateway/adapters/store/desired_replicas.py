@@ -8,7 +8,6 @@ from gateway.policy.admission.capacity import (
     ReplicaGoal,
     WorkerShare,
     demand_sequences,
-    desired_replicas,
 )
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import TokenPools
@@ -58,8 +57,7 @@ class DesiredReplicas:
                 view.service_s,
                 elapsed_s,
             )
-            wanted = desired_replicas(demand, share.slots, share.replicas)
-            self.desired[pool] = self._goals[pool].desired(wanted, now_s)
+            self.desired[pool] = self._goals[pool].desired(demand, share, now_s)
 
     async def _within_baseline(self) -> list[int]:
         """Sequences in flight within reserved baselines, by pool."""

@@ -16,8 +16,13 @@ ASSESS_SLICE = 1_000
 """Entitlements that `assess_capacity` examines between two yields."""
 TARGET_USE = 0.85
 """Share of the slots in use that the desired replicas aim for."""
+RAISE_USE = 0.95
+"""Share of the slots in use beyond which more replicas are desired; the band up to it holds
+fluctuations, which would change the desired replicas to and fro."""
+MEAN_S = 30.0
+"""Seconds over which demand is averaged: single moments are up to twice the mean."""
 COOLDOWN_S = 300.0
-"""Seconds that demand has to stay lower before fewer replicas are desired."""
+"""Seconds that demand has to stay lower before fewer replicas are desired, by default."""
 
 
 class WorkerShare(Record, frozen=True, kw_only=True):
@@ -31,6 +36,8 @@ class WorkerShare(Record, frozen=True, kw_only=True):
     """Input and output; 0 for not enforced."""
     replicas: tuple[int, int] = (1, 1)
     """Fewest and most workers of its pool."""
+    cooldown_s: float = COOLDOWN_S
+    """Seconds that demand has to stay lower before the pool is desired to have fewer."""
 
 
 class Capacity(Record, frozen=True, kw_only=True):
@@ -204,18 +211,43 @@ def demand_sequences(
 
 
 class ReplicaGoal:
-    """Desired replicas of one pool: raised at once, lowered after a whole cooldown of less."""
+    """Desired replicas of one pool: raised with the mean demand, lowered after a cooldown of less.
 
-    def __init__(self, cooldown_s: float = COOLDOWN_S) -> None:
-        self._cooldown_s = cooldown_s
-        self._peaks: deque[tuple[float, int]] = deque()
-        """(when, wanted), descending in `wanted`; the last entry is the current demand."""
+    They rise when the mean takes more than RAISE_USE of their slots, or when it needs two more of
+    them. They fall to what the highest mean within the cooldown needs.
+    """
 
-    def desired(self, replicas: int, now_s: float) -> int:
-        """Record the current demand; returns the highest demand within the cooldown."""
-        while self._peaks and self._peaks[-1][1] <= replicas:
+    def __init__(self) -> None:
+        self._replicas = 0
+        self._samples: deque[tuple[float, float, float]] = deque()
+        """(when, seconds since the one before, demand) within MEAN_S."""
+        self._peaks: deque[tuple[float, float]] = deque()
+        """(when, mean demand), descending in demand; the last entry is the current mean."""
+
+    def desired(self, demand: float, share: WorkerShare, now_s: float) -> int:
+        """Record the current demand, in sequences; returns the desired replicas."""
+        mean = self._mean(demand, now_s)
+        while self._peaks and self._peaks[-1][1] <= mean:
             self._peaks.pop()
-        self._peaks.append((now_s, replicas))
-        while self._peaks[0][0] <= now_s - self._cooldown_s:
+        self._peaks.append((now_s, mean))
+        while self._peaks[0][0] <= now_s - share.cooldown_s:
             self._peaks.popleft()
-        return self._peaks[0][1]
+        wanted = desired_replicas(mean, share.slots, share.replicas)
+        full = mean > RAISE_USE * self._replicas * share.slots
+        if wanted > self._replicas + (not full):
+            self._replicas = wanted
+        fewest, most = share.replicas
+        highest = desired_replicas(self._peaks[0][1], share.slots, share.replicas)
+        self._replicas = min(max(min(self._replicas, highest), fewest), most)
+        return self._replicas
+
+    def _mean(self, demand: float, now_s: float) -> float:
+        """Mean demand over MEAN_S, each sample weighted by the time since the one before."""
+        passed_s = now_s - self._samples[-1][0] if self._samples else 0.0
+        self._samples.append((now_s, passed_s, demand))
+        while len(self._samples) > 1 and self._samples[0][0] <= now_s - MEAN_S:
+            self._samples.popleft()
+        total_s = sum(seconds for _, seconds, _ in self._samples)
+        if not total_s:
+            return demand
+        return sum(seconds * each for _, seconds, each in self._samples) / total_s

@@ -231,7 +231,11 @@ async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
         await kept.admit(f"s{number}", "spot")
     await kept.admit("o", "old")
     await kept.step(5.0)
-    assert kept.keeper.desired_replicas("m", 0) == 3  # 4 reserved + 3, the one within counts once
+    assert kept.keeper.desired_replicas("m", 0) == 2  # 4 reserved + 3, the one within counts once
+    await kept.admit("s3", "spot")
+    await kept.step(5.0)
+    await kept.step(5.0)
+    assert kept.keeper.desired_replicas("m", 0) == 3  # all 8 slots would be taken
     (short, long) = await kept.keeper.pools("m")
     assert (short.desired_replicas, long.desired_replicas) == (3, 1)
     assert kept.keeper.desired_replicas("unmanaged", 0) == 0

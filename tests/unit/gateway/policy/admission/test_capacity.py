@@ -1,8 +1,12 @@
 """Who is bound at a capacity, and how many replicas a demand asks for."""
 
+from collections.abc import Iterable
+from itertools import pairwise
 from math import inf
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,20 +195,88 @@ def test_replicas_hold_the_demand_with_room_to_spare(demand: float, replicas: in
     assert desired_replicas(demand, 8, (1, 4)) == replicas
 
 
-def test_replicas_go_up_at_once_and_down_after_a_whole_cooldown() -> None:
-    goal = ReplicaGoal(cooldown_s=300.0)
-    asked = [(0, 2, 2), (5, 6, 6), (10, 3, 6), (200, 4, 6), (304, 1, 6), (305, 1, 4)]
-    asked += [(499, 1, 4), (500, 1, 1), (501, 9, 9)]
-    for now_s, wanted, expected in asked:
-        assert goal.desired(wanted, now_s) == expected, now_s
+POOL = WorkerShare(slots=8, replicas=(0, 64), cooldown_s=300.0)
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 9)), max_size=50))
-def test_the_goal_is_the_most_of_the_last_cooldown(steps: list[tuple[float, int]]) -> None:
-    goal, now_s = ReplicaGoal(cooldown_s=120.0), 0.0
-    asked: list[tuple[float, int]] = []
-    for passed_s, wanted in steps:
+def goals(steps: Iterable[tuple[float, float]], share: WorkerShare = POOL) -> list[int]:
+    """Desired replicas after each (when, demand)."""
+    goal = ReplicaGoal()
+    return [goal.desired(demand, share, now_s) for now_s, demand in steps]
+
+
+def test_the_first_request_of_an_empty_pool_asks_for_a_worker_at_once() -> None:
+    assert goals([(0, 0), (5, 0), (10, 0), (15, 1)]) == [0, 0, 0, 1]
+
+
+def test_replicas_follow_the_mean_of_half_a_minute_up() -> None:
+    step = [(5.0 * n, 10.0 if n < 6 else 40.0) for n in range(13)]
+    found = goals(step)
+    assert found[:6] == [2] * 6
+    assert found == sorted(found)
+    assert found[-1] == desired_replicas(40, 8, (0, 64)) == 6
+    assert goals([(0, 10), (5, 10), (10, 400)])[-1] < desired_replicas(400, 8, (0, 64))
+
+
+def test_replicas_go_down_after_a_whole_cooldown_of_less() -> None:
+    steps = [(n, 40.0 if n <= 100 else 9.0) for n in range(0, 700, 5)]
+    found = {int(at): each for (at, _), each in zip(steps, goals(steps), strict=True)}
+    assert {found[n] for n in range(0, 400, 5)} == {6}
+    assert found[435] == 2
+    short = msgspec.structs.replace(POOL, cooldown_s=20.0)
+    assert goals(steps[:32], short)[-1] == 2
+
+
+def test_demand_that_the_slots_hold_changes_nothing() -> None:
+    """40 slots of 48, then 44, 36, 45: the same workers."""
+    demands = [40.0, 44.0, 36.0, 45.0] * 60
+    assert set(goals((5.0 * n, each) for n, each in enumerate(demands))) == {6}
+    grown = [40.0] * 12 + [47.0] * 12
+    assert goals((5.0 * n, each) for n, each in enumerate(grown))[-1] == 7
+
+
+def test_bounds_hold_and_changed_bounds_hold_at_once() -> None:
+    goal = ReplicaGoal()
+    assert goal.desired(1000, msgspec.structs.replace(POOL, replicas=(1, 4)), 0.0) == 4
+    assert goal.desired(1000, msgspec.structs.replace(POOL, replicas=(1, 3)), 5.0) == 3
+    assert goal.desired(0, msgspec.structs.replace(POOL, replicas=(5, 9)), 10.0) >= 5
+
+
+@pytest.mark.parametrize(("mean", "service_s"), [(9.0, 1.8), (40.0, 6.0)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_load_that_steps_up_and_down_turns_the_replicas_once(
+    mean: float, service_s: float, seed: int
+) -> None:
+    """Poisson arrivals, 1x, 4x and 1x for a quarter of an hour each: no change to and fro."""
+    draw = Random(seed)
+    ends: list[float] = []
+    steps = []
+    now_s, next_s = 0.0, 0.0
+    while next_s < 2700:
+        now_s = next_s
+        times = 4 if 900 <= now_s < 1800 else 1
+        next_s = now_s + draw.expovariate(times * mean / service_s)
+        for tick in range(int(now_s // 5) + 1, int(next_s // 5) + 1):
+            ends = [end for end in ends if end > 5 * tick]
+            steps.append((5.0 * tick, float(len(ends))))
+        ends.append(next_s + draw.expovariate(1 / service_s))
+    found = goals(steps)
+    changes = [b - a for a, b in pairwise(found) if a != b]
+    turns = sum(a * b < 0 for a, b in pairwise(changes))
+    assert turns <= 2
+    for at_s, times in ((890, 1), (1790, 4), (2690, 1)):
+        planned = desired_replicas(times * mean, 8, (0, 64))
+        assert abs(found[int(at_s // 5) - 1] - planned) <= 1 + planned // 10
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 500)), max_size=50))
+def test_the_goal_holds_the_mean_demand_and_never_more_than_the_cooldown_s_highest(
+    steps: list[tuple[float, float]],
+) -> None:
+    now_s, at = 0.0, []
+    for passed_s, demand in steps:
         now_s += passed_s
-        asked.append((now_s, wanted))
-        recent = [w for at, w in asked if at > now_s - 120.0]
-        assert goal.desired(wanted, now_s) == max(recent)
+        at.append((now_s, demand))
+    for (_, demand), found in zip(at, goals(at), strict=True):
+        most = max(each for _, each in at)
+        assert found <= desired_replicas(most, 8, (0, 64))
+        assert found or not demand
